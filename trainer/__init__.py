@@ -1,0 +1,1 @@
+"""A callback-driven PyTorch training loop that stands on its own."""
