@@ -1,1 +1,8 @@
 """A callback-driven PyTorch training loop that stands on its own."""
+
+from trainer.callback import Callback, register_global_callback
+from trainer.data import BatchOptions
+from trainer.state import TrainState
+from trainer.trainer import Trainer
+
+__all__ = ["BatchOptions", "Callback", "TrainState", "Trainer", "register_global_callback"]

@@ -1,0 +1,69 @@
+"""EarlyStopping: ends a run that no longer improves."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.callback import Callback, TrainerView
+from trainer.state import EARLY_STOPPED, Mode
+
+
+class EarlyStopping(Callback):
+    """Stops after ``patience`` epochs in a row without a meaningful improvement of ``monitor``.
+
+    An epoch improves when its value beats the best by more than ``min_delta`` times the best's magnitude, so a
+    negative loss must fall further below, and a maximised metric rise further above.
+
+    Args:
+        monitor: Name of the metric.
+        patience: Epochs without improvement before the end, at least 1.
+        mode: ``"min"`` or ``"max"``.
+        min_delta: Smallest improvement that counts, relative to the best value's magnitude.
+
+    Raises:
+        KeyError: An epoch did not record ``monitor``.
+    """
+
+    priority = 90
+
+    def __init__(
+        self, monitor: str = "val_loss", patience: int = 20, mode: Mode = "min", min_delta: float = 1e-4
+    ) -> None:
+        if patience < 1 or min_delta < 0:
+            raise ValueError("patience must be at least 1 and min_delta at least 0")
+        if mode not in {"min", "max"}:
+            raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+        self.monitor = monitor
+        self.patience = patience
+        self.mode = mode
+        self.min_delta = min_delta
+        self.reads = (monitor,)
+        self.best = math.inf if mode == "min" else -math.inf
+        self.wait = 0
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Compare with the best so far."""
+        if self._improves(trainer.state.metrics[self.monitor]):
+            self.best = trainer.state.metrics[self.monitor]
+            self.wait = 0
+            return
+        self.wait += 1
+        if self.wait >= self.patience:
+            trainer.state.stop(EARLY_STOPPED)
+
+    def _improves(self, value: float) -> bool:
+        if not math.isfinite(value):
+            return False
+        if math.isinf(self.best):
+            return True
+        margin = self.min_delta * abs(self.best)
+        return value < self.best - margin if self.mode == "min" else value > self.best + margin
+
+    def state_dict(self) -> dict[str, Any]:
+        """Best value and epochs waited."""
+        return {"best": self.best, "wait": self.wait}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on waiting where the saved run was."""
+        self.best = state["best"]
+        self.wait = state["wait"]

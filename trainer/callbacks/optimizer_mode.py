@@ -1,0 +1,36 @@
+"""OptimizerMode: train and eval mode of optimizers that have one."""
+
+from collections.abc import Callable
+
+from torch.optim import Optimizer
+
+from trainer.callback import Callback, TrainerView
+
+
+class OptimizerMode(Callback):
+    """Switches ScheduleFree, SPlus and their like between training and averaged weights.
+
+    Training uses the ``train()`` weights, validation and test the ``eval()`` ones. They stay in eval mode from
+    validation to the next epoch's start, so that a checkpoint made at the end of an epoch holds the very weights
+    that were evaluated, whether or not one was made. An optimizer without these methods is left alone.
+    """
+
+    priority = 10
+
+    def on_train_epoch_start(self, trainer: TrainerView) -> None:
+        """To the weights that are trained."""
+        _switch(trainer.optimizer, "train")
+
+    def on_validation_start(self, trainer: TrainerView) -> None:
+        """To the weights that are evaluated."""
+        _switch(trainer.optimizer, "eval")
+
+    def on_test_start(self, trainer: TrainerView) -> None:
+        """To the weights that are evaluated."""
+        _switch(trainer.optimizer, "eval")
+
+
+def _switch(optimizer: Optimizer, mode: str) -> None:
+    method: Callable[[], None] | None = getattr(optimizer, mode, None)
+    if callable(method):
+        method()

@@ -1,0 +1,59 @@
+"""OverfitDetection: training loss falling while validation loss rises."""
+
+import logging
+from collections.abc import Sequence
+from itertools import pairwise
+
+from trainer.callback import Callback, TrainerView
+
+logger = logging.getLogger(__name__)
+
+
+class OverfitDetection(Callback):
+    """Records ``overfit_gap_ratio`` (validation ÷ training loss) while the two move apart.
+
+    They do when over the last ``window_size`` steps from epoch to epoch the training loss fell each time and
+    the validation loss rose each time. The ratio is recorded for a positive training loss only; the warning
+    comes once, when a divergence begins.
+
+    Args:
+        warmup_epochs: Epochs that are not looked at.
+        window_size: Consecutive changes to look at, at least 1; a larger window raises fewer false alarms.
+    """
+
+    priority = 75
+    reads = ("train_loss", "val_loss")
+    writes = ("overfit_gap_ratio",)
+
+    def __init__(self, warmup_epochs: int = 5, window_size: int = 5) -> None:
+        if window_size < 1 or warmup_epochs < 0:
+            raise ValueError("window_size must be at least 1 and warmup_epochs at least 0")
+        self.warmup_epochs = warmup_epochs
+        self.window_size = window_size
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Look at the window that ends with this epoch."""
+        state = trainer.state
+        if not self._diverges(state.history):
+            return
+        train_loss, val_loss = state.metrics["train_loss"], state.metrics["val_loss"]
+        if train_loss > 0:
+            state.metrics["overfit_gap_ratio"] = val_loss / train_loss
+        if not self._diverges(state.history[:-1]):
+            logger.warning(
+                "epoch %d: training loss falls to %.4g while validation loss rises to %.4g: overfitting",
+                state.epoch,
+                train_loss,
+                val_loss,
+            )
+
+    def _diverges(self, history: Sequence[dict[str, float]]) -> bool:
+        window = history[self.warmup_epochs :][-(self.window_size + 1) :]
+        if len(window) <= self.window_size or not all(
+            {"train_loss", "val_loss"} <= item.keys() for item in window
+        ):
+            return False
+        return all(
+            after["train_loss"] < before["train_loss"] and after["val_loss"] > before["val_loss"]
+            for before, after in pairwise(window)
+        )

@@ -1,0 +1,99 @@
+"""WandbLogging: one W&B run per training run."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.callback import Callback, TrainerView
+
+if TYPE_CHECKING:
+    import wandb
+
+logger = logging.getLogger(__name__)
+
+
+class WandbLogging(Callback):
+    """Mirrors every epoch's metrics to Weights & Biases, one record an epoch.
+
+    ``WANDB_MODE=offline`` writes a run on disk that ``wandb sync`` sends later. W&B mirrors what this run keeps
+    itself, so when it fails in the middle it is said once and training goes on.
+
+    Args:
+        project: W&B project.
+        group: Group of the run, such as the study.
+        name: Name of the run.
+        run_id: Stable id of the run, so that a resumed one goes on in it.
+        config: Parameters shown with the run.
+        folder: Where W&B keeps its files; made if needed.
+        entity: W&B user or team; None for the login's default.
+        tags: Tags of the run.
+
+    Raises:
+        ImportError: wandb is not installed.
+    """
+
+    priority = 80
+    reads = ("*",)
+
+    def __init__(
+        self,
+        project: str,
+        *,
+        group: str | None = None,
+        name: str | None = None,
+        run_id: str | None = None,
+        config: Mapping[str, Any] | None = None,
+        folder: Path | str = ".",
+        entity: str | None = None,
+        tags: tuple[str, ...] | list[str] = (),
+    ) -> None:
+        self.project = project
+        self.group = group
+        self.run_name = name
+        self.run_id = run_id
+        self.config = dict(config or {})
+        self.folder = Path(folder)
+        self.entity = entity
+        self.tags = tuple(tags)
+        self._run: wandb.Run | None = None
+
+    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Open the run."""
+        import wandb
+
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._run = wandb.init(
+            project=self.project,
+            entity=self.entity,
+            group=self.group,
+            name=self.run_name,
+            id=self.run_id,
+            resume="allow" if self.run_id else None,
+            config=self.config,
+            dir=str(self.folder),
+            tags=self.tags,
+            reinit="finish_previous",
+            settings=wandb.Settings(console="off", silent=True),
+        )
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Log the epoch as one record; its step is the number of finished epochs."""
+        state = trainer.state
+        self._mirror(lambda run: run.log({"epoch": state.epoch, **state.metrics}, step=state.epoch))
+
+    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Close the run."""
+        self._mirror(lambda run: run.finish())
+        self._run = None
+
+    def _mirror(self, action: Callable[[wandb.Run], None]) -> None:
+        if self._run is None:
+            return
+        try:
+            action(self._run)
+        except Exception as error:  # noqa: BLE001 - whatever its service process dies of, training goes on
+            logger.warning("W&B failed and gets nothing more of this run: %s", error)
+            self._run = None

@@ -1,0 +1,154 @@
+"""CheckpointManager: files that are whole or not there, verified when read, kept by rule."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import re
+import zipfile
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+_NAME = re.compile(r"epoch-(\d+)(?:-batch-(\d+))?\.pt")
+
+
+class CheckpointError(Exception):
+    """A checkpoint file can't be read: truncated, corrupted, or no checkpoint at all."""
+
+
+@dataclass(frozen=True, order=True)
+class CheckpointFile:
+    """One checkpoint on disk.
+
+    Attributes:
+        epoch: Finished epochs.
+        batch: Finished batches of the epoch after those; 0 at an epoch's end.
+        path: The file.
+    """
+
+    epoch: int
+    batch: int
+    path: Path
+
+
+def serialize(checkpoint: dict[str, Any]) -> bytes:
+    """The checkpoint as the bytes of a torch file, independent of the live tensors from then on."""
+    buffer = io.BytesIO()
+    torch.save(checkpoint, buffer)
+    return buffer.getvalue()
+
+
+def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Read and verify one checkpoint.
+
+    A torch file is a zip archive with a CRC-32 for each record; all are checked. Only tensors and plain values
+    are unpickled (``weights_only``).
+
+    Raises:
+        CheckpointError: The file is missing, truncated, corrupted or holds anything else.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+        checkpoint = None if broken else torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:
+        # torch, pickle and zipfile raise a dozen types for damaged files; the reader needs just one.
+        raise CheckpointError(f"{path}: no readable checkpoint: {error}") from error
+    if broken:
+        raise CheckpointError(f"{path}: the record {broken} is corrupted")
+    if not isinstance(checkpoint, dict):
+        raise CheckpointError(f"{path}: holds {type(checkpoint).__name__}, not a checkpoint")
+    return checkpoint
+
+
+def list_checkpoints(folders: Iterable[Path]) -> list[CheckpointFile]:
+    """All checkpoints in the folders, the earliest progress first; equal progress in the folders' order."""
+    found: list[tuple[int, int, int, Path]] = []
+    for rank, folder in enumerate(folders):
+        for path in folder.iterdir() if folder.is_dir() else ():
+            if match := _NAME.fullmatch(path.name):
+                found.append((int(match[1]), int(match[2] or 0), rank, path))  # noqa: PERF401
+    return [CheckpointFile(epoch, batch, path) for epoch, batch, _, path in sorted(found)]
+
+
+def newest_checkpoint(
+    folders: Iterable[Path], device: torch.device | str = "cpu"
+) -> tuple[CheckpointFile, dict[str, Any]] | None:
+    """The readable checkpoint with the most progress; a damaged one is passed over with a warning."""
+    for file in reversed(list_checkpoints(folders)):
+        try:
+            return file, load_checkpoint(file.path, device)
+        except CheckpointError as error:
+            logger.warning("%s; the checkpoint before it is used", error)
+    return None
+
+
+def find_checkpoint(
+    folders: Iterable[Path], epoch: int, device: torch.device | str = "cpu"
+) -> tuple[CheckpointFile, dict[str, Any]] | None:
+    """The readable checkpoint of the end of ``epoch``, from the last folder that has one."""
+    for file in reversed(list_checkpoints(folders)):
+        if (file.epoch, file.batch) == (epoch, 0):
+            try:
+                return file, load_checkpoint(file.path, device)
+            except CheckpointError as error:
+                logger.warning("%s", error)
+    return None
+
+
+class CheckpointManager:
+    """Writes and removes the checkpoints of one folder.
+
+    Args:
+        folder: Made when the first checkpoint is written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def path(self, epoch: int, batch: int = 0) -> Path:
+        """Where the checkpoint of that progress lies."""
+        return self.folder / (f"epoch-{epoch:05d}-batch-{batch:06d}.pt" if batch else f"epoch-{epoch:05d}.pt")
+
+    def write(self, data: bytes, epoch: int, batch: int = 0) -> Path:
+        """Write atomically: aside, flushed to the disk, then renamed.
+
+        Raises:
+            OSError: The disk is full or not writable; what lay there before is untouched.
+        """
+        path = self.path(epoch, batch)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        aside = path.with_name(f".{path.name}.{os.getpid()}")
+        try:
+            with aside.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            aside.replace(path)
+        except BaseException:
+            aside.unlink(missing_ok=True)
+            raise
+        _sync_folder(self.folder)
+        return path
+
+    def retain(self, epochs: Collection[int]) -> None:
+        """Remove every checkpoint of this folder but those at the end of ``epochs`` and the newest."""
+        files = list_checkpoints([self.folder])
+        for file in files[:-1]:
+            if file.batch or file.epoch not in epochs:
+                file.path.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

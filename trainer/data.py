@@ -1,0 +1,227 @@
+"""Where batches come from: tensors in memory cut into views, or a DataLoader; both in a resumable order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from trainer.seeding import derive_seed
+
+# Beyond this size a shuffled copy of the data is not made; each batch is gathered on its own.
+_COPY_LIMIT = 2**30
+
+# Keeps the generators of data order apart from other uses of the same seed.
+_ORDER_STREAM = 0x0DE2
+
+
+@runtime_checkable
+class Batches(Protocol):
+    """Batches of one data set, on the device of the run."""
+
+    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
+        """Batches of the given epoch (from 0), without the first ``skip``, which are drawn before this returns."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """How data sets are batched.
+
+    Attributes:
+        batch_size: Samples per training batch.
+        eval_batch_size: Samples per validation or test batch; None: ``batch_size`` through a DataLoader, and
+            up to 4,096 at once from memory.
+        shuffle: A new order each epoch, for training.
+        drop_last: Leave out a last, smaller training batch.
+        num_workers: Worker processes of the DataLoader; unused for tensors in memory.
+    """
+
+    batch_size: int = 32
+    eval_batch_size: int | None = None
+    shuffle: bool = True
+    drop_last: bool = False
+    num_workers: int = 0
+
+
+class TensorBatches:
+    """Batches of tensors in memory: one permutation an epoch, then views.
+
+    Args:
+        tensors: Tensors of equal first dimension [samples, …]; moved to ``device`` once.
+        batch_size: Samples a batch.
+        device: Where the batches are to lie.
+        shuffle: A new order each epoch, from (seed, epoch).
+        drop_last: Leave out a last, smaller batch.
+        seed: Seed of the order.
+    """
+
+    def __init__(
+        self,
+        tensors: tuple[Tensor, ...],
+        batch_size: int,
+        device: torch.device,
+        *,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self._tensors = tuple(tensor.to(device) for tensor in tensors)
+        self._batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+        samples = len(tensors[0])
+        self._used = samples - samples % batch_size if drop_last else samples
+
+    def __len__(self) -> int:
+        return -(-self._used // self._batch_size)
+
+    def epoch(self, epoch: int, skip: int = 0) -> Iterator[tuple[Tensor, ...]]:
+        """See `Batches.epoch`."""
+        if not self._shuffle:
+            return self._views(tuple(tensor[: self._used] for tensor in self._tensors), skip)
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
+        order = torch.randperm(len(self._tensors[0]), generator=generator)[: self._used]
+        order = order.to(self._tensors[0].device)
+        if sum(tensor.nbytes for tensor in self._tensors) > _COPY_LIMIT:
+            return self._gathered(order, skip)
+        return self._views(tuple(tensor.index_select(0, order) for tensor in self._tensors), skip)
+
+    def _views(self, tensors: tuple[Tensor, ...], skip: int) -> Iterator[tuple[Tensor, ...]]:
+        batches = zip(*(torch.split(tensor, self._batch_size) for tensor in tensors), strict=True)
+        return islice(batches, skip, None) if self._used else iter(())
+
+    def _gathered(self, order: Tensor, skip: int) -> Iterator[tuple[Tensor, ...]]:
+        for rows in torch.split(order, self._batch_size)[skip:]:
+            yield tuple(tensor.index_select(0, rows) for tensor in self._tensors)
+
+
+class LoaderBatches:
+    """Batches of a DataLoader, moved to the device.
+
+    Its order is made to depend on (seed, epoch) alone: a generator of the loader's own and a sampler with
+    ``set_epoch`` are set at each epoch; one without draws from torch's global generator, which the Trainer
+    seeds at each epoch.
+    """
+
+    def __init__(self, loader: DataLoader[Any], device: torch.device, *, seed: int = 0) -> None:
+        self._loader = loader
+        self._device = device
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
+        """See `Batches.epoch`."""
+        for generator in {id(item): item for item in self._generators()}.values():
+            generator.manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
+        if hasattr(self._loader.sampler, "set_epoch"):
+            self._loader.sampler.set_epoch(epoch)
+        batches = iter(self._loader)
+        for _ in range(skip):
+            next(batches, None)
+        if self._device.type == "cpu":
+            return batches
+        return (to_device(batch, self._device) for batch in batches)
+
+    def _generators(self) -> Iterator[torch.Generator]:
+        for owner in (self._loader, self._loader.sampler):
+            generator = getattr(owner, "generator", None)
+            if isinstance(generator, torch.Generator):
+                yield generator
+
+
+def make_batches(
+    data: Batches | DataLoader[Any] | Dataset[Any] | tuple[Tensor, ...],
+    options: BatchOptions,
+    device: torch.device,
+    *,
+    train: bool,
+    seed: int = 0,
+) -> Batches:
+    """Batches of whatever a person hands over as data.
+
+    Args:
+        data: A TensorDataset or a tuple of tensors (kept in memory on the device), any other Dataset (iterable
+            too; goes through a DataLoader), a ready DataLoader (its own batching stays), or Batches as they are.
+        options: How to batch what is not batched yet.
+        device: Where the batches are to lie.
+        train: Whether to shuffle and drop as the options say; otherwise every sample, in order.
+        seed: Seed of the training order.
+
+    Raises:
+        TypeError: ``data`` is none of these.
+        ValueError: The data set is empty.
+    """
+    if isinstance(data, DataLoader):
+        return LoaderBatches(data, device, seed=seed)
+    if isinstance(data, Batches):
+        return data
+    if isinstance(data, tuple) and data and all(isinstance(item, Tensor) for item in data):
+        data = TensorDataset(*data)
+    if not isinstance(data, Dataset):
+        raise TypeError(f"no batches can be made of {type(data).__name__}: hand over a Dataset or a DataLoader")
+    # The exact type: a subclass may change what an item is.
+    if type(data) is TensorDataset:
+        return _tensor_batches(data, options, device, train=train, seed=seed)
+    return LoaderBatches(_loader(data, options, device, train=train), device, seed=seed)
+
+
+def _tensor_batches(
+    data: TensorDataset, options: BatchOptions, device: torch.device, *, train: bool, seed: int
+) -> TensorBatches:
+    if not len(data):
+        raise ValueError("the data set is empty")
+    if train:
+        return TensorBatches(
+            data.tensors,
+            options.batch_size,
+            device,
+            shuffle=options.shuffle,
+            drop_last=options.drop_last,
+            seed=seed,
+        )
+    return TensorBatches(data.tensors, options.eval_batch_size or max(options.batch_size, 4096), device)
+
+
+def _loader(data: Dataset[Any], options: BatchOptions, device: torch.device, *, train: bool) -> DataLoader[Any]:
+    iterable = isinstance(data, IterableDataset)
+    return DataLoader(
+        data,
+        batch_size=options.batch_size if train else options.eval_batch_size or options.batch_size,
+        shuffle=train and options.shuffle and not iterable,
+        drop_last=train and options.drop_last,
+        num_workers=options.num_workers,
+        pin_memory=device.type == "cuda",
+        persistent_workers=options.num_workers > 0,
+        generator=torch.Generator(),
+    )
+
+
+def to_device(batch: Any, device: torch.device) -> Any:
+    """The batch with every tensor in it (tuples, lists and mappings are looked through) on ``device``."""
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: to_device(value, device) for key, value in batch.items()}
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(to_device(item, device) for item in batch))
+    if isinstance(batch, list | tuple):
+        return type(batch)(to_device(item, device) for item in batch)
+    return batch
+
+
+def batch_length(batch: Any) -> int:
+    """Samples in a batch: the first dimension of its first tensor; 1 where there is none."""
+    if isinstance(batch, Tensor):
+        return batch.shape[0] if batch.dim() else 1
+    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
+    for item in items:
+        return batch_length(item)
+    return 1

@@ -1,0 +1,47 @@
+"""The events of a run, in firing order.
+
+Every hook takes the trainer as its first argument; what a hook may read or change lies in ``trainer.state``.
+The order of this table is also the order in time that the runner uses to check writers against readers.
+"""
+
+from types import MappingProxyType
+from typing import Final
+
+EVENTS: Final = MappingProxyType(
+    {
+        "setup": "Once per fit, validate or test, before anything else; model and optimizer are built.",
+        "on_before_load_checkpoint": "Before a checkpoint is applied; takes (trainer, checkpoint), may change it.",
+        "on_load_checkpoint": "After a checkpoint was applied; takes (trainer, checkpoint).",
+        "on_fit_start": "Before the first epoch of this fit; a resumed state is already loaded.",
+        "on_train_epoch_start": "Before the first batch of an epoch; not again when an epoch is resumed inside.",
+        "on_train_batch_start": "`state.batch` is on the device and may be replaced.",
+        "on_before_zero_grad": "Before gradients are cleared.",
+        "on_after_zero_grad": "Gradients are None.",
+        "on_before_forward": "Before the step is computed.",
+        "on_after_forward": "`state.outputs` and `state.loss` are set; the loss has not been recorded yet.",
+        "on_before_backward": "`state.loss` may be replaced; what is recorded stays as it was.",
+        "on_after_backward": "Gradients are set.",
+        "on_before_optimizer_step": "Gradients are final; the place to measure or clip them.",
+        "on_after_optimizer_step": "Weights are updated; `state.step` has not advanced yet.",
+        "on_before_scheduler_step": "Before the scheduler, per batch or per epoch as it was built.",
+        "on_after_scheduler_step": "The learning rate of the next batch or epoch is set.",
+        "on_train_batch_end": "`state.step` and `state.batch_index` count this batch.",
+        "on_train_epoch_end": "All batches are done; metrics still lie on the device.",
+        "on_validation_start": "The model is in eval mode, gradients are off.",
+        "on_validation_batch_start": "`state.batch` is the batch to evaluate.",
+        "on_validation_batch_end": "`state.outputs` and `state.loss` are set.",
+        "on_validation_end": "All validation batches are done.",
+        "on_epoch_end": "`state.metrics` holds this epoch's numbers; `state.epoch` counts it.",
+        "on_save_checkpoint": "A checkpoint is being made; takes (trainer, checkpoint), may add to it.",
+        "on_after_save_checkpoint": "A checkpoint is on disk; takes (trainer, path).",
+        "on_test_start": "As on_validation_start, for the test set.",
+        "on_test_batch_start": "As on_validation_batch_start.",
+        "on_test_batch_end": "As on_validation_batch_end.",
+        "on_test_end": "All test batches are done; `Trainer.test` returns the metrics.",
+        "on_exception": "Training raised; takes (trainer, error). The error goes on afterwards, type unchanged.",
+        "on_fit_end": "Always, after the last epoch or an exception; `state.stop_reason` says why.",
+        "teardown": "Always and last; each callback's failure is kept from the others.",
+    }
+)
+
+EVENT_ORDER: Final = MappingProxyType({name: index for index, name in enumerate(EVENTS)})
