@@ -157,6 +157,8 @@ class Trainer:
         self.state.load_state_dict(checkpoint["state"])
         self.seed = checkpoint["seed"]
         self._epoch_rng = checkpoint["rng"] if self.state.batch_index else None
+        # torch's own mark, without which a scheduler warns: those steps were taken before the checkpoint.
+        self.optimizer._opt_called = self.state.step > 0  # type: ignore[attr-defined]  # noqa: SLF001
         self.recorder.load_state_dict(checkpoint["recorder"])
         self.callbacks.load_state_dict(checkpoint["callbacks"])
         self.fire("on_load_checkpoint", checkpoint)

@@ -1,0 +1,266 @@
+"""From a resolved config to a Trainer: data, model, loss, optimizer, scheduler, callbacks."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from hpo.config import StudySpec
+from hpo.study import study_seed
+from hpo.targets import TargetResolver, instantiate
+from trainer import BatchOptions, Callback, Trainer, callbacks
+from trainer.seeding import seed_all
+from trainer.state import Mode
+from trainer.trainer import Interval
+
+#: Callbacks that a study file configures by name.
+CALLBACKS: Final[Mapping[str, type[Callback]]] = MappingProxyType(
+    {
+        "nan_detection": callbacks.NaNDetection,
+        "optimizer_mode": callbacks.OptimizerMode,
+        "gradient_monitor": callbacks.GradientMonitor,
+        "loss_prediction": callbacks.LossPrediction,
+        "overfit_detection": callbacks.OverfitDetection,
+        "console": callbacks.ConsoleLogging,
+        "csv": callbacks.CSVLogging,
+        "early_stopping": callbacks.EarlyStopping,
+        "checkpoint": callbacks.Checkpoint,
+        "wandb": callbacks.WandbLogging,
+    }
+)
+#: Those that run only when the study file names them.
+ON_REQUEST: Final = frozenset({"early_stopping", "wandb"})
+#: Those that a study can't do without: they make outcomes true and trials resumable.
+REQUIRED: Final = frozenset({"nan_detection", "checkpoint"})
+#: Arguments that the service sets itself.
+_GIVEN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {"csv": ("path",), "checkpoint": ("folder", "monitor", "mode"), "wandb": ("folder", "run_id", "config")}
+)
+_FUSED_DEVICES: Final = frozenset({"cpu", "cuda"})
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """Where one training run puts its things and what it is called there.
+
+    Attributes:
+        folder: Folder for its files.
+        name: Name shown in W&B.
+        params: The trial's parameters.
+    """
+
+    folder: Path
+    name: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.folder / "checkpoints"
+
+
+@dataclass
+class Builder:
+    """Builds trainers for one study; keeps the data between trials that ask for the same.
+
+    Attributes:
+        spec: The study file.
+    """
+
+    spec: StudySpec
+    _data: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @cached_property
+    def resolver(self) -> TargetResolver:
+        """Finds import paths, the study's folder first."""
+        return TargetResolver(self.spec.folder)
+
+    @property
+    def mode(self) -> Mode:
+        """Direction of the study's metric, in the trainer's words."""
+        return "min" if self.spec.study.direction == "minimize" else "max"
+
+    def data(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The data sets ``train``, ``val`` and perhaps ``test``.
+
+        They are made with the study's seed, not the trial's, so that every trial sees the same split.
+
+        Raises:
+            InputError: The target returned no such mapping.
+        """
+        key = json.dumps(config["data"], sort_keys=True, default=str)
+        if key not in self._data:
+            seed_all(study_seed(self.spec))
+            made = instantiate(self.resolver, config["data"])
+            if not isinstance(made, Mapping) or not {"train", "val"} <= made.keys():
+                raise self.spec.error(
+                    "returned no mapping with `train` and `val`",
+                    path="data._target_",
+                    value=f"{config['data']['_target_']} returned {_described(made)}",
+                    fix="return for example {'train': dataset, 'val': dataset, 'test': dataset}",
+                )
+            # Only the latest: a searched data argument must not fill the memory.
+            self._data = {key: made}
+        return self._data[key]
+
+    def trainer(
+        self,
+        config: Mapping[str, Any],
+        place: RunPlace,
+        *,
+        seed: int,
+        device: torch.device,
+        max_epochs: int | None = None,
+        bridge: Sequence[Callback] = (),
+    ) -> Trainer:
+        """Build a trainer; weights are initialised from ``seed``.
+
+        Args:
+            config: A resolved config (`StudySpec.resolve`).
+            place: Where it writes.
+            seed: Seed of initialisation, data order and training.
+            device: Where it trains.
+            max_epochs: In place of ``trainer.max_epochs``.
+            bridge: Callbacks of the service, such as the pruner's.
+        """
+        seed_all(seed)
+        model: nn.Module = instantiate(self.resolver, config["model"]).to(device)
+        optimizer = self.optimizer(config["optimizer"], model, device)
+        scheduler: LRScheduler | None = None
+        interval: Interval = "epoch"
+        if config["scheduler"] is not None:
+            node = dict(config["scheduler"])
+            interval = node.pop("interval")
+            scheduler = instantiate(self.resolver, node, optimizer)
+        loss, step = (_optional(self.resolver, config[name]) for name in ("loss", "step"))
+        if isinstance(loss, nn.Module):
+            loss = loss.to(device)
+        return Trainer(
+            model,
+            optimizer,
+            loss if step is None else None,
+            step=step,
+            metrics={
+                name: instantiate(self.resolver, node, _as_function=True)
+                for name, node in config["metrics"].items()
+            },
+            scheduler=scheduler,
+            scheduler_interval=interval,
+            scheduler_monitor=self.spec.study.metric,
+            callbacks=self.callbacks(config, place),
+            core_callbacks=bridge,
+            max_epochs=config["trainer"]["max_epochs"] if max_epochs is None else max_epochs,
+            batching=BatchOptions(**config["loader"]),
+            seed=seed,
+            device=device,
+        )
+
+    def optimizer(self, node: Mapping[str, Any], model: nn.Module, device: torch.device) -> Optimizer:
+        """The optimizer; torch's own in their fused form where nothing else is asked for and it is possible."""
+        target = self.resolver.resolve(node["_target_"])
+        extra: dict[str, Any] = {}
+        if _can_fuse(target, node, model, device):
+            extra["fused"] = True
+        made: Optimizer = instantiate(self.resolver, node, model.parameters(), **extra)
+        return made
+
+    def callbacks(self, config: Mapping[str, Any], place: RunPlace) -> list[Callback]:
+        """The default callbacks as configured, those named in the study file, and its own classes."""
+        built: list[Callback] = []
+        for name, arguments in _configured(config).items():
+            if "_target_" in arguments:
+                built.append(instantiate(self.resolver, arguments))
+            else:
+                built.append(CALLBACKS[name](**self._completed(name, arguments, place)))
+        return built
+
+    def _completed(self, name: str, arguments: Mapping[str, Any], place: RunPlace) -> dict[str, Any]:
+        metric, given = self.spec.study.metric, dict(arguments)
+        if name == "nan_detection":
+            watched = given.get("metrics", ("train_loss", "val_loss"))
+            given["metrics"] = tuple(dict.fromkeys((*watched, metric)))
+        elif name == "csv":
+            given["path"] = place.folder / "metrics.csv"
+        elif name == "checkpoint":
+            given |= {"folder": place.checkpoints, "monitor": metric, "mode": self.mode}
+        elif name == "early_stopping":
+            given.setdefault("monitor", metric)
+            given.setdefault("mode", self.mode if given["monitor"] == metric else "min")
+        elif name == "wandb":
+            study = self.spec.study.name
+            given = {"project": study, "group": study, "name": place.name, **given}
+            given |= {"folder": place.folder, "run_id": f"{study}-{place.name}", "config": dict(place.params)}
+        return given
+
+
+def offered_callbacks() -> dict[str, Callable[..., Callback]]:
+    """The built-in callbacks by name, with the arguments that a study file may give."""
+    return {name: _offered(kind, _GIVEN.get(name, ())) for name, kind in CALLBACKS.items()}
+
+
+def check_callbacks(spec: StudySpec) -> set[str]:
+    """Refuse to do without a callback that a study needs.
+
+    Returns:
+        Names of the metrics that the built-in callbacks write.
+
+    Raises:
+        InputError: One of these is switched off.
+    """
+    for name in REQUIRED:
+        if spec.config.callbacks.get(name) is False:
+            fix = "remove the line: without it outcomes or resuming could not be trusted"
+            raise spec.error("can't be switched off", path=f"callbacks.{name}", value=False, fix=fix)
+    configured = _configured(spec.base_config())
+    return {metric for name in configured if name in CALLBACKS for metric in CALLBACKS[name].writes}
+
+
+def _offered(kind: type[Callback], given: tuple[str, ...]) -> Callable[..., Callback]:
+    signature = inspect.signature(kind)
+    left = [parameter for name, parameter in signature.parameters.items() if name not in given]
+    if kind is callbacks.WandbLogging:
+        left = [
+            parameter.replace(default=None) if parameter.name == "project" else parameter for parameter in left
+        ]
+
+    def make(**arguments: Any) -> Callback:
+        return kind(**arguments)
+
+    make.__name__ = kind.__name__
+    make.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
+    return make
+
+
+def _configured(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Name → arguments of every callback that is to run."""
+    section: Mapping[str, Any] = config["callbacks"]
+    chosen: dict[str, Any] = {name: True for name in CALLBACKS if name not in ON_REQUEST}
+    chosen |= section
+    return {name: {} if node is True else dict(node) for name, node in chosen.items() if node is not False}
+
+
+def _optional(resolver: TargetResolver, node: Mapping[str, Any] | None) -> Callable[..., Any] | None:
+    return None if node is None else instantiate(resolver, node, _as_function=True)
+
+
+def _can_fuse(target: Callable[..., Any], node: Mapping[str, Any], model: nn.Module, device: torch.device) -> bool:
+    if not (inspect.isclass(target) and target.__module__.startswith("torch.optim")):
+        return False
+    if "fused" not in inspect.signature(target).parameters or {"fused", "foreach", "differentiable"} & node.keys():
+        return False
+    return device.type in _FUSED_DEVICES and all(item.is_floating_point() for item in model.parameters())
+
+
+def _described(value: Any) -> str:
+    return f"the keys {', '.join(map(str, value))}" if isinstance(value, Mapping) else type(value).__name__

@@ -1,0 +1,63 @@
+"""Optuna's parts by name: the arguments in a study file checked against the signature, then built."""
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from optuna.exceptions import ExperimentalWarning
+
+from hpo.config import StudySpec
+from hpo.paths import suggest_name
+
+
+def find_class(spec: StudySpec, path: str, name: str, registry: Mapping[str, type]) -> type:
+    """The class that ``name`` stands for: its short name, or Optuna's own class name.
+
+    Raises:
+        InputError: Nobody has that name; the nearest one is given.
+    """
+    for short, known in registry.items():
+        if name.lower() == short or name == known.__name__:
+            return known
+    what = path.rsplit(".", 2)[-2]
+    raise spec.error(f"no {what} has this name", path=path, value=name, fix=suggest_name(name, tuple(registry)))
+
+
+def check_arguments(
+    spec: StudySpec, path: str, kind: type, arguments: Mapping[str, Any], taken: tuple[str, ...] = ()
+) -> None:
+    """Refuse arguments that ``kind`` does not take, or that the study sets itself (``taken``).
+
+    Raises:
+        InputError: At the first such argument, or where a required one is missing.
+    """
+    parameters = inspect.signature(kind).parameters
+    free = [name for name in parameters if name not in taken]
+    for name, value in arguments.items():
+        if name not in free:
+            raise spec.error(
+                f"{kind.__name__} takes no such argument",
+                path=f"{path}.{name}",
+                value=value,
+                fix=suggest_name(name, free, what="it takes"),
+            )
+    for name in free:
+        if parameters[name].default is inspect.Parameter.empty and name not in arguments:
+            raise spec.error(f"{kind.__name__} needs the argument {name}", path=path, fix=f"add `{name}: …` to it")
+
+
+def construct(spec: StudySpec, path: str, kind: type, arguments: Mapping[str, Any]) -> Any:
+    """Build it; what the constructor finds wrong becomes an InputError at ``path``."""
+    try:
+        with warnings.catch_warnings():
+            # Whoever names an experimental part in the study file has asked for it.
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return kind(**arguments)
+    except (TypeError, ValueError, AssertionError, ImportError) as error:
+        raise spec.error(
+            f"{kind.__name__} refuses its arguments: {error}",
+            path=path,
+            value=arguments,
+            fix="see the class of that name in Optuna's documentation",
+        ) from error

@@ -1,0 +1,41 @@
+"""The `hpo` command and its exit codes."""
+
+import os
+import sys
+import traceback
+from typing import NoReturn
+
+import typer
+
+from hpo.cli import manage, run, show, train
+from hpo.errors import HpoError
+
+app = typer.Typer(
+    name="hpo",
+    help="Hyperparameter optimisation for PyTorch: parallel Optuna studies from one YAML file.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+for command in (run.run, show.status, show.best, show.trials, train.train, manage.dashboard, manage.delete):
+    app.command()(command)
+
+
+def main() -> NoReturn:
+    """Run the command line; exit codes: 0 done, 2 bad input, 3 the study can't go on, 130 interrupted."""
+    debug = "--debug" in sys.argv
+    try:
+        app()
+    except HpoError as error:
+        if debug:
+            traceback.print_exc()
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has enough; Python would complain again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    sys.exit(0)

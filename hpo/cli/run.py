@@ -1,0 +1,184 @@
+"""`hpo run`."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
+
+if TYPE_CHECKING:
+    from hpo.config import StudySpec
+    from hpo.study import OpenStudy
+    from hpo.worker import Message
+
+
+def run(
+    study: StudyFile,
+    overrides: Overrides = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default=False)] = None,
+    n_trials: Annotated[
+        int | None, typer.Option(min=1, help="Trials to bring to an end in all.", show_default=False)
+    ] = None,
+    timeout: Annotated[
+        str | None,
+        typer.Option(metavar="2h", help="No new trial after it; running ones wait.", show_default=False),
+    ] = None,
+    storage: Storage = None,
+    devices: Annotated[
+        str | None, typer.Option(metavar="cuda:0,cuda:1|cpu", help="Devices to share.", show_default=False)
+    ] = None,
+    output_dir: OutputDir = None,
+    debug: Debug = False,
+) -> None:
+    """Start a study, or go on with it, until its trials are done."""
+    del debug  # `main` looks for it
+    spec = read_spec(
+        study,
+        overrides,
+        require_search_space=True,
+        workers=workers,
+        n_trials=n_trials,
+        timeout=timeout,
+        storage=storage,
+        devices=devices,
+        output_dir=output_dir,
+    )
+    from hpo.supervisor import Ending, Supervisor, start_fork_server
+
+    # Its imports run beside ours.
+    context = start_fork_server()
+    slots = _checked_slots(spec)
+    import optuna
+
+    from hpo.study import start_study
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    opened = start_study(spec)
+    try:
+        reporter = _Reporter(opened)
+        reporter.begin(slots)
+        opened.storage.requeue_dead(opened.study_id)
+        ending = Supervisor(opened, slots, context, reporter.heard, spec.study.timeout).run()
+        _summary(opened, study, ending is Ending.TIMEOUT)
+    finally:
+        opened.storage.close()
+    if ending is Ending.INTERRUPTED:
+        print(f"interrupted; go on with:\n  {_same_command()}", file=sys.stderr)
+        raise typer.Exit(130)
+
+
+def _checked_slots(spec: StudySpec) -> list[Any]:
+    """Check what needs imports, and deal the devices."""
+    from hpo.build import check_callbacks, offered_callbacks
+    from hpo.check import check_metric, check_spec
+    from hpo.devices import deal
+
+    for warning in check_spec(spec, callbacks=offered_callbacks()):
+        print(f"warning: {warning}", file=sys.stderr)
+    check_metric(spec, check_callbacks(spec))
+    return deal(spec.study.devices, spec.study.workers)
+
+
+class _Reporter:
+    """Prints a line for each thing that happens."""
+
+    def __init__(self, opened: OpenStudy) -> None:
+        from hpo.progress import study_status
+
+        self._opened = opened
+        self._status = study_status(opened)
+        self._finished: int = self._status["finished"]
+        self._total: int = self._status["n_trials"]
+        self._best: tuple[float, int] | None = None
+        if self._status["best"] is not None:
+            self._best = (self._status["best"]["value"], self._status["best"]["trial"])
+
+    def begin(self, slots: list[Any]) -> None:
+        """Say what is about to run."""
+        from hpo.database import display_url
+
+        spec = self._opened.spec
+        devices = ", ".join(dict.fromkeys(slot.label for slot in slots))
+        before = f", {self._finished} of them done" if self._finished else ""
+        print(f"study {spec.study.name}: {self._total} trials{before}, {len(slots)} workers on {devices}")
+        print(f"storage {display_url(spec.storage_url)}", flush=True)
+
+    def heard(self, label: str, message: Message) -> None:
+        """Print a worker's message."""
+        from hpo.objective import TrialReport
+        from hpo.worker import Failed
+
+        if isinstance(message, Failed):
+            print(f"{label} failed: {message.message}", file=sys.stderr, flush=True)
+        elif isinstance(message, TrialReport) and message.outcome is not None:
+            self._finished += 1
+            self._keep_best(message)
+            print(self._line(message), flush=True)
+
+    def _keep_best(self, report: Any) -> None:
+        if report.outcome != "complete" or report.value is None:
+            return
+        sign = 1 if self._opened.spec.study.direction == "minimize" else -1
+        if self._best is None or sign * report.value < sign * self._best[0]:
+            self._best = (report.value, report.number)
+
+    def _line(self, report: Any) -> str:
+        value = "-" if report.value is None else f"{report.value:.5g}"
+        metric = self._opened.spec.study.metric
+        best = "" if self._best is None else f"best {self._best[0]:.5g} (trial {self._best[1]})"
+        line = (
+            f"[{self._finished:>{len(str(self._total))}}/{self._total}] trial {report.number:<4} "
+            f"{report.outcome:<13} {metric} {value:<10} {report.epochs:>4} epochs {report.duration_s:>7.1f} s   {best}"
+        )
+        return f"{line}\n    {report.reason}" if report.reason else line
+
+
+def _summary(opened: OpenStudy, study: Path, timed_out: bool) -> None:
+    from hpo.progress import study_status
+
+    status = study_status(opened)
+    counts = ", ".join(f"{count} {name}" for name, count in status["outcomes"].items() if count)
+    print(f"\n{status['finished']} of {status['n_trials']} trials finished: {counts or 'none'}")
+    if timed_out:
+        print(f"the time is over; {status['waiting']} trials wait to go on with the next `hpo run`")
+    elif status["n_trials"] < opened.spec.study.n_trials:
+        print(f"the grid is exhausted: it has {status['n_trials']} points")
+    if status["running"]:
+        print(f"{status['running']} trials are still running elsewhere")
+    if status["best"] is not None:
+        _print_best(opened, status["best"], study)
+
+
+def _print_best(opened: OpenStudy, best: dict[str, Any], study: Path) -> None:
+    spec = opened.spec
+    print(f"best: trial {best['trial']}, {spec.study.metric} {best['value']:.6g}")
+    for name, value in best["params"].items():
+        print(f"    {name} = {value:.6g}" if isinstance(value, float) else f"    {name} = {value}")
+    print("  metrics: " + ", ".join(f"{k} {v:.4g}" for k, v in best["metrics"].items() if v is not None))
+    print(f"  checkpoint: {best['checkpoint']}")
+    extra = _kept_arguments()
+    print("next:")
+    print(f"  hpo trials {study}{extra}")
+    print(f"  hpo train {study} --trial best{extra}")
+    print(f"  hpo dashboard {study}{extra}")
+
+
+def _kept_arguments() -> str:
+    """The options and overrides of this command that the next ones need as well."""
+    arguments, kept = sys.argv[2:], []
+    for index, argument in enumerate(arguments):
+        name, _, value = argument.partition("=")
+        if name in {"--storage", "--output-dir"}:
+            kept += [name, value or (arguments[index + 1] if index + 1 < len(arguments) else "")]
+        elif not argument.startswith("-") and "=" in argument and not arguments[index - 1].startswith("--"):
+            kept.append(argument)
+    return "".join(f" {shlex.quote(item)}" for item in kept)
+
+
+def _same_command() -> str:
+    return shlex.join(["hpo", *sys.argv[1:]])

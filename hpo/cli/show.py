@@ -1,0 +1,134 @@
+"""`hpo status`, `hpo best`, `hpo trials`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from hpo.study import OpenStudy
+
+
+def status(
+    study: StudyFile,
+    overrides: Overrides = None,
+    json_: Json = False,
+    storage: Storage = None,
+    output_dir: OutputDir = None,
+    debug: Debug = False,
+) -> None:
+    """Show how far a study is."""
+    del debug
+    spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
+    from hpo.progress import study_status
+
+    data = _looked_up(spec, study_status)
+    if json_:
+        _print_json(data)
+        return
+    rows = [("trials", f"{data['finished']} of {data['n_trials']} finished")]
+    rows += [(name, str(data[name])) for name in ("running", "waiting") if data[name]]
+    rows += [(name, str(count)) for name, count in data["outcomes"].items() if count]
+    if data["best"] is not None:
+        rows.append(("best", f"trial {data['best']['trial']}, {spec.study.metric} {data['best']['value']:.6g}"))
+    _print_table(data["study"], ("", ""), rows)
+
+
+def best(
+    study: StudyFile,
+    overrides: Overrides = None,
+    json_: Json = False,
+    storage: Storage = None,
+    output_dir: OutputDir = None,
+    debug: Debug = False,
+) -> None:
+    """Show the best trial: value, parameters, metrics, and where its checkpoint lies."""
+    del debug
+    spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
+    from hpo.progress import study_best
+
+    data = _looked_up(spec, study_best)
+    if json_:
+        _print_json(data)
+        return
+    rows = [("trial", str(data["trial"])), (spec.study.metric, _shown(data["value"]))]
+    rows += [(name, _shown(value)) for name, value in data["params"].items()]
+    rows += [(f"({name})", _shown(value)) for name, value in data["metrics"].items()]
+    _print_table(f"best of {data['study']}", ("", ""), rows)
+    print(f"checkpoint: {data['checkpoint']}")
+
+
+def trials(
+    study: StudyFile,
+    overrides: Overrides = None,
+    json_: Json = False,
+    storage: Storage = None,
+    output_dir: OutputDir = None,
+    debug: Debug = False,
+) -> None:
+    """List all trials."""
+    del debug
+    spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
+    from hpo.progress import study_trials
+
+    data = _looked_up(spec, study_trials)
+    if json_:
+        _print_json(data)
+        return
+    names = list(spec.search_space)
+    rows = [
+        (
+            str(entry["trial"]),
+            entry["outcome"],
+            _shown(entry["value"]),
+            str(entry["epochs"]),
+            _shown(entry["duration_s"], 1),
+            *(_shown(entry["params"].get(name)) for name in names),
+        )
+        for entry in data
+    ]
+    _print_table(spec.study.name, ("trial", "outcome", spec.study.metric, "epochs", "s", *names), rows)
+
+
+def _looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
+    from hpo.study import load_study
+
+    opened = load_study(spec)
+    try:
+        return question(opened)
+    finally:
+        opened.storage.close()
+
+
+def _print_json(data: Any) -> None:
+    from hpo.outcome import finite
+
+    print(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def _shown(value: Any, digits: int | None = None) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.4g}" if digits is None else f"{value:.{digits}f}"
+    return str(value)
+
+
+def _print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", show_header=any(header), box=None, pad_edge=False)
+    for name in header:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    # Piped into a file or another program, a row stays a line.
+    width = None if sys.stdout.isatty() else 10_000
+    Console(width=width).print(table)

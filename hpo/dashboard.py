@@ -1,0 +1,45 @@
+"""The optuna-dashboard on a study's storage."""
+
+from __future__ import annotations
+
+import errno
+
+import optuna_dashboard
+import waitress
+
+from hpo.errors import StudyError
+from hpo.study import OpenStudy
+
+HOST = "127.0.0.1"
+
+
+def serve(opened: OpenStudy, port: int, host: str = HOST) -> None:
+    """Serve the dashboard until interrupted; prints its address first.
+
+    The dashboard has no authentication, so it listens on the loopback interface unless told otherwise.
+
+    Args:
+        opened: The study; the dashboard shows every study in its storage.
+        port: TCP port; 0 picks a free one.
+        host: Interface to listen on.
+
+    Raises:
+        StudyError: The port is taken.
+    """
+    app = optuna_dashboard.wsgi(opened.storage)
+    try:
+        server = waitress.create_server(app, host=host, port=port)
+    except OSError as error:
+        if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
+            raise
+        raise StudyError(
+            f"can't listen on {host}:{port}: {error.strerror}\n  fix: give another `--port`"
+        ) from error
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{server.effective_port}"
+    print(f"dashboard of {opened.spec.study.name}: {address}/dashboard/studies/{opened.study_id}", flush=True)
+    print("Ctrl-C ends it", flush=True)
+    try:
+        server.run()
+    finally:
+        server.close()

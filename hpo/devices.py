@@ -1,0 +1,73 @@
+"""Dealing devices to workers."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from hpo.errors import InputError
+
+
+@dataclass(frozen=True)
+class Slot:
+    """What one worker may use.
+
+    Attributes:
+        label: Device for people to read, such as ``cuda:1``.
+        device: Device that the worker sees; its own GPU is ``cuda:0`` to it.
+        visible: Its CUDA_VISIBLE_DEVICES; None leaves the variable alone.
+        threads: Threads for torch on the CPU.
+    """
+
+    label: str
+    device: str
+    visible: str | None
+    threads: int
+
+
+def deal(devices: Sequence[str] | None, workers: int | None) -> list[Slot]:
+    """One slot per worker, devices dealt out in turn and CPU cores shared out.
+
+    Args:
+        devices: Names: ``cpu``, ``cuda`` (every GPU), ``cuda:N``, ``mps``. None: every GPU, or the CPU.
+        workers: How many; None: one for each GPU, one in all for the CPU.
+
+    Raises:
+        InputError: There is no such device.
+    """
+    names = _named(devices)
+    count = workers or len(names)
+    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    return [_slot(names[index % len(names)], threads) for index in range(count)]
+
+
+def _named(devices: Sequence[str] | None) -> list[str]:
+    # Counted without starting CUDA, which a parent of workers must not.
+    gpus = torch.cuda.device_count()
+    if devices is None:
+        return [f"cuda:{index}" for index in range(gpus)] or ["cpu"]
+    names: list[str] = []
+    for name in devices:
+        names += [f"cuda:{index}" for index in range(gpus)] if name == "cuda" and gpus else [name]
+    for name in names:
+        _check(name, gpus)
+    return names
+
+
+def _check(name: str, gpus: int) -> None:
+    kind, _, index = name.partition(":")
+    known = name == "cpu" or (name == "mps" and torch.backends.mps.is_available())
+    if known or (kind == "cuda" and index.isdecimal() and int(index) < gpus):
+        return
+    there = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
+    raise InputError("no such device here", path="devices", value=name, fix=f"there are {', '.join(there)}")
+
+
+def _slot(name: str, threads: int) -> Slot:
+    kind, _, index = name.partition(":")
+    if kind != "cuda":
+        return Slot(name, name, None, threads)
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    physical = visible.split(",")[int(index)].strip() if visible else index
+    return Slot(name, "cuda:0", physical, threads)

@@ -1,0 +1,49 @@
+"""Where things lie in a study's output folder, and output that goes to a trial's own log."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from hpo.config import StudySpec
+
+
+def trial_folder(spec: StudySpec, number: int) -> Path:
+    """Folder of one trial."""
+    return spec.output_dir / "trials" / str(number)
+
+
+def attempt_folder(spec: StudySpec, number: int, attempt: int) -> Path:
+    """Folder of one attempt at a trial, made if needed; only that attempt writes there."""
+    folder = trial_folder(spec, number) / f"attempt-{attempt}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def attempt_folders(spec: StudySpec, number: int) -> list[Path]:
+    """Folders of all attempts at a trial so far, the first attempt first."""
+    found = trial_folder(spec, number).glob("attempt-*")
+    return sorted(found, key=lambda folder: int(folder.name.rpartition("-")[2]))
+
+
+@contextlib.contextmanager
+def redirect_output(log: Path) -> Iterator[None]:
+    """Send everything that this process and its children print into ``log``, below Python's own streams too."""
+    _flush()
+    kept = [os.dup(1), os.dup(2)]
+    with log.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        _flush()
+        for descriptor, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
+
+
+def _flush() -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()

@@ -1,0 +1,76 @@
+"""Single statements that write to a trial only if it may be written to.
+
+Optuna reads the trial, checks its state in Python and then writes: up to four statements, during which SQLite
+knows only one writer. Here the checks (the trial is unfinished; the writer holds its lease) are the condition of
+an ``INSERT … SELECT … ON CONFLICT``, so a write is one statement, and the write lock is held for its time only.
+"""
+
+import functools
+from typing import Any, cast
+
+import sqlalchemy as sa
+from optuna.storages._rdb.models import TrialModel
+from optuna.trial import TrialState
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from hpo.ledger import ATTEMPTS
+
+# An execution option: the statement is a transaction of its own, SQLite needs no BEGIN around it.
+SINGLE = "hpo_single"
+
+_TRIALS = cast("sa.Table", TrialModel.__table__)
+
+
+@functools.cache
+def guarded_insert(
+    dialect: str, table: sa.Table, columns: tuple[str, ...], key: str, *, replace: bool, fenced: bool
+) -> sa.Executable:
+    """A statement that stores one row of a trial.
+
+    Its parameters are ``new_<column>`` for each column, ``trial`` and, if fenced, ``attempt``. It affects no row
+    when the trial is missing, finished or not the attempt's.
+
+    Args:
+        dialect: ``sqlite``, ``postgresql`` or ``mysql``.
+        table: One of Optuna's tables of what belongs to a trial.
+        columns: The columns to fill, besides ``trial_id``.
+        key: The column that is unique within the trial.
+        replace: Whether a row with the same key gets the new values; otherwise it stays.
+        fenced: Whether the writer must hold the trial's lease.
+    """
+    names = ["trial_id", *columns]
+    source = _allowed_trial(dialect, table, columns, fenced=fenced)
+    updated = [column for column in columns if column != key]
+    insert: Any = {"sqlite": sqlite, "postgresql": postgresql, "mysql": mysql}[dialect].insert(table)
+    insert = insert.from_select(names, source)
+    if dialect == "mysql":
+        updates = {name: insert.inserted[name] if replace else table.c[name] for name in updated}
+        insert = insert.on_duplicate_key_update(updates)
+    else:
+        index = [table.c.trial_id, table.c[key]]
+        if replace:
+            updates = {name: insert.excluded[name] for name in updated}
+            insert = insert.on_conflict_do_update(index_elements=index, set_=updates)
+        else:
+            insert = insert.on_conflict_do_nothing(index_elements=index)
+    # Without preserve_rowcount PostgreSQL's driver answers -1, and a refusal would pass unseen.
+    statement: sa.Executable = insert.inline().execution_options(preserve_rowcount=True, **{SINGLE: True})
+    return statement
+
+
+def _allowed_trial(
+    dialect: str, table: sa.Table, columns: tuple[str, ...], *, fenced: bool
+) -> sa.Select[tuple[Any, ...]]:
+    """The new row, or nothing if the trial may not be written to."""
+    new = [sa.bindparam(f"new_{name}", type_=table.c[name].type) for name in columns]
+    source = sa.select(_TRIALS.c.trial_id, *new).where(
+        _TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
+        _TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING]),
+    )
+    if not fenced:
+        return source
+    source = source.join_from(_TRIALS, ATTEMPTS, ATTEMPTS.c.trial_id == _TRIALS.c.trial_id).where(
+        ATTEMPTS.c.attempt == sa.bindparam("attempt", type_=sa.Integer), ATTEMPTS.c.ended_at.is_(None)
+    )
+    # The lock makes a requeue wait for this write, and this write for a requeue: it then finds the lease ended.
+    return source.with_for_update(of=ATTEMPTS if dialect == "postgresql" else None)

@@ -1,0 +1,65 @@
+"""What became of a trial: seven different ends, and the two states before them."""
+
+import math
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Final
+
+import torch
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.storage import OUTCOME_ATTR
+
+BEST_ATTR: Final = "hpo:best"
+TRACEBACK_ATTR: Final = "hpo:traceback"
+
+
+class Outcome(StrEnum):
+    """How a trial ended; the order is that of the tables shown to people."""
+
+    COMPLETE = "complete"
+    PRUNED = "pruned"
+    DIVERGED = "diverged"
+    OUT_OF_MEMORY = "out_of_memory"
+    ERROR = "error"
+    TIMED_OUT = "timed_out"
+    LOST = "lost"
+
+
+_OF_STATE: Final[Mapping[TrialState, str]] = {
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "waiting",
+    TrialState.COMPLETE: Outcome.COMPLETE,
+    TrialState.PRUNED: Outcome.PRUNED,
+    TrialState.FAIL: Outcome.ERROR,
+}
+
+
+def outcome_of(trial: FrozenTrial) -> str:
+    """The outcome of a finished trial; ``running`` or ``waiting`` for one that is not."""
+    if trial.state.is_finished() and OUTCOME_ATTR in trial.user_attrs:
+        return str(trial.user_attrs[OUTCOME_ATTR])
+    return str(_OF_STATE[trial.state])
+
+
+def failure_outcome(error: BaseException) -> Outcome:
+    """Whether an error means that memory ran out, or that something is wrong.
+
+    The CPU allocator raises a plain RuntimeError; its text is all there is to tell it by.
+    """
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return Outcome.OUT_OF_MEMORY
+    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
+        return Outcome.OUT_OF_MEMORY
+    return Outcome.ERROR
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON may hold it: None for a number that is not finite, containers looked through."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

@@ -1,0 +1,53 @@
+"""Pruners by name."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from optuna import pruners
+
+from hpo.by_name import check_arguments, construct, find_class
+from hpo.config import StudySpec
+
+PRUNERS: Final[Mapping[str, type[pruners.BasePruner]]] = MappingProxyType(
+    {
+        "none": pruners.NopPruner,
+        "median": pruners.MedianPruner,
+        "percentile": pruners.PercentilePruner,
+        "successive_halving": pruners.SuccessiveHalvingPruner,
+        "hyperband": pruners.HyperbandPruner,
+        "threshold": pruners.ThresholdPruner,
+        "patient": pruners.PatientPruner,
+        "wilcoxon": pruners.WilcoxonPruner,
+    }
+)
+
+
+def make_pruner(spec: StudySpec) -> pruners.BasePruner:
+    """The pruner of ``study.pruner``.
+
+    Hyperband's ``max_resource`` is ``trainer.max_epochs`` where it is not given: left to itself it would prune
+    nothing before a trial is complete. ``patient`` takes another pruner as ``wrapped_pruner``.
+
+    Raises:
+        InputError: The name or an argument does not fit.
+    """
+    section = spec.study.pruner
+    return _make(spec, "study.pruner", {"name": section.name, **section.kwargs})
+
+
+def _make(spec: StudySpec, path: str, node: Mapping[str, Any]) -> pruners.BasePruner:
+    kind = find_class(spec, f"{path}.name", node["name"], PRUNERS)
+    arguments = {key: value for key, value in node.items() if key != "name"}
+    check_arguments(spec, path, kind, arguments)
+    if kind is pruners.HyperbandPruner:
+        arguments.setdefault("max_resource", spec.trainer.max_epochs)
+    if kind is pruners.PatientPruner and arguments["wrapped_pruner"] is not None:
+        wrapped = arguments["wrapped_pruner"]
+        inner = {"name": wrapped} if isinstance(wrapped, str) else wrapped
+        if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+            fix = "write for example `wrapped_pruner: {name: median}`"
+            raise spec.error("must be a pruner", path=f"{path}.wrapped_pruner", value=wrapped, fix=fix)
+        arguments["wrapped_pruner"] = _make(spec, f"{path}.wrapped_pruner", inner)
+    pruner: pruners.BasePruner = construct(spec, path, kind, arguments)
+    return pruner

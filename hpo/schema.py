@@ -1,0 +1,295 @@
+"""The sections of a study file, as frozen pydantic models; nothing here is heavier than pydantic."""
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    WithJsonSchema,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
+
+from hpo.paths import suggest_name
+from hpo.schema_space import ParamSpec
+
+__all__ = ["FREE_SECTIONS", "LoaderSection", "PrunerSection", "SamplerSection", "StudyFile", "StudySection"]
+
+#: Sections whose keys belong to the person's own code, in the order in which they are built.
+FREE_SECTIONS = ("data", "model", "loss", "step", "optimizer", "scheduler", "metrics", "callbacks")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_UNITS = (86400, 3600, 60, 1)
+_BUILT_IN_METRICS = ("loss", "lr")
+
+
+def fail(problem: str, fix: str = "", key: str = "") -> PydanticCustomError:
+    """An error with its own words; `key` is the key below the validated value that it is about."""
+    return PydanticCustomError("hpo", "{problem}", {"problem": problem, "fix": fix, "key": key})
+
+
+def _duration(value: Any) -> Any:
+    if value is None:
+        return None
+    fix = 'write seconds, or a duration such as "90s", "30m", "2h" or "1h30m"'
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise fail("must be a duration", fix)
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value.strip())
+        if match is None or not match[0]:
+            raise fail("is not a duration", fix)
+        value = sum(int(count) * unit for count, unit in zip(match.groups("0"), _UNITS, strict=True))
+    if not (math.isfinite(value) and value > 0):
+        raise fail("must be more than zero seconds", fix)
+    return float(value)
+
+
+def _devices(value: Any) -> Any:
+    if value is None:
+        return None
+    items = value.split(",") if isinstance(value, str) else value
+    fix = 'write for example "cuda:0,cuda:1" or [cpu]'
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+        raise fail("must be names of devices", fix)
+    names = tuple(item.strip() for item in items)
+    if not names or not all(names):
+        raise fail("names no device", fix)
+    return names
+
+
+def _study_name(value: str) -> str:
+    if not _NAME.fullmatch(value):
+        problem = "may hold only letters, digits, `.`, `_` and `-`, and not start with `.` or `-`"
+        raise fail(problem, "it names the study's folder too; write for example `digits-mlp`")
+    return value
+
+
+def _metric_names(value: dict[str, Any]) -> dict[str, Any]:
+    for name in value:
+        if name in _BUILT_IN_METRICS:
+            raise fail(f"`{name}` is recorded already", "give this metric another name", name)
+        if not _NAME.fullmatch(name):
+            fix = "use letters, digits, `.`, `_` and `-`"
+            raise fail("is not a name for a metric", fix, name)
+    return value
+
+
+def _with_target(node: dict[str, Any]) -> dict[str, Any]:
+    fix = "write the import path of a class or function, such as `torch.nn.Linear` or `model.MLP`"
+    if "_target_" not in node:
+        raise fail("required key is missing", fix, "_target_")
+    if not isinstance(node["_target_"], str) or not _TARGET.fullmatch(node["_target_"]):
+        raise fail("is not an import path", fix, "_target_")
+    return node
+
+
+def _with_interval(node: dict[str, Any]) -> dict[str, Any]:
+    interval = node.get("interval", "epoch")
+    if interval not in ("epoch", "step"):
+        raise fail("must be `epoch` or `step`", suggest_name(interval, ("epoch", "step")), "interval")
+    return {**node, "interval": interval}
+
+
+def _callback(value: Any) -> Any:
+    if value is None:  # `early_stopping:` alone switches it on with its defaults
+        return {}
+    if not isinstance(value, bool | dict):
+        raise fail("must be a mapping of arguments, true or false", "write `{}` for its defaults")
+    return _with_target(value) if isinstance(value, dict) and "_target_" in value else value
+
+
+def _named(value: Any) -> Any:
+    if value is None:
+        return {"name": "none"}
+    return {"name": value} if isinstance(value, str) else value
+
+
+_NAMED_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "null"},
+        {"type": "object", "properties": {"name": {"type": "string"}}},
+    ]
+}
+_TARGET_SCHEMA = {
+    "type": "object",
+    "properties": {"_target_": {"type": "string"}},
+    "required": ["_target_"],
+}
+
+Duration = Annotated[
+    float | None,
+    BeforeValidator(_duration),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}, {"type": "null"}]}),
+]
+Devices = Annotated[
+    tuple[str, ...] | None,
+    BeforeValidator(_devices),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
+    ),
+]
+TargetNode = Annotated[dict[str, Any], AfterValidator(_with_target), WithJsonSchema(_TARGET_SCHEMA)]
+SchedulerNode = Annotated[
+    dict[str, Any],
+    AfterValidator(_with_interval),
+    AfterValidator(_with_target),
+    WithJsonSchema(
+        {
+            **_TARGET_SCHEMA,
+            "properties": {**_TARGET_SCHEMA["properties"], "interval": {"enum": ["epoch", "step"]}},
+        }
+    ),
+]
+CallbackNode = Annotated[
+    Any,
+    BeforeValidator(_callback),
+    WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "null"}]}),
+]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, strict about types, and without room for unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+
+
+class SamplerSection(Section):
+    """Which sampler draws the trials; further keys are its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(default="tpe", description="The sampler's name.", examples=["tpe"])
+    seed: int = Field(default=0, ge=0, description="Seed of the study's randomness.", examples=[0])
+    allow_pickle: bool = Field(
+        default=False, description="Let the sampler keep pickled state in the storage.", examples=[False]
+    )
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The further arguments of the Optuna sampler."""
+        return dict(self.model_extra or {})
+
+
+class PrunerSection(Section):
+    """Which pruner ends trials early; further keys are its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(default="median", description="The pruner's name, or none.", examples=["median"])
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The further arguments of the Optuna pruner."""
+        return dict(self.model_extra or {})
+
+
+Sampler = Annotated[SamplerSection, BeforeValidator(_named), WithJsonSchema(_NAMED_SCHEMA)]
+Pruner = Annotated[PrunerSection, BeforeValidator(_named), WithJsonSchema(_NAMED_SCHEMA)]
+
+
+class StudySection(Section):
+    """What is optimised, how often, by what, and where it is kept."""
+
+    name: Annotated[str, AfterValidator(_study_name)] = Field(
+        description="The study's name, in the storage and on disk.", examples=["digits"]
+    )
+    metric: str = Field(default="val_loss", description="The metric to optimise.", examples=["val_loss"])
+    direction: Literal["minimize", "maximize"] = Field(
+        default="minimize", description="Needed unless the metric is a loss.", examples=["minimize"]
+    )
+    n_trials: int = Field(default=100, ge=1, description="Trials to bring to an end.", examples=[100])
+    timeout: Duration = Field(default=None, description='Seconds, or "2h", "1h30m", "1d".', examples=["2h"])
+    sampler: Sampler = Field(default=SamplerSection(), description="A name, or a mapping.", examples=["tpe"])
+    pruner: Pruner = Field(default=PrunerSection(), description="A name, or a mapping.", examples=["median"])
+    storage: str | None = Field(
+        default=None,
+        min_length=1,
+        description="URL of the database; a file in the output folder when left out.",
+        examples=["sqlite:///study.db"],
+    )
+    output_dir: str | None = Field(
+        default=None, min_length=1, description="Folder of results, seen from this file.", examples=["runs/digits"]
+    )
+    workers: int | None = Field(default=None, ge=1, description="Processes to run side by side.", examples=[4])
+    devices: Devices = Field(
+        default=None, description="Devices that the workers share.", examples=["cuda:0,cuda:1"]
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _direction_of_metric(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping) or data.get("direction") is not None:
+            return data
+        metric = data.get("metric", "val_loss")
+        if isinstance(metric, str) and not metric.endswith("loss"):
+            fix = f"write `direction: maximize` or `direction: minimize` for `{metric}`"
+            raise fail("required key is missing; only a metric named …loss has a default", fix, "direction")
+        return {**data, "direction": "minimize"}
+
+
+class LoaderSection(Section):
+    """How a dataset is batched; a ready DataLoader is left as it is."""
+
+    batch_size: int = Field(default=32, ge=1, description="Samples in a training batch.", examples=[32])
+    eval_batch_size: int | None = Field(
+        default=None, ge=1, description="Samples in an evaluation batch; batch_size when left out.", examples=[256]
+    )
+    num_workers: int = Field(default=0, ge=0, description="Processes that load data.", examples=[0])
+    drop_last: bool = Field(default=False, description="Leave a short last batch out.", examples=[False])
+    shuffle: bool = Field(default=True, description="Shuffle the training data.", examples=[True])
+
+
+class TrainerSection(Section):
+    """How long and where a trial trains."""
+
+    max_epochs: int = Field(default=20, ge=1, description="Epochs to train.", examples=[20])
+    seed: int | None = Field(default=None, ge=0, description="Seed of a trial's own randomness.", examples=[0])
+    device: str | None = Field(
+        default=None, min_length=1, description="Device of the training.", examples=["cuda:0"]
+    )
+
+
+class StudyFile(Section):
+    """A whole study file, interpolations resolved."""
+
+    study: StudySection
+    data: TargetNode = Field(description="Returns the datasets.", examples=[{"_target_": "data.load"}])
+    loader: LoaderSection = LoaderSection()
+    model: TargetNode = Field(description="The module to train.", examples=[{"_target_": "model.Net"}])
+    loss: TargetNode | None = Field(
+        default=None, description="Called with (outputs, targets).", examples=[{"_target_": "torch.nn.MSELoss"}]
+    )
+    step: TargetNode | None = Field(
+        default=None,
+        description="Called with (model, batch) in place of the loss.",
+        examples=[{"_target_": "model.step"}],
+    )
+    optimizer: TargetNode = Field(examples=[{"_target_": "torch.optim.AdamW", "lr": 1e-3}])
+    scheduler: SchedulerNode | None = Field(
+        default=None, examples=[{"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 5}]
+    )
+    metrics: Annotated[dict[str, TargetNode], AfterValidator(_metric_names)] = Field(
+        default={}, examples=[{"accuracy": {"_target_": "model.accuracy"}}]
+    )
+    trainer: TrainerSection = TrainerSection()
+    callbacks: dict[str, CallbackNode] = Field(default={}, examples=[{"early_stopping": {"patience": 5}}])
+    search_space: dict[str, ParamSpec] = Field(
+        default={}, examples=[{"optimizer.lr": {"type": "float", "low": 1e-5, "high": 0.1, "log": True}}]
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _loss_or_step(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and data.get("loss") is None and data.get("step") is None:
+            fix = "add `loss: {_target_: torch.nn.CrossEntropyLoss}`, or a `step` of your own"
+            raise fail("required section is missing", fix, "loss")
+        return data

@@ -1,0 +1,431 @@
+"""The shared storage: Optuna's relational storage, with a budget, leases and fencing.
+
+`StudyStorage` writes Optuna's own tables, so every Optuna tool can read them, and adds what parallel, mortal
+workers need:
+
+* a trial's row is its claim on the budget: it is refused in the transaction that would number it;
+* a trial becomes RUNNING together with its owner's lease (`hpo.ledger`), in one transaction;
+* an owner's write checks the lease in its own transaction, so a requeued trial's old owner can change nothing.
+
+Sessions are thread-local and one transaction long. Optuna's methods open theirs from ``self.scoped_session``; a
+check that must share the transaction runs on that session first, and Optuna's method then commits both.
+"""
+
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any, cast
+
+import sqlalchemy as sa
+from optuna.distributions import (
+    BaseDistribution,
+    check_distribution_compatibility,
+    distribution_to_json,
+)
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from optuna.storages._rdb import models
+from optuna.storages._rdb.storage import _create_scoped_session
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import orm
+
+from hpo import database, ledger
+from hpo.budget import BUDGET_ATTR, marked, refuse_beyond_budget
+from hpo.database import display_url
+from hpo.errors import LeaseLostError, StudyError
+from hpo.guarded import guarded_insert
+from hpo.ledger import Owner
+
+__all__ = ["StudyStorage", "display_url", "open_storage"]
+
+OUTCOME_ATTR = "hpo:outcome"
+REASON_ATTR = "hpo:reason"
+
+_TRIALS = cast("sa.Table", models.TrialModel.__table__)
+_USER_ATTRS = cast("sa.Table", models.TrialUserAttributeModel.__table__)
+_PARAMS = cast("sa.Table", models.TrialParamModel.__table__)
+_REPORTS = cast("sa.Table", models.TrialIntermediateValueModel.__table__)
+_SYSTEM_ATTRS = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
+
+
+class _Local(threading.local):
+    """What belongs to the transaction that the current thread is in."""
+
+    writing = 0
+    claimed: int | None = None
+
+
+class StudyStorage(RDBStorage):
+    """Optuna's storage with a budget, leases and fencing; made by `open_storage`.
+
+    Args:
+        url: A normalised URL (`hpo.database.normalize_url`) of a database that has the schema.
+        owner: The process on whose behalf trials are run. Without one (dashboard, command line) writes are not
+            fenced, and no leases are taken.
+    """
+
+    def __init__(self, url: str, owner: Owner | None = None) -> None:
+        self.owner = owner
+        self._local = _Local()
+        self._held: dict[int, int] = {}
+        self._outcomes: dict[int, str] = {}
+        # Optuna fills {SCHEMA_VERSION} in; a password may well hold a brace.
+        template = url.replace("{", "{{").replace("}", "}}")
+        super().__init__(
+            template,
+            database.engine_kwargs(sa.make_url(url)),
+            skip_compatibility_check=True,
+            skip_table_creation=True,
+        )
+        if self.engine.dialect.name == "sqlite":
+            database.begin_immediate(self.engine, self._local)
+
+    def __reduce__(self) -> tuple[type["StudyStorage"], tuple[str]]:
+        """A copy in another process opens its own connections, and owns nothing."""
+        return (StudyStorage, (self.url,))
+
+    def close(self) -> None:
+        """Close all connections; the storage opens new ones when it is used again."""
+        self.scoped_session.remove()
+        self.engine.dispose()
+
+    # ------------------------------------------------------------------ transactions
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Make the transactions begun inside take SQLite's write lock with their first statement.
+
+        Optuna reads before it writes. A transaction that has read on SQLite can't become a writer once another
+        process has written: it fails at once, whatever the busy timeout.
+        """
+        self._local.writing += 1
+        try:
+            yield
+        finally:
+            self._local.writing -= 1
+
+    @contextmanager
+    def _transaction(self) -> Iterator[orm.Session]:
+        """A writing transaction on this thread's session; Optuna's methods called inside join and end it."""
+        with self._writing(), _create_scoped_session(self.scoped_session) as session:
+            yield session
+
+    # ------------------------------------------------------------------ studies
+
+    def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
+        """Create a study; DuplicatedStudyError where the name is taken."""
+        with self._writing():
+            return super().create_new_study(directions, study_name)
+
+    def delete_study(self, study_id: int) -> None:
+        """Delete a study with its trials and their attempts."""
+        with self._transaction() as session:
+            ledger.forget_trials(session, sa.select(_TRIALS.c.trial_id).where(_TRIALS.c.study_id == study_id))
+            super().delete_study(study_id)
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        """Store a user attribute of the study."""
+        with self._writing():
+            super().set_study_user_attr(study_id, key, value)
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        """Store a system attribute of the study."""
+        with self._writing():
+            super().set_study_system_attr(study_id, key, value)
+
+    def set_budget(self, study_id: int, n_trials: int | None) -> None:
+        """Set how many trials the study may have, imported ones aside; None for any number."""
+        self.set_study_user_attr(study_id, BUDGET_ATTR, n_trials)
+
+    # ------------------------------------------------------------------ new trials
+
+    def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
+        template = template_trial
+        if template is not None:
+            template = marked(template, budgeted=BUDGET_ATTR in self.get_study_user_attrs(study_id))
+        self._local.claimed = None
+        with self._writing():
+            trial = super()._create_new_trial(study_id, template)
+        if self._local.claimed is not None:
+            self._held[trial._trial_id] = self._local.claimed  # noqa: SLF001 - the id has no public name
+        return trial
+
+    def _get_prepared_new_trial(
+        self, study_id: int, template_trial: FrozenTrial | None, session: orm.Session
+    ) -> models.TrialModel:
+        """Optuna's insertion, after the study's row has been locked, with our conditions in its transaction."""
+        if template_trial is None or not template_trial.state.is_finished():
+            refuse_beyond_budget(session, study_id)
+        trial = super()._get_prepared_new_trial(study_id, template_trial, session)
+        if self.owner is not None and trial.state == TrialState.RUNNING:
+            self._local.claimed = ledger.claim(session, cast("int", trial.trial_id), self.owner)
+        return trial
+
+    # ------------------------------------------------------------------ fenced writes
+
+    def attempt_of(self, trial_id: int) -> int:
+        """The attempt under which this storage runs a trial; LeaseLostError if it doesn't."""
+        try:
+            return self._held[trial_id]
+        except KeyError:
+            raise _lease_lost(trial_id) from None
+
+    def check_lease(self, trial_id: int) -> None:
+        """LeaseLostError unless a trial is this storage's, in the database too."""
+        attempt = self.attempt_of(trial_id)
+        with self.engine.connect() as conn:
+            if not ledger.holds(conn, trial_id, attempt):
+                raise _lease_lost(trial_id)
+
+    def forget(self, trial_id: int) -> None:
+        """Give up a trial whose lease is lost: no more beats, and reads of it work again."""
+        self._held.pop(trial_id, None)
+        self._outcomes.pop(trial_id, None)
+
+    def _fence(self, session: orm.Session, trial_id: int) -> None:
+        """Check, and lock until the transaction's end, that the trial is this storage's to write."""
+        if self.owner is None:
+            return
+        attempt = self._held.get(trial_id)
+        if attempt is None:
+            state = session.execute(sa.select(_TRIALS.c.state).where(_TRIALS.c.trial_id == trial_id)).scalar()
+            if state is None or state.is_finished():
+                return  # Optuna refuses the write itself
+        elif ledger.holds(session, trial_id, attempt):
+            return
+        raise _lease_lost(trial_id)
+
+    def _write(
+        self, table: sa.Table, trial_id: int, key: str, row: dict[str, Any], *, replace: bool = True
+    ) -> None:
+        """Store one row of a trial in one statement; raises if the trial may not be written to."""
+        attempt = self._held.get(trial_id)
+        if attempt is None and self.owner is not None:
+            self._explain_refusal(trial_id)
+        fenced = attempt is not None
+        statement = guarded_insert(self.engine.name, table, tuple(row), key, replace=replace, fenced=fenced)
+        parameters: dict[str, Any] = {f"new_{name}": value for name, value in row.items()}
+        parameters["trial"] = trial_id
+        if fenced:
+            parameters["attempt"] = attempt
+        try:
+            with self.engine.begin() as conn:
+                written = conn.execute(statement, parameters).rowcount
+        except sa.exc.SQLAlchemyError as error:
+            raise StorageInternalError(f"trial {trial_id} couldn't be written to: {error}") from error
+        if written == 0:
+            self._explain_refusal(trial_id)
+
+    def _explain_refusal(self, trial_id: int) -> None:
+        """Raise what forbids writing to a trial; nothing does if a row was there already and was to stay."""
+        with self._transaction() as session:
+            self._fence(session, trial_id)
+            trial = models.TrialModel.find_or_raise_by_id(trial_id, session)
+            self.check_trial_is_updatable(trial_id, cast("TrialState", trial.state))
+
+    def _set_trial_param(
+        self,
+        trial_id: int,
+        param_name: str,
+        param_value_internal: float,
+        distribution: BaseDistribution,
+        previous_distribution: BaseDistribution | None,
+    ) -> None:
+        if previous_distribution is None:  # only the first time in a process: Optuna looks the distribution up
+            with self._transaction() as session:
+                self._fence(session, trial_id)
+                super()._set_trial_param(trial_id, param_name, param_value_internal, distribution, None)
+            return
+        try:
+            check_distribution_compatibility(previous_distribution, distribution)
+        except ValueError:
+            self._explain_refusal(trial_id)  # a lost lease or a finished trial is the better reason
+            raise
+        row = {
+            "param_name": param_name,
+            "param_value": param_value_internal,
+            "distribution_json": distribution_to_json(distribution),
+        }
+        self._write(_PARAMS, trial_id, "param_name", row, replace=False)
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        """Store a user attribute; the owner's ``hpo:outcome`` becomes its attempt's outcome, too."""
+        self._write(_USER_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
+        if key == OUTCOME_ATTR and trial_id in self._held:
+            self._outcomes[trial_id] = str(value)
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        """Store a system attribute."""
+        self._write(_SYSTEM_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
+
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        """Store a reported value, in place of what was reported for the step before."""
+        value, kind = models.TrialIntermediateValueModel.intermediate_value_to_stored_repr(intermediate_value)
+        row = {"step": step, "intermediate_value": value, "intermediate_value_type": kind}
+        self._write(_REPORTS, trial_id, "step", row)
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """Read a trial; LeaseLostError for one held by this storage that runs no longer.
+
+        Optuna's ``tell`` reads first and answers ValueError when the trial is not RUNNING. The owner has to
+        learn the reason, and learns it here, without a statement more.
+        """
+        trial = super().get_trial(trial_id)
+        if trial.state != TrialState.RUNNING and trial_id in self._held:
+            raise _lease_lost(trial_id)
+        return trial
+
+    # ------------------------------------------------------------------ states
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        """Change a trial's state, and its lease with it.
+
+        Returns:
+            False if the trial was to become RUNNING, and another worker was faster.
+        """
+        if state == TrialState.RUNNING:
+            return self._take(trial_id, values)
+        return self._release(trial_id, state, values, None)
+
+    def requeue(self, trial_id: int, reason: str | None = None) -> None:
+        """Give a held trial back: it goes from RUNNING to WAITING with all that is stored about it."""
+        self.attempt_of(trial_id)
+        self._release(trial_id, TrialState.WAITING, None, reason)
+
+    def _take(self, trial_id: int, values: Sequence[float] | None) -> bool:
+        attempt: int | None = None
+        with self._transaction() as session:
+            query = sa.select(_TRIALS.c.state).where(_TRIALS.c.trial_id == trial_id).with_for_update()
+            if self.owner is not None and session.execute(query).scalar() == TrialState.WAITING:
+                attempt = ledger.claim(session, trial_id, self.owner)
+            won = super().set_trial_state_values(trial_id, TrialState.RUNNING, values)
+        if won and attempt is not None:
+            self._held[trial_id] = attempt
+        return won
+
+    def _release(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None, reason: str | None
+    ) -> bool:
+        outcome = self._outcomes.get(trial_id, state.name.lower())
+        if state == TrialState.WAITING:
+            outcome = "requeued"
+        with self._transaction() as session:
+            # Out of sight of the heartbeat, which would take the ended attempt for a lost one.
+            attempt = self._held.pop(trial_id, None)
+            try:
+                if attempt is None:
+                    self._fence(session, trial_id)
+                    ledger.end_open(session, trial_id, outcome)
+                elif not ledger.end(session, trial_id, attempt, outcome, reason):
+                    raise _lease_lost(trial_id)  # noqa: TRY301 - the lease is put back all the same
+                done = super().set_trial_state_values(trial_id, state, values)
+            except BaseException:
+                if attempt is not None:
+                    self._held[trial_id] = attempt
+                raise
+            if attempt is not None and not done:
+                self._held[trial_id] = attempt
+        self._outcomes.pop(trial_id, None)
+        return done
+
+    # ------------------------------------------------------------------ life and death
+
+    def beat(self) -> list[int]:
+        """Record that the owner of all held trials lives; the ids of those whose lease is lost."""
+        lost = []
+        for trial_id, attempt in list(self._held.items()):
+            with self._writing(), self.engine.begin() as conn:
+                alive = ledger.beat(conn, trial_id, attempt)
+            # A trial that has been finished meanwhile is not held any more.
+            if not alive and self._held.get(trial_id) == attempt:
+                lost.append(trial_id)
+        return lost
+
+    def requeue_dead(self, study_id: int, *, grace: float = 60.0, max_retries: int = 3) -> list[tuple[int, int]]:
+        """Bring every RUNNING trial whose owner is dead back to WAITING.
+
+        An owner on this host is dead when its process is; one on another host when it has not beaten for
+        ``grace`` seconds. A RUNNING trial without a lease is taken back only in a study with a budget: others
+        are not ours. A trial that has died more than ``max_retries`` times becomes FAIL with the outcome
+        "lost".
+
+        Returns:
+            Number and lost attempt (0: it had no lease) of each trial that waits again.
+        """
+        requeued = []
+        ours = BUDGET_ATTR in self.get_study_user_attrs(study_id)
+        with self.engine.connect() as conn:
+            running = ledger.running_trials(conn, study_id)
+        for trial in running:
+            if not (ours if trial.lease is None else ledger.is_dead(trial.lease, grace)):
+                continue
+            if self._bring_back(trial, max_retries):
+                requeued.append((trial.number, trial.lease.attempt if trial.lease else 0))
+        return requeued
+
+    def _bring_back(self, running: ledger.RunningTrial, max_retries: int) -> bool:
+        """Requeue one dead trial, or fail it after too many deaths; True if it waits now."""
+        with self._transaction() as session:
+            # The lease first, then the trial: the order in which an owner's writes lock them.
+            if running.lease is not None and not ledger.lock_unchanged(session, running.lease):
+                return False
+            trial = models.TrialModel.find_or_raise_by_id(running.trial_id, session, for_update=True)
+            history = ledger.attempts_of_trial(session, running.trial_id)
+            if trial.state != TrialState.RUNNING:
+                return False  # another process was faster
+            if running.lease is None and any(attempt.ended_at is None for attempt in history):
+                return False
+            if running.lease is not None:
+                ledger.end(session, running.trial_id, running.lease.attempt, "lost", "its process is gone")
+            deaths = sum(attempt.outcome == "lost" for attempt in history) + 1
+            if deaths <= max_retries:
+                trial.state = TrialState.WAITING
+                return True
+            self._fail_as_lost(session, trial, deaths)
+            return False
+
+    def _fail_as_lost(self, session: orm.Session, trial: models.TrialModel, deaths: int) -> None:
+        attrs = {OUTCOME_ATTR: "lost", REASON_ATTR: f"its process died {deaths} times"}
+        for key, value in attrs.items():
+            self._set_trial_attr_without_commit(
+                session, models.TrialUserAttributeModel, cast("int", trial.trial_id), key, value
+            )
+        trial.state = TrialState.FAIL
+        trial.datetime_complete = datetime.now()
+
+
+def _lease_lost(trial_id: int) -> LeaseLostError:
+    return LeaseLostError(f"trial {trial_id} (database id) isn't held by this worker: nothing is stored for it")
+
+
+def open_storage(url: str, *, create: bool, owner: Owner | None = None) -> StudyStorage:
+    """Open a study database.
+
+    Args:
+        url: ``sqlite:///file``, ``postgresql://…`` or ``mysql://…``.
+        create: Make the database's folder and tables where they are missing; the main process does so before
+            any worker starts.
+        owner: On whose behalf this process runs trials; None for one that doesn't.
+
+    Raises:
+        InputError: The URL can't be used.
+        StudyError: The database can't be reached, or isn't there and is not to be created.
+    """
+    parsed = database.normalize_url(url)
+    file = database.sqlite_file(parsed)
+    shown = display_url(url)
+    if file is not None and not file.exists() and not create:
+        raise StudyError(f"{shown}: there is no such database yet\n  fix: `hpo run` makes it")
+    with database.explained(parsed):
+        if file is not None and create:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        if not database.has_schema(parsed):
+            if not create:
+                raise StudyError(f"{shown}: the database holds no study\n  fix: `hpo run` makes it")
+            database.create_schema(parsed)
+        return StudyStorage(parsed.render_as_string(hide_password=False), owner)

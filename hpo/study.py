@@ -1,0 +1,159 @@
+"""Creating and loading studies: the Optuna study of a spec, with the config it was started with."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import optuna
+from optuna.trial import TrialState
+
+from hpo.config import StudySpec, diff_configs
+from hpo.database import display_url
+from hpo.errors import InputError, StudyError
+from hpo.ledger import Owner
+from hpo.pruners import make_pruner
+from hpo.samplers import ExhaustiveSampler, make_sampler
+from hpo.space import SearchSpace
+from hpo.storage import BUDGET_ATTR, StudyStorage, open_storage
+from trainer.seeding import derive_seed
+
+CONFIG_ATTR: Final = "hpo:config"
+HASH_ATTR: Final = "hpo:config_hash"
+
+_TRAINING_STREAM: Final = 0x71
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study at hand: what was asked for, where it is stored, and Optuna's view of it.
+
+    Attributes:
+        spec: The study file.
+        space: Its search space.
+        storage: The storage; fenced where this process owns trials.
+        study: Optuna's study on that storage.
+    """
+
+    spec: StudySpec
+    space: SearchSpace
+    storage: StudyStorage
+    study: optuna.Study
+
+    @property
+    def study_id(self) -> int:
+        """Optuna's id of the study."""
+        return self.storage.get_study_id_from_name(self.spec.study.name)
+
+    def trial_seed(self, number: int) -> int:
+        """Seed of trial ``number``'s training, in [0, 2**32): from the study's seed and the number alone."""
+        return derive_seed(study_seed(self.spec), _TRAINING_STREAM, number) % 2**32
+
+    def budget(self) -> int:
+        """Trials that the study is to bring to an end, as stored by the latest `hpo run`."""
+        return int(self.study.user_attrs.get(BUDGET_ATTR, self.spec.study.n_trials))
+
+    def count(self, *states: TrialState) -> int:
+        """How many trials are in these states now."""
+        return len(self.study.get_trials(deepcopy=False, states=states))
+
+
+def study_seed(spec: StudySpec) -> int:
+    """The seed that training starts from: ``trainer.seed``, else ``study.sampler.seed``."""
+    return spec.study.sampler.seed if spec.trainer.seed is None else spec.trainer.seed
+
+
+def start_study(spec: StudySpec) -> OpenStudy:
+    """Create the study, or open it to go on with, and give it its budget of trials.
+
+    Raises:
+        InputError: The sampler, the pruner or the space can't be used, or the study was started with another
+            config.
+        StudyError: The storage can't be opened.
+    """
+    space = SearchSpace.from_spec(spec)
+    sampler, pruner = make_sampler(spec, space), make_pruner(spec)
+    storage = open_storage(spec.storage_url, create=True)
+    try:
+        study = optuna.create_study(
+            storage=storage,
+            study_name=spec.study.name,
+            direction=spec.study.direction,
+            sampler=sampler,
+            pruner=pruner,
+        )
+        study.set_user_attr(CONFIG_ATTR, spec.base_config())
+        study.set_user_attr(HASH_ATTR, spec.config_hash())
+    except optuna.exceptions.DuplicatedStudyError:
+        study = optuna.load_study(storage=storage, study_name=spec.study.name, sampler=sampler, pruner=pruner)
+        _refuse_other_config(spec, study)
+    opened = OpenStudy(spec, space, storage, study)
+    storage.set_budget(opened.study_id, _budget(spec, study, sampler))
+    return opened
+
+
+def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
+    """Open a study that exists.
+
+    Args:
+        spec: The study file.
+        owner: Who takes trials; None to look at it only.
+
+    Raises:
+        StudyError: There is no such study.
+    """
+    space = SearchSpace.from_spec(spec)
+    storage = open_storage(spec.storage_url, create=False, owner=owner)
+    try:
+        study = optuna.load_study(
+            storage=storage,
+            study_name=spec.study.name,
+            sampler=make_sampler(spec, space),
+            pruner=make_pruner(spec),
+        )
+    except KeyError:
+        storage.close()
+        raise StudyError(
+            f"no study named {spec.study.name} in {display_url(spec.storage_url)}\n  fix: start it with `hpo run`"
+        ) from None
+    return OpenStudy(spec, space, storage, study)
+
+
+def _budget(spec: StudySpec, study: optuna.Study, sampler: optuna.samplers.BaseSampler) -> int:
+    """Trials to bring to an end: no more than a grid has points, beside those that were enqueued."""
+    if not isinstance(sampler, ExhaustiveSampler):
+        return spec.study.n_trials
+    enqueued = sum("fixed_params" in trial.system_attrs for trial in study.get_trials(deepcopy=False))
+    return min(spec.study.n_trials, len(sampler) + enqueued)
+
+
+def _refuse_other_config(spec: StudySpec, study: optuna.Study) -> None:
+    stored: dict[str, Any] = _stored_attrs(study)
+    if HASH_ATTR not in stored:
+        raise InputError(
+            f"the storage has a study named {spec.study.name} that was not started by `hpo run`",
+            file=spec.location("study.name")[0],
+            line=spec.location("study.name")[1],
+            path="study.name",
+            fix="give this one another name with `study.name=…`",
+        )
+    if stored[HASH_ATTR] == spec.config_hash():
+        return
+    changes = diff_configs(stored[CONFIG_ATTR], spec.base_config())
+    raise spec.error(
+        f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
+        path="study.name",
+        fix=f"undo the change, give the new study its own name (`study.name={spec.study.name}-2`), or start over "
+        f"after `hpo delete {spec.path.name} --yes`",
+    )
+
+
+def _stored_attrs(study: optuna.Study) -> dict[str, Any]:
+    """The study's attributes; a study that is being created next door gets a moment to receive them."""
+    for _ in range(20):
+        attrs = study.user_attrs
+        if HASH_ATTR in attrs:
+            break
+        time.sleep(0.1)
+    return attrs

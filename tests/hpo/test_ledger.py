@@ -1,0 +1,181 @@
+"""Who is alive, and what the ledger says after any order of claims, ends and takeovers."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from optuna.storages._rdb import models
+
+from hpo import ledger
+from hpo.ledger import ATTEMPTS, Heartbeat, Owner, host_name, owner_is_alive
+
+
+@pytest.fixture
+def child() -> Iterator["subprocess.Popen[bytes]"]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def alive(owner: Owner, **changes: Any) -> bool | None:
+    seen = vars(owner) | changes
+    return owner_is_alive(seen["host"], seen["boot_id"], seen["pid"], seen["start_time"])
+
+
+def test_the_current_process_is_alive() -> None:
+    me = Owner.current(worker="w0", device="cuda:1")
+    assert (me.pid, me.worker, me.device) == (os.getpid(), "w0", "cuda:1")
+    assert me == Owner.current(worker="w0", device="cuda:1")
+    assert alive(me) is True
+
+
+def test_death_is_told_from_what_only_looks_like_it() -> None:
+    me = Owner.current()
+    assert alive(me, start_time=me.start_time + 1) is False, "the id belongs to another process by now"
+    assert alive(me, boot_id="another boot") is False
+    assert alive(me, host="elsewhere") is None
+    assert alive(me, host="elsewhere", boot_id="another boot", pid=1) is None
+
+
+def test_a_stopped_process_lives_and_a_zombie_does_not(child: "subprocess.Popen[bytes]") -> None:
+    start = ledger.process_start(child.pid)
+    assert start is not None
+    owner = Owner(host_name(), ledger.boot_id(), child.pid, start)
+    child.send_signal(signal.SIGSTOP)
+    time.sleep(0.02)
+    assert alive(owner) is True
+    child.kill()
+    deadline = time.monotonic() + 5
+    while alive(owner) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert child.returncode is None, "nobody has waited for it: a zombie"
+    assert Path(f"/proc/{child.pid}").exists()
+    assert alive(owner) is False
+    child.wait()
+    assert alive(owner) is False
+
+
+def test_long_labels_are_cut_to_what_every_database_takes() -> None:
+    assert len(Owner.current(worker="w" * 1000).worker) == 255
+
+
+# ---------------------------------------------------------------------- heartbeat
+
+
+def test_the_heartbeat_survives_a_database_that_is_away() -> None:
+    answers: Iterator[Exception | list[int]] = iter(
+        [sa.exc.OperationalError("update", {}, Exception("gone")), [], [7], [7], [], [7]]
+    )
+    beats: list[int] = []
+    told: list[int] = []
+
+    def beat() -> list[int]:
+        beats.append(1)
+        answer = next(answers, [])
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    heart = Heartbeat(beat, interval=0.005, on_lost=told.append).start()
+    deadline = time.monotonic() + 5
+    while len(beats) < 8 and time.monotonic() < deadline:
+        time.sleep(0.005)
+    heart.stop()
+    assert told == [7, 7], "once for each loss, not for each beat"
+    assert heart.lost.is_set()
+    assert heart.error is None
+    count = len(beats)
+    time.sleep(0.03)
+    assert len(beats) == count
+    heart.stop()
+
+
+# ---------------------------------------------------------------------- any order of events
+
+_TRIALS = st.integers(1, 3)
+_OWNER = Owner("host", "boot", 1, 1.0)
+
+
+class LedgerMachine(RuleBasedStateMachine):
+    """Compares the table with a model: for each trial the outcomes of its attempts, None while open."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
+        models.BaseModel.metadata.create_all(self.engine)
+        ledger.metadata.create_all(self.engine)
+        with self.engine.begin() as conn:
+            conn.execute(sa.text("INSERT INTO studies VALUES (1, 'a')"))
+            for trial in (1, 2, 3):
+                conn.execute(sa.text(f"INSERT INTO trials VALUES ({trial}, {trial}, 1, 'RUNNING', NULL, NULL)"))
+        self.conn = self.engine.connect()
+        self.outcomes: dict[int, list[str | None]] = {1: [], 2: [], 3: []}
+
+    def teardown(self) -> None:
+        self.conn.close()
+        self.engine.dispose()
+
+    def is_lease(self, trial: int, attempt: int) -> bool:
+        outcomes = self.outcomes[trial]
+        return attempt == len(outcomes) > 0 and outcomes[-1] is None
+
+    @rule(trial=_TRIALS)
+    def claim(self, trial: int) -> None:
+        outcomes = self.outcomes[trial]
+        if outcomes and outcomes[-1] is None:
+            outcomes[-1] = "lost"
+        outcomes.append(None)
+        assert ledger.claim(self.conn, trial, _OWNER) == len(outcomes)
+
+    @rule(trial=_TRIALS, attempt=st.integers(1, 4), outcome=st.sampled_from(["complete", "requeued", "lost"]))
+    def end(self, trial: int, attempt: int, outcome: str) -> None:
+        expected = self.is_lease(trial, attempt)
+        if expected:
+            self.outcomes[trial][-1] = outcome
+        assert ledger.end(self.conn, trial, attempt, outcome) is expected
+
+    @rule(trial=_TRIALS)
+    def end_whatever_is_open(self, trial: int) -> None:
+        ledger.end_open(self.conn, trial, "fail")
+        self.outcomes[trial] = [outcome or "fail" for outcome in self.outcomes[trial]]
+
+    @rule(trial=_TRIALS, attempt=st.integers(1, 4))
+    def beat(self, trial: int, attempt: int) -> None:
+        assert ledger.beat(self.conn, trial, attempt) is self.is_lease(trial, attempt)
+
+    @precondition(lambda self: any(self.outcomes.values()))
+    @rule(trial=_TRIALS)
+    def forget(self, trial: int) -> None:
+        ledger.forget_trials(self.conn, sa.select(sa.literal(trial)))
+        self.outcomes[trial] = []
+
+    @invariant()
+    def table_equals_model(self) -> None:
+        rows = ledger.attempts(self.conn, 1)
+        found = {trial: [a.outcome for a in rows if a.trial_id == trial] for trial in self.outcomes}
+        assert found == self.outcomes
+        for trial in self.outcomes:
+            last = len(self.outcomes[trial])
+            assert ledger.holds(self.conn, trial, last) is self.is_lease(trial, last)
+            assert not ledger.holds(self.conn, trial, last - 1)
+        assert [a for a in rows if a.ended_at is None] == ledger.open_leases(self.conn, 1)
+        assert all(a.started_at <= (a.ended_at or a.beat_at) for a in rows)
+
+
+TestLedgerMachine = LedgerMachine.TestCase
+TestLedgerMachine.settings = settings(max_examples=12, stateful_step_count=15, deadline=None, database=None)
+
+
+def test_the_table_is_named_and_keyed_as_documented() -> None:
+    assert ATTEMPTS.name == "hpo_attempts"
+    assert [column.name for column in ATTEMPTS.primary_key] == ["trial_id", "attempt"]
