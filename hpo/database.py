@@ -248,7 +248,15 @@ def _create_missing(conn: sa.Connection, url: sa.URL) -> None:
         row = {"schema_version": models.SCHEMA_VERSION, "library_version": optuna.__version__}
         conn.execute(sa.insert(info).values(version_info_id=1, **row))
     if revision is None:
+        if conn.dialect.name == "mysql":
+            _keep_microseconds(conn)
         # As Optuna itself stamps new tables, but on this connection, inside the lock.
         config = Config()
         config.set_main_option("script_location", str(Path(models.__file__).parent / "alembic").replace("%", "%%"))
         MigrationContext.configure(conn).stamp(ScriptDirectory.from_config(config), OPTUNA_REVISION)
+
+
+def _keep_microseconds(conn: sa.Connection) -> None:
+    """MySQL's DATETIME has whole seconds only, where every other database keeps what Optuna stores."""
+    for column in ("datetime_start", "datetime_complete"):
+        conn.execute(sa.text(f"ALTER TABLE trials MODIFY {column} DATETIME(6)"))

@@ -39,7 +39,7 @@ def guarded_insert(
         fenced: Whether the writer must hold the trial's lease.
     """
     names = ["trial_id", *columns]
-    source = _allowed_trial(dialect, table, columns, fenced=fenced)
+    source = _allowed_trial(table, columns, fenced=fenced)
     updated = [column for column in columns if column != key]
     insert: Any = {"sqlite": sqlite, "postgresql": postgresql, "mysql": mysql}[dialect].insert(table)
     insert = insert.from_select(names, source)
@@ -58,19 +58,20 @@ def guarded_insert(
     return statement
 
 
-def _allowed_trial(
-    dialect: str, table: sa.Table, columns: tuple[str, ...], *, fenced: bool
-) -> sa.Select[tuple[Any, ...]]:
+def _allowed_trial(table: sa.Table, columns: tuple[str, ...], *, fenced: bool) -> sa.Select[tuple[Any, ...]]:
     """The new row, or nothing if the trial may not be written to."""
     new = [sa.bindparam(f"new_{name}", type_=table.c[name].type) for name in columns]
-    source = sa.select(_TRIALS.c.trial_id, *new).where(
-        _TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
-        _TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING]),
-    )
+    trial = sa.bindparam("trial", type_=sa.Integer)
+    unfinished = _TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING])
     if not fenced:
-        return source
-    source = source.join_from(_TRIALS, ATTEMPTS, ATTEMPTS.c.trial_id == _TRIALS.c.trial_id).where(
-        ATTEMPTS.c.attempt == sa.bindparam("attempt", type_=sa.Integer), ATTEMPTS.c.ended_at.is_(None)
+        return sa.select(_TRIALS.c.trial_id, *new).where(_TRIALS.c.trial_id == trial, unfinished)
+    writable = sa.exists().where(_TRIALS.c.trial_id == trial, unfinished)
+    source = sa.select(ATTEMPTS.c.trial_id, *new).where(
+        ATTEMPTS.c.trial_id == trial,
+        ATTEMPTS.c.attempt == sa.bindparam("attempt", type_=sa.Integer),
+        ATTEMPTS.c.ended_at.is_(None),
+        writable,
     )
     # The lock makes a requeue wait for this write, and this write for a requeue: it then finds the lease ended.
-    return source.with_for_update(of=ATTEMPTS if dialect == "postgresql" else None)
+    # The trial is in a subquery so that only the lease is locked: a requeue locks the two in this order, too.
+    return source.with_for_update()

@@ -7,9 +7,9 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.budget import IMPORTED_ATTR
 from hpo.errors import StudyError
 from hpo.outcome import BEST_ATTR, Outcome, finite, outcome_of
-from hpo.storage import IMPORTED_ATTR
 from hpo.study import OpenStudy
 
 

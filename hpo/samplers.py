@@ -11,11 +11,11 @@ from optuna import Study, samplers
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.budget import IMPORTED_ATTR
 from hpo.by_name import check_arguments, construct, find_class
 from hpo.config import StudySpec
 from hpo.errors import StudyError
 from hpo.space import SearchSpace
-from hpo.storage import IMPORTED_ATTR
 from trainer.seeding import derive_seed
 
 SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(

@@ -33,13 +33,21 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import orm
 
 from hpo import database, ledger
-from hpo.budget import BUDGET_ATTR, marked, refuse_beyond_budget
+from hpo.budget import BUDGET_ATTR, IMPORTED_ATTR, marked, refuse_beyond_budget
 from hpo.database import display_url
 from hpo.errors import LeaseLostError, StudyError
 from hpo.guarded import guarded_insert
 from hpo.ledger import Owner
 
-__all__ = ["StudyStorage", "display_url", "open_storage"]
+__all__ = [
+    "BUDGET_ATTR",
+    "IMPORTED_ATTR",
+    "OUTCOME_ATTR",
+    "REASON_ATTR",
+    "StudyStorage",
+    "display_url",
+    "open_storage",
+]
 
 OUTCOME_ATTR = "hpo:outcome"
 REASON_ATTR = "hpo:reason"

@@ -9,6 +9,7 @@ from typing import Any, Final
 import optuna
 from optuna.trial import TrialState
 
+from hpo.budget import BUDGET_ATTR
 from hpo.config import StudySpec, diff_configs
 from hpo.database import display_url
 from hpo.errors import InputError, StudyError
@@ -16,7 +17,7 @@ from hpo.ledger import Owner
 from hpo.pruners import make_pruner
 from hpo.samplers import ExhaustiveSampler, make_sampler
 from hpo.space import SearchSpace
-from hpo.storage import BUDGET_ATTR, StudyStorage, open_storage
+from hpo.storage import StudyStorage, open_storage
 from trainer.seeding import derive_seed
 
 CONFIG_ATTR: Final = "hpo:config"

@@ -16,7 +16,33 @@ _PLAIN_TAGS = frozenset(_TAG + name for name in ("null", "bool", "int", "float",
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader with OmegaConf's idea of a number, and dates left as text."""
+    """SafeLoader with OmegaConf's idea of a number, dates left as text, and room for ``{a: ${b.c}}``."""
+
+    flow_level: int
+
+    def scan_plain(self) -> Any:
+        """Scan a scalar without quotes; in a flow mapping, YAML would end it at the brace of ``${``."""
+        length = self._interpolated_length() if self.flow_level else 0
+        if not length:
+            return super().scan_plain()
+        start, text = self.get_mark(), self.prefix(length)
+        self.forward(length)
+        self.allow_simple_key = False
+        return yaml.ScalarToken(text, True, start, self.get_mark())
+
+    def _interpolated_length(self) -> int:
+        """Length of the scalar ahead if it holds an interpolation with its braces closed, else 0."""
+        length = depth = 0
+        seen = False
+        while (char := self.peek(length)) not in "\0\r\n":
+            if char == "$" and self.peek(length + 1) == "{":
+                depth, seen, length = depth + 1, True, length + 1
+            elif depth:
+                depth += (char == "{") - (char == "}")
+            elif char in " \t,[]{}" or (char == ":" and self.peek(length + 1) in " \t\0\r\n,[]{}"):
+                break
+            length += 1
+        return length if seen and not depth else 0
 
 
 _Loader.yaml_implicit_resolvers = {

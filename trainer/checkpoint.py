@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import os
 import re
 import zipfile
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 logger = logging.getLogger(__name__)
 
@@ -38,11 +38,15 @@ class CheckpointFile:
     path: Path
 
 
-def serialize(checkpoint: dict[str, Any]) -> bytes:
-    """The checkpoint as the bytes of a torch file, independent of the live tensors from then on."""
-    buffer = io.BytesIO()
-    torch.save(checkpoint, buffer)
-    return buffer.getvalue()
+def snapshot(value: Any) -> Any:
+    """A copy of a checkpoint on the CPU that further training leaves alone."""
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, Mapping):
+        return {key: snapshot(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return type(value)(snapshot(item) for item in value)
+    return value
 
 
 def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
@@ -117,7 +121,7 @@ class CheckpointManager:
         """Where the checkpoint of that progress lies."""
         return self.folder / (f"epoch-{epoch:05d}-batch-{batch:06d}.pt" if batch else f"epoch-{epoch:05d}.pt")
 
-    def write(self, data: bytes, epoch: int, batch: int = 0) -> Path:
+    def write(self, checkpoint: Mapping[str, Any], epoch: int, batch: int = 0) -> Path:
         """Write atomically: aside, flushed to the disk, then renamed.
 
         Raises:
@@ -128,7 +132,7 @@ class CheckpointManager:
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with aside.open("wb") as file:
-                file.write(data)
+                torch.save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)

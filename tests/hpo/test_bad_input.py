@@ -66,7 +66,7 @@ TABLE = [
     ("model.MLP, ", "MLP, ", "6: model._target_: is not an import path", "model.MLP"),
     ("model.MLP", "modle.MLP", "6: model._target_: can't import `modle`: there is no such module", "`model`"),
     ("model.MLP", "model.MPL", "6: model._target_: `model` has no `MPL`", "did you mean `MLP`?"),
-    ("torch.nn.Cross", "torch.nm.Cross", "7: loss._target_: `torch` has no `nm`", "nn"),
+    ("torch.nn.Cross", "torch.nnn.Cross", "7: loss._target_: `torch` has no `nnn`", "nn"),
     ("hidden: 64", "hiden: 64", "6: model.hiden: `model.MLP` takes no argument `hiden`", "did you mean `hidden`?"),
     (", hidden: 64", "", "6: model._target_: `model.MLP` needs the argument `hidden`", "model.hidden"),
     (
@@ -78,7 +78,7 @@ TABLE = [
     ("step_size: 5", "step_size: 5, interval: day", "9: scheduler.interval: must be `epoch` or `step`", "epoch"),
     ("lr: 1e-3}", "lr: 1e-3, params: 3}", "8: optimizer.params: `params` of", "drop it"),
     ("lr: 1e-3}", "lr: 1e-3, betas: 3}", "8: optimizer.betas: `torch.optim.SGD` takes no argument", "when"),
-    ("lr: 1e-3}", "lr: ${model.hiddn}}", "8: optimizer.lr: not YAML", "quotes"),
+    ("lr: 1e-3}", "lr: ${model.hiddn}", "9: not YAML: while parsing a flow mapping", "quotes"),
     ("lr: 1e-3}", 'lr: "${model.hiddn}"}', "8: optimizer.lr: Interpolation key 'model.hiddn' not found", "write"),
     ("lr: 1e-3}", 'lr: "???"}', "8: optimizer.lr: `???` stands for a value that is still missing", "write"),
     (
@@ -184,12 +184,16 @@ def study(folder: Path, text: str, model: str = MODEL) -> Path:
     return path
 
 
+def read_and_check(path: Path, overrides: tuple[str, ...]) -> None:
+    spec = load_spec(path, overrides)
+    check_spec(spec)
+    check_metric(spec)
+
+
 def refused(path: Path, overrides: tuple[str, ...] = ()) -> InputError:
     before = sorted(path.parent.rglob("*"))
     with pytest.raises(InputError) as caught:
-        spec = load_spec(path, overrides)
-        check_spec(spec)
-        check_metric(spec)
+        read_and_check(path, overrides)
     assert sorted(path.parent.rglob("*")) == before, "bad input leaves nothing behind"
     assert caught.value.fix
     assert caught.value.exit_code == 2

@@ -24,7 +24,7 @@ loader: {batch_size: 64}
 model: {_target_: model.MLP, hidden: 64}
 loss: {_target_: torch.nn.CrossEntropyLoss}
 optimizer: {_target_: torch.optim.AdamW, lr: 1e-3, weight_decay: 1e-4}
-scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: "${trainer.max_epochs}"}
+scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: ${trainer.max_epochs}}
 metrics: {accuracy: {_target_: model.accuracy}}
 callbacks: {early_stopping: true}
 search_space:
@@ -216,7 +216,8 @@ def test_json_schema_knows_the_sections() -> None:
 
 def test_reading_imports_neither_torch_nor_optuna(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from hpo.config import load_spec; from hpo.space import SearchSpace;"
+        "import sys; from pathlib import Path; from hpo.config import load_spec;"
+        "from hpo.space import SearchSpace;"
         f"SearchSpace.from_spec(load_spec(Path({str(write(tmp_path))!r})));"
         "print(sorted({'torch', 'optuna', 'hydra', 'sqlalchemy'} & set(sys.modules)))"
     )
@@ -304,3 +305,9 @@ def test_a_targets_exception_keeps_its_type(tmp_path: Path) -> None:
         instantiate(resolver, {"_target_": "model.Broken"})
     with pytest.raises(KeyError, match="own type"):
         instantiate(resolver, {"_target_": "model.MLP", "hidden": 1, "block": {"_target_": "model.Broken"}})
+
+
+def test_interpolations_need_no_quotes_in_flow_style(tmp_path: Path) -> None:
+    text = "{a: ${model.hidden}, b: [x${model.hidden}y, ${oc.select:no.where, 3}], c: 1}"
+    spec = load_spec(write(tmp_path, STUDY.replace("hidden: 64", f"hidden: 64, extra: {text}")))
+    assert spec.resolve()["model"]["extra"] == {"a": 64, "b": ["x64y", 3], "c": 1}

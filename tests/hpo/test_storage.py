@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -316,6 +317,31 @@ def test_storage_without_owner_takes_no_lease_and_ends_those_of_what_it_finishes
     assert [(a.trial_id, a.outcome) for a in attempts(ready_url)] == [(trial._trial_id, "fail")]
     with pytest.raises(LeaseLostError):
         trial.report(1.0, 1)
+
+
+def test_no_write_slips_in_while_a_trial_is_taken_back(two_owners: tuple[StudyStorage, ...]) -> None:
+    first, second = two_owners
+    trial = load(first).ask()
+    fenced = threading.Event()
+
+    def report_until_fenced() -> None:
+        with contextlib.suppress(LeaseLostError):
+            for step in range(100_000):
+                first.set_trial_intermediate_value(trial._trial_id, step, 1.0)
+            return
+        fenced.set()
+        first.remove_session()
+
+    writer = threading.Thread(target=report_until_fenced)
+    writer.start()
+    time.sleep(0.1)
+    (seen,) = running(second)
+    assert second._bring_back(seen, 3)
+    taken = second.get_trial(trial._trial_id)
+    writer.join(10)
+    assert fenced.is_set()
+    assert taken.intermediate_values
+    assert second.get_trial(trial._trial_id) == taken
 
 
 def test_outcome_and_reason_reach_the_ledger(two_owners: tuple[StudyStorage, ...], ready_url: str) -> None:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 from trainer.callback import Callback, TrainerView
-from trainer.checkpoint import CheckpointManager, serialize
+from trainer.checkpoint import CheckpointManager, snapshot
 from trainer.state import DIVERGED, ERROR, Mode, best_epoch
 
 logger = logging.getLogger(__name__)
@@ -54,7 +55,7 @@ class Checkpoint(Callback):
         self.max_overhead = max_overhead
         self.reads = (monitor,)
         self._written: list[int] = []
-        self._waiting: tuple[int, bytes] | None = None
+        self._waiting: tuple[int, dict[str, Any]] | None = None
         self._last_write = 0.0
         self._cost = 0.0
 
@@ -71,7 +72,7 @@ class Checkpoint(Callback):
         if state.epoch % self.every_n_epochs == 0 and self._affordable():
             self._write(trainer)
         elif best:
-            self._waiting = (state.epoch, self._serialized(trainer))
+            self._waiting = (state.epoch, snapshot(self._made(trainer)))
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """Write what waits, and the state in which training ended, unless it is of no use."""
@@ -88,10 +89,10 @@ class Checkpoint(Callback):
     def _affordable(self) -> bool:
         return (time.monotonic() - self._last_write) * self.max_overhead >= self._cost
 
-    def _serialized(self, trainer: TrainerView) -> bytes:
+    def _made(self, trainer: TrainerView) -> dict[str, Any]:
         checkpoint = trainer.state_dict()
         trainer.fire("on_save_checkpoint", checkpoint)
-        return serialize(checkpoint)
+        return checkpoint
 
     def _write(self, trainer: TrainerView) -> None:
         started = time.monotonic()
@@ -99,7 +100,7 @@ class Checkpoint(Callback):
         if best_epoch(state.history, self.monitor, self.mode) != state.epoch:
             self._write_waiting(trainer)
         self._waiting = None
-        path = self.manager.write(self._serialized(trainer), state.epoch, state.batch_index)
+        path = self.manager.write(self._made(trainer), state.epoch, state.batch_index)
         if not state.batch_index:
             self._written.append(state.epoch)
         self._retain(trainer)
@@ -110,8 +111,8 @@ class Checkpoint(Callback):
     def _write_waiting(self, trainer: TrainerView) -> None:
         if self._waiting is None:
             return
-        epoch, data = self._waiting
-        path = self.manager.write(data, epoch)
+        epoch, checkpoint = self._waiting
+        path = self.manager.write(checkpoint, epoch)
         self._waiting = None
         self._written.append(epoch)
         trainer.fire("on_after_save_checkpoint", path)
