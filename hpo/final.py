@@ -235,6 +235,7 @@ def _best_checkpoint(opened: OpenStudy, number: int) -> dict[str, Any]:
     found = find_checkpoint(folders, epoch) if epoch else None
     if found is None:
         raise StudyError(
-            f"trial {number} has no readable checkpoint of its best epoch\n  fix: train it anew with `--from-scratch`"
+            f"trial {number} has no readable checkpoint of its best epoch\n"
+            "  fix: train it anew with `--from-scratch`"
         )
     return found[1]

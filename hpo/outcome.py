@@ -33,12 +33,22 @@ _OF_STATE: Final[Mapping[TrialState, str]] = {
     TrialState.PRUNED: Outcome.PRUNED,
     TrialState.FAIL: Outcome.ERROR,
 }
+_STATE_OF: Final[Mapping[str, TrialState]] = {
+    Outcome.COMPLETE: TrialState.COMPLETE,
+    Outcome.PRUNED: TrialState.PRUNED,
+    Outcome.DIVERGED: TrialState.COMPLETE,
+}
 
 
 def outcome_of(trial: FrozenTrial) -> str:
-    """The outcome of a finished trial; ``running`` or ``waiting`` for one that is not."""
-    if trial.state.is_finished() and OUTCOME_ATTR in trial.user_attrs:
-        return str(trial.user_attrs[OUTCOME_ATTR])
+    """The outcome of a finished trial; ``running`` or ``waiting`` for one that is not.
+
+    The stored outcome counts only with the state it was stored for: a trial may have died between the two, and
+    ended otherwise when it was run again.
+    """
+    stored = trial.user_attrs.get(OUTCOME_ATTR)
+    if stored is not None and trial.state == _STATE_OF.get(stored, TrialState.FAIL):
+        return str(stored)
     return str(_OF_STATE[trial.state])
 
 

@@ -155,8 +155,7 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
     if kind in _EXHAUSTIVE:
         return ExhaustiveSampler(space.grid(), section.seed)
     node = {"name": section.name, **section.kwargs}
-    sampler = PerTrialSampler(lambda seed: _make(spec, "study.sampler", node, seed), section.seed)
-    return sampler
+    return PerTrialSampler(lambda seed: _make(spec, "study.sampler", node, seed), section.seed)
 
 
 def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[samplers.BaseSampler]:

@@ -26,7 +26,7 @@ FREE_SECTIONS = ("data", "model", "loss", "step", "optimizer", "scheduler", "met
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
 _UNITS = (86400, 3600, 60, 1)
 _BUILT_IN_METRICS = ("loss", "lr")
 

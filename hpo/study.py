@@ -10,6 +10,7 @@ import optuna
 from optuna.trial import TrialState
 
 from hpo.budget import BUDGET_ATTR
+from hpo.cache import StudyCache
 from hpo.config import StudySpec, diff_configs
 from hpo.database import display_url
 from hpo.errors import InputError, StudyError
@@ -78,16 +79,17 @@ def start_study(spec: StudySpec) -> OpenStudy:
     storage = open_storage(spec.storage_url, create=True)
     try:
         study = optuna.create_study(
-            storage=storage,
+            storage=StudyCache(storage),
             study_name=spec.study.name,
             direction=spec.study.direction,
             sampler=sampler,
             pruner=pruner,
         )
-        study.set_user_attr(CONFIG_ATTR, spec.base_config())
-        study.set_user_attr(HASH_ATTR, spec.config_hash())
+        _keep_config(spec, study)
     except optuna.exceptions.DuplicatedStudyError:
-        study = optuna.load_study(storage=storage, study_name=spec.study.name, sampler=sampler, pruner=pruner)
+        study = optuna.load_study(
+            storage=StudyCache(storage), study_name=spec.study.name, sampler=sampler, pruner=pruner
+        )
         _refuse_other_config(spec, study)
     opened = OpenStudy(spec, space, storage, study)
     storage.set_budget(opened.study_id, _budget(spec, study, sampler))
@@ -108,7 +110,7 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
     storage = open_storage(spec.storage_url, create=False, owner=owner)
     try:
         study = optuna.load_study(
-            storage=storage,
+            storage=StudyCache(storage),
             study_name=spec.study.name,
             sampler=make_sampler(spec, space),
             pruner=make_pruner(spec),
@@ -129,8 +131,16 @@ def _budget(spec: StudySpec, study: optuna.Study, sampler: optuna.samplers.BaseS
     return min(spec.study.n_trials, len(sampler) + enqueued)
 
 
+def _keep_config(spec: StudySpec, study: optuna.Study) -> None:
+    study.set_user_attr(CONFIG_ATTR, spec.base_config())
+    study.set_user_attr(HASH_ATTR, spec.config_hash())
+
+
 def _refuse_other_config(spec: StudySpec, study: optuna.Study) -> None:
     stored: dict[str, Any] = _stored_attrs(study)
+    if HASH_ATTR not in stored and not study.get_trials(deepcopy=False):
+        _keep_config(spec, study)  # whoever created it died before this
+        return
     if HASH_ATTR not in stored:
         raise InputError(
             f"the storage has a study named {spec.study.name} that was not started by `hpo run`",

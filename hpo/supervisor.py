@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from multiprocessing import connection, forkserver
-from multiprocessing.context import ForkServerContext, ForkServerProcess
 from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, Final
 
 from optuna.trial import TrialState

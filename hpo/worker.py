@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -84,7 +85,7 @@ def work(order: WorkerOrder, channel: Connection[Message, str]) -> None:
         try:
             _check_preload()
             _take_trials(order, channel, asked)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the supervisor is told, whatever it is
             traceback.print_exc()
             text = str(error) if isinstance(error, HpoError) else f"{type(error).__name__}: {error}"
             _send(channel, Failed(text))
@@ -108,10 +109,9 @@ def _check_preload() -> None:
 
 
 def _listen(channel: Connection[Message, str], asked: threading.Event) -> None:
-    try:
+    # When the supervisor is gone, that is a request to stop as well.
+    with contextlib.suppress(EOFError, OSError):
         channel.recv()
-    except (EOFError, OSError):
-        pass  # the supervisor is gone: that is a request to stop as well
     asked.set()
 
 

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
 from torch import Tensor
@@ -132,7 +132,7 @@ class CheckpointManager:
         aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
             with aside.open("wb") as file:
-                torch.save(checkpoint, file)
+                _save(checkpoint, file)
                 file.flush()
                 os.fsync(file.fileno())
             aside.replace(path)
@@ -148,6 +148,16 @@ class CheckpointManager:
         for file in files[:-1]:
             if file.batch or file.epoch not in epochs:
                 file.path.unlink(missing_ok=True)
+
+
+def _save(checkpoint: Mapping[str, Any], file: IO[bytes]) -> None:
+    try:
+        torch.save(checkpoint, file)
+    except RuntimeError as error:
+        # torch hides a full disk behind an error of its own.
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _sync_folder(folder: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
@@ -83,6 +83,8 @@ class TensorBatches:
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[tuple[Tensor, ...]]:
         """See `Batches.epoch`."""
+        if not self._used:
+            return iter(())
         if not self._shuffle:
             return self._views(tuple(tensor[: self._used] for tensor in self._tensors), skip)
         generator = torch.Generator().manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
@@ -94,7 +96,7 @@ class TensorBatches:
 
     def _views(self, tensors: tuple[Tensor, ...], skip: int) -> Iterator[tuple[Tensor, ...]]:
         batches = zip(*(torch.split(tensor, self._batch_size) for tensor in tensors), strict=True)
-        return islice(batches, skip, None) if self._used else iter(())
+        return islice(batches, skip, None)
 
     def _gathered(self, order: Tensor, skip: int) -> Iterator[tuple[Tensor, ...]]:
         for rows in torch.split(order, self._batch_size)[skip:]:
@@ -121,8 +123,9 @@ class LoaderBatches:
         """See `Batches.epoch`."""
         for generator in {id(item): item for item in self._generators()}.values():
             generator.manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
-        if hasattr(self._loader.sampler, "set_epoch"):
-            self._loader.sampler.set_epoch(epoch)
+        for sampler in self._samplers():
+            if hasattr(sampler, "set_epoch"):
+                sampler.set_epoch(epoch)
         batches = iter(self._loader)
         for _ in range(skip):
             next(batches, None)
@@ -130,8 +133,12 @@ class LoaderBatches:
             return batches
         return (to_device(batch, self._device) for batch in batches)
 
+    def _samplers(self) -> tuple[Any, ...]:
+        batch_sampler = self._loader.batch_sampler
+        return self._loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)
+
     def _generators(self) -> Iterator[torch.Generator]:
-        for owner in (self._loader, self._loader.sampler):
+        for owner in (self._loader, *self._samplers()):
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 yield generator
@@ -161,12 +168,14 @@ def make_batches(
     """
     if isinstance(data, DataLoader):
         return LoaderBatches(data, device, seed=seed)
-    if isinstance(data, Batches):
+    if isinstance(data, Batches) and not isinstance(data, Dataset):
         return data
     if isinstance(data, tuple) and data and all(isinstance(item, Tensor) for item in data):
         data = TensorDataset(*data)
     if not isinstance(data, Dataset):
         raise TypeError(f"no batches can be made of {type(data).__name__}: hand over a Dataset or a DataLoader")
+    if isinstance(data, Sized) and not len(data):
+        raise ValueError("the data set is empty")
     # The exact type: a subclass may change what an item is.
     if type(data) is TensorDataset:
         return _tensor_batches(data, options, device, train=train, seed=seed)
@@ -176,8 +185,6 @@ def make_batches(
 def _tensor_batches(
     data: TensorDataset, options: BatchOptions, device: torch.device, *, train: bool, seed: int
 ) -> TensorBatches:
-    if not len(data):
-        raise ValueError("the data set is empty")
     if train:
         return TensorBatches(
             data.tensors,
@@ -192,6 +199,8 @@ def _tensor_batches(
 
 def _loader(data: Dataset[Any], options: BatchOptions, device: torch.device, *, train: bool) -> DataLoader[Any]:
     iterable = isinstance(data, IterableDataset)
+    # Workers are new at each epoch: persistent ones go on with the random numbers of the epochs before, which a
+    # resumed run has not drawn.
     return DataLoader(
         data,
         batch_size=options.batch_size if train else options.eval_batch_size or options.batch_size,
@@ -199,7 +208,6 @@ def _loader(data: Dataset[Any], options: BatchOptions, device: torch.device, *, 
         drop_last=train and options.drop_last,
         num_workers=options.num_workers,
         pin_memory=device.type == "cuda",
-        persistent_workers=options.num_workers > 0,
         generator=torch.Generator(),
     )
 
@@ -219,9 +227,14 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def batch_length(batch: Any) -> int:
     """Samples in a batch: the first dimension of its first tensor; 1 where there is none."""
+    first = next(_tensors(batch), None)
+    return 1 if first is None or not first.dim() else first.shape[0]
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
     if isinstance(batch, Tensor):
-        return batch.shape[0] if batch.dim() else 1
+        yield batch
+        return
     items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
     for item in items:
-        return batch_length(item)
-    return 1
+        yield from _tensors(item)

@@ -64,7 +64,8 @@ class TrainState:
             "epoch": self.epoch,
             "step": self.step,
             "batch_index": self.batch_index,
-            "history": [dict(metrics) for metrics in self.history],
+            # NumPy's numbers pass for floats, but no checkpoint with one in it can be read.
+            "history": [{name: float(value) for name, value in item.items()} for item in self.history],
             "user_state": self.user_state,
             "stop_reason": None if self.stop_reason == INTERRUPTED else self.stop_reason,
         }

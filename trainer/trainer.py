@@ -84,7 +84,7 @@ class Trainer:
         self.recorder = EpochMetrics(self.device)
         self.callbacks = CallbackRunner(callbacks, core=core_callbacks)
         self._hooks = self.callbacks.resolve()
-        # RNG state of a checkpoint made inside an epoch, put back when that epoch goes on.
+        # RNG state where a run was stopped inside an epoch, put back when that epoch goes on.
         self._epoch_rng: dict[str, Any] | None = None
 
     # ---- the three things it does
@@ -108,7 +108,7 @@ class Trainer:
             self.state.stop_reason = None
         self.state.stop_now = False
         self._hooks = self.callbacks.resolve()
-        self._guarded(lambda: self._run_epochs(train_batches, val_batches))
+        self._guarded(lambda: self._run_epochs(train_batches, val_batches), training=True)
         return self.state
 
     def validate(self, data: Any) -> dict[str, float]:
@@ -136,7 +136,7 @@ class Trainer:
             "state": self.state.state_dict(),
             "seed": self.seed,
             "threads": torch.get_num_threads(),
-            "rng": rng_state(),
+            "rng": self._epoch_rng or rng_state(),
             "recorder": self.recorder.state_dict(),
             "callbacks": self.callbacks.state_dict(),
         }
@@ -149,6 +149,7 @@ class Trainer:
         """
         if checkpoint.get("version") != CHECKPOINT_VERSION:
             raise ValueError(f"checkpoint version {checkpoint.get('version')!r}, expected {CHECKPOINT_VERSION}")
+        self._hooks = self.callbacks.resolve()
         self.fire("on_before_load_checkpoint", checkpoint)
         self.model.load_state_dict(checkpoint["model"])
         self.optimizer.load_state_dict(checkpoint["optimizer"])
@@ -165,24 +166,29 @@ class Trainer:
 
     # ---- the loop
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[[], None], *, training: bool) -> None:
         """Run ``work`` after setup; on_fit_end and teardown always follow; errors keep their type."""
         error: BaseException | None = None
         try:
             self.fire("setup")
-            self.fire("on_fit_start")
+            if training:
+                self.fire("on_fit_start")
             work()
         except BaseException as raised:  # noqa: BLE001 - raised again below, after the hooks that always run
             error = raised
-            if self.state.stop_reason is None:
-                self.state.stop_reason = ERROR
-        others = [] if error is None else self.callbacks.fire_isolated("on_exception", self, error)
-        others += self.callbacks.fire_isolated("on_fit_end", self)
+        others = self._end_training(error) if training else []
         others += self.callbacks.fire_isolated("teardown", self)
         for other in others[0 if error else 1 :]:
             logger.error("a callback failed at the end of the run", exc_info=other)
         if error or others:
             raise error or others[0]
+
+    def _end_training(self, error: BaseException | None) -> list[BaseException]:
+        errors: list[BaseException] = []
+        if error is not None:
+            self.state.stop_reason = self.state.stop_reason or ERROR
+            errors += self.callbacks.fire_isolated("on_exception", self, error)
+        return errors + self.callbacks.fire_isolated("on_fit_end", self)
 
     def _run_epochs(self, train: Batches, val: Batches | None) -> None:
         state = self.state
@@ -210,6 +216,7 @@ class Trainer:
         for batch in batches:
             train_batch(batch)
             if state.stop_now:
+                self._epoch_rng = rng_state()
                 return
             done = True
         if not done and state.batch_index == 0:
@@ -261,11 +268,15 @@ class Trainer:
         self.model.eval()
         with torch.no_grad():
             self.fire(f"on_{scope}_start")
+            done = False
             for batch in batches.epoch(0):
+                done = True
                 self.state.batch = batch
                 self.fire(f"on_{scope}_batch_start")
                 self._record(prefix, self._forward())
                 self.fire(f"on_{scope}_batch_end")
+            if not done:
+                raise ValueError(f"the {scope} data gave no batch")
             self.fire(f"on_{scope}_end")
 
     def _end_epoch(self) -> None:
@@ -295,7 +306,7 @@ class Trainer:
         kept, self.recorder = self.recorder, EpochMetrics(self.device)
         self._hooks = self.callbacks.resolve()
         try:
-            self._evaluate(batches, prefix, scope)
+            self._guarded(lambda: self._evaluate(batches, prefix, scope), training=False)
             return self.recorder.compute()
         finally:
             self.recorder = kept

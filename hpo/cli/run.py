@@ -133,7 +133,8 @@ class _Reporter:
         best = "" if self._best is None else f"best {self._best[0]:.5g} (trial {self._best[1]})"
         line = (
             f"[{self._finished:>{len(str(self._total))}}/{self._total}] trial {report.number:<4} "
-            f"{report.outcome:<13} {metric} {value:<10} {report.epochs:>4} epochs {report.duration_s:>7.1f} s   {best}"
+            f"{report.outcome:<13} {metric} {value:<10} {report.epochs:>4} epochs "
+            f"{report.duration_s:>7.1f} s   {best}"
         )
         return f"{line}\n    {report.reason}" if report.reason else line
 

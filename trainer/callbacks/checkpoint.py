@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from trainer.callback import Callback, TrainerView
-from trainer.checkpoint import CheckpointManager, snapshot
+from trainer.checkpoint import CheckpointManager, list_checkpoints, snapshot
 from trainer.state import DIVERGED, ERROR, Mode, best_epoch
 
 logger = logging.getLogger(__name__)
@@ -59,35 +59,35 @@ class Checkpoint(Callback):
         self._last_write = 0.0
         self._cost = 0.0
 
-    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Start the clock."""
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Start the clock; a resumed run takes over the files of the epochs that it goes on from."""
+        files = list_checkpoints([self.manager.folder])
+        self._written = [file.epoch for file in files if not file.batch and file.epoch <= trainer.state.epoch]
         self._last_write = time.monotonic()
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Write or hold the epoch."""
         state = trainer.state
-        if state.stop_reason == DIVERGED:
-            return
+        due = state.epoch % self.every_n_epochs == 0 and self._affordable()
         best = best_epoch(state.history, self.monitor, self.mode) == state.epoch
-        if state.epoch % self.every_n_epochs == 0 and self._affordable():
+        if state.stop_reason == DIVERGED or not (due or best) or not _is_finite(trainer):
+            return
+        if due:
             self._write(trainer)
-        elif best:
+        else:
             self._waiting = (state.epoch, snapshot(self._made(trainer)))
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """Write what waits, and the state in which training ended, unless it is of no use."""
         state = trainer.state
-        if state.stop_reason in {DIVERGED, ERROR}:
+        if state.stop_reason in {DIVERGED, ERROR} or not _is_finite(trainer):
             self._write_waiting(trainer)
-        elif state.batch_index:
-            # Inside an epoch nothing has looked at the loss yet.
-            if all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters()):
-                self._write(trainer)
-        elif state.epoch and state.epoch not in self._written:
+        elif state.batch_index or (state.epoch and state.epoch not in self._written):
             self._write(trainer)
 
     def _affordable(self) -> bool:
-        return (time.monotonic() - self._last_write) * self.max_overhead >= self._cost
+        since = time.monotonic() - self._last_write
+        return since * self.max_overhead >= self._cost * (1 - self.max_overhead)
 
     def _made(self, trainer: TrainerView) -> dict[str, Any]:
         checkpoint = trainer.state_dict()
@@ -99,8 +99,8 @@ class Checkpoint(Callback):
         state = trainer.state
         if best_epoch(state.history, self.monitor, self.mode) != state.epoch:
             self._write_waiting(trainer)
-        self._waiting = None
         path = self.manager.write(self._made(trainer), state.epoch, state.batch_index)
+        self._waiting = None
         if not state.batch_index:
             self._written.append(state.epoch)
         self._retain(trainer)
@@ -120,3 +120,8 @@ class Checkpoint(Callback):
     def _retain(self, trainer: TrainerView) -> None:
         best = best_epoch(trainer.state.history, self.monitor, self.mode)
         self.manager.retain({*sorted(self._written)[-self.keep_last :], *([best] if best else [])})
+
+
+def _is_finite(trainer: TrainerView) -> bool:
+    """Whether the weights are; the loss may not have seen the latest step yet, or nobody looked at it."""
+    return all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())

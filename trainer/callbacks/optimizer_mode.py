@@ -12,7 +12,8 @@ class OptimizerMode(Callback):
 
     Training uses the ``train()`` weights, validation and test the ``eval()`` ones. They stay in eval mode from
     validation to the next epoch's start, so that a checkpoint made at the end of an epoch holds the very weights
-    that were evaluated, whether or not one was made. An optimizer without these methods is left alone.
+    that were evaluated, whether or not one was made. An optimizer without these methods is left alone, and so is
+    one before its first step: there is no average yet.
     """
 
     priority = 10
@@ -32,5 +33,5 @@ class OptimizerMode(Callback):
 
 def _switch(optimizer: Optimizer, mode: str) -> None:
     method: Callable[[], None] | None = getattr(optimizer, mode, None)
-    if callable(method):
+    if callable(method) and (mode == "train" or optimizer.state):
         method()

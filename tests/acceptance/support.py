@@ -1,0 +1,185 @@
+"""A study small enough for tests, and the `hpo` command as a person runs it."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpo.cli.app import main
+
+MODEL = '''
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+
+def load(samples=96, broken=False):
+    if broken:
+        raise RuntimeError("the data is broken")
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(samples, 4, generator=generator)
+    targets = (inputs @ torch.tensor([1.0, -2.0, 0.5, 0.0])).unsqueeze(1)
+    cut = samples * 2 // 3
+    return {
+        "train": TensorDataset(inputs[:cut], targets[:cut]),
+        "val": TensorDataset(inputs[cut:], targets[cut:]),
+        "test": TensorDataset(inputs[cut:], targets[cut:]),
+    }
+
+
+class Net(nn.Module):
+    def __init__(self, hidden=4, delay=0.0, dropout=0.1):
+        super().__init__()
+        self.delay = delay
+        self.layers = nn.Sequential(nn.Linear(4, hidden), nn.Tanh(), nn.Dropout(dropout), nn.Linear(hidden, 1))
+
+    def forward(self, inputs):
+        if self.training and self.delay:
+            time.sleep(self.delay)
+        return self.layers(inputs)
+
+
+def mae(outputs, targets):
+    return (outputs - targets).abs().mean()
+
+
+class Explode(nn.Module):
+    """A loss that is NaN when asked to be."""
+
+    def __init__(self, nan=False, fail=False):
+        super().__init__()
+        self.nan, self.fail = nan, fail
+
+    def forward(self, outputs, targets):
+        if self.fail:
+            raise ValueError("this loss fails")
+        loss = ((outputs - targets) ** 2).mean()
+        return loss * float("nan") if self.nan else loss
+'''
+
+STUDY = """
+study:
+  name: tiny
+  n_trials: 6
+  sampler: {name: random, seed: 3}
+  pruner: none
+data: {_target_: parts.load}
+loader: {batch_size: 16}
+model: {_target_: parts.Net, hidden: 4, delay: 0.0, dropout: 0.1}
+loss: {_target_: parts.Explode}
+optimizer: {_target_: torch.optim.AdamW, lr: 1e-2}
+scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: "${trainer.max_epochs}"}
+metrics: {mae: {_target_: parts.mae}}
+trainer: {max_epochs: 3}
+search_space:
+  optimizer.lr: {type: float, low: 1e-3, high: 1e-1, log: true}
+  model.hidden: {type: int, low: 2, high: 8}
+"""
+
+
+def make_study(folder: Path, text: str = STUDY) -> Path:
+    """Write the study's code and YAML; returns the YAML's path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "parts.py").write_text(MODEL)
+    path = folder / "study.yaml"
+    path.write_text(textwrap.dedent(text).lstrip())
+    return path
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command printed, and its exit code."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def hpo(*arguments: object, code: int | None = 0) -> Result:
+    """Run the command in this process to its end and check its exit code (None: any).
+
+    Workers are forked from one server for all tests of this process, which saves each test its imports.
+    """
+    kept, out, err = sys.argv, io.StringIO(), io.StringIO()
+    sys.argv = ["hpo", *map(str, arguments)]
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        result = Result(end.code if isinstance(end.code, int) else 1, out.getvalue(), err.getvalue())
+    finally:
+        sys.argv = kept
+    assert code is None or result.returncode == code, f"{result.returncode}\n{result.stdout}\n{result.stderr}"
+    return result
+
+
+def hpo_json(*arguments: object) -> Any:
+    """The JSON that a command prints."""
+
+    def refuse(token: str) -> Any:
+        raise AssertionError(f"{token} is no JSON")
+
+    return json.loads(hpo(*arguments, "--json").stdout, parse_constant=refuse)
+
+
+def start_hpo(*arguments: object) -> subprocess.Popen[str]:
+    """Start the command in a session of its own."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "hpo", *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def descendants(pid: int) -> list[int]:
+    """Process ids below ``pid``, itself included."""
+    import psutil
+
+    parent = psutil.Process(pid)
+    return [pid, *(child.pid for child in parent.children(recursive=True))]
+
+
+def kill_all(process: subprocess.Popen[str]) -> None:
+    """SIGKILL the command and everything it has started, as a power failure would."""
+    pids = descendants(process.pid)
+    for pid in pids:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    process.communicate()
+    wait_until(lambda: not any(_alive(pid) for pid in pids))
+
+
+def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    """Wait for a condition to become true; returns its value."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError("the condition did not come true in time")
+
+
+def _alive(pid: int) -> bool:
+    import psutil
+
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
