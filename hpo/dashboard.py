@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import errno
+import socket
 
 import optuna_dashboard
 import waitress
@@ -24,19 +24,18 @@ def serve(opened: OpenStudy, port: int, host: str = HOST) -> None:
         host: Interface to listen on.
 
     Raises:
-        StudyError: The port is taken.
+        StudyError: The port is taken, or the interface is not ours.
     """
-    app = optuna_dashboard.wsgi(opened.storage)
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        server = waitress.create_server(app, host=host, port=port)
+        listening = socket.create_server((host, port), family=family)
     except OSError as error:
-        if error.errno not in {errno.EADDRINUSE, errno.EACCES}:
-            raise
         raise StudyError(
-            f"can't listen on {host}:{port}: {error.strerror}\n  fix: give another `--port`"
+            f"can't listen on {host}:{port}: {error.strerror}\n  fix: give another `--port`, or `--host`"
         ) from error
+    server = waitress.create_server(optuna_dashboard.wsgi(opened.storage), sockets=[listening])
     shown = f"[{host}]" if ":" in host else host
-    address = f"http://{shown}:{server.effective_port}"
+    address = f"http://{shown}:{listening.getsockname()[1]}"
     print(f"dashboard of {opened.spec.study.name}: {address}/dashboard/studies/{opened.study_id}", flush=True)
     print("Ctrl-C ends it", flush=True)
     try:

@@ -13,7 +13,7 @@ _Array = npt.NDArray[np.float64]
 # Decay over the whole observed window: from hardly bent to gone within its first point.
 _SLOWEST, _FASTEST = 1e-3, 50.0
 _GRID: Final = 48
-_REFINEMENTS: Final = 4
+_REFINEMENTS: Final = 6
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -97,3 +98,12 @@ class WandbLogging(Callback):
         except Exception as error:  # noqa: BLE001 - whatever its service process dies of, training goes on
             logger.warning("W&B failed and gets nothing more of this run: %s", error)
             self._run = None
+            _drop_service()
+
+
+def _drop_service() -> None:
+    """Let go of W&B's service process; if it is dead, every later run of this process would fail on it."""
+    import wandb
+
+    with contextlib.suppress(Exception, SystemExit):
+        wandb.teardown()
