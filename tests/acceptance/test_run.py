@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
+import json
 import os
 import signal
-import sqlite3
 import subprocess
 import sys
 from itertools import pairwise
@@ -44,17 +43,10 @@ def curves(study: Path, output: Path) -> dict[int, list[list[str]]]:
     return found
 
 
-def finished(study: Path) -> int:
-    """Finished trials, read from the database file alone."""
-    file = study.parent / "runs" / "tiny" / "study.db"
-    if not file.exists():
-        return 0
-    query = "SELECT count(*) FROM trials WHERE state IN ('COMPLETE', 'PRUNED', 'FAIL')"
-    with contextlib.closing(sqlite3.connect(file)) as database:
-        try:
-            return int(database.execute(query).fetchone()[0])
-        except sqlite3.OperationalError:  # the tables are still being made
-            return 0
+def finished(study: Path, *storage: str) -> int:
+    """Finished trials so far; 0 before there is a study."""
+    result = hpo("status", study, "--json", *storage, code=None)
+    return int(json.loads(result.stdout)["finished"]) if result.returncode == 0 else 0
 
 
 def evaluate(checkpoint: str, params: dict[str, Any]) -> float:
@@ -148,14 +140,20 @@ def test_final_training_starts_anew_when_asked(done: tuple[Path, str]) -> None:
     assert "learning rate over 2 epochs, CosineAnnealingLR" in printed
 
 
-def test_sigkill_of_everything_loses_and_doubles_nothing(done: tuple[Path, str], tmp_path: Path) -> None:
+@pytest.fixture(params=["sqlite", "postgresql"])
+def storage(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    """Options that name the storage."""
+    return () if request.param == "sqlite" else ("--storage", request.getfixturevalue("postgres_url"))
+
+
+def test_sigkill_of_everything_loses_and_doubles_nothing(tmp_path: Path, storage: tuple[str, ...]) -> None:
     study = make_study(tmp_path)
-    process = start_hpo("run", study, "--workers", 3, "--n-trials", 9, *SLOW)
-    wait_until(lambda: finished(study) >= 2)
+    process = start_hpo("run", study, "--workers", 3, "--n-trials", 9, *SLOW, *storage)
+    wait_until(lambda: finished(study, *storage) >= 2)
     kill_all(process)
-    assert finished(study) < 9
-    hpo("run", study, "--workers", 3, "--n-trials", 9, *SLOW)
-    status = hpo_json("status", study)
+    assert finished(study, *storage) < 9
+    hpo("run", study, "--workers", 3, "--n-trials", 9, *SLOW, *storage)
+    status = hpo_json("status", study, *storage)
     assert (status["finished"], status["running"], status["waiting"]) == (9, 0, 0)
     undisturbed = make_study(tmp_path / "undisturbed")
     hpo("run", undisturbed, "--workers", 2, "--n-trials", 9, *SLOW, "model.delay=0.0")
@@ -174,13 +172,13 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     assert hpo_json("status", study)["outcomes"]["complete"] == 6
 
 
-def test_two_runs_at_once_share_the_total(tmp_path: Path) -> None:
+def test_two_runs_at_once_share_the_total(tmp_path: Path, storage: tuple[str, ...]) -> None:
     study = make_study(tmp_path)
-    both = [start_hpo("run", study, "--workers", 2, "--n-trials", 12) for _ in range(2)]
+    both = [start_hpo("run", study, "--workers", 2, "--n-trials", 12, *storage) for _ in range(2)]
     for process in both:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
-    status = hpo_json("status", study)
+    status = hpo_json("status", study, *storage)
     assert (status["finished"], status["outcomes"]["complete"], status["running"]) == (12, 12, 0)
 
 
