@@ -6,13 +6,14 @@ import threading
 import time
 import traceback
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import optuna
 import torch
 from omegaconf import OmegaConf
+from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 
 from hpo.build import Builder, RunPlace
@@ -69,40 +70,32 @@ class TrialRun:
     builder: Builder
     device: torch.device
     asked: threading.Event
+    _trainer: Trainer | None = None
+    _error: Exception | None = None
 
     def run(self) -> TrialReport:
         """Train, and store what became of it.
 
         Returns:
             The report. An error of the trial's own is in it, not raised.
+
+        Raises:
+            StorageInternalError: The storage failed, which is not the trial's doing; it stays RUNNING.
         """
         started = time.monotonic()
         number, storage = self.trial.number, self.opened.storage
-        trainer: Trainer | None = None
-        error: BaseException | None = None
-        outcome: Outcome | None = None
+        outcome: Outcome | None
         try:
             folder = attempt_folder(self.opened.spec, number, storage.attempt_of(self._id))
             with redirect_output(folder / "log.txt"):
-                try:
-                    trainer = self._prepared(folder)
-                    data = self.builder.data(self.opened.spec.resolve(self.trial.params))
-                    trainer.fit(data["train"], data["val"])
-                except LeaseLostError:
-                    raise
-                except optuna.TrialPruned:
-                    outcome = Outcome.PRUNED
-                except Exception as raised:  # noqa: BLE001 - whatever a study's code raises is this trial's outcome
-                    error = raised
-                    traceback.print_exc()
-            outcome = outcome or self._settled(trainer, error)
-            value = self._tell(trainer, outcome, error)
+                outcome = self._train(folder)
+            value = self._tell(outcome)
         except LeaseLostError:
             # Another attempt has the trial: nothing of this one counts any more.
             storage.forget(self._id)
             outcome, value = None, None
-        epochs = trainer.state.epoch if trainer else 0
-        reason = "" if error is None else f"{type(error).__name__}: {error}"
+        epochs = self._trainer.state.epoch if self._trainer else 0
+        reason = "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
         duration = time.monotonic() - started
         return TrialReport(number, outcome, value, epochs, duration, reason, dict(self.trial.params))
 
@@ -110,14 +103,35 @@ class TrialRun:
     def _id(self) -> int:
         return self.trial._trial_id  # noqa: SLF001 - Optuna has no public name for it
 
-    def _prepared(self, folder: Path) -> Trainer:
-        """A trainer at the point where the trial last was."""
+    def _train(self, folder: Path) -> Outcome | None:
+        """Build and fit; returns the outcome, None for a trial that is to go on later."""
+        try:
+            trainer, data = self._prepared(folder)
+            trainer.fit(data["train"], data["val"])
+        except (LeaseLostError, StorageInternalError):
+            raise
+        except optuna.TrialPruned:
+            return Outcome.PRUNED
+        except Exception as error:  # noqa: BLE001 - whatever a study's code raises is this trial's outcome
+            self._error = error
+            traceback.print_exc()
+            return failure_outcome(error)
+        state = trainer.state
+        if state.stop_reason == DIVERGED:
+            return Outcome.DIVERGED
+        if state.stop_reason == INTERRUPTED and state.epoch < state.max_epochs:
+            return None
+        return Outcome.COMPLETE
+
+    def _prepared(self, folder: Path) -> tuple[Trainer, Mapping[str, Any]]:
+        """A trainer at the point where the trial last was, and the data."""
         spec, seed = self.opened.spec, self.opened.trial_seed(self.trial.number)
         params = self.opened.space.suggest(self.trial)
         config = spec.resolve(params)
         self._keep_run(seed)
         OmegaConf.save(OmegaConf.create({**config, "seed": seed}), folder / "config.yaml")
-        trainer = self.builder.trainer(
+        data = self.builder.data(config)
+        trainer = self._trainer = self.builder.trainer(
             config,
             RunPlace(folder, f"trial-{self.trial.number}", params),
             seed=seed,
@@ -128,7 +142,7 @@ class TrialRun:
         if found is not None:
             print(f"going on from {found[0].path}", flush=True)
             trainer.load_state_dict(found[1])
-        return trainer
+        return trainer, data
 
     def _checkpoint_folders(self) -> list[Path]:
         return [folder / "checkpoints" for folder in attempt_folders(self.opened.spec, self.trial.number)]
@@ -144,22 +158,10 @@ class TrialRun:
         run = {"seed": seed, "threads": torch.get_num_threads(), "worker": worker, "device": str(self.device)}
         self.trial.set_user_attr(RUN_ATTR, run)
 
-    def _settled(self, trainer: Trainer | None, error: BaseException | None) -> Outcome | None:
-        """The outcome of a run that was not pruned; None for one that is to go on later."""
-        if error is not None:
-            return failure_outcome(error)
-        assert trainer is not None
-        state = trainer.state
-        if state.stop_reason == DIVERGED:
-            return Outcome.DIVERGED
-        if state.stop_reason == INTERRUPTED and state.epoch < state.max_epochs:
-            return None
-        return Outcome.COMPLETE
-
-    def _tell(self, trainer: Trainer | None, outcome: Outcome | None, error: BaseException | None) -> float | None:
+    def _tell(self, outcome: Outcome | None) -> float | None:
         """Store the outcome; returns the best value."""
         study, trial, storage = self.opened.study, self.trial, self.opened.storage
-        best = self._best(trainer)
+        best = self._best()
         value: float | None = None if best is None else best["metrics"][self.opened.spec.study.metric]
         if outcome is None:
             storage.requeue(self._id, "interrupted")
@@ -172,30 +174,25 @@ class TrialRun:
             trial.set_user_attr(OUTCOME_ATTR, outcome)
             study.tell(trial, float("inf") if self.builder.mode == "min" else float("-inf"))
         else:
-            assert error is not None
-            self._tell_failure(outcome, error)
+            assert self._error is not None
+            self._tell_failure(outcome, self._error)
         return value
 
-    def _tell_failure(self, outcome: Outcome, error: BaseException) -> None:
+    def _tell_failure(self, outcome: Outcome, error: Exception) -> None:
         text = "".join(traceback.format_exception(error))
         self.trial.set_user_attr(OUTCOME_ATTR, outcome)
         self.trial.set_user_attr(REASON_ATTR, f"{type(error).__name__}: {error}"[:2000])
         self.trial.set_user_attr(TRACEBACK_ATTR, text[-10_000:])
         self.opened.study.tell(self.trial, state=TrialState.FAIL)
 
-    def _best(self, trainer: Trainer | None) -> dict[str, Any] | None:
+    def _best(self) -> dict[str, Any] | None:
         """The best epoch: its number, its metrics and its checkpoint, relative to the output folder."""
-        if trainer is None:
+        if self._trainer is None:
             return None
-        history = trainer.state.history
+        history = self._trainer.state.history
         epoch = best_epoch(history, self.opened.spec.study.metric, self.builder.mode)
         if epoch is None:
             return None
         found = find_checkpoint(self._checkpoint_folders(), epoch)
         path = None if found is None else str(found[0].path.relative_to(self.opened.spec.output_dir))
         return {"epoch": epoch, "metrics": dict(history[epoch - 1]), "checkpoint": path}
-
-
-def report_as_dict(report: TrialReport) -> dict[str, Any]:
-    """The report as plain values, to send between processes."""
-    return asdict(report)
