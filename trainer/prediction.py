@@ -38,8 +38,9 @@ def predict_final_loss(history: Sequence[float], max_epochs: int, *, min_epochs:
     """Extrapolate a loss curve to its last epoch with ``a * exp(-b * t) + c``, a and b positive.
 
     For a given rate b the best a and c are a linear regression (variable projection: Golub & Pereyra 1973,
-    SIAM J. Numer. Anal. 10), so only b is searched, on a grid refined around its minimum. A curve that does not
-    fall towards an asymptote is answered with its last finite value.
+    SIAM J. Numer. Anal. 10), so only b is searched, on a grid refined around its minimum. A loss that has always
+    been positive is taken to stay so: its c is 0 or more. A curve that does not fall towards an asymptote is
+    answered with its last finite value.
 
     Args:
         history: Loss of each finished epoch, the first epoch first; non-finite ones are left out of the fit.
@@ -89,5 +90,10 @@ def _fit(times: _Array, values: _Array, rates: _Array) -> tuple[_Array, _Array, 
     spread = np.maximum((centred**2).sum(axis=1), np.finfo(np.float64).tiny)
     amplitudes = centred @ target / spread
     offsets = values.mean() - amplitudes * basis.mean(axis=1)
-    residuals = target - amplitudes[:, None] * centred
+    if values.min() > 0:
+        # Where the line falls below zero, the best with c = 0.
+        below = offsets < 0
+        amplitudes = np.where(below, basis @ values / (basis**2).sum(axis=1), amplitudes)
+        offsets = np.where(below, 0.0, offsets)
+    residuals = values - amplitudes[:, None] * basis - offsets[:, None]
     return amplitudes, offsets, (residuals**2).sum(axis=1)

@@ -1,4 +1,4 @@
-"""Scikit-learn's digits: 1,797 pictures of 8 × 8 pixels, ten classes."""
+"""Scikit-learn's digits: 1,797 pictures of 8 by 8 pixels, ten classes."""
 
 import torch
 from sklearn.datasets import load_digits as load_pictures

@@ -1,5 +1,7 @@
 """A multilayer perceptron, and the accuracy of what it says."""
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -20,7 +22,7 @@ class MLP(nn.Sequential):
     ) -> None:
         widths = [inputs] + [hidden] * layers
         blocks: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             blocks += [nn.Linear(before, after), nn.ReLU(), nn.Dropout(dropout)]
         super().__init__(*blocks, nn.Linear(widths[-1], outputs))
 

@@ -1,6 +1,7 @@
 """A network for functions that oscillate, and the error that physicists quote."""
 
 from collections.abc import Callable
+from itertools import pairwise
 
 import torch
 from torch import Tensor, nn
@@ -41,7 +42,7 @@ class Network(nn.Sequential):
     ) -> None:
         widths = [3] + [hidden] * layers
         blocks: list[nn.Module] = []
-        for before, after in zip(widths, widths[1:], strict=False):
+        for before, after in pairwise(widths):
             blocks += [nn.Linear(before, after), ACTIVATIONS[activation]()]
         if activation == "sine":
             blocks[1] = Sine(frequency)

@@ -1,0 +1,189 @@
+"""The containers, as far as that goes without Docker: the files are sound, and their commands do the work."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+import typer
+import yaml
+
+from hpo.cli.app import app
+from tests.acceptance.support import STUDY, hpo, make_study, start_hpo
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "docker-compose.yml"
+VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::(?P<kind>[-?])(?P<text>[^}]*))?\}")
+HPO_SERVICES = ("worker", "dashboard")
+
+
+def instructions(name: str) -> list[list[str]]:
+    """The Dockerfile's lines of this instruction, as words."""
+    joined = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
+    lines = [line.split() for line in joined.splitlines()]
+    return [words[1:] for words in lines if words and words[0] == name]
+
+
+def substituted(text: str, env: dict[str, str]) -> str:
+    """Replace ``${NAME}``, ``${NAME:-default}`` and ``${NAME:?message}`` as Compose does."""
+
+    def value(match: re.Match[str]) -> str:
+        given = env.get(match["name"])
+        if given:
+            return given
+        assert match["kind"] == "-", f"{match['name']} is required: {match['text']}"
+        return match["text"]
+
+    return VARIABLE.sub(value, text)
+
+
+@pytest.fixture(scope="module")
+def services() -> dict[str, dict[str, Any]]:
+    """The services as Compose sees them, with nothing set but the password."""
+    text = substituted(COMPOSE.read_text(), {"POSTGRES_PASSWORD": "secret"})
+    found: dict[str, dict[str, Any]] = yaml.safe_load(text)["services"]
+    return found
+
+
+def test_the_compose_file_fits_the_specification() -> None:
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", str(COMPOSE)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_what_the_compose_file_refers_to_is_there(services: dict[str, dict[str, Any]]) -> None:
+    volumes = yaml.safe_load(COMPOSE.read_text())["volumes"]
+    assert set(services) == {"db", *HPO_SERVICES}
+    for service in services.values():
+        for other, condition in service.get("depends_on", {}).items():
+            assert condition == {"condition": "service_healthy"}
+            assert "healthcheck" in services[other]
+        for volume in service["volumes"]:
+            if isinstance(volume, str):
+                assert volume.partition(":")[0] in volumes
+            else:
+                assert (ROOT / volume["source"] / "study.yaml").is_file()
+        if "build" in service:
+            assert (ROOT / service["build"] / "Dockerfile").is_file()
+
+
+def test_every_variable_is_explained_and_only_the_password_must_be_set() -> None:
+    lines = (ROOT / ".env.example").read_text().splitlines()
+    example = dict(line.split("=", 1) for line in lines if line and not line.startswith("#"))
+    variables = list(VARIABLE.finditer(COMPOSE.read_text()))
+    assert set(example) == {match["name"] for match in variables}
+    for match in variables:
+        required = match["name"] == "POSTGRES_PASSWORD"
+        assert match["kind"] == ("?" if required else "-")
+        assert example[match["name"]] == ("" if required else match["text"])
+
+
+def test_the_password_stays_out_of_commands_and_the_ports_on_this_machine(
+    services: dict[str, dict[str, Any]],
+) -> None:
+    assert [service.get("ports") for service in services.values()] == [None, None, ["127.0.0.1:8080:8080"]]
+    for service in services.values():
+        assert "secret" not in str(service.get("command"))
+
+
+@pytest.mark.parametrize("name", HPO_SERVICES)
+def test_a_service_calls_a_command_that_exists_on_the_database_that_exists(
+    services: dict[str, dict[str, Any]], name: str
+) -> None:
+    command, *arguments = services[name]["command"]
+    context = typer.main.get_command(app).commands[command].make_context(command, arguments)  # type: ignore[attr-defined]
+    url, database = sa.make_url(context.params["storage"]), services["db"]["environment"]
+    assert url.host == "db"
+    assert (url.username, url.database) == (database["POSTGRES_USER"], database["POSTGRES_DB"])
+    assert services[name]["environment"] == {"PGPASSWORD": database["POSTGRES_PASSWORD"]}
+    study = context.params["study"]
+    assert study.parent == Path(services[name]["volumes"][0]["target"])
+
+
+def test_the_image_is_made_of_what_is_there_and_of_the_pinned_versions() -> None:
+    copied = [source for *sources, _ in instructions("COPY") for source in sources]
+    assert copied
+    for source in copied:
+        assert (ROOT / source).exists(), source
+    kept = {line[1:] for line in (ROOT / ".dockerignore").read_text().splitlines() if line.startswith("!")}
+    assert kept == set(copied)
+    installs = [words for words in instructions("RUN") if words[:2] == ["pip", "install"]]
+    assert installs
+    assert all("-c constraints.txt" in " ".join(words) for words in installs)
+    assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
+def test_the_image_runs_hpo_as_an_ordinary_user() -> None:
+    assert instructions("ENTRYPOINT") == [['["hpo"]']]
+    users = instructions("USER")
+    assert users
+    assert users[-1] != ["root"]
+    # The version that the project asks for, and no other.
+    assert instructions("FROM") == [["python:3.11-slim"]]
+
+
+# ---- the commands as they stand, on a PostgreSQL server of our own
+
+
+def here(service: dict[str, Any], folder: Path, url: str) -> list[str]:
+    """A service's command with the container's folder, database, interface and port replaced by ours."""
+    replaced = {
+        "/study/study.yaml": str(folder / "study.yaml"),
+        "--storage=postgresql+psycopg://hpo@db/hpo": f"--storage={url}",
+        "--host=0.0.0.0": "--host=127.0.0.1",
+        "--port=8080": "--port=0",
+    }
+    return [replaced.get(word, word) for word in service["command"]]
+
+
+@contextmanager
+def served(command: list[str]) -> Iterator[str]:
+    """The address of a dashboard that runs meanwhile."""
+    process = start_hpo(*command)
+    assert process.stdout is not None
+    try:
+        line = process.stdout.readline()
+        match = re.search(r"http://127\.0\.0\.1:\d+", line)
+        if match is None:
+            process.kill()
+            raise AssertionError(line + process.communicate()[1])
+        yield match[0]
+    finally:
+        process.terminate()
+        process.communicate(timeout=20)
+
+
+def answered(address: str) -> Any:
+    """The JSON at an address, without a proxy."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    with opener.open(address, timeout=10) as response:
+        return json.load(response)
+
+
+def test_two_workers_and_the_dashboard_share_one_database(
+    services: dict[str, dict[str, Any]], tmp_path: Path, postgres_url: str
+) -> None:
+    make_study(tmp_path, STUDY.replace("n_trials: 6", "n_trials: 5").replace("max_epochs: 3", "max_epochs: 2"))
+    worker, dashboard = (here(services[name], tmp_path, postgres_url) for name in HPO_SERVICES)
+    # Before there is a study the dashboard ends, and the container's policy starts it anew.
+    hpo(*dashboard, code=3)
+    assert services["dashboard"]["restart"] == "unless-stopped"
+    both = [start_hpo(*worker) for _ in range(2)]
+    for process in both:
+        _, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+    assert {item.name for item in (tmp_path / "runs" / "tiny" / "trials").iterdir()} == set("01234")
+    with served(dashboard) as address:
+        [summary] = answered(f"{address}/api/studies")["study_summaries"]
+        trials = answered(f"{address}/api/studies/{summary['study_id']}")["trials"]
+    assert summary["study_name"] == "tiny"
+    assert [(trial["number"], trial["state"]) for trial in trials] == [(number, "Complete") for number in range(5)]
