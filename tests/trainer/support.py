@@ -41,9 +41,7 @@ def make_model(seed: int = 7) -> nn.Sequential:
     """A model with everything that makes resuming hard: dropout, and statistics of batches."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return nn.Sequential(
-            nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 1)
-        )
+        return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Dropout(0.3), nn.Linear(6, 1))
 
 
 def make_trainer(callbacks: Iterable[Callback] = (), **options: Any) -> Trainer:
@@ -65,7 +63,9 @@ class Scripted:
 
     def __call__(self, model: nn.Module, batch: Any) -> Tensor:
         value = next(self.train if model.training else self.val)
-        return sum(parameter.sum() * 0 for parameter in model.parameters()) + torch.tensor(value).double()
+        return sum(parameter.sum() * 0 for parameter in model.parameters()) + torch.tensor(
+            value, dtype=torch.float64
+        )
 
 
 def scripted_trainer(
@@ -185,4 +185,4 @@ def assert_same(one: Any, other: Any, path: str = "") -> None:
         for index, (item, other_item) in enumerate(zip(one, other, strict=True)):
             assert_same(item, other_item, f"{path}[{index}]")
     else:
-        assert one == other or (one != one and other != other), f"{path}: {one} != {other}"  # noqa: PLR0124
+        assert one == other or (one != one and other != other), f"{path}: {one} != {other}"

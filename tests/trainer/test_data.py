@@ -43,11 +43,7 @@ class Stream(IterableDataset[int]):
 
 def flat(batches: Iterator[Any]) -> list[int]:
     """The samples of an epoch in order."""
-    return [
-        number
-        for batch in batches
-        for number in (batch if isinstance(batch, Tensor) else batch[0]).tolist()
-    ]
+    return [number for batch in batches for number in (batch if isinstance(batch, Tensor) else batch[0]).tolist()]
 
 
 def sizes(batches: Iterator[Any]) -> list[int]:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.support import Recorder, At, interrupt_at, make_trainer, regression, through_file
+from tests.trainer.support import At, Recorder, interrupt_at, make_trainer, regression, through_file
 from trainer import Callback
 from trainer.callbacks import Checkpoint
 from trainer.events import EVENT_ORDER, EVENTS
@@ -23,14 +23,16 @@ BATCH = [
     "on_after_optimizer_step",
 ]
 SCHEDULER = ["on_before_scheduler_step", "on_after_scheduler_step"]
-VALIDATION = ["on_validation_start", *["on_validation_batch_start", "on_validation_batch_end"] * 2, "on_validation_end"]
+VALIDATION = [
+    "on_validation_start",
+    *["on_validation_batch_start", "on_validation_batch_end"] * 2,
+    "on_validation_end",
+]
 SAVE = ["on_save_checkpoint", "on_after_save_checkpoint"]
 
 
 def test_every_event_is_a_method_of_callback_and_every_hook_is_an_event() -> None:
-    hooks = {
-        name for name in vars(Callback) if name.startswith("on_") or name in {"setup", "teardown"}
-    }
+    hooks = {name for name in vars(Callback) if name.startswith("on_") or name in {"setup", "teardown"}}
     assert hooks == set(EVENTS)
 
 
@@ -144,7 +146,9 @@ def test_what_the_table_says_about_each_moment_holds() -> None:
     trainer = make_trainer(
         [
             look("on_after_zero_grad", lambda t: all(p.grad is None for p in t.model.parameters())),
-            look("on_before_backward", lambda t: t.state.loss is not None and "train_loss" in t.recorder.compute()),
+            look(
+                "on_before_backward", lambda t: t.state.loss is not None and "train_loss" in t.recorder.compute()
+            ),
             look("on_after_backward", lambda t: all(p.grad is not None for p in t.model.parameters())),
             look("on_after_optimizer_step", lambda t: t.state.step),
             look("on_train_batch_end", lambda t: (t.state.step, t.state.batch_index)),

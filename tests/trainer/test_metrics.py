@@ -154,7 +154,9 @@ def test_training_steps_read_nothing_back_from_the_device(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(torch.Tensor, name, watched)
     trainer = make_trainer(
-        default_callbacks(), metrics={"mae": lambda outputs, targets: (outputs - targets).abs().mean()}, max_epochs=1
+        default_callbacks(),
+        metrics={"mae": lambda outputs, targets: (outputs - targets).abs().mean()},
+        max_epochs=1,
     )
     trainer.callbacks.register("on_fit_start", lambda trainer: reads.clear())
     per_step: list[int] = []

@@ -275,7 +275,12 @@ def test_a_hook_that_nobody_overrides_costs_nothing() -> None:
 
 class TestExceptions:
     @pytest.mark.parametrize(
-        "event", [event for event in EVENTS if "checkpoint" not in event and "test" not in event and "scheduler" not in event]
+        "event",
+        [
+            event
+            for event in EVENTS
+            if "checkpoint" not in event and "test" not in event and "scheduler" not in event
+        ],
     )
     def test_an_error_in_any_hook_keeps_its_type_and_the_ends_follow(self, event: str) -> None:
         class OddError(Exception):
@@ -331,7 +336,9 @@ class TestExceptions:
             trainer.fit(regression())
         assert log[-3:] == ["on_exception", "on_fit_end", "teardown"]
 
-    def test_failures_in_teardown_are_isolated_and_the_first_is_raised(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_failures_in_teardown_are_isolated_and_the_first_is_raised(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
         log: list[str] = []
         trainer = make_trainer(
             [

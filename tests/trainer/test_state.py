@@ -60,7 +60,9 @@ class TestStop:
         state.stop("pruned")
         assert state.stop_reason == "early_stopping"
 
-    @pytest.mark.parametrize("order", [["pruned", "diverged"], ["diverged", "pruned"], ["diverged", "interrupted"]])
+    @pytest.mark.parametrize(
+        "order", [["pruned", "diverged"], ["diverged", "pruned"], ["diverged", "interrupted"]]
+    )
     def test_diverged_outranks_every_other(self, order: list[str]) -> None:
         state = TrainState(1)
         for reason in order:
@@ -74,7 +76,9 @@ class TestStop:
         assert "val_loss" in state.history[0]
 
     def test_with_now_the_batch_is_the_last(self) -> None:
-        trainer = make_trainer([At("on_train_batch_end", lambda t: t.state.stop("enough", now=True))], max_epochs=5)
+        trainer = make_trainer(
+            [At("on_train_batch_end", lambda t: t.state.stop("enough", now=True))], max_epochs=5
+        )
         state = trainer.fit(regression(), regression())
         assert (state.epoch, state.batch_index, state.step, state.stop_reason) == (0, 1, 1, "enough")
         assert state.history == []

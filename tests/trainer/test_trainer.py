@@ -54,7 +54,13 @@ class TestMetrics:
 
     def test_an_evaluation_alone_leaves_progress_and_a_half_done_epoch_as_they_are(self) -> None:
         trainer = make_trainer(
-            [At("on_train_batch_end", lambda t: t.state.stop("interrupted", now=True), lambda t: t.state.step == 2)]
+            [
+                At(
+                    "on_train_batch_end",
+                    lambda t: t.state.stop("interrupted", now=True),
+                    lambda t: t.state.step == 2,
+                )
+            ]
         )
         trainer.fit(regression())
         recorded = trainer.recorder.compute()
@@ -101,7 +107,9 @@ class TestStep:
                 return {"name": f"row {index}", "x": torch.full((4,), float(index))}
 
         model = nn.Linear(4, 1)
-        trainer = make_trainer(model=model, step=lambda model, batch: model(batch["x"]).mean() * 0 + batch["x"].mean())
+        trainer = make_trainer(
+            model=model, step=lambda model, batch: model(batch["x"]).mean() * 0 + batch["x"].mean()
+        )
         # 4 and 1 samples a batch: the mean over samples, whatever comes before the tensors.
         assert trainer.fit(Rows()).metrics["train_loss"] == pytest.approx(2.0)
 
@@ -232,4 +240,6 @@ class TestLearning:
         assert not logging.getLogger("trainer").handlers
 
     def test_losses_are_numbers(self) -> None:
-        assert all(math.isfinite(value) for value in make_trainer().fit(regression(), regression()).metrics.values())
+        assert all(
+            math.isfinite(value) for value in make_trainer().fit(regression(), regression()).metrics.values()
+        )

@@ -41,7 +41,8 @@ def history(path: Path) -> list[dict[str, Any]]:
     for record in read_records(path):
         if record.HasField("history"):
             items = {
-                (item.key or "/".join(item.nested_key)): json.loads(item.value_json) for item in record.history.item
+                (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
+                for item in record.history.item
             }
             rows.append({key: value for key, value in items.items() if key == "_step" or key[0] != "_"})
     return rows
