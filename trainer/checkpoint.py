@@ -144,6 +144,8 @@ class CheckpointManager:
 
     def retain(self, epochs: Collection[int]) -> None:
         """Remove every checkpoint of this folder but those at the end of ``epochs`` and the newest."""
+        for aside in self.folder.glob(".epoch-*"):
+            aside.unlink(missing_ok=True)  # left by a process that was killed while it wrote
         files = list_checkpoints([self.folder])
         for file in files[:-1]:
             if file.batch or file.epoch not in epochs:

@@ -112,10 +112,8 @@ class CallbackRunner:
 def _hook(callback: Callback, event: str) -> Hook | None:
     if isinstance(callback, FunctionCallback):
         return callback.function if callback.event == event else None
-    if getattr(type(callback), event) is getattr(Callback, event):
-        return None
     hook: Hook = getattr(callback, event)
-    return hook
+    return None if getattr(hook, "__func__", None) is getattr(Callback, event) else hook
 
 
 def _nearest(name: str) -> str:

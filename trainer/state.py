@@ -67,7 +67,8 @@ class TrainState:
             # NumPy's numbers pass for floats, but no checkpoint with one in it can be read.
             "history": [{name: float(value) for name, value in item.items()} for item in self.history],
             "user_state": self.user_state,
-            "stop_reason": None if self.stop_reason == INTERRUPTED else self.stop_reason,
+            # Inside an epoch no request to stop has been met yet.
+            "stop_reason": None if self.batch_index or self.stop_reason == INTERRUPTED else self.stop_reason,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

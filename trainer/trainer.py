@@ -104,7 +104,7 @@ class Trainer:
         """
         train_batches = make_batches(train, self.batching, self.device, train=True, seed=self.seed)
         val_batches = None if val is None else self._eval_batches(val)
-        if self.state.stop_reason == INTERRUPTED:
+        if self.state.stop_reason in {INTERRUPTED, ERROR}:
             self.state.stop_reason = None
         self.state.stop_now = False
         self._hooks = self.callbacks.resolve()

@@ -132,3 +132,11 @@ class TestLossPrediction:
         with caplog.at_level(logging.WARNING):
             trainer.fit(one_batch())
         assert list(trainer.state.metrics) == ["train_loss", "lr"]
+
+
+def test_a_loss_that_was_always_positive_is_not_foretold_below_zero() -> None:
+    falling = [2.0 - 0.19 * epoch for epoch in range(1, 11)]
+    prediction = predict_final_loss(falling, 30)
+    assert prediction is not None
+    assert prediction.family == "exponential"
+    assert 0 <= prediction.mean < falling[-1]

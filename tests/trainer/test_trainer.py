@@ -243,3 +243,40 @@ class TestLearning:
         assert all(
             math.isfinite(value) for value in make_trainer().fit(regression(), regression()).metrics.values()
         )
+
+
+def test_fit_goes_on_after_a_run_that_raised() -> None:
+    trainer = make_trainer(max_epochs=3)
+    handle = trainer.callbacks.register("on_epoch_end", raise_oserror)
+    with pytest.raises(OSError, match="disk"):
+        trainer.fit(regression(), regression())
+    handle.remove()
+    assert trainer.fit(regression(), regression()).epoch == 3
+    assert trainer.state.stop_reason is None
+
+
+def raise_oserror(trainer: Trainer) -> None:
+    if trainer.state.epoch == 2:
+        raise OSError("the disk is gone")
+
+
+def test_an_interruption_inside_an_epoch_outlives_an_earlier_request_to_stop() -> None:
+    def stop(trainer: Trainer) -> None:
+        trainer.state.stop("enough")
+        trainer.state.stop("interrupted", now=True)
+
+    trainer = make_trainer()
+    trainer.callbacks.register("on_train_batch_end", stop)
+    trainer.fit(regression())
+    assert trainer.state.batch_index == 1
+    again = make_trainer()
+    again.load_state_dict(trainer.state_dict())
+    assert again.fit(regression()).epoch == 2
+
+
+def test_a_hook_set_on_an_instance_is_called() -> None:
+    calls: list[int] = []
+    callback = Callback()
+    callback.on_epoch_end = lambda trainer: calls.append(trainer.state.epoch)  # type: ignore[method-assign]
+    make_trainer([callback]).fit(regression())
+    assert calls == [1, 2]

@@ -47,6 +47,8 @@ class Checkpoint(Callback):
     ) -> None:
         if every_n_epochs < 1 or keep_last < 1 or not 0 < max_overhead <= 1:
             raise ValueError("every_n_epochs and keep_last must be at least 1, max_overhead in (0, 1]")
+        if mode not in {"min", "max"}:
+            raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
         self.manager = CheckpointManager(Path(folder))
         self.monitor = monitor
         self.mode: Mode = mode

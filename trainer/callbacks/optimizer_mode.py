@@ -11,8 +11,8 @@ class OptimizerMode(Callback):
     """Switches ScheduleFree, SPlus and their like between training and averaged weights.
 
     Training uses the ``train()`` weights, validation and test the ``eval()`` ones. They stay in eval mode from
-    validation to the next epoch's start, so that a checkpoint made at the end of an epoch holds the very weights
-    that were evaluated, whether or not one was made. An optimizer without these methods is left alone, and so is
+    the end of an epoch's training to the next epoch's start, so that a checkpoint made in between holds the very
+    weights that were evaluated, and training goes on the same whether or not one was made. An optimizer without these methods is left alone, and so is
     one before its first step: there is no average yet.
     """
 
@@ -21,6 +21,10 @@ class OptimizerMode(Callback):
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
         """To the weights that are trained."""
         _switch(trainer.optimizer, "train")
+
+    def on_train_epoch_end(self, trainer: TrainerView) -> None:
+        """To the weights that are evaluated and saved, also where nothing is validated."""
+        _switch(trainer.optimizer, "eval")
 
     def on_validation_start(self, trainer: TrainerView) -> None:
         """To the weights that are evaluated."""
