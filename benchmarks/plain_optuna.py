@@ -22,12 +22,12 @@ from model import MLP, accuracy
 
 def objective(trial: optuna.Trial, epochs: int) -> float:
     data = load_digits()
-    batch = trial.suggest_categorical("batch_size", [32, 64, 128])
+    batch = trial.suggest_categorical("batch_size", [64, 128, 256])
     train = DataLoader(data["train"], batch_size=batch, shuffle=True)
     val = DataLoader(data["val"], batch_size=batch)
     model = MLP(
-        hidden=trial.suggest_int("hidden", 16, 256, log=True),
-        layers=trial.suggest_int("layers", 1, 3),
+        hidden=trial.suggest_int("hidden", 16, 128, log=True),
+        layers=trial.suggest_int("layers", 1, 2),
         dropout=trial.suggest_float("dropout", 0.0, 0.5),
     )
     optimizer = torch.optim.AdamW(

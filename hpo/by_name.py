@@ -54,7 +54,7 @@ def construct(spec: StudySpec, path: str, kind: type, arguments: Mapping[str, An
             # Whoever names an experimental part in the study file has asked for it.
             warnings.simplefilter("ignore", ExperimentalWarning)
             return kind(**arguments)
-    except (TypeError, ValueError, AssertionError, ImportError) as error:
+    except (TypeError, ValueError, ArithmeticError, AssertionError, ImportError) as error:
         raise spec.error(
             f"{kind.__name__} refuses its arguments: {error}",
             path=path,

@@ -93,14 +93,14 @@ class StudySpec:
     def output_dir(self) -> Path:
         """Absolute folder of everything the study writes."""
         given = self.study.output_dir
-        inside = Path("runs", self.study.name) if given is None else Path(given).expanduser()
+        inside = Path("runs", self.study.name) if given is None else _home(given)
         return Path(_normal(self.folder / inside))
 
     @property
     def storage_url(self) -> str:
         """URL of the database; a SQLite file named relatively lies relative to the YAML's folder."""
         if self.study.storage is None:
-            return f"sqlite:///{self.output_dir / 'study.db'}"
+            return f"sqlite:///{_quoted(self.output_dir / 'study.db')}"
         return _anchored(self.study.storage, self.folder)
 
     def resolve(self, params: Mapping[str, object] | None = None) -> dict[str, Any]:
@@ -168,7 +168,7 @@ class StudySpec:
             "workers": workers,
             "devices": devices if devices is None or isinstance(devices, str) else list(devices),
             "storage": None if storage is None else _anchored(storage, Path.cwd()),
-            "output_dir": None if output_dir is None else str(Path.cwd() / Path(output_dir).expanduser()),
+            "output_dir": None if output_dir is None else str(Path.cwd() / _home(str(output_dir))),
         }
         raw, marks = copy_plain(self._raw), self._marks
         for name, value in given.items():
@@ -279,7 +279,17 @@ def _entry(path: str) -> Keys:
 
 def _anchored(url: str, folder: Path) -> str:
     match = _SQLITE_FILE.fullmatch(url)
-    return f"{match[1]}{_normal(folder / match[2])}" if match else url
+    return f"{match[1]}{_normal(_quoted(folder) / match[2])}" if match else url
+
+
+def _quoted(path: Path) -> Path:
+    """The path as it stands in a URL: there, these two characters mean something."""
+    return Path(str(path).replace("%", "%25").replace("?", "%3F"))
+
+
+def _home(path: str) -> Path:
+    # Unlike Path.expanduser, this leaves a home that nobody knows as it is, like a shell.
+    return Path(os.path.expanduser(path))  # noqa: PTH111
 
 
 def _normal(path: Path) -> str:

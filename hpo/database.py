@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote
 
 import optuna
 import sqlalchemy as sa
@@ -68,7 +69,8 @@ def display_url(url: str) -> str:
     except sa.exc.ArgumentError:
         return "(unreadable URL)"
     secret = dict.fromkeys(_SECRET_QUERY_KEYS & set(parsed.query), "***")
-    return parsed.update_query_dict(secret).render_as_string(hide_password=True)
+    shown = parsed.update_query_dict(secret).render_as_string(hide_password=True)
+    return unquote(shown) if parsed.get_backend_name() == "sqlite" else shown
 
 
 def sqlite_file(url: sa.URL) -> Path | None:
@@ -133,7 +135,7 @@ def explained(url: sa.URL) -> Iterator[None]:
     except sa.exc.NoSuchModuleError:
         problem = f"unknown driver {url.drivername!r}"
         raise InputError(problem, path="storage", value=shown, fix=_EXAMPLES) from None
-    except (sa.exc.DBAPIError, optuna.exceptions.StorageInternalError) as error:
+    except (sa.exc.DBAPIError, optuna.exceptions.StorageInternalError, OSError) as error:
         raise StudyError(f"{shown}: can't open the database: {_first_line(error)}") from error
 
 

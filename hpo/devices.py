@@ -3,10 +3,14 @@
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 
 from hpo.errors import InputError
+
+# A container's share of the processors: microseconds of each period, or "max" (Linux cgroups, version 2).
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 @dataclass(frozen=True)
@@ -38,8 +42,21 @@ def deal(devices: Sequence[str] | None, workers: int | None) -> list[Slot]:
     """
     names = _named(devices)
     count = workers or len(names)
-    threads = max(1, len(os.sched_getaffinity(0)) // count)
+    threads = max(1, _cores() // count)
     return [_slot(names[index % len(names)], threads) for index in range(count)]
+
+
+def _cores() -> int:
+    """Cores that this process may use, by its affinity, its container's quota and OMP_NUM_THREADS."""
+    limits = [os.cpu_count() or 1]
+    if hasattr(os, "sched_getaffinity"):  # macOS doesn't say
+        limits.append(len(os.sched_getaffinity(0)))
+    if (asked := os.environ.get("OMP_NUM_THREADS", "")).isdecimal():
+        limits.append(int(asked))
+    if _QUOTA.is_file():
+        quota, period = _QUOTA.read_text().split()
+        limits += [] if quota == "max" else [round(int(quota) / int(period))]
+    return max(1, min(limits))
 
 
 def _named(devices: Sequence[str] | None) -> list[str]:

@@ -127,15 +127,16 @@ def learning_rate_plan(
     builder: Builder, config: Mapping[str, Any], trainer: Trainer, epochs: int
 ) -> Sequence[str]:
     """Lines that say how the learning rate will go, found by running the schedule on a stand-in."""
-    start = trainer.optimizer.param_groups[0]["lr"]
+    group = trainer.optimizer.param_groups[0]
+    start = float(group.get("initial_lr", group["lr"]))
     if config["scheduler"] is None:
         return [f"learning rate: {start:.4g}, constant"]
     node = dict(config["scheduler"])
     name = str(node["_target_"]).rpartition(".")[2]
     if node.pop("interval") == "step":
         return [f"learning rate: from {start:.4g}, {name} at each step"]
-    stand_in = nn.Linear(1, 1)
-    optimizer = builder.optimizer(config["optimizer"], stand_in, torch.device("cpu"))
+    # Any optimizer will do, as long as it has a momentum for the schedules that move one.
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=start, momentum=0.9)
     scheduler = instantiate(builder.resolver, node, optimizer)
     if isinstance(scheduler, ReduceLROnPlateau):
         return [f"learning rate: from {start:.4g}, lower when {builder.spec.study.metric} stalls"]

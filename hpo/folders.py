@@ -7,6 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hpo.config import StudySpec
+from hpo.errors import StudyError
+
+
+def make_output_folder(spec: StudySpec) -> None:
+    """Make the output folder, with that of the workers' logs; StudyError where it can't be made."""
+    try:
+        (spec.output_dir / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"{spec.output_dir}: can't make the output folder: {error.strerror or error}"
+        raise StudyError(f"{problem}\n  fix: give another one with `--output-dir`") from error
 
 
 def trial_folder(spec: StudySpec, number: int) -> Path:

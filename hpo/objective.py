@@ -71,7 +71,7 @@ class TrialRun:
     device: torch.device
     asked: threading.Event
     _trainer: Trainer | None = None
-    _error: Exception | None = None
+    _error: Exception | SystemExit | None = None
 
     def run(self) -> TrialReport:
         """Train, and store what became of it.
@@ -112,14 +112,14 @@ class TrialRun:
             raise
         except optuna.TrialPruned:
             return Outcome.PRUNED
-        except Exception as error:  # noqa: BLE001 - whatever a study's code raises is this trial's outcome
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a study's code raises is its outcome
             self._error = error
             traceback.print_exc()
             return failure_outcome(error)
         state = trainer.state
         if state.stop_reason == DIVERGED:
             return Outcome.DIVERGED
-        if state.stop_reason == INTERRUPTED and state.epoch < state.max_epochs:
+        if state.batch_index or (state.stop_reason == INTERRUPTED and state.epoch < state.max_epochs):
             return None
         return Outcome.COMPLETE
 
@@ -178,7 +178,7 @@ class TrialRun:
             self._tell_failure(outcome, self._error)
         return value
 
-    def _tell_failure(self, outcome: Outcome, error: Exception) -> None:
+    def _tell_failure(self, outcome: Outcome, error: BaseException) -> None:
         text = "".join(traceback.format_exception(error))
         self.trial.set_user_attr(OUTCOME_ATTR, outcome)
         self.trial.set_user_attr(REASON_ATTR, f"{type(error).__name__}: {error}"[:2000])

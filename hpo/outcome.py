@@ -43,13 +43,15 @@ _STATE_OF: Final[Mapping[str, TrialState]] = {
 def outcome_of(trial: FrozenTrial) -> str:
     """The outcome of a finished trial; ``running`` or ``waiting`` for one that is not.
 
-    The stored outcome counts only with the state it was stored for: a trial may have died between the two, and
-    ended otherwise when it was run again.
+    The stored outcome counts only with the state and value it was stored for: a trial may have died between the
+    two, and ended otherwise when it was run again.
     """
     stored = trial.user_attrs.get(OUTCOME_ATTR)
-    if stored is not None and trial.state == _STATE_OF.get(stored, TrialState.FAIL):
-        return str(stored)
-    return str(_OF_STATE[trial.state])
+    if stored is None or trial.state != _STATE_OF.get(stored, TrialState.FAIL):
+        return str(_OF_STATE[trial.state])
+    if stored == Outcome.DIVERGED and trial.value is not None and math.isfinite(trial.value):
+        return str(Outcome.COMPLETE)
+    return str(stored)
 
 
 def failure_outcome(error: BaseException) -> Outcome:

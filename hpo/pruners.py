@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
+import optuna
 from optuna import pruners
 
 from hpo.by_name import check_arguments, construct, find_class
@@ -23,6 +24,19 @@ PRUNERS: Final[Mapping[str, type[pruners.BasePruner]]] = MappingProxyType(
 )
 
 
+class BracketsFirstHyperbandPruner(pruners.HyperbandPruner):
+    """Optuna's, with its brackets laid out before it is first asked.
+
+    A sampler is shown the trials of one bracket, and all of them as long as there are no brackets: the first trial
+    of a process would be drawn otherwise than the same trial later in another.
+    """
+
+    def __init__(self, max_resource: str | int, **arguments: Any) -> None:
+        super().__init__(max_resource=max_resource, **arguments)
+        if isinstance(max_resource, int):
+            self._try_initialization(cast("optuna.Study", None))  # the study is for "auto" only
+
+
 def make_pruner(spec: StudySpec) -> pruners.BasePruner:
     """The pruner of ``study.pruner``.
 
@@ -39,9 +53,12 @@ def make_pruner(spec: StudySpec) -> pruners.BasePruner:
 def _make(spec: StudySpec, path: str, node: Mapping[str, Any]) -> pruners.BasePruner:
     kind = find_class(spec, f"{path}.name", node["name"], PRUNERS)
     arguments = {key: value for key, value in node.items() if key != "name"}
+    if kind is pruners.NopPruner:
+        arguments = {}  # what is left of a pruner that `study.pruner.name=none` has switched off
     check_arguments(spec, path, kind, arguments)
     if kind is pruners.HyperbandPruner:
         arguments.setdefault("max_resource", spec.trainer.max_epochs)
+        kind = BracketsFirstHyperbandPruner
     if kind is pruners.PatientPruner and arguments["wrapped_pruner"] is not None:
         wrapped = arguments["wrapped_pruner"]
         inner = {"name": wrapped} if isinstance(wrapped, str) else wrapped

@@ -82,6 +82,25 @@ class PerTrialSampler(samplers.BaseSampler):
         self._inner.after_trial(study, trial, state, values)
 
 
+class NumberedQMCSampler(samplers.QMCSampler):
+    """Optuna's, with the trial's number as its place in the sequence.
+
+    Optuna counts places in the storage, by a read and a write: workers that ask at the same time take the same.
+    """
+
+    _place = 0
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The point at the trial's place."""
+        self._place = trial.number
+        return super().sample_relative(study, trial, search_space)
+
+    def _find_sample_id(self, study: Study, search_space: dict[str, BaseDistribution]) -> int:  # noqa: ARG002
+        return self._place
+
+
 class ExhaustiveSampler(samplers.BaseSampler):
     """Every point of a finite space once, in an order shuffled by the seed: ``grid`` and ``brute_force``.
 
@@ -104,7 +123,9 @@ class ExhaustiveSampler(samplers.BaseSampler):
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Find the trial's point."""
-        earlier = [other for other in study.get_trials(deepcopy=False) if other.number < trial.number]
+        # Not study.get_trials: with Hyperband that study shows the trials of one bracket only.
+        trials = study._storage.get_all_trials(study._study_id, deepcopy=False)  # noqa: SLF001
+        earlier = [other for other in trials if other.number < trial.number]
         rank = sum(not has_own_point(other) for other in earlier)
         self._point = self._points[rank] if rank < len(self._points) and not has_own_point(trial) else {}
 
@@ -174,6 +195,9 @@ def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[sample
 
 def _make(spec: StudySpec, path: str, node: Mapping[str, Any], seed: int) -> samplers.BaseSampler:
     kind = _checked(spec, path, node)
+    if kind in _EXHAUSTIVE:
+        fix = "name it as the study's sampler, or take another one here"
+        raise spec.error("can't stand inside another sampler", path=f"{path}.name", value=node["name"], fix=fix)
     arguments = _arguments(node)
     for name in ("base_sampler", "independent_sampler"):
         if name in arguments:
@@ -182,7 +206,7 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any], seed: int) -> sam
         # Its processes share one sequence, so one seed; what it draws on its own must still differ.
         arguments.setdefault("independent_sampler", samplers.RandomSampler(seed=seed))
         arguments.setdefault("warn_independent_sampling", False)
-        seed = spec.study.sampler.seed
+        seed, kind = spec.study.sampler.seed, NumberedQMCSampler
     if kind is not samplers.PartialFixedSampler:
         arguments["seed"] = seed
     sampler: samplers.BaseSampler = construct(spec, path, kind, arguments)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -12,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from multiprocessing import connection, forkserver
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, ForkServerProcess
 from typing import Any, Final
@@ -24,7 +23,7 @@ from hpo.errors import StudyError
 from hpo.objective import TrialReport
 from hpo.outcome import Outcome
 from hpo.study import OpenStudy
-from hpo.worker import STOP, Failed, Message, Started, WorkerOrder, work
+from hpo.worker import STOP, Message, Started, WorkerOrder, work
 
 #: This many trials that fail alike before any has succeeded stop the study.
 _ALIKE: Final = 3
@@ -49,15 +48,7 @@ class _Child:
     slot: Slot
     process: ForkServerProcess
     channel: Connection[str, Message]
-
-
-def start_fork_server() -> ForkServerContext:
-    """Start importing torch and Optuna in the process that workers are forked from; returns at once."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["hpo.preload"])
-    with _ignored(signal.SIGHUP, signal.SIGTERM):
-        forkserver.ensure_running()
-    return context
+    busy: bool = False
 
 
 class Supervisor:
@@ -66,7 +57,7 @@ class Supervisor:
     Args:
         opened: The study; this process owns no trial.
         slots: A device and threads for each worker.
-        context: From `start_fork_server`.
+        context: From `hpo.forkserver.start_fork_server`.
         report: Called with a worker's label and each message of its.
         timeout: Seconds until workers are asked to put their trials down; None for no limit.
     """
@@ -153,6 +144,7 @@ class Supervisor:
             pass  # closed at its end; the sentinel tells how it ended
 
     def _on_message(self, child: _Child, message: Message) -> None:
+        child.busy = isinstance(message, Started)
         self._report(child.label, message)
         if isinstance(message, TrialReport) and message.outcome is not None:
             self._deaths = 0
@@ -175,7 +167,7 @@ class Supervisor:
         self._children.remove(child)
         child.channel.close()
         child.process.join()
-        if child.process.exitcode == 0:
+        if child.process.exitcode == 0 and not child.busy:
             return
         self._opened.storage.requeue_dead(self._opened.study_id)
         if self._ending is not Ending.DONE:
@@ -230,17 +222,3 @@ class Supervisor:
                 signal.signal(number, handler)
             self._wake.close()
             self._waker.close()
-
-
-@contextlib.contextmanager
-def _ignored(*numbers: signal.Signals) -> Iterator[None]:
-    """Signals that a process started inside ignores from its first instant."""
-    kept = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in kept.items():
-            signal.signal(number, handler)
-
-
-__all__ = ["Ending", "Failed", "Reporter", "Started", "Supervisor", "start_fork_server"]

@@ -1,6 +1,5 @@
 """The `hpo` command and its exit codes."""
 
-import os
 import sys
 import traceback
 from typing import NoReturn
@@ -34,8 +33,4 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has enough; Python would complain again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
     sys.exit(0)

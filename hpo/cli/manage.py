@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -48,7 +49,8 @@ def delete(
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     if not yes:
         raise InputError(
-            f"deletes the study {spec.study.name} and everything in {spec.output_dir}",
+            f"deletes the study {spec.study.name}, and the trials, the logs and the final training in "
+            f"{spec.output_dir}",
             path="delete",
             fix="say so with `--yes`",
         )
@@ -76,3 +78,5 @@ def _delete(opened: OpenStudy) -> None:
         folder = opened.spec.output_dir / name
         if folder.exists():
             shutil.rmtree(folder)
+    with contextlib.suppress(OSError):  # what else lies there, such as the database, stays
+        opened.spec.output_dir.rmdir()

@@ -48,23 +48,28 @@ def run(
         devices=devices,
         output_dir=output_dir,
     )
-    from hpo.supervisor import Ending, Supervisor, start_fork_server
+    from hpo.forkserver import start_fork_server
 
     # Its imports run beside ours.
-    context = start_fork_server()
+    context = start_fork_server(spec)
+    from hpo.supervisor import Ending, Supervisor
+
     slots = _checked_slots(spec)
     import optuna
 
+    from hpo.folders import make_output_folder
     from hpo.study import start_study
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     opened = start_study(spec)
     try:
+        make_output_folder(spec)
         reporter = _Reporter(opened)
         reporter.begin(slots)
         opened.storage.requeue_dead(opened.study_id)
         ending = Supervisor(opened, slots, context, reporter.heard, spec.study.timeout).run()
-        _summary(opened, study, ending is Ending.TIMEOUT)
+        arguments = _kept_arguments(study, overrides, storage, output_dir)
+        _summary(opened, arguments, ending is Ending.TIMEOUT)
     finally:
         opened.storage.close()
     if ending is Ending.INTERRUPTED:
@@ -139,7 +144,7 @@ class _Reporter:
         return f"{line}\n    {report.reason}" if report.reason else line
 
 
-def _summary(opened: OpenStudy, study: Path, timed_out: bool) -> None:
+def _summary(opened: OpenStudy, arguments: str, timed_out: bool) -> None:
     from hpo.progress import study_status
 
     status = study_status(opened)
@@ -152,33 +157,29 @@ def _summary(opened: OpenStudy, study: Path, timed_out: bool) -> None:
     if status["running"]:
         print(f"{status['running']} trials are still running elsewhere")
     if status["best"] is not None:
-        _print_best(opened, status["best"], study)
+        _print_best(opened, status["best"], arguments)
 
 
-def _print_best(opened: OpenStudy, best: dict[str, Any], study: Path) -> None:
+def _print_best(opened: OpenStudy, best: dict[str, Any], arguments: str) -> None:
     spec = opened.spec
     print(f"best: trial {best['trial']}, {spec.study.metric} {best['value']:.6g}")
     for name, value in best["params"].items():
         print(f"    {name} = {value:.6g}" if isinstance(value, float) else f"    {name} = {value}")
     print("  metrics: " + ", ".join(f"{k} {v:.4g}" for k, v in best["metrics"].items() if v is not None))
     print(f"  checkpoint: {best['checkpoint']}")
-    extra = _kept_arguments()
     print("next:")
-    print(f"  hpo trials {study}{extra}")
-    print(f"  hpo train {study} --trial best{extra}")
-    print(f"  hpo dashboard {study}{extra}")
+    print(f"  hpo trials {arguments}")
+    print(f"  hpo train {arguments} --trial best")
+    print(f"  hpo dashboard {arguments}")
 
 
-def _kept_arguments() -> str:
-    """The options and overrides of this command that the next ones need as well."""
-    arguments, kept = sys.argv[2:], []
-    for index, argument in enumerate(arguments):
-        name, _, value = argument.partition("=")
-        if name in {"--storage", "--output-dir"}:
-            kept += [name, value or (arguments[index + 1] if index + 1 < len(arguments) else "")]
-        elif not argument.startswith("-") and "=" in argument and not arguments[index - 1].startswith("--"):
-            kept.append(argument)
-    return "".join(f" {shlex.quote(item)}" for item in kept)
+def _kept_arguments(study: Path, overrides: list[str] | None, storage: str | None, output_dir: str | None) -> str:
+    """What the next commands on this study need as well, as a shell reads it."""
+    options = {"--storage": storage, "--output-dir": output_dir}
+    kept = [str(study), *(overrides or ())]
+    for name, value in options.items():
+        kept += [] if value is None else [name, value]
+    return shlex.join(kept)
 
 
 def _same_command() -> str:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from hpo.study import OpenStudy
 
@@ -59,8 +61,7 @@ def best(
     rows = [("trial", str(data["trial"])), (spec.study.metric, _shown(data["value"]))]
     rows += [(name, _shown(value)) for name, value in data["params"].items()]
     rows += [(f"({name})", _shown(value)) for name, value in data["metrics"].items()]
-    _print_table(f"best of {data['study']}", ("", ""), rows)
-    print(f"checkpoint: {data['checkpoint']}")
+    _print_table(f"best of {data['study']}", ("", ""), rows, below=f"checkpoint: {data['checkpoint']}\n")
 
 
 def trials(
@@ -108,7 +109,19 @@ def _looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
 def _print_json(data: Any) -> None:
     from hpo.outcome import finite
 
-    print(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))
+    with _read_by_others():
+        print(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+@contextlib.contextmanager
+def _read_by_others() -> Iterator[None]:
+    """Whoever reads what is printed inside may stop reading, as `head` does."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # What is left in the buffer has to go somewhere; Python would complain at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _shown(value: Any, digits: int | None = None) -> str:
@@ -119,7 +132,7 @@ def _shown(value: Any, digits: int | None = None) -> str:
     return str(value)
 
 
-def _print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
+def _print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]], *, below: str = "") -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -131,4 +144,9 @@ def _print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]
         table.add_row(*(Text(cell) for cell in row))
     # Piped into a file or another program, a row stays a line.
     width = None if sys.stdout.isatty() else 10_000
-    Console(width=width).print(table)
+    console = Console(width=width)
+    # Printed by ourselves: the console would end the process where the reader has stopped.
+    with console.capture() as printed:
+        console.print(table)
+    with _read_by_others():
+        print(printed.get() + below, end="")

@@ -1,0 +1,263 @@
+"""From a config to a Trainer: what is built, what is kept between trials, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from hpo.build import CALLBACKS, ON_REQUEST, REQUIRED, Builder, RunPlace, check_callbacks, offered_callbacks
+from hpo.check import check_metric, check_spec
+from hpo.config import StudySpec
+from hpo.errors import InputError
+from tests.hpo.support import Studies
+from trainer import Callback, Trainer
+from trainer.callbacks import Checkpoint, CSVLogging, EarlyStopping, NaNDetection
+
+CPU = torch.device("cpu")
+OWN = """
+import torch
+from torch.utils.data import TensorDataset
+
+from trainer import Callback
+
+
+def random_data(samples=8):
+    inputs = torch.randn(samples, 4)
+    return {"train": TensorDataset(inputs, inputs[:, :1]), "val": TensorDataset(inputs, inputs[:, :1])}
+
+
+def rubbish(what):
+    return {"list": [1, 2], "none": None, "keys": {"train": 1, "test": 2}}[what]
+
+
+def step(model, batch, scale=1.0):
+    outputs = model(batch[0])
+    return {"loss": scale * outputs.square().mean(), "outputs": outputs, "size": outputs.numel()}
+
+
+step.records = ("size",)
+
+
+class Complex(torch.nn.Module):
+    def __init__(self, hidden=4):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(hidden, dtype=torch.complex64))
+
+
+class Plain(torch.optim.SGD):
+    pass
+
+
+class Mine(Callback):
+    writes = ("mine",)
+
+    def __init__(self, factor=2.0):
+        self.factor = factor
+
+    def on_epoch_end(self, trainer):
+        trainer.state.metrics["mine"] = self.factor
+"""
+
+
+@pytest.fixture(autouse=True)
+def own(studies: Studies) -> None:
+    (studies.folder / "own.py").write_text(OWN)
+
+
+def build(studies: Studies, *overrides: str, **options: Any) -> Trainer:
+    spec = studies.spec(*overrides)
+    place = RunPlace(studies.folder / "out", "trial-0")
+    return Builder(spec).trainer(spec.resolve(), place, seed=1, device=CPU, **options)
+
+
+def by_type(trainer: Trainer, kind: type[Callback]) -> Any:
+    found = [callback for callback in trainer.callbacks.callbacks if type(callback) is kind]
+    return found[0] if found else None
+
+
+def check(spec: StudySpec) -> None:
+    """What `hpo run` checks before anything starts."""
+    check_spec(spec, callbacks=offered_callbacks())
+    check_metric(spec, check_callbacks(spec))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "fused"),
+    [
+        ((), True),
+        (("optimizer={_target_: torch.optim.SGD, lr: 0.1}",), True),
+        (("optimizer={_target_: torch.optim.Adagrad}",), True),
+        (("optimizer.fused=false",), False),
+        (("optimizer.foreach=true",), None),
+        (("optimizer={_target_: torch.optim.RMSprop}",), None),
+        (("optimizer={_target_: own.Plain, lr: 0.1}",), None),
+        (("model={_target_: own.Complex}", "search_space={}"), None),
+    ],
+)
+def test_an_optimizer_is_fused_where_it_can_be_and_nobody_said_otherwise(
+    studies: Studies, overrides: tuple[str, ...], fused: bool | None
+) -> None:
+    assert build(studies, *overrides).optimizer.defaults.get("fused") is fused
+
+
+def test_the_weights_follow_from_the_trials_seed(studies: Studies) -> None:
+    spec = studies.spec()
+    place = RunPlace(studies.folder, "x")
+    builder = Builder(spec)
+
+    def weights(seed: int) -> torch.Tensor:
+        model = builder.trainer(spec.resolve(), place, seed=seed, device=CPU).model
+        return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+    assert torch.equal(weights(1), weights(1))
+    assert not torch.equal(weights(1), weights(2))
+
+
+def test_data_is_made_once_for_equal_configs_and_only_the_latest_is_kept(studies: Studies) -> None:
+    spec = studies.spec()
+    builder = Builder(spec)
+    first = builder.data(spec.resolve({"optimizer.lr": 0.1}))
+    assert builder.data(spec.resolve({"optimizer.lr": 0.01})) is first
+    other = builder.data(spec.resolve({"data.samples": 48}))
+    assert len(other["train"]) == 32
+    assert len(builder._data) == 1
+    assert builder.data(spec.resolve()) is not first
+
+
+def test_every_trial_sees_the_split_of_the_studys_seed(studies: Studies) -> None:
+    def inputs(*overrides: str, seed: int = 0) -> torch.Tensor:
+        torch.manual_seed(seed)
+        spec = studies.spec("data={_target_: own.random_data}", *overrides)
+        made: torch.Tensor = Builder(spec).data(spec.resolve())["train"].tensors[0]
+        return made
+
+    assert torch.equal(inputs(seed=1), inputs(seed=2))
+    assert not torch.equal(inputs(), inputs("study.sampler.seed=4"))
+    assert torch.equal(inputs("trainer.seed=4"), inputs("study.sampler.seed=4"))
+
+
+@pytest.mark.parametrize(
+    ("what", "described"), [("list", "list"), ("none", "NoneType"), ("keys", "the keys train, test")]
+)
+def test_data_that_is_no_mapping_of_train_and_val_is_the_studys_fault(
+    studies: Studies, what: str, described: str
+) -> None:
+    spec = studies.spec(f"data={{_target_: own.rubbish, what: {what}}}")
+    with pytest.raises(InputError) as caught:
+        Builder(spec).data(spec.resolve())
+    assert caught.value.value == f"own.rubbish returned {described}"
+    assert "{'train': dataset" in caught.value.fix
+
+
+def test_without_a_section_the_defaults_run_and_nothing_else(studies: Studies) -> None:
+    kinds = {type(callback) for callback in build(studies).callbacks.callbacks}
+    assert kinds == {kind for name, kind in CALLBACKS.items() if name not in ON_REQUEST}
+
+
+@pytest.mark.parametrize("written", ["true", "{}", "null"])
+def test_early_stopping_follows_the_studys_metric_in_its_direction(studies: Studies, written: str) -> None:
+    callback = by_type(build(studies, f"callbacks={{early_stopping: {written}}}"), EarlyStopping)
+    assert (callback.monitor, callback.mode) == ("val_loss", "min")
+    overrides = ("study.metric=val_mae", "study.direction=maximize")
+    callback = by_type(build(studies, f"callbacks={{early_stopping: {written}}}", *overrides), EarlyStopping)
+    assert (callback.monitor, callback.mode) == ("val_mae", "max")
+    other = "callbacks={early_stopping: {monitor: val_loss, patience: 3}}"
+    callback = by_type(build(studies, other, *overrides), EarlyStopping)
+    assert (callback.monitor, callback.mode, callback.patience) == ("val_loss", "min", 3)
+
+
+def test_a_callback_is_switched_off_or_given_arguments(studies: Studies) -> None:
+    trainer = build(studies, "callbacks={csv: false, checkpoint: {keep_last: 3}, early_stopping: false}")
+    assert by_type(trainer, CSVLogging) is None
+    assert by_type(trainer, EarlyStopping) is None
+    checkpoint = by_type(trainer, Checkpoint)
+    assert (checkpoint.keep_last, checkpoint.monitor, checkpoint.mode) == (3, "val_loss", "min")
+    assert checkpoint.manager.folder == studies.folder / "out" / "checkpoints"
+
+
+def test_nan_detection_always_watches_the_studys_metric(studies: Studies) -> None:
+    overrides = ("study.metric=val_mae", "study.direction=minimize")
+    assert by_type(build(studies, *overrides), NaNDetection).metrics == ("train_loss", "val_loss", "val_mae")
+    narrowed = build(studies, "callbacks={nan_detection: {metrics: [train_loss]}}", *overrides)
+    assert by_type(narrowed, NaNDetection).metrics == ("train_loss", "val_mae")
+
+
+def test_a_studys_own_callback_runs_and_its_metric_can_be_the_studys(studies: Studies) -> None:
+    overrides = (
+        "callbacks={mine: {_target_: own.Mine, factor: 3.0}}",
+        "study.metric=mine",
+        "study.direction=minimize",
+    )
+    spec = studies.spec(*overrides)
+    check(spec)
+    trainer = build(studies, *overrides, max_epochs=1)
+    data = Builder(spec).data(spec.resolve())
+    assert trainer.fit(data["train"], data["val"]).metrics["mine"] == 3.0
+
+
+@pytest.mark.parametrize("name", sorted(REQUIRED))
+def test_what_a_study_needs_cannot_be_switched_off(studies: Studies, name: str) -> None:
+    with pytest.raises(InputError, match=f"callbacks.{name}: can't be switched off"):
+        check(studies.spec(f"callbacks={{{name}: false}}"))
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "path"),
+    [
+        ("{erly_stopping: {}}", "callbacks.erly_stopping"),
+        ("{early_stopping: {patience: 3, paitence: 4}}", "callbacks.early_stopping.paitence"),
+        ("{checkpoint: {folder: /tmp}}", "callbacks.checkpoint.folder"),
+        ("{csv: {path: x.csv}}", "callbacks.csv.path"),
+        ("{mine: {_target_: own.Mine, facto: 1}}", "callbacks.mine.facto"),
+        ("{mine: {_target_: own.Nobody}}", "callbacks.mine._target_"),
+    ],
+)
+def test_what_a_callback_does_not_take_is_named(studies: Studies, callbacks: str, path: str) -> None:
+    with pytest.raises(InputError) as caught:
+        check(studies.spec(f"callbacks={callbacks}"))
+    assert caught.value.path == path
+
+
+def test_every_offered_callback_can_be_named_without_arguments(studies: Studies) -> None:
+    check(studies.spec("callbacks={" + ", ".join(f"{name}: {{}}" for name in CALLBACKS) + "}"))
+
+
+def test_a_step_of_ones_own_replaces_the_loss_and_its_numbers_are_metrics(studies: Studies) -> None:
+    overrides = ("step={_target_: own.step, scale: 0.5}", "study.metric=val_size", "study.direction=minimize")
+    spec = studies.spec(*overrides)
+    check(spec)
+    trainer = build(studies, *overrides, max_epochs=1)
+    data = Builder(spec).data(spec.resolve())
+    state = trainer.fit(data["train"], data["val"])
+    assert state.metrics["val_size"] == 32.0
+    assert {"train_size", "val_loss", "val_mae"} <= state.metrics.keys()
+
+
+@pytest.mark.parametrize(("interval", "steps"), [("epoch", 2), ("step", 8)])
+def test_a_scheduler_steps_per_epoch_or_per_step(studies: Studies, interval: str, steps: int) -> None:
+    scheduler = f"{{_target_: torch.optim.lr_scheduler.StepLR, step_size: 100, interval: {interval}}}"
+    trainer = build(studies, f"scheduler={scheduler}", max_epochs=2)
+    data = Builder(studies.spec()).data(studies.spec().resolve())
+    trainer.fit(data["train"], data["val"])
+    assert trainer.scheduler is not None
+    assert trainer.scheduler.last_epoch == steps
+
+
+def test_a_plateau_scheduler_follows_the_studys_metric(studies: Studies) -> None:
+    scheduler = "scheduler={_target_: torch.optim.lr_scheduler.ReduceLROnPlateau, patience: 0}"
+    trainer = build(studies, scheduler, "study.metric=val_mae", "study.direction=minimize")
+    assert trainer.scheduler_monitor == "val_mae"
+
+
+def test_no_scheduler_is_no_scheduler(studies: Studies) -> None:
+    assert build(studies, "scheduler=null").scheduler is None
+
+
+def test_max_epochs_may_be_given_by_whoever_builds(studies: Studies, tmp_path: Path) -> None:
+    assert build(studies).state.max_epochs == 3
+    assert build(studies, max_epochs=9).state.max_epochs == 9
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,105 @@
+"""Devices dealt to workers."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpo import devices
+from hpo.devices import Slot, deal
+from hpo.errors import InputError
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
+    """A machine with three GPUs and eight cores."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
+    monkeypatch.setattr(devices, "_QUOTA", tmp_path / "cpu.max")
+    return monkeypatch
+
+
+@pytest.fixture
+def no_gpu(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setattr(torch.cuda, "device_count", lambda: 0)
+
+
+def test_a_machine_without_a_gpu_gets_one_worker_with_all_cores(no_gpu: None) -> None:
+    assert deal(None, None) == [Slot("cpu", "cpu", None, 8)]
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 8), (2, 4), (3, 2), (8, 1), (20, 1)])
+def test_cores_are_shared_out_and_never_below_one(no_gpu: None, workers: int, threads: int) -> None:
+    assert deal(None, workers) == [Slot("cpu", "cpu", None, threads)] * workers
+
+
+def test_each_gpu_gets_a_worker_that_sees_no_other(gpus: pytest.MonkeyPatch) -> None:
+    assert deal(None, None) == [Slot(f"cuda:{index}", "cuda:0", str(index), 2) for index in range(3)]
+
+
+def test_more_workers_than_gpus_take_turns(gpus: pytest.MonkeyPatch) -> None:
+    assert [slot.visible for slot in deal(["cuda:2", "cuda:0"], 5)] == ["2", "0", "2", "0", "2"]
+
+
+def test_a_gpu_may_be_named_twice_and_stand_beside_the_cpu(gpus: pytest.MonkeyPatch) -> None:
+    slots = deal(["cuda:1", "cuda:1", "cpu"], None)
+    assert [(slot.label, slot.device, slot.visible) for slot in slots] == [
+        ("cuda:1", "cuda:0", "1"),
+        ("cuda:1", "cuda:0", "1"),
+        ("cpu", "cpu", None),
+    ]
+
+
+def test_cuda_alone_means_every_gpu(gpus: pytest.MonkeyPatch) -> None:
+    assert [slot.label for slot in deal(["cuda"], None)] == ["cuda:0", "cuda:1", "cuda:2"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "physical"), [("5,6,7", ["5", "6", "7"]), ("GPU-a, GPU-b,GPU-c", ["GPU-a", "GPU-b", "GPU-c"])]
+)
+def test_gpus_are_counted_among_those_that_are_visible(
+    gpus: pytest.MonkeyPatch, visible: str, physical: list[str]
+) -> None:
+    gpus.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [slot.visible for slot in deal(None, None)] == physical
+
+
+@pytest.mark.parametrize("name", ["cuda:3", "cuda:-1", "cuda:x", "cuda:", "gpu", "", "CPU", "xla"])
+def test_a_device_that_is_not_there_is_named_with_those_that_are(gpus: pytest.MonkeyPatch, name: str) -> None:
+    with pytest.raises(InputError) as caught:
+        deal(["cpu", name], 2)
+    assert caught.value.path == "devices"
+    assert caught.value.fix == "there are cpu, cuda:0, cuda:1, cuda:2"
+
+
+@pytest.mark.parametrize("name", ["cuda", "cuda:0"])
+def test_cuda_without_a_gpu_is_an_error(no_gpu: None, name: str) -> None:
+    with pytest.raises(InputError, match="no such device"):
+        deal([name], None)
+
+
+def test_a_system_that_does_not_say_which_cores_are_ours_has_them_all(gpus: pytest.MonkeyPatch) -> None:
+    gpus.delattr(os, "sched_getaffinity")
+    gpus.setattr(os, "cpu_count", lambda: 6)
+    assert deal(["cpu"], 2)[0].threads == 3
+
+
+@pytest.mark.parametrize(
+    ("quota", "threads"), [("300000 100000\n", 3), ("max 100000\n", 8), ("20000 100000\n", 1)]
+)
+def test_a_containers_quota_limits_the_cores(
+    gpus: pytest.MonkeyPatch, tmp_path: Path, quota: str, threads: int
+) -> None:
+    (tmp_path / "cpu.max").write_text(quota)
+    assert deal(["cpu"], 1)[0].threads == threads
+
+
+def test_omp_num_threads_limits_the_cores(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setenv("OMP_NUM_THREADS", "4")
+    assert deal(["cpu"], 2)[0].threads == 2

@@ -1,0 +1,258 @@
+"""One trial from its parameters to its state, with real training: seven ends, and what lies between them."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.build import Builder
+from hpo.ledger import Owner
+from hpo.objective import RUN_ATTR, TrialReport, TrialRun
+from hpo.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, outcome_of
+from hpo.progress import best_trial, study_best, study_status, study_trials
+from hpo.storage import OUTCOME_ATTR, REASON_ATTR
+from hpo.study import OpenStudy, load_study
+from tests.hpo.support import Studies
+from trainer.checkpoint import load_checkpoint
+
+FAULTS = """
+import sys
+import torch
+
+
+def huge(outputs, targets):
+    return torch.empty(2**60).sum()
+
+
+def python_memory(outputs, targets):
+    raise MemoryError
+
+
+def cuda_memory(outputs, targets):
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def leave(outputs, targets):
+    sys.exit(0)
+
+
+def wrong(outputs, targets):
+    raise KeyError("a key")
+"""
+
+
+@pytest.fixture(autouse=True)
+def threads() -> Iterator[None]:
+    kept = torch.get_num_threads()
+    yield
+    torch.set_num_threads(kept)
+
+
+class From(threading.Event):
+    """A request to stop that comes at the n-th look, or whatever else is to happen then."""
+
+    def __init__(self, look: int, action: Callable[[], object] | None = None) -> None:
+        super().__init__()
+        self.looks, self.look, self.action = 0, look, action
+
+    def is_set(self) -> bool:
+        self.looks += 1
+        if self.looks == self.look and self.action is not None:
+            self.action()
+        return self.action is None and self.looks >= self.look
+
+
+def run(view: OpenStudy, asked: threading.Event | None = None) -> TrialReport:
+    trial = view.study.ask()
+    return TrialRun(view, trial, Builder(view.spec), torch.device("cpu"), asked or threading.Event()).run()
+
+
+def stored(view: OpenStudy, number: int = 0) -> FrozenTrial:
+    """The trial as somebody else reads it."""
+    other = load_study(view.spec)
+    try:
+        return other.study.get_trials()[number]
+    finally:
+        other.storage.close()
+
+
+def curve(view: OpenStudy, number: int = 0) -> str:
+    folders = sorted((view.spec.output_dir / "trials" / str(number)).iterdir())
+    return (folders[-1] / "metrics.csv").read_text()
+
+
+def test_a_complete_trials_value_metrics_and_checkpoint_are_of_one_epoch(studies: Studies) -> None:
+    with studies.open(
+        "trainer.max_epochs=6", "optimizer.lr=0.5", "search_space={model.hidden: {type: int, low: 4, high: 4}}"
+    ) as (view,):
+        report = run(view)
+        trial = stored(view)
+        best = trial.user_attrs[BEST_ATTR]
+        assert report.outcome == outcome_of(trial) == Outcome.COMPLETE
+        assert (
+            trial.value == report.value == best["metrics"]["val_loss"] == min(trial.intermediate_values.values())
+        )
+        assert trial.intermediate_values[best["epoch"]] == trial.value
+        checkpoint = load_checkpoint(view.spec.output_dir / best["checkpoint"])
+        assert checkpoint["state"]["epoch"] == best["epoch"]
+        assert checkpoint["state"]["history"][-1] == best["metrics"]
+        assert (report.epochs, report.reason, report.params) == (6, "", {"model.hidden": 4})
+        shown = study_best(view)
+        assert (shown["value"], shown["metrics"]) == (trial.value, best["metrics"])
+        assert Path(shown["checkpoint"]).is_file()
+
+
+def test_the_best_of_a_maximised_metric_is_its_largest(studies: Studies) -> None:
+    with studies.open("study.metric=val_mae", "study.direction=maximize") as (view,):
+        report = run(view)
+        assert report.value == stored(view).value == max(stored(view).intermediate_values.values())
+
+
+def test_a_pruned_trial_is_pruned(studies: Studies) -> None:
+    with studies.open("study.pruner={name: threshold, upper: 0.0, n_warmup_steps: 2}") as (view,):
+        report = run(view)
+        trial = stored(view)
+        assert report.outcome == outcome_of(trial) == Outcome.PRUNED
+        assert trial.state == TrialState.PRUNED
+        assert list(trial.intermediate_values) == [1, 2]
+        assert report.epochs == 2
+        assert curve(view).count("\n") == 3
+        assert best_trial(view) is None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "value"),
+    [((), math.inf), (("study.metric=val_mae", "study.direction=maximize"), -math.inf)],
+)
+def test_a_diverged_trial_is_the_worst_and_never_the_best(
+    studies: Studies, overrides: tuple[str, ...], value: float
+) -> None:
+    with studies.open("loss.nan=true", *overrides) as (view,):
+        report = run(view)
+        trial = stored(view)
+        assert report.outcome == outcome_of(trial) == Outcome.DIVERGED
+        assert (trial.state, trial.value, report.value) == (TrialState.COMPLETE, value, None)
+        assert best_trial(view) is None
+        assert study_status(view)["outcomes"]["diverged"] == 1
+        assert not list(view.spec.output_dir.rglob("*.pt"))
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "reason"),
+    [
+        ("wrong", Outcome.ERROR, "KeyError: 'a key'"),
+        ("leave", Outcome.ERROR, "SystemExit: 0"),
+        ("huge", Outcome.OUT_OF_MEMORY, "RuntimeError: "),
+        ("python_memory", Outcome.OUT_OF_MEMORY, "MemoryError: "),
+        ("cuda_memory", Outcome.OUT_OF_MEMORY, "OutOfMemoryError: CUDA out of memory"),
+    ],
+)
+def test_what_a_studys_code_raises_is_the_trials_end(
+    studies: Studies, fault: str, outcome: Outcome, reason: str
+) -> None:
+    (studies.folder / "faults.py").write_text(FAULTS)
+    with studies.open(f"loss={{_target_: faults.{fault}}}") as (view,):
+        report = run(view)
+        trial = stored(view)
+        assert report.outcome == outcome_of(trial) == outcome
+        assert trial.state == TrialState.FAIL
+        assert report.reason.startswith(reason)
+        assert trial.user_attrs[REASON_ATTR] == report.reason
+        assert "faults.py" in trial.user_attrs[TRACEBACK_ATTR]
+
+
+def test_a_failure_before_training_is_the_trials_too(studies: Studies) -> None:
+    with studies.open("data.broken=true") as (view,):
+        report = run(view)
+        assert (report.outcome, report.epochs) == (Outcome.ERROR, 0)
+        assert "the data is broken" in stored(view).user_attrs[REASON_ATTR]
+
+
+@pytest.mark.parametrize("look", [1, 4, 5, 12])  # the first batch, an epoch's last, the next one's first, the last
+def test_an_interrupted_trial_waits_and_goes_on_bit_equal(studies: Studies, look: int) -> None:
+    with studies.open(at="undisturbed") as (view,):
+        torch.set_num_threads(1)
+        assert run(view).outcome == Outcome.COMPLETE
+        expected, value = curve(view), stored(view).value
+    with studies.open(at="interrupted", views=2) as (view, later):
+        report = run(view, From(look))
+        assert report.outcome is None
+        assert outcome_of(stored(view)) == "waiting"
+        torch.set_num_threads(2)
+        report = run(later)
+        assert torch.get_num_threads() == stored(view).user_attrs[RUN_ATTR]["threads"] == 1
+        assert (report.outcome, report.number) == (Outcome.COMPLETE, 0)
+        assert curve(view) == expected
+        assert (stored(view).value, len(stored(view).intermediate_values)) == (value, 3)
+        assert study_status(view)["finished"] == 1
+
+
+def dying(view: OpenStudy) -> OpenStudy:
+    """The study as a worker sees it whose process is gone, to all others."""
+    return load_study(view.spec, dataclasses.replace(Owner.current(), start_time=1.0))
+
+
+@pytest.mark.parametrize("look", [1, 6])
+def test_a_trial_whose_lease_is_lost_ends_quietly_and_writes_nothing_more(studies: Studies, look: int) -> None:
+    with studies.open() as (other,):
+        late, before = dying(other), []
+
+        def take() -> None:
+            assert other.storage.requeue_dead(other.study_id) == [(0, 1)]
+            before.append(stored(other))
+
+        report = run(late, From(look, take))
+        assert report.outcome is None
+        assert report.value is None
+        assert stored(other) == before[0]
+        assert run(other).outcome == Outcome.COMPLETE
+        assert sorted(path.name for path in (other.spec.output_dir / "trials" / "0").iterdir()) == [
+            "attempt-1",
+            "attempt-2",
+        ]
+        late.storage.close()
+
+
+@pytest.mark.parametrize("said", ["diverged", "error", "out_of_memory"])
+def test_a_trial_killed_between_its_outcome_and_its_end_ends_as_it_then_does(studies: Studies, said: str) -> None:
+    with studies.open() as (other,):
+        late = dying(other)
+        late.study.ask().set_user_attr(OUTCOME_ATTR, said)
+        late.storage.close()
+        other.storage.requeue_dead(other.study_id)
+        assert run(other).outcome == Outcome.COMPLETE
+        assert [entry["outcome"] for entry in study_trials(other)] == ["complete"]
+        best = best_trial(other)
+        assert best is not None
+        assert best.number == 0
+
+
+def test_a_trial_that_kills_its_worker_each_time_is_lost(studies: Studies) -> None:
+    with studies.open() as (other,):
+        for attempt in range(1, 5):
+            late = dying(other)
+            assert late.study.ask().number == 0
+            late.storage.close()
+            assert other.storage.requeue_dead(other.study_id) == ([(0, attempt)] if attempt < 4 else [])
+        assert study_status(other)["outcomes"]["lost"] == 1
+        assert study_trials(other)[0]["value"] is None
+
+
+def test_what_a_trial_prints_is_in_its_own_log(studies: Studies, capfd: pytest.CaptureFixture[str]) -> None:
+    with studies.open(
+        "study.n_trials=2", "search_space={loss.fail: {type: categorical, choices: [true, false]}}"
+    ) as (view,):
+        with capfd.disabled():  # what pytest captures is not what the process prints to
+            outcomes = [run(view).outcome for _ in range(2)]
+        logs = [
+            (view.spec.output_dir / "trials" / number / "attempt-1" / "log.txt").read_text() for number in "01"
+        ]
+    for outcome, log in zip(outcomes, logs, strict=True):
+        assert ("ValueError: this loss fails" if outcome == Outcome.ERROR else "val_loss") in log

@@ -1,0 +1,80 @@
+"""What became of a trial, told from its state, its value and what was stored with it."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.trial import TrialState
+
+from hpo.outcome import Outcome, failure_outcome, finite, outcome_of
+from hpo.storage import OUTCOME_ATTR
+from tests.trainer.support import quick
+
+
+def ended(state: TrialState, value: float | None = None, stored: str | None = None) -> optuna.trial.FrozenTrial:
+    attrs = {} if stored is None else {OUTCOME_ATTR: stored}
+    return optuna.trial.create_trial(state=state, value=value, user_attrs=attrs)
+
+
+@pytest.mark.parametrize(
+    ("state", "value", "stored", "outcome"),
+    [
+        (TrialState.WAITING, None, None, "waiting"),
+        (TrialState.WAITING, None, "error", "waiting"),
+        (TrialState.COMPLETE, 1.0, None, Outcome.COMPLETE),
+        (TrialState.COMPLETE, math.inf, "diverged", Outcome.DIVERGED),
+        (TrialState.COMPLETE, -math.inf, "diverged", Outcome.DIVERGED),
+        (TrialState.COMPLETE, 1.0, "diverged", Outcome.COMPLETE),
+        (TrialState.COMPLETE, 1.0, "error", Outcome.COMPLETE),
+        (TrialState.COMPLETE, 1.0, "out_of_memory", Outcome.COMPLETE),
+        (TrialState.PRUNED, 1.0, None, Outcome.PRUNED),
+        (TrialState.PRUNED, 1.0, "diverged", Outcome.PRUNED),
+        (TrialState.FAIL, None, None, Outcome.ERROR),
+        (TrialState.FAIL, None, "out_of_memory", Outcome.OUT_OF_MEMORY),
+        (TrialState.FAIL, None, "timed_out", Outcome.TIMED_OUT),
+        (TrialState.FAIL, None, "lost", Outcome.LOST),
+        (TrialState.FAIL, None, "diverged", Outcome.ERROR),
+    ],
+)
+def test_a_stored_outcome_counts_only_with_the_end_it_was_stored_for(
+    state: TrialState, value: float | None, stored: str | None, outcome: str
+) -> None:
+    assert outcome_of(ended(state, value, stored)) == outcome
+
+
+def test_memory_that_ran_out_is_told_from_an_error() -> None:
+    with pytest.raises(RuntimeError) as allocation:
+        torch.empty(2**60)
+    for error in (allocation.value, MemoryError(), torch.OutOfMemoryError("CUDA out of memory")):
+        assert failure_outcome(error) == Outcome.OUT_OF_MEMORY
+    for other in (RuntimeError("shapes"), ValueError(), SystemExit(1)):
+        assert failure_outcome(other) == Outcome.ERROR
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.tuples(inner, inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+
+
+@quick(40)
+@given(VALUES)
+def test_anything_made_finite_is_json(value: Any) -> None:
+    json.dumps(finite(value), allow_nan=False)
+
+
+def test_only_what_is_not_finite_becomes_null() -> None:
+    assert finite({"a": [1.5, math.nan], "b": (math.inf, -math.inf), "c": "nan", "d": True}) == {
+        "a": [1.5, None],
+        "b": [None, None],
+        "c": "nan",
+        "d": True,
+    }
