@@ -199,6 +199,9 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any], seed: int) -> sam
         fix = "name it as the study's sampler, or take another one here"
         raise spec.error("can't stand inside another sampler", path=f"{path}.name", value=node["name"], fix=fix)
     arguments = _arguments(node)
+    if kind is samplers.TPESampler and any(param.when for param in spec.search_space.values()):
+        # Without it, what stands under a condition would be drawn by itself, blind to the rest.
+        arguments = {"multivariate": True, "group": True, **arguments}
     for name in ("base_sampler", "independent_sampler"):
         if name in arguments:
             arguments[name] = _make(spec, f"{path}.{name}", _named(spec, f"{path}.{name}", arguments[name]), seed)

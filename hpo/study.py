@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from hpo.budget import BUDGET_ATTR
@@ -76,6 +78,7 @@ def start_study(spec: StudySpec) -> OpenStudy:
     """
     space = SearchSpace.from_spec(spec)
     sampler, pruner = make_sampler(spec, space), make_pruner(spec)
+    _try_out(spec, space, sampler, pruner)
     storage = open_storage(spec.storage_url, create=True)
     try:
         study = optuna.create_study(
@@ -123,7 +126,27 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
     return OpenStudy(spec, space, storage, study)
 
 
-def _budget(spec: StudySpec, study: optuna.Study, sampler: optuna.samplers.BaseSampler) -> int:
+def _try_out(spec: StudySpec, space: SearchSpace, sampler: BaseSampler, pruner: BasePruner) -> None:
+    """Draw one point in memory: Optuna looks at the types of some arguments no earlier than that."""
+    study = optuna.create_study(direction=spec.study.direction, sampler=sampler, pruner=pruner)
+    part = "sampler"
+    try:
+        trial = study.ask()
+        space.suggest(trial)
+        part = "pruner"
+        trial.report(0.0, 1)
+        trial.should_prune()
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        section = spec.study.sampler if part == "sampler" else spec.study.pruner
+        raise spec.error(
+            f"can't be used with these arguments: {error}",
+            path=f"study.{part}",
+            value=section.model_dump(),
+            fix="see the class of that name in Optuna's documentation",
+        ) from error
+
+
+def _budget(spec: StudySpec, study: optuna.Study, sampler: BaseSampler) -> int:
     """Trials to bring to an end: no more than a grid has points, beside those that were enqueued."""
     if not isinstance(sampler, ExhaustiveSampler):
         return spec.study.n_trials
@@ -156,7 +179,7 @@ def _refuse_other_config(spec: StudySpec, study: optuna.Study) -> None:
         f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
         path="study.name",
         fix=f"undo the change, give the new study its own name (`study.name={spec.study.name}-2`), or start over "
-        f"after `hpo delete {spec.path.name} --yes`",
+        f"after `hpo delete {spec.path} --yes`",
     )
 
 

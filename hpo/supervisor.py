@@ -27,8 +27,8 @@ from hpo.worker import STOP, Message, Started, WorkerOrder, work
 
 #: This many trials that fail alike before any has succeeded stop the study.
 _ALIKE: Final = 3
-#: This many workers that die without a trial finished in between stop the study.
-_DEATHS: Final = 6
+#: This many deaths for each worker, without a trial finished in between, stop the study.
+_DEATHS: Final = 3
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 Reporter = Callable[[str, Message], None]
@@ -173,9 +173,9 @@ class Supervisor:
         if self._ending is not Ending.DONE:
             return
         self._deaths += 1
-        if self._deaths >= _DEATHS:
+        if self._deaths >= _DEATHS * len(self._slots):
             log = self._opened.spec.output_dir / "logs"
-            raise StudyError(f"{_DEATHS} workers died without a trial finished in between\n  fix: see {log}")
+            raise StudyError(f"{self._deaths} workers died without a trial finished in between\n  fix: see {log}")
         self._start(child.label, child.slot)
 
     # ---- stopping

@@ -86,7 +86,8 @@ def _checked_slots(spec: StudySpec) -> list[Any]:
     for warning in check_spec(spec, callbacks=offered_callbacks()):
         print(f"warning: {warning}", file=sys.stderr)
     check_metric(spec, check_callbacks(spec))
-    return deal(spec.study.devices, spec.study.workers)
+    own = None if spec.trainer.device is None else [spec.trainer.device]
+    return deal(spec.study.devices or own, spec.study.workers)
 
 
 class _Reporter:

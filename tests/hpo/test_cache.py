@@ -109,7 +109,7 @@ def world(ready: Path) -> Iterator[World]:
             made.close()
 
 
-@quick(12)
+@quick(8)
 @given(STEPS)
 def test_any_interleaving_is_seen_as_optunas_cache_sees_it(
     ready_sqlite_file: Path, steps: list[tuple[str, int]]

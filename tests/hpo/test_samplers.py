@@ -74,14 +74,14 @@ def test_each_sampler_runs_a_study_by_its_name_and_is_found_by_its_class_name(
     options = f"{{name: {short}, {EXTRA.get(short, '')}}}"
     space = (FINITE,) if short in EXHAUSTIVE else ()
     with studies.open(*sampler(options), *space) as (view,):
-        drawn = play(view, 5)
-        assert view.count(TrialState.COMPLETE) == 5
+        drawn = play(view, 4)
+        assert view.count(TrialState.COMPLETE) == 4
     assert all(params.keys() == {"optimizer.lr", "model.hidden"} for params in drawn)
     if short == "partial_fixed":
         assert {params["optimizer.lr"] for params in drawn} == {0.01}
 
 
-@pytest.mark.parametrize("short", ["tpe", "gp", "cmaes", "nsgaii", "qmc"])
+@pytest.mark.parametrize("short", ["tpe", "cmaes", "qmc"])
 def test_each_sampler_copes_with_a_conditional_space(studies: Studies, short: str) -> None:
     options = f"{{name: {short}, {EXTRA.get(short, '')}}}"
     with studies.open(*sampler(options), text=CONDITIONAL) as (view,):
@@ -89,7 +89,7 @@ def test_each_sampler_copes_with_a_conditional_space(studies: Studies, short: st
             assert ("optimizer.momentum" in params) == (params["optimizer._target_"] == "torch.optim.SGD")
 
 
-@pytest.mark.parametrize("short", ["tpe", "cmaes", "qmc"])
+@pytest.mark.parametrize("short", ["tpe", "qmc"])
 def test_one_worker_and_one_seed_draw_the_same_study_twice(studies: Studies, short: str) -> None:
     options = f"{{name: {short}, seed: 5, {EXTRA.get(short, '')}}}"
     with studies.open(*sampler(options), at="whole") as (view,):
@@ -105,8 +105,8 @@ def test_hyperband_shows_a_sampler_the_same_trials_however_the_study_is_cut(stud
     pruner = "study.pruner={name: hyperband, min_resource: 1, reduction_factor: 2}"
     options = "{name: tpe, seed: 1, n_startup_trials: 2}"
     with studies.open(*sampler(options), pruner, "trainer.max_epochs=8", at="whole") as (view,):
-        whole = [prunable(view) for _ in range(12)]
-    with studies.open(*sampler(options), pruner, "trainer.max_epochs=8", at="parts", views=6) as views:
+        whole = [prunable(view) for _ in range(8)]
+    with studies.open(*sampler(options), pruner, "trainer.max_epochs=8", at="parts", views=4) as views:
         assert [prunable(view) for view in views for _ in range(2)] == whole
 
 
@@ -127,7 +127,7 @@ def test_a_trials_startup_point_follows_from_seed_and_number_alone(studies: Stud
         assert not points(play(view, 4)) & points(first)
 
 
-@pytest.mark.parametrize("short", ["tpe", "gp", "cmaes", "qmc"])
+@pytest.mark.parametrize("short", ["tpe", "qmc"])
 def test_four_workers_never_start_at_the_same_points(studies: Studies, short: str) -> None:
     options = f"{{name: {short}, seed: 1, {EXTRA.get(short, '')}}}"
     with studies.open(*sampler(options), views=4) as views:
