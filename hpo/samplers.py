@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Final
@@ -56,8 +57,11 @@ class PerTrialSampler(samplers.BaseSampler):
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Give the trial its sampler."""
-        self._inner = self._make(derive_seed(self._seed, _SAMPLER_STREAM, trial.number) % 2**32)
+        self._inner = self._make(self._seed_of(trial))
         self._inner.before_trial(study, trial)
+
+    def _seed_of(self, trial: FrozenTrial, *parts: int) -> int:
+        return derive_seed(self._seed, _SAMPLER_STREAM, trial.number, *parts) % 2**32
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """As the trial's sampler does."""
@@ -72,8 +76,13 @@ class PerTrialSampler(samplers.BaseSampler):
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """As the trial's sampler does."""
-        return self._inner.sample_independent(study, trial, param_name, param_distribution)
+        """As such a sampler does, from a seed of the parameter's own.
+
+        So it does not matter which parameters were drawn before: a trial that was lost after some of them gets
+        the others as it would have.
+        """
+        sampler = self._make(self._seed_of(trial, zlib.crc32(param_name.encode())))
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
 
     def after_trial(
         self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None

@@ -127,6 +127,18 @@ def test_a_trials_startup_point_follows_from_seed_and_number_alone(studies: Stud
         assert not points(play(view, 4)) & points(first)
 
 
+@pytest.mark.parametrize("short", ["tpe", "random"])
+def test_a_trial_lost_between_two_draws_gets_the_point_it_would_have_had(studies: Studies, short: str) -> None:
+    options = sampler(f"{{name: {short}, seed: 5}}")
+    with studies.open(*options, at="undisturbed") as (view,):
+        whole = play(view, 1)
+    with studies.open(*options, at="lost") as (view,):
+        trial = view.study.ask()
+        trial.suggest_float("optimizer.lr", 1e-3, 1e-1, log=True)
+        view.storage.requeue(trial._trial_id)
+        assert play(view, 1) == whole
+
+
 @pytest.mark.parametrize("short", ["tpe", "qmc"])
 def test_four_workers_never_start_at_the_same_points(studies: Studies, short: str) -> None:
     options = f"{{name: {short}, seed: 1, {EXTRA.get(short, '')}}}"
