@@ -47,7 +47,6 @@ REQUIRED: Final = frozenset({"nan_detection", "checkpoint"})
 _GIVEN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {"csv": ("path",), "checkpoint": ("folder", "monitor", "mode"), "wandb": ("folder", "run_id", "config")}
 )
-_FUSED_DEVICES: Final = frozenset({"cpu", "cuda"})
 
 
 @dataclass(frozen=True)
@@ -136,7 +135,7 @@ class Builder:
         """
         seed_all(seed)
         model: nn.Module = instantiate(self.resolver, config["model"]).to(device)
-        optimizer = self.optimizer(config["optimizer"], model, device)
+        optimizer: Optimizer = instantiate(self.resolver, config["optimizer"], model.parameters())
         scheduler: LRScheduler | None = None
         interval: Interval = "epoch"
         if config["scheduler"] is not None:
@@ -165,15 +164,6 @@ class Builder:
             seed=seed,
             device=device,
         )
-
-    def optimizer(self, node: Mapping[str, Any], model: nn.Module, device: torch.device) -> Optimizer:
-        """The optimizer; torch's own in their fused form where nothing else is asked for and it is possible."""
-        target = self.resolver.resolve(node["_target_"])
-        extra: dict[str, Any] = {}
-        if _can_fuse(target, node, model, device):
-            extra["fused"] = True
-        made: Optimizer = instantiate(self.resolver, node, model.parameters(), **extra)
-        return made
 
     def callbacks(self, config: Mapping[str, Any], place: RunPlace) -> list[Callback]:
         """The default callbacks as configured, those named in the study file, and its own classes."""
@@ -252,14 +242,6 @@ def _configured(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def _optional(resolver: TargetResolver, node: Mapping[str, Any] | None) -> Callable[..., Any] | None:
     return None if node is None else instantiate(resolver, node, _as_function=True)
-
-
-def _can_fuse(target: Callable[..., Any], node: Mapping[str, Any], model: nn.Module, device: torch.device) -> bool:
-    if not (inspect.isclass(target) and target.__module__.startswith("torch.optim")):
-        return False
-    if "fused" not in inspect.signature(target).parameters or {"fused", "foreach", "differentiable"} & node.keys():
-        return False
-    return device.type in _FUSED_DEVICES and all(item.is_floating_point() for item in model.parameters())
 
 
 def _described(value: Any) -> str:

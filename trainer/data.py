@@ -227,6 +227,8 @@ def to_device(batch: Any, device: torch.device) -> Any:
 
 def batch_length(batch: Any) -> int:
     """Samples in a batch: the first dimension of its first tensor; 1 where there is none."""
+    if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor) and batch[0].dim():
+        return batch[0].shape[0]  # nearly always
     first = next(_tensors(batch), None)
     return 1 if first is None or not first.dim() else first.shape[0]
 

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from trainer.callback import Callback
 from trainer.data import Batches, BatchOptions, batch_length, make_batches
+from trainer.fused import use_fused
 from trainer.metrics import EpochMetrics
 from trainer.runner import CallbackRunner
 from trainer.seeding import derive_seed, rng_state, seed_all, set_rng_state
@@ -31,7 +32,8 @@ class Trainer:
 
     Args:
         model: The model; moved to ``device``.
-        optimizer: Its optimizer, built over the model's parameters.
+        optimizer: Its optimizer, built over the model's parameters; used in its fused form where torch has one and
+            ``fused`` or ``foreach`` were not given.
         loss: Takes (outputs, targets), returns the mean loss over the batch. Or None with ``step``.
         step: Takes (model, batch), returns the loss or a mapping (see `trainer.step`). Replaces ``loss``.
         metrics: By name, functions of (outputs, targets) that return the mean over the batch; recorded as
@@ -73,6 +75,7 @@ class Trainer:
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model = model.to(self.device)
         self.optimizer = optimizer
+        use_fused(optimizer)
         self.step = _choose_step(loss, step)
         self.metrics = dict(metrics or {})
         self.scheduler = scheduler
@@ -228,7 +231,7 @@ class Trainer:
         state.batch = batch
         fire("on_train_batch_start")
         fire("on_before_zero_grad")
-        self.optimizer.zero_grad(set_to_none=True)
+        self._clear_gradients()
         fire("on_after_zero_grad")
         fire("on_before_forward")
         extra = self._forward()
@@ -246,6 +249,15 @@ class Trainer:
         state.step += 1
         state.batch_index += 1
         fire("on_train_batch_end")
+
+    def _clear_gradients(self) -> None:
+        """``optimizer.zero_grad()`` without its profiler's mark, which costs a small model a tenth of its step."""
+        if type(self.optimizer).zero_grad is not Optimizer.zero_grad:
+            self.optimizer.zero_grad(set_to_none=True)
+            return
+        for group in self.optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
 
     def _forward(self) -> Mapping[str, Any]:
         state = self.state

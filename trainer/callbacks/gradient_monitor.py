@@ -82,8 +82,11 @@ class GradientMonitor(Callback):
     def _fold(self) -> None:
         if not self._norms:
             return
-        device = self._norms[0][0].device
-        rows = torch.stack([norm.to(device) for norms in self._norms for norm in norms]).view(len(self._norms), -1)
+        norms = [norm for step in self._norms for norm in step]
+        device = norms[0].device
+        if any(norm.device != device for norm in self._norms[0]):
+            norms = [norm.to(device) for norm in norms]
+        rows = torch.stack(norms).view(len(self._norms), -1)
         largest = torch.linalg.vector_norm(rows, dim=1).max()
         if self._largest is not None:
             largest = torch.maximum(largest, self._largest.to(device))

@@ -10,10 +10,10 @@ from trainer.callback import Callback, TrainerView
 class OptimizerMode(Callback):
     """Switches ScheduleFree, SPlus and their like between training and averaged weights.
 
-    Training uses the ``train()`` weights, validation and test the ``eval()`` ones. They stay in eval mode from
-    the end of an epoch's training to the next epoch's start, so that a checkpoint made in between holds the very
-    weights that were evaluated, and training goes on the same whether or not one was made. An optimizer without these methods is left alone, and so is
-    one before its first step: there is no average yet.
+    Training uses the ``train()`` weights, validation and test the ``eval()`` ones. They stay in eval mode from the
+    end of an epoch's training to the next epoch's start, so a checkpoint made in between holds the very weights
+    that were evaluated, and training goes on the same whether or not one was made. An optimizer without these
+    methods is left alone, and so is one before its first step: there is no average yet.
     """
 
     priority = 10
