@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 
-from tests.trainer.support import make_model, make_trainer, regression
+from tests.trainer.support import make_trainer, regression
 from trainer.fused import use_fused
 
 
@@ -26,7 +26,9 @@ def parameters(dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:
 def test_torchs_own_are_fused_and_compute_the_same(kind: type[Optimizer]) -> None:
     results = []
     for fused in (None, False):
-        model = make_model()
+        model = nn.Linear(4, 1)
+        nn.init.ones_(model.weight)
+        nn.init.zeros_(model.bias)
         optimizer = kind(model.parameters(), lr=0.01, fused=fused)  # type: ignore[call-arg]
         trainer = make_trainer(model=model, optimizer=optimizer)
         assert trainer.optimizer.param_groups[0]["fused"] is (fused is None)
