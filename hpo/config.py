@@ -40,7 +40,7 @@ from hpo.schema_errors import first_error
 from hpo.schema_space import ParamSpec
 from hpo.yaml_source import read_yaml
 
-__all__ = ["StudySpec", "diff_configs", "json_schema", "load_spec", "path_problem"]
+__all__ = ["StudySpec", "diff_configs", "identity", "json_schema", "load_spec", "path_problem"]
 
 #: What may change without the study becoming another one: where it runs, how long, and where it is kept.
 _NOT_HASHED = (
@@ -131,10 +131,7 @@ class StudySpec:
 
         The study's name, budget and whereabouts do not count.
         """
-        config = self.base_config()
-        for section, key in _NOT_HASHED:
-            config[section].pop(key, None)
-        text = json.dumps(config, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        text = json.dumps(identity(self.base_config()), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def location(self, path: str) -> tuple[str, int | None]:
@@ -176,6 +173,14 @@ class StudySpec:
                 raw["study"][name] = value
                 marks = marks.override(("study", name))
         return _assemble(self.path, raw, marks)
+
+
+def identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a base config that makes it the same search; name, budget and whereabouts left out."""
+    left: dict[str, Any] = copy_plain(config)
+    for section, key in _NOT_HASHED:
+        left[section].pop(key, None)
+    return left
 
 
 def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space: bool = False) -> StudySpec:

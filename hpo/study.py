@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from hpo.budget import BUDGET_ATTR
 from hpo.cache import StudyCache
-from hpo.config import StudySpec, diff_configs
+from hpo.config import StudySpec, diff_configs, identity
 from hpo.database import display_url
 from hpo.errors import InputError, StudyError
 from hpo.ledger import Owner
@@ -174,7 +174,7 @@ def _refuse_other_config(spec: StudySpec, study: optuna.Study) -> None:
         )
     if stored[HASH_ATTR] == spec.config_hash():
         return
-    changes = diff_configs(stored[CONFIG_ATTR], spec.base_config())
+    changes = diff_configs(identity(stored[CONFIG_ATTR]), identity(spec.base_config()))
     raise spec.error(
         f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
         path="study.name",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -169,9 +170,9 @@ def _print_best(opened: OpenStudy, best: dict[str, Any], arguments: str) -> None
     print("  metrics: " + ", ".join(f"{k} {v:.4g}" for k, v in best["metrics"].items() if v is not None))
     print(f"  checkpoint: {best['checkpoint']}")
     print("next:")
-    print(f"  hpo trials {arguments}")
-    print(f"  hpo train {arguments} --trial best")
-    print(f"  hpo dashboard {arguments}")
+    print(f"  {_command()} trials {arguments}")
+    print(f"  {_command()} train {arguments} --trial best")
+    print(f"  {_command()} dashboard {arguments}")
 
 
 def _kept_arguments(study: Path, overrides: list[str] | None, storage: str | None, output_dir: str | None) -> str:
@@ -184,4 +185,12 @@ def _kept_arguments(study: Path, overrides: list[str] | None, storage: str | Non
 
 
 def _same_command() -> str:
-    return shlex.join(["hpo", *sys.argv[1:]])
+    return f"{_command()} {shlex.join(sys.argv[1:])}"
+
+
+def _command() -> str:
+    """How this command was called, in words that a shell finds again."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m hpo"
+    return "hpo" if shutil.which("hpo") or called.name == str(called) else shlex.quote(str(called))

@@ -209,7 +209,7 @@ def test_ctrl_c_puts_trials_down_and_they_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"go on with:\n  hpo run {study} --workers 2" in errors
+    assert f"go on with:\n  {sys.executable} -m hpo run {study} --workers 2" in errors
     status = hpo_json("status", study)
     assert status["running"] == 0
     assert status["waiting"] >= 1
@@ -272,8 +272,9 @@ def test_a_study_whose_trials_all_fail_alike_stops_with_the_error(tmp_path: Path
 def test_a_changed_config_is_refused_with_the_ways_out(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     hpo("run", study, "--n-trials", 1)
-    refused = hpo("run", study, "--n-trials", 1, "optimizer.lr=0.5", code=2).stderr
+    refused = hpo("run", study, "--n-trials", 3, "optimizer.lr=0.5", code=2).stderr
     assert "optimizer.lr: 0.01 → 0.5" in refused
+    assert "n_trials" not in refused
     assert "study.name=tiny-2" in refused
     assert "hpo delete" in refused
     assert "Traceback" not in refused
