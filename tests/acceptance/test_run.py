@@ -161,6 +161,16 @@ def test_sigkill_of_everything_loses_and_doubles_nothing(tmp_path: Path, storage
     assert curves(study, output) == curves(undisturbed, tmp_path / "undisturbed" / "runs" / "tiny")
 
 
+def test_workers_put_their_trials_down_when_their_supervisor_is_killed(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    process = start_hpo("run", study, "--workers", 2, "model.delay=0.1", "trainer.max_epochs=20")
+    wait_until(lambda: list(tmp_path.rglob("epoch-00002.pt")))
+    process.kill()
+    process.communicate()
+    wait_until(lambda: hpo_json("status", study)["running"] == 0)
+    assert hpo_json("status", study)["waiting"] == 2
+
+
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     process = start_hpo("run", study, "--workers", 2, *SLOW)
