@@ -1,6 +1,6 @@
 """Run a command and keep what it printed as a picture for the README.
 
-    python docs/record_run.py docs/run.svg hpo run studies/digits/study.yaml --workers 4
+python docs/record_run.py docs/run.svg hpo run studies/digits/study.yaml --workers 4
 """
 
 import re
