@@ -12,7 +12,7 @@ import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import optuna
 import torch
@@ -147,6 +147,3 @@ def _ask(opened: OpenStudy) -> optuna.Trial | None:
         return opened.study.ask()
     except BudgetExhaustedError:
         return None
-
-
-__all__: list[Any] = ["STOP", "Failed", "Message", "Started", "WorkerOrder", "work"]
