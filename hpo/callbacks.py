@@ -43,7 +43,9 @@ class PrunerCallback(Callback):
         frozen = self.trial.storage.get_trial(self.trial._trial_id)  # noqa: SLF001 - Optuna has no public id
         stored = frozen.intermediate_values
         for step, metrics in enumerate(trainer.state.history, start=1):
-            value = metrics[self.metric]
+            value = metrics.get(self.metric)
+            if value is None:  # validation was skipped
+                continue
             if step not in stored or not _same(stored[step], value):
                 self._report(step, value)
         self._asked = max(stored, default=0) - 1
@@ -53,7 +55,10 @@ class PrunerCallback(Callback):
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Report, and ask unless the run has diverged."""
         state = trainer.state
-        self._report(state.epoch, state.metrics[self.metric])
+        value = state.metric(self.metric)
+        if value is None:
+            return
+        self._report(state.epoch, value)
         if state.stop_reason == DIVERGED or state.epoch <= self._asked:
             return
         if isinstance(self.trial.study.pruner, NopPruner) or not self.trial.should_prune():

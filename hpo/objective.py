@@ -119,7 +119,7 @@ class TrialRun:
         state = trainer.state
         if state.stop_reason == DIVERGED:
             return Outcome.DIVERGED
-        if state.batch_index or (state.stop_reason == INTERRUPTED and state.epoch < state.max_epochs):
+        if state.batch_index or (state.stop_reason == INTERRUPTED and not trainer.finished):
             return None
         return Outcome.COMPLETE
 

@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainer.events import LOG_PRIORITY
 from trainer.metrics import EpochMetrics
 from trainer.state import TrainState
 
@@ -38,6 +39,14 @@ class TrainerView(Protocol):
         """Call the hooks of an event."""
         ...
 
+    def step_optimizer(self) -> None:
+        """Take the optimizer's step, with its events, and the scheduler's where that goes with it."""
+        ...
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Samples per training batch from the next pass over the data on."""
+        ...
+
 
 class Callback:
     """Base of all callbacks: every hook does nothing; override what you need.
@@ -49,9 +58,13 @@ class Callback:
             reader would run before the writer.
         writes_in: The event in which it writes.
         reads_in: The event in which it reads.
+        rank_zero_only: Its hooks run in the process of rank 0 only; right for whatever prints or writes files.
+        saves: It writes checkpoints in ``on_epoch_end``. With one of these, the state of the others is checked.
+        transient: Attributes that change while training and that a resumed run can do without.
 
     A callback with state implements ``state_dict`` and ``load_state_dict`` with plain values and tensors; its
-    state is kept under ``name``.
+    state is kept under ``name``. What changes, is not in there and is not ``transient`` would be forgotten by a
+    resumed run: with a callback that saves among them, the first epoch's end refuses it.
     """
 
     priority: int = DEFAULT_PRIORITY
@@ -59,6 +72,9 @@ class Callback:
     reads: tuple[str, ...] = ()
     writes_in: ClassVar[str] = "on_epoch_end"
     reads_in: ClassVar[str] = "on_epoch_end"
+    rank_zero_only: ClassVar[bool] = False
+    saves: ClassVar[bool] = False
+    transient: ClassVar[tuple[str, ...]] = ()
 
     @property
     def name(self) -> str:
@@ -97,6 +113,8 @@ class Callback:
     def on_validation_batch_end(self, trainer: TrainerView) -> None: ...
     def on_validation_end(self, trainer: TrainerView) -> None: ...
     def on_epoch_end(self, trainer: TrainerView) -> None: ...
+    def on_before_log_metrics(self, trainer: TrainerView, metrics: dict[str, float]) -> None: ...
+    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None: ...
     def on_save_checkpoint(self, trainer: TrainerView, checkpoint: dict[str, Any]) -> None: ...
     def on_after_save_checkpoint(self, trainer: TrainerView, path: Path) -> None: ...
     def on_test_start(self, trainer: TrainerView) -> None: ...
@@ -115,6 +133,17 @@ class FunctionCallback(Callback):
         self.event = event
         self.function = function
         self.priority = priority
+
+
+class LogDispatch(Callback):
+    """Fires the log events at their place among the hooks of ``on_epoch_end``; every Trainer has one."""
+
+    priority = LOG_PRIORITY
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """One record an epoch."""
+        trainer.fire("on_before_log_metrics", trainer.state.metrics)
+        trainer.fire("on_log_metrics", trainer.state.metrics)
 
 
 class Handle(AbstractContextManager["Handle"]):

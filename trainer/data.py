@@ -182,6 +182,11 @@ def make_batches(
     return LoaderBatches(_loader(data, options, device, train=train), device, seed=seed)
 
 
+def is_batched(data: Any) -> bool:
+    """Whether data comes in batches of its own, which no batch size changes."""
+    return isinstance(data, DataLoader) or (isinstance(data, Batches) and not isinstance(data, Dataset))
+
+
 def _tensor_batches(
     data: TensorDataset, options: BatchOptions, device: torch.device, *, train: bool, seed: int
 ) -> TensorBatches:
@@ -210,6 +215,14 @@ def _loader(data: Dataset[Any], options: BatchOptions, device: torch.device, *, 
         pin_memory=device.type == "cuda",
         generator=torch.Generator(),
     )
+
+
+def pass_length(batches: Batches) -> int | None:
+    """Batches of one pass; None where the data does not know."""
+    try:
+        return len(batches)  # type: ignore[arg-type]
+    except TypeError:
+        return None
 
 
 def to_device(batch: Any, device: torch.device) -> Any:

@@ -18,20 +18,25 @@ EVENTS: Final = MappingProxyType(
         "on_before_zero_grad": "Before gradients are cleared.",
         "on_after_zero_grad": "Gradients are None.",
         "on_before_forward": "Before the step is computed.",
-        "on_after_forward": "`state.outputs` and `state.loss` are set; the loss has not been recorded yet.",
-        "on_before_backward": "`state.loss` may be replaced; what is recorded stays as it was.",
-        "on_after_backward": "Gradients are set.",
-        "on_before_optimizer_step": "Gradients are final; the place to measure or clip them.",
+        "on_after_forward": "`state.outputs` and `state.loss` are set, not recorded yet, and may be replaced.",
+        "on_before_backward": "`state.loss` may be replaced; what was recorded stays as it was.",
+        "on_after_backward": "Gradients are set; those of a loss scaled for fp16 are still scaled.",
+        "on_before_optimizer_step": "Gradients are unscaled; the place to measure or clip them.",
         "on_after_optimizer_step": "Weights are updated; `state.step` has not advanced yet.",
-        "on_before_scheduler_step": "Before the scheduler, per batch or per epoch as it was built.",
-        "on_after_scheduler_step": "The learning rate of the next batch or epoch is set.",
-        "on_train_batch_end": "`state.step` and `state.batch_index` count this batch.",
-        "on_train_epoch_end": "All batches are done; metrics still lie on the device.",
+        "on_before_scheduler_step": "Before the scheduler, per step or per epoch as it was built.",
+        "on_after_scheduler_step": "The learning rate of the next step or epoch is set.",
+        "on_train_batch_end": "`state.step` and `state.batch_index` count this batch; its skips end here.",
+        "on_train_epoch_end": "All batches are done; metrics still lie on the device; validation may be skipped.",
         "on_validation_start": "The model is in eval mode, gradients are off.",
-        "on_validation_batch_start": "`state.batch` is the batch to evaluate.",
-        "on_validation_batch_end": "`state.outputs` and `state.loss` are set.",
+        "on_validation_batch_start": "`state.batch` is the batch to evaluate; it may be replaced.",
+        "on_validation_batch_end": "`state.outputs` and `state.loss` are set and recorded.",
         "on_validation_end": "All validation batches are done.",
-        "on_epoch_end": "`state.metrics` holds this epoch's numbers; `state.epoch` counts it.",
+        "on_epoch_end": "`state.metrics` holds this epoch's numbers and may be added to; `state.epoch` counts it.",
+        "on_before_log_metrics": (
+            "Inside on_epoch_end, at priority 80; takes (trainer, metrics), the last place to add to or drop from "
+            "what is logged and kept in the history."
+        ),
+        "on_log_metrics": "Right after; takes (trainer, metrics): loggers write the epoch's one record.",
         "on_save_checkpoint": "A checkpoint is being made; takes (trainer, checkpoint), may add to it.",
         "on_after_save_checkpoint": "A checkpoint is on disk; takes (trainer, path).",
         "on_test_start": "As on_validation_start, for the test set.",
@@ -45,3 +50,8 @@ EVENTS: Final = MappingProxyType(
 )
 
 EVENT_ORDER: Final = MappingProxyType({name: index for index, name in enumerate(EVENTS)})
+
+#: Where in ``on_epoch_end`` the log events fire.
+LOG_PRIORITY: Final = 80
+#: These fire inside ``on_epoch_end``, at ``LOG_PRIORITY``.
+LOG_EVENTS: Final = ("on_before_log_metrics", "on_log_metrics")

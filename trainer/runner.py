@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from trainer.callback import DEFAULT_PRIORITY, Callback, FunctionCallback, Handle, TrainerView, global_callbacks
-from trainer.events import EVENT_ORDER, EVENTS
+from trainer.distributed import rank
+from trainer.events import EVENT_ORDER, EVENTS, LOG_EVENTS, LOG_PRIORITY
 
 Hook = Callable[..., None]
 
@@ -21,7 +22,8 @@ class CallbackRunner:
 
     Raises:
         TypeError: A callback defines an ``on_…`` method that is no event.
-        ValueError: A reader would run before its writer, or two stateful callbacks share a name.
+        ValueError: A reader would run before its writer, a stateful callback would change after the checkpoint of
+            its epoch was written, or two stateful callbacks share a name.
     """
 
     def __init__(self, callbacks: Iterable[Callback] = (), core: Iterable[Callback] = ()) -> None:
@@ -78,21 +80,12 @@ class CallbackRunner:
         _check_methods(callbacks)
         _check_names(callbacks)
         _check_order(callbacks)
+        _check_saved_last(callbacks)
         self._hooks = {
             event: tuple(hook for callback in callbacks if (hook := _hook(callback, event)) is not None)
             for event in EVENTS
         }
         return self._hooks
-
-    def fire_isolated(self, event: str, trainer: TrainerView, *args: Any) -> list[BaseException]:
-        """Call every hook of ``event`` even if one fails; returns the errors in order."""
-        errors: list[BaseException] = []
-        for hook in self._hooks[event]:
-            try:
-                hook(trainer, *args)
-            except BaseException as error:  # noqa: BLE001 - the caller raises the first of them
-                errors.append(error)
-        return errors
 
     def state_dict(self) -> dict[str, Any]:
         """State of every stateful callback by its name."""
@@ -109,7 +102,20 @@ class CallbackRunner:
         return "\n".join(f"{callback.priority:>4} {callback.name}" for callback in self.callbacks)
 
 
+def fire_isolated(hooks: Iterable[Hook], trainer: TrainerView, *args: Any) -> list[BaseException]:
+    """Call every hook even if one fails; returns the errors in order."""
+    errors: list[BaseException] = []
+    for hook in hooks:
+        try:
+            hook(trainer, *args)
+        except BaseException as error:  # noqa: BLE001 - the caller raises the first of them
+            errors.append(error)
+    return errors
+
+
 def _hook(callback: Callback, event: str) -> Hook | None:
+    if callback.rank_zero_only and rank():
+        return None
     if isinstance(callback, FunctionCallback):
         return callback.function if callback.event == event else None
     hook: Hook = getattr(callback, event)
@@ -133,7 +139,7 @@ def _check_methods(callbacks: Iterable[Callback]) -> None:
 def _check_names(callbacks: Iterable[Callback]) -> None:
     seen: set[str] = set()
     for callback in callbacks:
-        if type(callback).state_dict is Callback.state_dict:
+        if not _is_stateful(callback):
             continue
         if callback.name in seen:
             raise ValueError(f"two callbacks keep state under the name {callback.name!r}: give one its own `name`")
@@ -143,12 +149,37 @@ def _check_names(callbacks: Iterable[Callback]) -> None:
 def _check_order(callbacks: tuple[Callback, ...]) -> None:
     for position, reader in enumerate(callbacks):
         for writer_position, writer in _writers(callbacks, reader):
-            if (EVENT_ORDER[writer.writes_in], writer_position) > (EVENT_ORDER[reader.reads_in], position):
+            written = _moment(writer, writer.writes_in, writer_position)
+            if written > _moment(reader, reader.reads_in, position):
                 raise ValueError(
                     f"{reader.name} (priority {reader.priority}, {reader.reads_in}) reads what {writer.name} "
                     f"(priority {writer.priority}, {writer.writes_in}) writes later: give {writer.name} a "
                     f"priority below {reader.priority}"
                 )
+
+
+def _moment(callback: Callback, event: str, position: int) -> tuple[int, int, int]:
+    """Something that sorts as time does: the log events fire inside ``on_epoch_end``, whoever listens."""
+    if event in LOG_EVENTS:
+        return EVENT_ORDER["on_epoch_end"], LOG_PRIORITY, EVENT_ORDER[event]
+    return EVENT_ORDER[event], callback.priority, position
+
+
+def _check_saved_last(callbacks: tuple[Callback, ...]) -> None:
+    """A change of state after the checkpoint was written would be missing from it."""
+    savers = [position for position, callback in enumerate(callbacks) if callback.saves]
+    for callback in callbacks[savers[0] + 1 :] if savers else ():
+        if _is_stateful(callback) and _hook(callback, "on_epoch_end") is not None:
+            saver = callbacks[savers[0]]
+            raise ValueError(
+                f"{callback.name} (priority {callback.priority}) has state and would change it in on_epoch_end "
+                f"after {saver.name} (priority {saver.priority}) has saved it: give it a priority below "
+                f"{saver.priority}"
+            )
+
+
+def _is_stateful(callback: Callback) -> bool:
+    return type(callback).state_dict is not Callback.state_dict
 
 
 def _writers(callbacks: tuple[Callback, ...], reader: Callback) -> Iterator[tuple[int, Callback]]:

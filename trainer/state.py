@@ -1,9 +1,10 @@
 """The typed progress of a run: what is checkpointed, what callbacks talk through."""
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from torch import Tensor
 
@@ -16,35 +17,63 @@ ERROR = "error"
 INTERRUPTED = "interrupted"
 PRUNED = "pruned"
 
+BACKWARD = "backward"
+OPTIMIZER_STEP = "optimizer_step"
+SCHEDULER_STEP = "scheduler_step"
+VALIDATION = "validation"
+ZERO_GRAD = "zero_grad"
+#: What a hook may ask to leave out.
+SKIPPABLE: Final = frozenset({BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP, VALIDATION, ZERO_GRAD})
+
 
 @dataclass
 class TrainState:
     """Progress of one run.
 
+    An *epoch* is what lies between two validations: one pass over the training data, unless the trainer's
+    ``validate_every`` says otherwise.
+
     Attributes:
-        max_epochs: Epochs to train in all, resumed ones included.
+        max_epochs: Epochs that the run has in all, resumed ones included; an estimate where it is bounded by
+            something else.
+        total_steps: Optimizer steps expected in all; None where the data has no length.
+        batches_per_epoch: Batches of an epoch; None where nobody can know.
         epoch: Finished epochs; inside the first epoch it is 0.
         step: Optimizer steps taken.
         batch_index: Finished batches of the running epoch; 0 between epochs.
+        epoch_start_step: ``step`` when the running epoch began.
+        data_epoch: Finished passes over the training data.
+        data_batch: Finished batches of the running pass.
         metrics: The latest epoch's numbers by name; callbacks add theirs in ``on_epoch_end``.
         history: One such mapping per finished epoch, the latest last (the same object as ``metrics``).
         user_state: Plain values that callbacks share; checkpointed.
         stop_reason: Why the run is to end, or None while it goes on.
         stop_now: True when it is to end after the running batch, without a validation.
+        epoch_stopped: True when the epoch is to end after the running batch.
+        validation_skipped: Whether this epoch's validation was left out because a hook asked for that.
+        skips: What hooks asked to leave out of the running batch, or of the end of this epoch.
         batch: The batch being worked on; hooks may replace it.
-        outputs: What the step returned as outputs for that batch.
+        outputs: What the step returned as outputs for that batch; hooks may replace it.
         loss: Its loss, a scalar tensor on the device; hooks may replace it.
     """
 
     max_epochs: int
+    total_steps: int | None = None
+    batches_per_epoch: int | None = None
     epoch: int = 0
     step: int = 0
     batch_index: int = 0
+    epoch_start_step: int = 0
+    data_epoch: int = 0
+    data_batch: int = 0
     metrics: Metrics = field(default_factory=dict)
     history: list[Metrics] = field(default_factory=list)
     user_state: dict[str, Any] = field(default_factory=dict)
     stop_reason: str | None = None
     stop_now: bool = False
+    epoch_stopped: bool = False
+    validation_skipped: bool = False
+    skips: set[str] = field(default_factory=set)
     batch: Any = None
     outputs: Any = None
     loss: Tensor | None = None
@@ -58,12 +87,52 @@ class TrainState:
             self.stop_reason = reason
         self.stop_now = self.stop_now or now
 
+    def stop_epoch(self) -> None:
+        """Ask the epoch to end after this batch; validation and ``on_epoch_end`` follow as ever."""
+        self.epoch_stopped = True
+
+    def skip(self, action: str) -> None:
+        """Ask to leave one action out: ``backward``, ``optimizer_step``, ``scheduler_step``, ``zero_grad``
+        of the running batch, or the ``validation`` of this epoch.
+
+        Asked before the action's ``on_before_…`` event, none of its events fires; asked in that event, the
+        other callbacks still get it. A skip that one callback asked for holds: no other can take it back, so
+        the order in which callbacks ask does not matter.
+
+        Raises:
+            ValueError: There is no such action.
+        """
+        if action not in SKIPPABLE:
+            close = difflib.get_close_matches(action, SKIPPABLE, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"give one of {', '.join(sorted(SKIPPABLE))}"
+            raise ValueError(f"{action!r} can't be skipped: {hint}")
+        self.skips.add(action)
+
+    def metric(self, name: str) -> float | None:
+        """This epoch's value of a metric; None where it is missing because validation was skipped.
+
+        Raises:
+            KeyError: Nothing records it.
+        """
+        if name in self.metrics:
+            return self.metrics[name]
+        if self.validation_skipped:
+            return None
+        raise KeyError(f"no metric is called {name!r}; recorded are {', '.join(self.metrics)}")
+
+    def forget_batch_skips(self) -> None:
+        """Skips last one batch; that of the validation lasts until it is due."""
+        self.skips &= {VALIDATION}
+
     def state_dict(self) -> dict[str, Any]:
         """Progress as plain values; an interruption is not part of it, so that the run can go on."""
         return {
             "epoch": self.epoch,
             "step": self.step,
             "batch_index": self.batch_index,
+            "epoch_start_step": self.epoch_start_step,
+            "data_epoch": self.data_epoch,
+            "data_batch": self.data_batch,
             # NumPy's numbers pass for floats, but no checkpoint with one in it can be read.
             "history": [{name: float(value) for name, value in item.items()} for item in self.history],
             "user_state": self.user_state,
@@ -76,11 +145,15 @@ class TrainState:
         self.epoch = state["epoch"]
         self.step = state["step"]
         self.batch_index = state["batch_index"]
+        self.epoch_start_step = state["epoch_start_step"]
+        self.data_epoch = state["data_epoch"]
+        self.data_batch = state["data_batch"]
         self.history = [dict(metrics) for metrics in state["history"]]
         self.metrics = self.history[-1] if self.history else {}
         self.user_state = dict(state["user_state"])
         self.stop_reason = state["stop_reason"]
-        self.stop_now = False
+        self.stop_now = self.epoch_stopped = False
+        self.skips.clear()
 
 
 def is_better(value: float, best: float, mode: Mode) -> bool:

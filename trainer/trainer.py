@@ -4,27 +4,33 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.optim.lr_scheduler import LRScheduler
 
-from trainer.callback import Callback
-from trainer.data import Batches, BatchOptions, batch_length, make_batches
+from trainer.callback import Callback, LogDispatch
+from trainer.compute import Compute
+from trainer.data import Batches, BatchOptions, is_batched, make_batches
+from trainer.declared import UndeclaredState
 from trainer.fused import use_fused
 from trainer.metrics import EpochMetrics
-from trainer.runner import CallbackRunner
-from trainer.seeding import derive_seed, rng_state, seed_all, set_rng_state
-from trainer.state import ERROR, INTERRUPTED, TrainState
-from trainer.step import Metric, Step, SupervisedStep, split_output
+from trainer.plan import Plan
+from trainer.precision import Kind, Precision
+from trainer.runner import CallbackRunner, fire_isolated
+from trainer.seeding import rng_state
+from trainer.state import ERROR, INTERRUPTED, VALIDATION, TrainState
+from trainer.step import Metric, Step, SupervisedStep
+from trainer.stream import TrainStream
 
 logger = logging.getLogger(__name__)
 
 Interval = Literal["epoch", "step"]
 
-CHECKPOINT_VERSION = 1
+CHECKPOINT_VERSION = 2
 
 
 class Trainer:
@@ -43,13 +49,17 @@ class Trainer:
         scheduler_monitor: The metric that a ReduceLROnPlateau follows.
         callbacks: The user's callbacks.
         core_callbacks: Callbacks of whoever builds the trainer; before the user's at equal priority.
-        max_epochs: Epochs to train in all.
+        max_epochs: Passes over the training data; see `trainer.plan.Plan` for this and the next two.
+        max_steps: Optimizer steps; the run ends where the first limit is reached.
+        validate_every: A number of steps or a fraction of a pass, in place of one validation a pass.
+        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``, see `trainer.precision.Precision`.
+        compile: Whether to run the model through torch.compile; a mapping is its arguments.
         batching: How data sets are batched.
         seed: Seed of data order and of every random number drawn while training.
         device: Where to train; None: the first CUDA device where there is one, else the CPU.
 
     Raises:
-        ValueError: Neither or both of ``loss`` and ``step`` are given, or ``max_epochs`` < 0.
+        ValueError: Neither or both of ``loss`` and ``step`` are given, or a length or precision is no such thing.
     """
 
     def __init__(
@@ -65,13 +75,18 @@ class Trainer:
         scheduler_monitor: str = "val_loss",
         callbacks: Iterable[Callback] = (),
         core_callbacks: Iterable[Callback] = (),
-        max_epochs: int = 10,
+        max_epochs: int | None = None,
+        max_steps: int | None = None,
+        validate_every: float | None = None,
+        precision: Kind = "fp32",
+        compile: bool | Mapping[str, Any] = False,  # noqa: A002 - what torch calls it
         batching: BatchOptions | None = None,
         seed: int = 0,
         device: torch.device | str | None = None,
     ) -> None:
-        if max_epochs < 0:
-            raise ValueError(f"max_epochs is {max_epochs}: give 0 or more")
+        if max_epochs is None and max_steps is None:
+            max_epochs = 10
+        self.plan = Plan(max_epochs=max_epochs, max_steps=max_steps, validate_every=validate_every)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         self.model = model.to(self.device)
         self.optimizer = optimizer
@@ -81,19 +96,25 @@ class Trainer:
         self.scheduler = scheduler
         self.scheduler_interval = scheduler_interval
         self.scheduler_monitor = scheduler_monitor
+        self.precision = Precision(precision, self.device)
         self.batching = batching or BatchOptions()
         self.seed = seed
-        self.state = TrainState(max_epochs=max_epochs)
+        self.state = TrainState(max_epochs=max_epochs or 0)
         self.recorder = EpochMetrics(self.device)
-        self.callbacks = CallbackRunner(callbacks, core=core_callbacks)
+        self.callbacks = CallbackRunner(callbacks, core=[LogDispatch(), *core_callbacks])
+        self._called_model = _compiled(self.model, compile)
         self._hooks = self.callbacks.resolve()
+        self._compute = self._make_compute()
+        self._train_data: Any = None
+        self._stream: TrainStream | None = None
+        self._running = False
         # RNG state where a run was stopped inside an epoch, put back when that epoch goes on.
         self._epoch_rng: dict[str, Any] | None = None
 
     # ---- the three things it does
 
     def fit(self, train: Any, val: Any = None) -> TrainState:
-        """Train until ``max_epochs`` or a stop request; goes on from a loaded state.
+        """Train until the end of the plan or a stop request; goes on from a loaded state.
 
         Args:
             train: Training data, see `trainer.data.make_batches`.
@@ -105,13 +126,15 @@ class Trainer:
         Raises:
             Exception: Whatever training or a callback raised, type unchanged.
         """
-        train_batches = make_batches(train, self.batching, self.device, train=True, seed=self.seed)
+        self._train_data = train
+        stream = self._stream = TrainStream(self._train_batches(), self.state, self.seed)
         val_batches = None if val is None else self._eval_batches(val)
+        self.plan.lay_out(self.state, stream.length)
         if self.state.stop_reason in {INTERRUPTED, ERROR}:
             self.state.stop_reason = None
         self.state.stop_now = False
-        self._hooks = self.callbacks.resolve()
-        self._guarded(lambda: self._run_epochs(train_batches, val_batches), training=True)
+        self._prepare()
+        self._guarded(lambda: self._run_epochs(stream, val_batches), training=True)
         return self.state
 
     def validate(self, data: Any) -> dict[str, float]:
@@ -122,10 +145,34 @@ class Trainer:
         """Evaluate the test set: ``test_…`` metrics of ``data``."""
         return self._evaluate_alone(data, "test", "test")
 
+    @property
+    def finished(self) -> bool:
+        """Whether the run has had all its epochs or steps."""
+        return self.plan.reached(self.state)
+
+    # ---- what callbacks use
+
     def fire(self, event: str, *args: Any) -> None:
         """Call the hooks of ``event`` in order, each with this trainer and ``args``."""
         for hook in self._hooks[event]:
             hook(self, *args)
+
+    def step_optimizer(self) -> None:
+        """Take the optimizer's step, with its events, and the scheduler's where that goes with it."""
+        self._compute.step_optimizer()
+
+    def set_batch_size(self, batch_size: int) -> None:
+        """Samples per training batch from the next pass over the data on; at once before a fit's first batch.
+
+        Raises:
+            ValueError: The training data comes in batches of its own.
+        """
+        if self._train_data is not None and is_batched(self._train_data):
+            raise ValueError("the training data comes in batches of its own: hand over its Dataset instead")
+        self.batching = replace(self.batching, batch_size=batch_size)
+        if self._stream is not None:
+            self._stream.replace(self._train_batches())
+            self.plan.lay_out(self.state, self._stream.length)
 
     # ---- what a checkpoint holds
 
@@ -141,6 +188,7 @@ class Trainer:
             "threads": torch.get_num_threads(),
             "rng": self._epoch_rng or rng_state(),
             "recorder": self.recorder.state_dict(),
+            "precision": self.precision.state_dict(),
             "callbacks": self.callbacks.state_dict(),
         }
 
@@ -164,6 +212,7 @@ class Trainer:
         # torch's own mark, without which a scheduler warns: those steps were taken before the checkpoint.
         self.optimizer._opt_called = self.state.step > 0  # type: ignore[attr-defined]  # noqa: SLF001
         self.recorder.load_state_dict(checkpoint["recorder"])
+        self.precision.load_state_dict(checkpoint["precision"])
         self.callbacks.load_state_dict(checkpoint["callbacks"])
         self.fire("on_load_checkpoint", checkpoint)
 
@@ -172,6 +221,7 @@ class Trainer:
     def _guarded(self, work: Callable[[], None], *, training: bool) -> None:
         """Run ``work`` after setup; on_fit_end and teardown always follow; errors keep their type."""
         error: BaseException | None = None
+        self._running = True
         try:
             self.fire("setup")
             if training:
@@ -180,7 +230,8 @@ class Trainer:
         except BaseException as raised:  # noqa: BLE001 - raised again below, after the hooks that always run
             error = raised
         others = self._end_training(error) if training else []
-        others += self.callbacks.fire_isolated("teardown", self)
+        others += fire_isolated(self._hooks["teardown"], self)
+        self._running = False
         for other in others[0 if error else 1 :]:
             logger.error("a callback failed at the end of the run", exc_info=other)
         if error or others:
@@ -190,91 +241,54 @@ class Trainer:
         errors: list[BaseException] = []
         if error is not None:
             self.state.stop_reason = self.state.stop_reason or ERROR
-            errors += self.callbacks.fire_isolated("on_exception", self, error)
-        return errors + self.callbacks.fire_isolated("on_fit_end", self)
+            errors += fire_isolated(self._hooks["on_exception"], self, error)
+        return errors + fire_isolated(self._hooks["on_fit_end"], self)
 
-    def _run_epochs(self, train: Batches, val: Batches | None) -> None:
-        state = self.state
-        while state.epoch < state.max_epochs and state.stop_reason is None:
-            self._train_epoch(train)
-            if state.stop_now:
+    def _run_epochs(self, stream: TrainStream, val: Batches | None) -> None:
+        undeclared = UndeclaredState(self.callbacks.callbacks)
+        while self._next_epoch(stream):
+            self._train_epoch(stream)
+            if self.state.stop_now:
+                self._epoch_rng = rng_state()
                 break
-            if val is not None:
+            self.fire("on_train_epoch_end")
+            self.state.validation_skipped = VALIDATION in self.state.skips
+            if val is not None and not self.state.validation_skipped:
                 self._evaluate(val, "val", "validation")
             self._end_epoch()
+            undeclared.check()
 
-    def _train_epoch(self, train: Batches) -> None:
-        state = self.state
-        # Each epoch has its own random stream, so that going on inside one can first repeat its data order.
-        seed_all(derive_seed(self.seed, state.epoch))
+    def _next_epoch(self, stream: TrainStream) -> bool:
+        """Bring everything to the next batch; whether there is one for this run."""
+        if self.finished or self.state.stop_reason is not None:
+            return False
         self.model.train()
-        batches = train.epoch(state.epoch, skip=state.batch_index)
+        stream.start_epoch(self._epoch_rng)
+        self._epoch_rng = None
+        return not self.finished
+
+    def _train_epoch(self, stream: TrainStream) -> None:
+        state = self.state
         if state.batch_index == 0:
+            state.epoch_start_step = state.step
+            state.epoch_stopped = False
             self.recorder.reset()
             self.fire("on_train_epoch_start")
-        elif self._epoch_rng is not None:
-            set_rng_state(self._epoch_rng)
-            self._epoch_rng = None
-        train_batch, done = self._train_batch, False
-        for batch in batches:
-            train_batch(batch)
-            if state.stop_now:
-                self._epoch_rng = rng_state()
-                return
-            done = True
-        if not done and state.batch_index == 0:
-            raise ValueError("the training data gave no batch")
-        self.fire("on_train_epoch_end")
+        while not self._train_pass(stream):
+            stream.start_epoch()
 
-    def _train_batch(self, batch: Any) -> None:
-        state, fire = self.state, self.fire
-        state.batch = batch
-        fire("on_train_batch_start")
-        fire("on_before_zero_grad")
-        self._clear_gradients()
-        fire("on_after_zero_grad")
-        fire("on_before_forward")
-        extra = self._forward()
-        fire("on_after_forward")
-        self._record("train", extra)
-        fire("on_before_backward")
-        assert state.loss is not None
-        state.loss.backward()  # type: ignore[no-untyped-call]
-        fire("on_after_backward")
-        fire("on_before_optimizer_step")
-        self.optimizer.step()
-        fire("on_after_optimizer_step")
-        if self.scheduler is not None and self.scheduler_interval == "step":
-            self._step_scheduler()
-        state.step += 1
-        state.batch_index += 1
-        fire("on_train_batch_end")
-
-    def _clear_gradients(self) -> None:
-        """``optimizer.zero_grad()`` without its profiler's mark, which costs a small model a tenth of its step."""
-        if type(self.optimizer).zero_grad is not Optimizer.zero_grad:
-            self.optimizer.zero_grad(set_to_none=True)
-            return
-        for group in self.optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
-
-    def _forward(self) -> Mapping[str, Any]:
-        state = self.state
-        state.loss, state.outputs, extra = split_output(self.step(self.model, state.batch))
-        return extra
-
-    def _record(self, prefix: str, extra: Mapping[str, Any]) -> None:
-        state, record = self.state, self.recorder.record
-        assert state.loss is not None
-        samples = float(batch_length(state.batch))
-        record(f"{prefix}_loss", state.loss, samples)
-        for name, value in extra.items():
-            record(f"{prefix}_{name}", value, samples)
-        if self.metrics:
-            with torch.no_grad():
-                for name, metric in self.metrics.items():
-                    record(f"{prefix}_{name}", metric(state.outputs, state.batch[-1]), samples)
+    def _train_pass(self, stream: TrainStream) -> bool:
+        """Train to the end of the pass or of the epoch; whether the epoch is over."""
+        state, train, over = self.state, self._compute.train, self.plan.ends_epoch
+        for batch in stream.rest_of_pass():
+            train(batch)
+            if over(state):
+                whole_pass = self.plan.validate_every is None and state.epoch_stopped
+                if not state.stop_now and (whole_pass or state.data_batch == stream.length):
+                    stream.end_pass()
+                return True
+        stream.end_pass()
+        return self.plan.validate_every is None or self.finished
 
     def _evaluate(self, batches: Batches, prefix: str, scope: str) -> None:
         self.model.eval()
@@ -283,10 +297,7 @@ class Trainer:
             done = False
             for batch in batches.epoch(0):
                 done = True
-                self.state.batch = batch
-                self.fire(f"on_{scope}_batch_start")
-                self._record(prefix, self._forward())
-                self.fire(f"on_{scope}_batch_end")
+                self._compute.evaluate(batch, prefix, scope)
             if not done:
                 raise ValueError(f"the {scope} data gave no batch")
             self.fire(f"on_{scope}_end")
@@ -298,30 +309,43 @@ class Trainer:
         state.metrics = self.recorder.compute()
         self.recorder.reset()
         state.metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
-        if self.scheduler is not None and self.scheduler_interval == "epoch":
-            self._step_scheduler()
+        if self.scheduler_interval == "epoch":
+            self._compute.step_scheduler()
+        state.skips.clear()
         # The same object: what callbacks add to the metrics is in the history that the checkpoint holds.
         state.history.append(state.metrics)
         self.fire("on_epoch_end")
 
-    def _step_scheduler(self) -> None:
-        assert self.scheduler is not None
-        self.fire("on_before_scheduler_step")
-        if isinstance(self.scheduler, ReduceLROnPlateau):
-            self.scheduler.step(self.state.metrics[self.scheduler_monitor])
-        else:
-            self.scheduler.step()
-        self.fire("on_after_scheduler_step")
-
     def _evaluate_alone(self, data: Any, prefix: str, scope: str) -> dict[str, float]:
         batches = self._eval_batches(data)
         kept, self.recorder = self.recorder, EpochMetrics(self.device)
-        self._hooks = self.callbacks.resolve()
         try:
-            self._guarded(lambda: self._evaluate(batches, prefix, scope), training=False)
+            if self._running:  # inside a fit, whose callbacks are set up already
+                self._evaluate(batches, prefix, scope)
+            else:
+                self._prepare()
+                self._guarded(lambda: self._evaluate(batches, prefix, scope), training=False)
             return self.recorder.compute()
         finally:
             self.recorder = kept
+
+    def _prepare(self) -> None:
+        self._hooks = self.callbacks.resolve()
+        self._compute = self._make_compute()
+
+    def _make_compute(self) -> Compute:
+        return Compute(
+            self,
+            self._called_model,
+            self.step,
+            self.metrics,
+            self.precision,
+            scheduler_per_step=self.scheduler_interval == "step",
+            scheduler_monitor=self.scheduler_monitor,
+        )
+
+    def _train_batches(self) -> Batches:
+        return make_batches(self._train_data, self.batching, self.device, train=True, seed=self.seed)
 
     def _eval_batches(self, data: Any) -> Batches:
         return make_batches(data, self.batching, self.device, train=False, seed=self.seed)
@@ -333,3 +357,10 @@ def _choose_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) -
     if loss is not None and step is None:
         return SupervisedStep(loss)
     raise ValueError("give either loss or step")
+
+
+def _compiled(model: nn.Module, options: bool | Mapping[str, Any]) -> nn.Module:
+    if options is False:
+        return model
+    compiled: nn.Module = torch.compile(model, **({} if options is True else options))  # type: ignore[assignment]
+    return compiled

@@ -131,6 +131,8 @@ for _event in EVENTS:
 class Recorder(Callback):
     """Writes down every event, as ``(label, event)`` where it has a label."""
 
+    transient = ("log",)
+
     def __init__(self, log: list[Any], label: Any = None, priority: int = 50) -> None:
         self.log, self.label, self.priority = log, label, priority
 

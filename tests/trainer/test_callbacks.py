@@ -45,6 +45,7 @@ from trainer.callbacks import (
 )
 from trainer.checkpoint import load_checkpoint
 from trainer.events import EVENTS
+from trainer.plan import Plan
 
 ALL: dict[str, tuple[Callable[[Path], Callback], int]] = {
     "NaNDetection": (lambda folder: NaNDetection(), 5),
@@ -88,7 +89,7 @@ class TestContract:
     def test_two_fits_and_a_test_work(self, callback: Callback) -> None:
         trainer = make_trainer([callback], max_epochs=3)
         trainer.fit(regression(), regression())
-        trainer.state.max_epochs = 5
+        trainer.plan = Plan(max_epochs=5)
         state = trainer.fit(regression(), regression())
         assert (state.epoch, state.stop_reason) == (5, None)
         assert trainer.test(regression())["test_loss"] > 0

@@ -37,6 +37,7 @@ from trainer.checkpoint import (
     newest_checkpoint,
     snapshot,
 )
+from trainer.plan import Plan
 
 CONTENT = {"tensor": torch.arange(50.0), "number": 1.5, "nested": {"list": [1, "two", None]}}
 
@@ -464,7 +465,7 @@ def test_a_snapshot_does_not_follow_further_training() -> None:
     trainer.fit(regression())
     taken = snapshot(trainer.state_dict())
     before = taken["model"]["0.weight"].clone()
-    trainer.state.max_epochs = 2
+    trainer.plan = Plan(max_epochs=2)
     trainer.fit(regression())
     assert torch.equal(taken["model"]["0.weight"], before)
     assert len(taken["state"]["history"]) == 1

@@ -28,6 +28,7 @@ VALIDATION = [
     *["on_validation_batch_start", "on_validation_batch_end"] * 2,
     "on_validation_end",
 ]
+LOG = ["on_before_log_metrics", "on_log_metrics"]
 SAVE = ["on_save_checkpoint", "on_after_save_checkpoint"]
 
 
@@ -70,6 +71,7 @@ def test_a_run_with_a_scheduler_per_epoch_fires_exactly_these_events(tmp_path: P
         *VALIDATION,
         *SCHEDULER,
         "on_epoch_end",
+        *LOG,
         *SAVE,
     ]
     assert _events("epoch", tmp_path) == ["setup", "on_fit_start", *epoch, *epoch, "on_fit_end", "teardown"]
@@ -82,6 +84,7 @@ def test_a_run_with_a_scheduler_per_step_fires_exactly_these_events(tmp_path: Pa
         "on_train_epoch_end",
         *VALIDATION,
         "on_epoch_end",
+        *LOG,
         *SAVE,
     ]
     assert _events("step", tmp_path) == ["setup", "on_fit_start", *epoch, *epoch, "on_fit_end", "teardown"]

@@ -19,6 +19,7 @@ from trainer.callbacks import (
     default_callbacks,
 )
 from trainer.events import EVENTS
+from trainer.plan import Plan
 from trainer.runner import CallbackRunner
 
 ORIGINS = ("core", "user", "global")
@@ -208,7 +209,7 @@ class TestRegistration:
         trainer.fit(regression())
         handle.remove()
         handle.remove()
-        trainer.state.max_epochs = 4
+        trainer.plan = Plan(max_epochs=4)
         trainer.fit(regression())
         assert epochs == [1, 2]
 

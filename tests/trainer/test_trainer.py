@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from tests.trainer.support import At, make_model, make_trainer, regression
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import default_callbacks
+from trainer.plan import Plan
 
 
 def mae(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -185,7 +186,7 @@ class TestEnds:
         trainer = make_trainer(max_epochs=2)
         trainer.fit(regression())
         assert trainer.fit(regression()).epoch == 2
-        trainer.state.max_epochs = 3
+        trainer.plan = Plan(max_epochs=3)
         assert trainer.fit(regression()).epoch == 3
 
     def test_empty_training_data_is_an_error(self) -> None:

@@ -35,6 +35,9 @@ class Checkpoint(Callback):
     """
 
     priority = 95
+    rank_zero_only = True
+    saves = True
+    transient = ("_written", "_waiting", "_last_write", "_cost")
 
     def __init__(
         self,

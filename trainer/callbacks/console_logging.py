@@ -1,5 +1,7 @@
 """ConsoleLogging: a line of numbers for people to follow."""
 
+from collections.abc import Mapping
+
 from trainer.callback import Callback, TrainerView
 
 
@@ -12,13 +14,15 @@ class ConsoleLogging(Callback):
 
     priority = 80
     reads = ("*",)
+    reads_in = "on_log_metrics"
+    rank_zero_only = True
 
     def __init__(self, every_n_epochs: int = 10) -> None:
         if every_n_epochs < 1:
             raise ValueError("every_n_epochs must be at least 1")
         self.every_n_epochs = every_n_epochs
 
-    def on_epoch_end(self, trainer: TrainerView) -> None:
+    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
         """Print where a line is due."""
         state = trainer.state
         if state.epoch == 1 or state.epoch % self.every_n_epochs == 0:

@@ -1,6 +1,7 @@
 """CSVLogging: one row an epoch in a CSV file."""
 
 import csv
+from collections.abc import Mapping
 from pathlib import Path
 
 from trainer.callback import Callback, TrainerView
@@ -18,6 +19,9 @@ class CSVLogging(Callback):
 
     priority = 80
     reads = ("*",)
+    reads_in = "on_log_metrics"
+    rank_zero_only = True
+    transient = ("_columns",)
 
     def __init__(self, path: Path | str) -> None:
         self.path = Path(path)
@@ -28,14 +32,13 @@ class CSVLogging(Callback):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._rewrite(trainer)
 
-    def on_epoch_end(self, trainer: TrainerView) -> None:
+    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
         """Append the epoch, or write all anew where a column is new."""
-        state = trainer.state
-        if state.metrics.keys() - set(self._columns):
+        if metrics.keys() - set(self._columns):
             self._rewrite(trainer)
             return
         with self.path.open("a", newline="") as file:
-            csv.writer(file).writerow([state.epoch, *(state.metrics.get(name, "") for name in self._columns)])
+            csv.writer(file).writerow([trainer.state.epoch, *(metrics.get(name, "") for name in self._columns)])
 
     def _rewrite(self, trainer: TrainerView) -> None:
         history = trainer.state.history

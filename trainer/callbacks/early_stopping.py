@@ -43,8 +43,11 @@ class EarlyStopping(Callback):
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Compare with the best so far."""
-        if self._improves(trainer.state.metrics[self.monitor]):
-            self.best = trainer.state.metrics[self.monitor]
+        value = trainer.state.metric(self.monitor)
+        if value is None:
+            return
+        if self._improves(value):
+            self.best = value
             self.wait = 0
             return
         self.wait += 1

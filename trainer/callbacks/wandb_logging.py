@@ -38,6 +38,9 @@ class WandbLogging(Callback):
 
     priority = 80
     reads = ("*",)
+    reads_in = "on_log_metrics"
+    rank_zero_only = True
+    transient = ("_run",)
 
     def __init__(
         self,
@@ -80,10 +83,10 @@ class WandbLogging(Callback):
             settings=wandb.Settings(console="off", silent=True),
         )
 
-    def on_epoch_end(self, trainer: TrainerView) -> None:
+    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
         """Log the epoch as one record; its step is the number of finished epochs."""
-        state = trainer.state
-        self._mirror(lambda run: run.log({"epoch": state.epoch, **state.metrics}, step=state.epoch))
+        epoch = trainer.state.epoch
+        self._mirror(lambda run: run.log({"epoch": epoch, **metrics}, step=epoch))
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Close the run."""

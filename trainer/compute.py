@@ -1,0 +1,153 @@
+"""Compute: what is done with one batch, action by action, with the events around each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from trainer.callback import TrainerView
+from trainer.data import batch_length
+from trainer.precision import Precision
+from trainer.state import BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
+from trainer.step import Metric, Step, split_output
+
+
+class Compute:
+    """Forward, backward and optimizer step for a trainer.
+
+    Args:
+        trainer: Whose model, optimizer, scheduler and state they are.
+        model: What is called: the trainer's model, or its compiled form.
+        step: Computes one batch.
+        metrics: By name.
+        precision: In which numbers.
+        scheduler_per_step: Whether the scheduler goes with the optimizer's step.
+        scheduler_monitor: The metric that a ReduceLROnPlateau follows.
+    """
+
+    def __init__(
+        self,
+        trainer: TrainerView,
+        model: nn.Module,
+        step: Step,
+        metrics: Mapping[str, Metric],
+        precision: Precision,
+        *,
+        scheduler_per_step: bool,
+        scheduler_monitor: str,
+    ) -> None:
+        self._trainer = trainer
+        self._model = model
+        self._step = step
+        self._metrics = metrics
+        self._precision = precision
+        self._scheduler_per_step = scheduler_per_step
+        self._scheduler_monitor = scheduler_monitor
+
+    def train(self, batch: Any) -> None:
+        """Train on one batch, on the device."""
+        state, fire = self._trainer.state, self._trainer.fire
+        state.batch = batch
+        fire("on_train_batch_start")
+        self._act(ZERO_GRAD, self._clear_gradients)
+        fire("on_before_forward")
+        extra = self._forward()
+        fire("on_after_forward")
+        self._record("train", extra)
+        self._act(BACKWARD, self._backward)
+        self.step_optimizer()
+        state.batch_index += 1
+        state.data_batch += 1
+        fire("on_train_batch_end")
+        if state.skips:
+            state.forget_batch_skips()
+
+    def evaluate(self, batch: Any, prefix: str, scope: str) -> None:
+        """Evaluate one batch; gradients are off."""
+        state, fire = self._trainer.state, self._trainer.fire
+        state.batch = batch
+        fire(f"on_{scope}_batch_start")
+        self._record(prefix, self._forward())
+        fire(f"on_{scope}_batch_end")
+
+    def step_optimizer(self) -> None:
+        """Take the optimizer's step unless a hook skips it, and the scheduler's where that goes with it."""
+        state, optimizer = self._trainer.state, self._trainer.optimizer
+        if OPTIMIZER_STEP in state.skips:
+            return
+        self._precision.unscale(optimizer)
+        if not self._act(OPTIMIZER_STEP, lambda: self._precision.step(optimizer)):
+            self._precision.skip_step()
+            return
+        if self._scheduler_per_step:
+            self.step_scheduler()
+        state.step += 1
+
+    def step_scheduler(self) -> None:
+        """Step the scheduler, if there is one."""
+        if self._trainer.scheduler is not None:
+            self._act(SCHEDULER_STEP, self._advance_scheduler)
+
+    def _act(self, action: str, work: Callable[[], None]) -> bool:
+        """One action with its two events, unless a hook asked to leave it out; whether it was done."""
+        skips = self._trainer.state.skips
+        if action in skips:
+            return False
+        self._trainer.fire(f"on_before_{action}")
+        if action in skips:
+            return False
+        work()
+        self._trainer.fire(f"on_after_{action}")
+        return True
+
+    def _clear_gradients(self) -> None:
+        """``optimizer.zero_grad()`` without its profiler's mark, which costs a small model a tenth of its step."""
+        optimizer = self._trainer.optimizer
+        if type(optimizer).zero_grad is not Optimizer.zero_grad:
+            optimizer.zero_grad(set_to_none=True)
+            return
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+
+    def _forward(self) -> Mapping[str, Any]:
+        state = self._trainer.state
+        with self._precision.autocast():
+            output = self._step(self._model, state.batch)
+        state.loss, state.outputs, extra = split_output(output)
+        return extra
+
+    def _backward(self) -> None:
+        loss = self._trainer.state.loss
+        assert loss is not None
+        self._precision.backward(loss)
+
+    def _record(self, prefix: str, extra: Mapping[str, Any]) -> None:
+        state, record = self._trainer.state, self._trainer.recorder.record
+        assert state.loss is not None
+        samples = float(batch_length(state.batch))
+        record(f"{prefix}_loss", state.loss, samples)
+        for name, value in extra.items():
+            record(f"{prefix}_{name}", value, samples)
+        if self._metrics:
+            with torch.no_grad():
+                for name, metric in self._metrics.items():
+                    record(f"{prefix}_{name}", metric(state.outputs, state.batch[-1]), samples)
+
+    def _advance_scheduler(self) -> None:
+        scheduler, metrics = self._trainer.scheduler, self._trainer.state.metrics
+        assert scheduler is not None
+        if not needs_metric(scheduler):
+            scheduler.step()
+        elif self._scheduler_monitor in metrics:  # an epoch whose validation was skipped says nothing
+            scheduler.step(metrics[self._scheduler_monitor])  # type: ignore[arg-type]
+
+
+def needs_metric(scheduler: Any) -> bool:
+    """Whether a scheduler's step takes the metric that it follows."""
+    return isinstance(getattr(scheduler, "main", scheduler), ReduceLROnPlateau)

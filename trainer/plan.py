@@ -1,0 +1,115 @@
+"""Plan: how long a run is, and where its epochs end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from trainer.state import TrainState
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The length of a run and of its epochs; the first limit that is reached ends the run.
+
+    Attributes:
+        max_epochs: Passes over the training data; None: as many as ``max_steps`` needs.
+        max_steps: Optimizer steps; the epoch in which they are reached ends there, with its validation.
+        validate_every: What lies between two validations, and so what an epoch is: None: one pass over the data;
+            an int: so many optimizer steps; a fraction in (0, 1): that part of a pass, in whole batches.
+
+    Raises:
+        ValueError: Neither limit is given, or a number is out of range.
+    """
+
+    max_epochs: int | None
+    max_steps: int | None = None
+    validate_every: int | float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_epochs is None and self.max_steps is None:
+            raise ValueError("a run needs an end: give max_epochs or max_steps")
+        for name, value in (("max_epochs", self.max_epochs), ("max_steps", self.max_steps)):
+            if value is not None and value < 0:
+                raise ValueError(f"{name} is {value}: give 0 or more")
+        every = self.validate_every
+        if every is None:
+            return
+        whole = isinstance(every, int) and not isinstance(every, bool)
+        if every < 1 if whole else not 0 < every < 1:
+            raise ValueError(
+                f"validate_every is {every!r}: give steps (an integer of at least 1), or a fraction of a pass "
+                "over the data (above 0, below 1)"
+            )
+
+    def lay_out(self, state: TrainState, pass_length: int | None) -> None:
+        """Set what the state says about the run's length.
+
+        Args:
+            state: The state to set ``max_epochs``, ``total_steps`` and ``batches_per_epoch`` of.
+            pass_length: Batches in one pass over the data; None where that is not known.
+
+        Raises:
+            ValueError: The length is needed and not known.
+        """
+        state.batches_per_epoch = self.epoch_batches(pass_length)
+        state.total_steps = self._total_steps(pass_length)
+        state.max_epochs = self._epochs(state)
+
+    def epoch_batches(self, pass_length: int | None) -> int | None:
+        """Batches of an epoch; None where steps or the data itself decide.
+
+        Raises:
+            ValueError: ``validate_every`` is a fraction of an unknown length.
+        """
+        if self.validate_every is None:
+            return pass_length
+        if isinstance(self.validate_every, int):
+            return None
+        if pass_length is None:
+            raise ValueError(
+                f"validate_every is {self.validate_every}, but the training data has no length: give it in steps"
+            )
+        return max(1, int(pass_length * self.validate_every))
+
+    @property
+    def epoch_steps(self) -> int | None:
+        """Optimizer steps of an epoch; None where batches decide."""
+        return self.validate_every if isinstance(self.validate_every, int) else None
+
+    def ends_epoch(self, state: TrainState) -> bool:
+        """Whether the running epoch is over after the batch that was just trained, before its pass is."""
+        if state.stop_now or state.epoch_stopped:
+            return True
+        if self.max_steps is not None and state.step >= self.max_steps:
+            return True
+        if self.validate_every is None:
+            return False
+        if self.epoch_steps is not None:
+            return state.step - state.epoch_start_step >= self.epoch_steps
+        return state.batch_index >= (state.batches_per_epoch or 1)
+
+    def reached(self, state: TrainState) -> bool:
+        """Whether the run has its length."""
+        if self.max_steps is not None and state.step >= self.max_steps:
+            return True
+        return self.max_epochs is not None and state.data_epoch >= self.max_epochs
+
+    def _total_steps(self, pass_length: int | None) -> int | None:
+        limits = [] if self.max_steps is None else [self.max_steps]
+        if self.max_epochs is not None and pass_length is not None:
+            limits.append(self.max_epochs * pass_length)
+        return min(limits, default=None)
+
+    def _epochs(self, state: TrainState) -> int:
+        if self.validate_every is None and self.max_epochs is not None and self.max_steps is None:
+            return self.max_epochs
+        length = self.epoch_steps or state.batches_per_epoch
+        if length is None or state.total_steps is None:
+            if self.max_epochs is not None and self.validate_every is None:
+                return self.max_epochs
+            raise ValueError(
+                "the training data has no length, so nobody can tell how many epochs the run has: give "
+                "validate_every in steps, with max_steps"
+            )
+        return math.ceil(state.total_steps / length)

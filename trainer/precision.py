@@ -1,0 +1,76 @@
+"""Precision: autocast for the forward pass and, for fp16, the scaling of the loss."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+Kind = Literal["fp32", "bf16", "fp16"]
+
+_TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Precision:
+    """In which numbers a batch is computed; weights and the optimizer's state stay as the model has them.
+
+    bf16 has the range of fp32 and needs no scaling. fp16 does: the loss is multiplied before the backward pass and
+    the gradients are divided before anyone looks at them; a step whose gradients overflowed leaves the weights
+    alone and lowers the scale (torch.amp.GradScaler).
+
+    Args:
+        kind: ``"fp32"`` (as the model is), ``"bf16"`` or ``"fp16"``.
+        device: Where the model is.
+
+    Raises:
+        ValueError: ``kind`` is none of these.
+    """
+
+    def __init__(self, kind: Kind, device: torch.device) -> None:
+        if kind != "fp32" and kind not in _TYPES:
+            raise ValueError(f"precision is {kind!r}: give 'fp32', 'bf16' or 'fp16'")
+        self.kind = kind
+        self._device = device
+        self._scaler = torch.amp.GradScaler(device.type) if kind == "fp16" else None
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Context of a forward pass."""
+        if self.kind == "fp32":
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, _TYPES[self.kind])
+
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the loss, scaled where need be."""
+        scaled = loss if self._scaler is None else self._scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Give the gradients their true size, before hooks see them."""
+        if self._scaler is not None:
+            self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> None:
+        """Take the optimizer's step, unless scaled gradients overflowed."""
+        if self._scaler is None:
+            optimizer.step()
+            return
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def skip_step(self) -> None:
+        """Forget gradients that were unscaled for a step that a hook then skipped."""
+        if self._scaler is not None:
+            self._scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale and its age; nothing where nothing is scaled."""
+        return {} if self._scaler is None else self._scaler.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the saved scale; a checkpoint of another precision has none, and the scale starts anew."""
+        if self._scaler is not None and state:
+            self._scaler.load_state_dict(dict(state))
