@@ -28,6 +28,7 @@ class Compute:
         precision: In which numbers.
         scheduler_per_step: Whether the scheduler goes with the optimizer's step.
         scheduler_monitor: The metric that a ReduceLROnPlateau follows.
+        loss_may_change: Whether hooks get the loss before the backward pass, and may change it in place.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Compute:
         *,
         scheduler_per_step: bool,
         scheduler_monitor: str,
+        loss_may_change: bool,
     ) -> None:
         self._trainer = trainer
         self._model = model
@@ -48,6 +50,7 @@ class Compute:
         self._precision = precision
         self._scheduler_per_step = scheduler_per_step
         self._scheduler_monitor = scheduler_monitor
+        self._loss_may_change = loss_may_change
 
     def train(self, batch: Any) -> None:
         """Train on one batch, on the device."""
@@ -131,7 +134,8 @@ class Compute:
         state, record = self._trainer.state, self._trainer.recorder.record
         assert state.loss is not None
         samples = float(batch_length(state.batch))
-        record(f"{prefix}_loss", state.loss, samples)
+        loss = state.loss.detach().clone() if self._loss_may_change else state.loss
+        record(f"{prefix}_loss", loss, samples)
         for name, value in extra.items():
             record(f"{prefix}_{name}", value, samples)
         if self._metrics:

@@ -259,13 +259,14 @@ class Trainer:
             undeclared.check()
 
     def _next_epoch(self, stream: TrainStream) -> bool:
-        """Bring everything to the next batch; whether there is one for this run."""
-        if self.finished or self.state.stop_reason is not None:
+        """Bring everything to the next batch; whether there is one, or an epoch to be ended, for this run."""
+        inside = self.state.batch_index > 0
+        if self.state.stop_reason is not None or (self.finished and not inside):
             return False
         self.model.train()
         stream.start_epoch(self._epoch_rng)
         self._epoch_rng = None
-        return not self.finished
+        return inside or not self.finished
 
     def _train_epoch(self, stream: TrainStream) -> None:
         state = self.state
@@ -279,16 +280,20 @@ class Trainer:
 
     def _train_pass(self, stream: TrainStream) -> bool:
         """Train to the end of the pass or of the epoch; whether the epoch is over."""
-        state, train, over = self.state, self._compute.train, self.plan.ends_epoch
-        for batch in stream.rest_of_pass():
-            train(batch)
-            if over(state):
-                whole_pass = self.plan.validate_every is None and state.epoch_stopped
-                if not state.stop_now and (whole_pass or state.data_batch == stream.length):
-                    stream.end_pass()
-                return True
-        stream.end_pass()
-        return self.plan.validate_every is None or self.finished
+        state, plan, train = self.state, self.plan, self._compute.train
+        # A run that was stopped right at an epoch's last batch goes on behind it.
+        if not (state.batch_index and plan.ends_epoch(state)):
+            for batch in stream.rest_of_pass():
+                train(batch)
+                if plan.ends_epoch(state):
+                    break
+            else:
+                stream.end_pass()
+                return plan.validate_every is None or self.finished
+        whole_pass = plan.validate_every is None and state.epoch_stopped
+        if not state.stop_now and (whole_pass or state.data_batch == stream.length):
+            stream.end_pass()
+        return True
 
     def _evaluate(self, batches: Batches, prefix: str, scope: str) -> None:
         self.model.eval()
@@ -342,6 +347,7 @@ class Trainer:
             self.precision,
             scheduler_per_step=self.scheduler_interval == "step",
             scheduler_monitor=self.scheduler_monitor,
+            loss_may_change=bool(self._hooks["on_before_backward"]),
         )
 
     def _train_batches(self) -> Batches:
