@@ -1,0 +1,142 @@
+"""bf16 and fp16: what is computed in which type, loss scaling, overflow, resuming; and torch.compile."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.trainer.support import (
+    At,
+    assert_same,
+    frozen,
+    interrupt_at,
+    make_model,
+    make_trainer,
+    regression,
+    through_file,
+)
+from trainer.precision import Precision
+
+TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Watched(nn.Linear):
+    """Notes the types of its outputs, in training and evaluation."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 1)
+        self.seen: set[tuple[bool, torch.dtype]] = set()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs)
+        self.seen.add((self.training, outputs.dtype))
+        return outputs
+
+
+@pytest.mark.parametrize("kind", TYPES)
+def test_training_and_evaluation_run_in_the_type_and_weights_stay_as_they_are(kind: Any) -> None:
+    model = Watched()
+    trainer = make_trainer(model=model, precision=kind)
+    trainer.fit(regression(8), regression(4))
+    trainer.test(regression(4))
+    assert model.seen == {(True, TYPES[kind]), (False, TYPES[kind])}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    assert not torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+def test_it_learns_what_full_precision_learns(kind: Any) -> None:
+    def trained(precision: Any) -> dict[str, float]:
+        torch.manual_seed(0)
+        trainer = make_trainer(model=nn.Linear(4, 1), precision=precision, max_epochs=20)
+        return trainer.fit(regression(64), regression(16, seed=9)).metrics
+
+    assert trained(kind)["val_loss"] == pytest.approx(trained("fp32")["val_loss"], abs=0.02)
+
+
+def test_hooks_before_the_step_see_gradients_of_their_true_size() -> None:
+    def first_gradient(kind: Any) -> Tensor:
+        seen: list[Tensor] = []
+        torch.manual_seed(0)
+        watch = At("on_before_optimizer_step", lambda trainer: seen.append(trainer.model.weight.grad.clone()))
+        # The scale starts so high that the first steps overflow and change nothing.
+        make_trainer([watch], model=nn.Linear(4, 1), precision=kind, max_epochs=4).fit(regression(4))
+        return next(gradient for gradient in seen if gradient.isfinite().all())
+
+    torch.testing.assert_close(first_gradient("fp16"), first_gradient("fp32"), rtol=0.02, atol=0.02)
+
+
+def test_an_overflow_leaves_the_weights_alone_and_lowers_the_scale() -> None:
+    def explode(trainer: Any) -> None:
+        trainer.state.loss = trainer.state.loss * 1e38 * 1e38
+
+    trainer = make_trainer(
+        [At("on_before_backward", explode, lambda trainer: trainer.state.batch_index == 6)],
+        model=nn.Linear(4, 1),
+        precision="fp16",
+        max_epochs=1,
+    )
+    weights, scales = [trainer.model.weight.clone()], [trainer.precision.state_dict()["scale"]]
+
+    def note(trainer: Any) -> None:
+        weights.append(trainer.model.weight.clone())
+        scales.append(trainer.precision.state_dict()["scale"])
+
+    trainer.callbacks.register("on_train_batch_end", note)
+    trainer.fit(regression(32))
+    assert torch.equal(weights[7], weights[6])
+    assert scales[7] == scales[6] / 2
+    assert not torch.equal(weights[8], weights[7])
+    assert scales[8] == scales[7]
+
+
+@pytest.mark.parametrize("kind", ["bf16", "fp16"])
+@pytest.mark.parametrize("step", [1, 3, 4])
+def test_it_resumes_to_the_same_bits(kind: Any, step: int) -> None:
+    def run(*callbacks: Any) -> Any:
+        return make_trainer(callbacks, precision=kind, max_epochs=2)
+
+    whole, stopped, resumed = run(), run(interrupt_at(step)), run()
+    whole.fit(regression(12), regression(4))
+    stopped.fit(regression(12), regression(4))
+    resumed.load_state_dict(through_file(stopped.state_dict()))
+    resumed.fit(regression(12), regression(4))
+    assert_same(frozen(resumed), frozen(whole))
+
+
+def test_a_checkpoint_of_full_precision_goes_on_in_half() -> None:
+    first, second = make_trainer(max_epochs=1), make_trainer(precision="fp16", max_epochs=2)
+    first.fit(regression(8))
+    second.load_state_dict(through_file(first.state_dict()))
+    assert second.fit(regression(8)).epoch == 2
+
+
+def test_an_unknown_precision_names_the_known() -> None:
+    with pytest.raises(ValueError, match="precision is 'half': give 'fp32', 'bf16' or 'fp16'"):
+        make_trainer(precision="half")
+    with pytest.raises(ValueError, match="precision is"):
+        Precision("fp8", torch.device("cpu"))  # type: ignore[arg-type]
+
+
+class TestCompile:
+    """With torch's eager backend: what is compiled is the same, and no C++ compiler is needed."""
+
+    def test_a_compiled_model_trains_to_the_same_bits_and_its_checkpoint_is_a_plain_one(self) -> None:
+        plain, compiled = make_trainer(), make_trainer(compile={"backend": "eager"})
+        for trainer in (plain, compiled):
+            trainer.fit(regression(12), regression(4))
+        assert_same(frozen(compiled), frozen(plain))
+        fresh = make_trainer()
+        fresh.load_state_dict(through_file(compiled.state_dict()))
+        assert_same(frozen(fresh), frozen(plain))
+
+    def test_it_is_the_compiled_model_that_runs(self) -> None:
+        compiled: list[Any] = []
+
+        def backend(graph: Any, inputs: Any) -> Any:
+            compiled.append(graph)
+            return graph.forward
+
+        make_trainer(model=make_model(), compile={"backend": backend}).fit(regression(12))
+        assert compiled
