@@ -13,6 +13,18 @@ from trainer.callback import Callback
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
 
+class _Same:
+    """Equal for one and the same object, which it keeps alive: an address alone may be used again."""
+
+    def __init__(self, value: object) -> None:
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
 class UndeclaredState:
     """Compares callbacks without ``state_dict`` before and after the first epoch of a fit.
 
@@ -59,11 +71,11 @@ def _mark(value: Any) -> Any:
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
     if isinstance(value, Tensor):
-        return id(value), value._version  # noqa: SLF001 - torch's own count of changes in place
+        return _Same(value), value._version  # noqa: SLF001 - torch's own count of changes in place
     if isinstance(value, list | tuple | deque):
         return [_mark(item) for item in value]
     if isinstance(value, set | frozenset):
         return frozenset(map(repr, value))
     if isinstance(value, dict):
         return [(repr(key), _mark(item)) for key, item in value.items()]
-    return id(value)
+    return _Same(value)
