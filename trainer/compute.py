@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainer.callback import TrainerView
 from trainer.data import batch_length
+from trainer.direct_step import DirectStep
 from trainer.precision import Precision
 from trainer.state import BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
 from trainer.step import Metric, Step, split_output
@@ -50,6 +51,7 @@ class Compute:
         self._precision = precision
         self._scheduler_per_step = scheduler_per_step
         self._scheduler_monitor = scheduler_monitor
+        self._take_step = DirectStep(trainer.optimizer)
         self._loss_may_change = loss_may_change
 
     def train(self, batch: Any) -> None:
@@ -84,7 +86,7 @@ class Compute:
         if OPTIMIZER_STEP in state.skips:
             return
         self._precision.unscale(optimizer)
-        if not self._act(OPTIMIZER_STEP, lambda: self._precision.step(optimizer)):
+        if not self._act(OPTIMIZER_STEP, lambda: self._precision.step(optimizer, self._take_step)):
             self._precision.skip_step()
             return
         if self._scheduler_per_step:

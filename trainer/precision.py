@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -53,10 +53,10 @@ class Precision:
         if self._scaler is not None:
             self._scaler.unscale_(optimizer)
 
-    def step(self, optimizer: Optimizer) -> None:
-        """Take the optimizer's step, unless scaled gradients overflowed."""
+    def step(self, optimizer: Optimizer, take: Callable[[], None]) -> None:
+        """Take the optimizer's step with ``take``; where gradients are scaled, unless they overflowed."""
         if self._scaler is None:
-            optimizer.step()
+            take()
             return
         self._scaler.step(optimizer)
         self._scaler.update()

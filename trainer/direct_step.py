@@ -1,0 +1,60 @@
+"""The step of torch's own optimizers without the wrappers around it, where nobody could tell the difference."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim import optimizer as torch_optimizer
+
+# Exact classes, as for the fused forms: what a subclass puts around its step is not ours to leave out.
+_KNOWN = (SGD, Adam, AdamW)
+
+
+class DirectStep:
+    """Takes an optimizer's step.
+
+    Torch puts a profiler's mark, hooks and a compiler's graph breaks around each step; for a model of a few
+    thousand parameters these take half as long as the step itself (benchmarks/step_overhead.py). They are left
+    out for SGD, Adam and AdamW while no hook is registered, nothing profiles, and nobody but torch's schedulers
+    replaced ``optimizer.step``.
+
+    Args:
+        optimizer: The optimizer; hooks may be registered on it later, and are then honoured.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._raw: Callable[[Optimizer], Any] | None = None
+        differentiable = any(group.get("differentiable") for group in optimizer.param_groups)
+        if type(optimizer) in _KNOWN and not differentiable:
+            self._raw = inspect.unwrap(type(optimizer).step)
+
+    def __call__(self) -> None:
+        """Take the step."""
+        optimizer = self._optimizer
+        own = vars(optimizer).get("step")
+        if self._raw is None or _has_hooks(optimizer) or not (own is None or self._is_of_a_scheduler(own)):
+            optimizer.step()
+            return
+        with torch.no_grad():
+            self._raw(optimizer)
+        if own is not None:
+            # The scheduler's wrapper would have set this, which it asks for to warn about a wrong order.
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
+
+    def _is_of_a_scheduler(self, step: Callable[..., Any]) -> bool:
+        return hasattr(step, "_wrapped_by_lr_sched") and inspect.unwrap(step) is self._raw
+
+
+def _has_hooks(optimizer: Optimizer) -> bool:
+    return bool(
+        optimizer._optimizer_step_pre_hooks  # noqa: SLF001
+        or optimizer._optimizer_step_post_hooks  # noqa: SLF001
+        or torch_optimizer._global_optimizer_pre_hooks  # noqa: SLF001
+        or torch_optimizer._global_optimizer_post_hooks  # noqa: SLF001
+        or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
+    )
