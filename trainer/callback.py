@@ -15,6 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.events import LOG_PRIORITY
 from trainer.metrics import EpochMetrics
+from trainer.plan import Plan
 from trainer.state import TrainState
 
 DEFAULT_PRIORITY = 50
@@ -28,6 +29,7 @@ class TrainerView(Protocol):
     scheduler: LRScheduler | None
     device: torch.device
     seed: int
+    plan: Plan
     state: TrainState
     recorder: EpochMetrics
 
@@ -59,6 +61,8 @@ class Callback:
         writes_in: The event in which it writes.
         reads_in: The event in which it reads.
         rank_zero_only: Its hooks run in the process of rank 0 only; right for whatever prints or writes files.
+        graph_safe: Between zero_grad and the optimizer's step it only looks, so that with a CUDA graph, which does
+            all that in one go, its hooks may be called afterwards.
         saves: It writes checkpoints in ``on_epoch_end``. With one of these, the state of the others is checked.
         transient: Attributes that change while training and that a resumed run can do without.
 
@@ -73,6 +77,7 @@ class Callback:
     writes_in: ClassVar[str] = "on_epoch_end"
     reads_in: ClassVar[str] = "on_epoch_end"
     rank_zero_only: ClassVar[bool] = False
+    graph_safe: ClassVar[bool] = False
     saves: ClassVar[bool] = False
     transient: ClassVar[tuple[str, ...]] = ()
 

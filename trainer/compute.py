@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from trainer.callback import TrainerView
+from trainer.callback import Callback, TrainerView
 from trainer.data import batch_length
 from trainer.direct_step import DirectStep
 from trainer.precision import Precision
@@ -59,18 +59,15 @@ class Compute:
         state, fire = self._trainer.state, self._trainer.fire
         state.batch = batch
         fire("on_train_batch_start")
-        self._act(ZERO_GRAD, self._clear_gradients)
-        fire("on_before_forward")
-        extra = self._forward()
-        fire("on_after_forward")
-        self._record("train", extra)
-        self._act(BACKWARD, self._backward)
-        self.step_optimizer()
+        self._run(state.batch)
         state.batch_index += 1
         state.data_batch += 1
         fire("on_train_batch_end")
         if state.skips:
             state.forget_batch_skips()
+
+    def prepare(self, callbacks: Iterable[Callback]) -> None:
+        """Get ready for a fit with these callbacks."""
 
     def evaluate(self, batch: Any, prefix: str, scope: str) -> None:
         """Evaluate one batch; gradients are off."""
@@ -82,21 +79,36 @@ class Compute:
 
     def step_optimizer(self) -> None:
         """Take the optimizer's step unless a hook skips it, and the scheduler's where that goes with it."""
-        state, optimizer = self._trainer.state, self._trainer.optimizer
-        if OPTIMIZER_STEP in state.skips:
+        optimizer = self._trainer.optimizer
+        if OPTIMIZER_STEP in self._trainer.state.skips:
             return
         self._precision.unscale(optimizer)
-        if not self._act(OPTIMIZER_STEP, lambda: self._precision.step(optimizer, self._take_step)):
+        if self._act(OPTIMIZER_STEP, lambda: self._precision.step(optimizer, self._take_step)):
+            self._count_step()
+        else:
             self._precision.skip_step()
-            return
-        if self._scheduler_per_step:
-            self.step_scheduler()
-        state.step += 1
 
     def step_scheduler(self) -> None:
         """Step the scheduler, if there is one."""
         if self._trainer.scheduler is not None:
             self._act(SCHEDULER_STEP, self._advance_scheduler)
+
+    def _run(self, batch: Any) -> None:
+        """Everything between the batch's start and its end."""
+        fire = self._trainer.fire
+        self._trainer.state.batch = batch
+        self._act(ZERO_GRAD, self._clear_gradients)
+        fire("on_before_forward")
+        extra = self._forward()
+        fire("on_after_forward")
+        self._record("train", extra)
+        self._act(BACKWARD, self._backward)
+        self.step_optimizer()
+
+    def _count_step(self) -> None:
+        if self._scheduler_per_step:
+            self.step_scheduler()
+        self._trainer.state.step += 1
 
     def _act(self, action: str, work: Callable[[], None]) -> bool:
         """One action with its two events, unless a hook asked to leave it out; whether it was done."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
@@ -129,9 +129,9 @@ class LoaderBatches:
         batches = iter(self._loader)
         for _ in range(skip):
             next(batches, None)
-        if self._device.type == "cpu":
-            return batches
-        return (to_device(batch, self._device) for batch in batches)
+        if self._device.type == "cuda":
+            return _transferred(batches, self._device)
+        return batches if self._device.type == "cpu" else (to_device(batch, self._device) for batch in batches)
 
     def _samplers(self) -> tuple[Any, ...]:
         batch_sampler = self._loader.batch_sampler
@@ -142,6 +142,24 @@ class LoaderBatches:
             generator = getattr(owner, "generator", None)
             if isinstance(generator, torch.Generator):
                 yield generator
+
+
+def _transferred(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
+    """Batches on a GPU, copied there on a stream of their own.
+
+    The next batch is fetched and copied as soon as the loop asks for it; the GPU is then still busy with the batch
+    before, whose kernels have only been launched. So the copy runs beside them, and the order of random numbers is
+    the same as on a CPU.
+    """
+    side = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    for batch in batches:
+        with torch.cuda.stream(side):
+            moved = to_device(batch, device)
+        current = torch.cuda.current_stream(device)
+        current.wait_stream(side)
+        for tensor in tensors_in(moved):
+            tensor.record_stream(current)  # its memory is not to be used again before the step is done with it
+        yield moved
 
 
 def make_batches(
@@ -226,15 +244,20 @@ def pass_length(batches: Batches) -> int | None:
 
 
 def to_device(batch: Any, device: torch.device) -> Any:
-    """The batch with every tensor in it (tuples, lists and mappings are looked through) on ``device``."""
+    """The batch with every tensor in it on ``device``."""
+    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
+    """The batch with each tensor replaced; tuples, lists and mappings are looked through."""
     if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
+        return function(batch)
     if isinstance(batch, Mapping):
-        return {key: to_device(value, device) for key, value in batch.items()}
+        return {key: map_tensors(function, value) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(to_device(item, device) for item in batch))
+        return type(batch)(*(map_tensors(function, item) for item in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(to_device(item, device) for item in batch)
+        return type(batch)(map_tensors(function, item) for item in batch)
     return batch
 
 
@@ -242,14 +265,15 @@ def batch_length(batch: Any) -> int:
     """Samples in a batch: the first dimension of its first tensor; 1 where there is none."""
     if isinstance(batch, tuple | list) and batch and isinstance(batch[0], Tensor) and batch[0].dim():
         return batch[0].shape[0]  # nearly always
-    first = next(_tensors(batch), None)
+    first = next(tensors_in(batch), None)
     return 1 if first is None or not first.dim() else first.shape[0]
 
 
-def _tensors(batch: Any) -> Iterator[Tensor]:
+def tensors_in(batch: Any) -> Iterator[Tensor]:
+    """Every tensor in a batch, in order."""
     if isinstance(batch, Tensor):
         yield batch
         return
     items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else ()
     for item in items:
-        yield from _tensors(item)
+        yield from tensors_in(item)

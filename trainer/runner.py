@@ -72,7 +72,7 @@ class CallbackRunner:
 
     def list_callbacks(self, event: str) -> tuple[Callback, ...]:
         """The callbacks that listen to ``event``, in order."""
-        return tuple(callback for callback in self.callbacks if _hook(callback, event) is not None)
+        return tuple(callback for callback in self.callbacks if hook_of(callback, event) is not None)
 
     def resolve(self) -> dict[str, tuple[Hook, ...]]:
         """Look every hook up once; a fit calls this at its start and iterates over the tuples from then on."""
@@ -82,7 +82,7 @@ class CallbackRunner:
         _check_order(callbacks)
         _check_saved_last(callbacks)
         self._hooks = {
-            event: tuple(hook for callback in callbacks if (hook := _hook(callback, event)) is not None)
+            event: tuple(hook for callback in callbacks if (hook := hook_of(callback, event)) is not None)
             for event in EVENTS
         }
         return self._hooks
@@ -113,7 +113,8 @@ def fire_isolated(hooks: Iterable[Hook], trainer: TrainerView, *args: Any) -> li
     return errors
 
 
-def _hook(callback: Callback, event: str) -> Hook | None:
+def hook_of(callback: Callback, event: str) -> Hook | None:
+    """What a callback wants called at an event in this process, or None."""
     if callback.rank_zero_only and rank():
         return None
     if isinstance(callback, FunctionCallback):
@@ -169,7 +170,7 @@ def _check_saved_last(callbacks: tuple[Callback, ...]) -> None:
     """A change of state after the checkpoint was written would be missing from it."""
     savers = [position for position, callback in enumerate(callbacks) if callback.saves]
     for callback in callbacks[savers[0] + 1 :] if savers else ():
-        if _is_stateful(callback) and _hook(callback, "on_epoch_end") is not None:
+        if _is_stateful(callback) and hook_of(callback, "on_epoch_end") is not None:
             saver = callbacks[savers[0]]
             raise ValueError(
                 f"{callback.name} (priority {callback.priority}) has state and would change it in on_epoch_end "

@@ -17,6 +17,7 @@ from trainer.compute import Compute
 from trainer.data import Batches, BatchOptions, is_batched, make_batches
 from trainer.declared import UndeclaredState
 from trainer.fused import use_fused
+from trainer.graph import GraphedCompute
 from trainer.metrics import EpochMetrics
 from trainer.plan import Plan
 from trainer.precision import Kind, Precision
@@ -54,6 +55,7 @@ class Trainer:
         validate_every: A number of steps or a fraction of a pass, in place of one validation a pass.
         precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``, see `trainer.precision.Precision`.
         compile: Whether to run the model through torch.compile; a mapping is its arguments.
+        cuda_graph: Whether to record the step once and replay it for each batch, see `trainer.graph`.
         batching: How data sets are batched.
         seed: Seed of data order and of every random number drawn while training.
         device: Where to train; None: the first CUDA device where there is one, else the CPU.
@@ -80,6 +82,7 @@ class Trainer:
         validate_every: float | None = None,
         precision: Kind = "fp32",
         compile: bool | Mapping[str, Any] = False,  # noqa: A002 - what torch calls it
+        cuda_graph: bool = False,
         batching: BatchOptions | None = None,
         seed: int = 0,
         device: torch.device | str | None = None,
@@ -88,6 +91,9 @@ class Trainer:
             max_epochs = 10
         self.plan = Plan(max_epochs=max_epochs, max_steps=max_steps, validate_every=validate_every)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        if cuda_graph and self.device.type != "cuda":
+            raise ValueError(f"cuda_graph needs a CUDA device, and this run is on {self.device}: set it to false")
+        self._compute_class = GraphedCompute if cuda_graph else Compute
         self.model = model.to(self.device)
         self.optimizer = optimizer
         use_fused(optimizer)
@@ -134,6 +140,7 @@ class Trainer:
             self.state.stop_reason = None
         self.state.stop_now = False
         self._prepare()
+        self._compute.prepare(self.callbacks.callbacks)
         self._guarded(lambda: self._run_epochs(stream, val_batches), training=True)
         return self.state
 
@@ -339,7 +346,7 @@ class Trainer:
         self._compute = self._make_compute()
 
     def _make_compute(self) -> Compute:
-        return Compute(
+        return self._compute_class(
             self,
             self._called_model,
             self.step,

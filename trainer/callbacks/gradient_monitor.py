@@ -26,6 +26,7 @@ class GradientMonitor(Callback):
     """
 
     priority = 12
+    graph_safe = True
     writes = ("max_grad_norm",)
     writes_in = "on_train_epoch_end"
 

@@ -1,0 +1,157 @@
+"""GraphedCompute: forward, backward and optimizer step of a batch as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from trainer.callback import Callback
+from trainer.compute import Compute
+from trainer.data import map_tensors, tensors_in
+from trainer.runner import hook_of
+
+#: What the graph does in one go, in the order of its events.
+_INSIDE: Final = tuple(
+    f"on_{moment}_{action}"
+    for action in ("zero_grad", "forward", "backward", "optimizer_step")
+    for moment in ("before", "after")
+)
+# Batches that run as they are before the capture: libraries set themselves up, the optimizer makes its state.
+_WARM_UP: Final = 3
+
+Capture = Callable[[Callable[[], None]], Callable[[], None]]
+
+
+def cuda_capture(work: Callable[[], None]) -> Callable[[], None]:
+    """Record what ``work`` launches; the result launches it again."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+class GraphedCompute(Compute):
+    """Replays one recorded step for each batch, which spares a small model the launching of its kernels.
+
+    The first batches run as usual, then one of their shape is recorded; a batch of another shape, or one of which
+    a hook wants to skip something, runs as usual too. Hooks inside the step are called after it, and so may only
+    look: those of callbacks that are not ``graph_safe`` are refused. The learning rate becomes a float32 tensor,
+    which a recorded step reads anew each time.
+
+    Args:
+        capture: Records work and returns what replays it.
+    """
+
+    capture: Capture = staticmethod(cuda_capture)
+
+    def prepare(self, callbacks: Iterable[Callback]) -> None:
+        """Bring the optimizer into a form that can be recorded.
+
+        Raises:
+            ValueError: A callback wants to act inside the step, or optimizer or precision can't be recorded.
+        """
+        _check(callbacks, self._trainer.optimizer)
+        if self._precision.kind == "fp16":
+            raise ValueError("cuda_graph can't record the loss scaling of fp16: use precision 'bf16' or 'fp32'")
+        make_capturable(self._trainer.optimizer, self._trainer.device)
+        self._warm = 0
+        self._replay: Callable[[], None] | None = None
+        self._shapes: list[tuple[torch.Size, torch.dtype]] = []
+        self._batch: Any = None
+        self._gradients: list[tuple[Tensor, Tensor | None]] = []
+        self._loss: Tensor | None = None
+        self._outputs: Any = None
+        self._extra: Mapping[str, Any] = {}
+
+    def _run(self, batch: Any) -> None:
+        shapes = [(tensor.shape, tensor.dtype) for tensor in tensors_in(batch)]
+        if self._trainer.state.skips or self._warm < _WARM_UP or (self._replay and shapes != self._shapes):
+            self._warm += 1
+            self._run_plainly(batch)
+            return
+        if self._replay is None:
+            self._record_graph(batch, shapes)
+        self._replay_graph(batch)
+
+    def _run_plainly(self, batch: Any) -> None:
+        """As without a graph, but on a stream of its own, so that the capture finds everything set up."""
+        device = self._trainer.device
+        if device.type != "cuda":
+            super()._run(batch)
+            return
+        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        stream.wait_stream(torch.cuda.current_stream(device))
+        with torch.cuda.stream(stream):
+            super()._run(batch)
+        torch.cuda.current_stream(device).wait_stream(stream)
+
+    def _record_graph(self, batch: Any, shapes: list[tuple[torch.Size, torch.dtype]]) -> None:
+        state = self._trainer.state
+        self._shapes = shapes
+        self._batch = map_tensors(torch.clone, batch)
+        self._clear_gradients()
+
+        def work() -> None:
+            state.batch = self._batch
+            self._extra = self._forward()
+            self._backward()
+            with torch.no_grad():
+                self._take_step()
+
+        self._replay = self.capture(work)
+        self._loss, self._outputs = state.loss, state.outputs
+        parameters = [item for group in self._trainer.optimizer.param_groups for item in group["params"]]
+        self._gradients = [(parameter, parameter.grad) for parameter in parameters]
+
+    def _replay_graph(self, batch: Any) -> None:
+        state, fire = self._trainer.state, self._trainer.fire
+        assert self._replay is not None
+        assert self._loss is not None
+        for static, tensor in zip(tensors_in(self._batch), tensors_in(batch), strict=True):
+            static.copy_(tensor, non_blocking=True)
+        self._replay()
+        # The graph writes to the same places each time; what is kept is a copy.
+        state.loss, state.outputs, state.batch = self._loss.clone(), self._outputs, batch
+        extra = {
+            name: value.clone() if isinstance(value, Tensor) else value for name, value in self._extra.items()
+        }
+        for parameter, gradient in self._gradients:
+            parameter.grad = gradient
+        self._record("train", extra)
+        for event in _INSIDE:
+            fire(event)
+        self._count_step()
+
+
+def _check(callbacks: Iterable[Callback], optimizer: Optimizer) -> None:
+    acting = [
+        callback.name
+        for callback in callbacks
+        if not callback.graph_safe and any(hook_of(callback, event) for event in _INSIDE)
+    ]
+    if acting:
+        raise ValueError(
+            f"cuda_graph runs forward, backward and optimizer step in one go, but {', '.join(acting)} acts "
+            "inside: leave it out, or set cuda_graph to false"
+        )
+    if type(optimizer) not in (SGD, Adam, AdamW):
+        raise ValueError(
+            f"cuda_graph can't record {type(optimizer).__name__}: use SGD, Adam or AdamW, "
+            "or set cuda_graph to false"
+        )
+
+
+def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
+    """Keep steps and learning rates on the device, where a recorded step reads them anew each time."""
+    for group in optimizer.param_groups:
+        if "capturable" in group:
+            group["capturable"] = True
+        if not isinstance(group["lr"], Tensor):
+            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
+    for state in optimizer.state.values():
+        if isinstance(state.get("step"), Tensor):
+            state["step"] = state["step"].to(device)
