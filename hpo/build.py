@@ -17,9 +17,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpo.config import StudySpec
+from hpo.schema import SCHEDULER_KEYS
 from hpo.study import study_seed
 from hpo.targets import TargetResolver, instantiate
 from trainer import BatchOptions, Callback, Trainer, callbacks
+from trainer.schedulers import Warmup
 from trainer.seeding import seed_all
 from trainer.state import Mode
 from trainer.trainer import Interval
@@ -67,6 +69,22 @@ class RunPlace:
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.folder / "checkpoints"
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        data_epochs: Passes over the training data.
+        steps: Optimizer steps.
+    """
+
+    data_epochs: int = 0
+    steps: int = 0
+
+
+NO_PROGRESS: Final = Progress()
 
 
 @dataclass
@@ -120,7 +138,7 @@ class Builder:
         *,
         seed: int,
         device: torch.device,
-        max_epochs: int | None = None,
+        after: Progress = NO_PROGRESS,
         bridge: Sequence[Callback] = (),
     ) -> Trainer:
         """Build a trainer; weights are initialised from ``seed``.
@@ -130,7 +148,7 @@ class Builder:
             place: Where it writes.
             seed: Seed of initialisation, data order and training.
             device: Where it trains.
-            max_epochs: In place of ``trainer.max_epochs``.
+            after: What is trained already; the config's length comes on top of it.
             bridge: Callbacks of the service, such as the pruner's.
         """
         seed_all(seed)
@@ -139,9 +157,8 @@ class Builder:
         scheduler: LRScheduler | None = None
         interval: Interval = "epoch"
         if config["scheduler"] is not None:
-            node = dict(config["scheduler"])
-            interval = node.pop("interval")
-            scheduler = instantiate(self.resolver, node, optimizer)
+            scheduler = make_scheduler(self.resolver, config["scheduler"], optimizer)
+            interval = config["scheduler"]["interval"]
         loss, step = (_optional(self.resolver, config[name]) for name in ("loss", "step"))
         if isinstance(loss, nn.Module):
             loss = loss.to(device)
@@ -159,7 +176,9 @@ class Builder:
             scheduler_monitor=self.spec.study.metric,
             callbacks=self.callbacks(config, place),
             core_callbacks=bridge,
-            max_epochs=config["trainer"]["max_epochs"] if max_epochs is None else max_epochs,
+            max_epochs=_beyond(after.data_epochs, config["trainer"]["max_epochs"]),
+            max_steps=_beyond(after.steps, config["trainer"]["max_steps"]),
+            **{name: config["trainer"][name] for name in ("validate_every", "precision", "compile", "cuda_graph")},
             batching=BatchOptions(**config["loader"]),
             seed=seed,
             device=device,
@@ -238,6 +257,17 @@ def _configured(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     chosen: dict[str, Any] = {name: True for name in CALLBACKS if name not in ON_REQUEST}
     chosen |= section
     return {name: {} if node is True else dict(node) for name, node in chosen.items() if node is not False}
+
+
+def make_scheduler(resolver: TargetResolver, node: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:
+    """The scheduler of a ``scheduler`` section, behind its warm-up if it has one."""
+    arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
+    scheduler: LRScheduler = instantiate(resolver, arguments, optimizer)
+    return Warmup(optimizer, scheduler, node["warmup"]) if node["warmup"] else scheduler
+
+
+def _beyond(done: int, length: int | None) -> int | None:
+    return None if length is None else done + length
 
 
 def _optional(resolver: TargetResolver, node: Mapping[str, Any] | None) -> Callable[..., Any] | None:

@@ -8,7 +8,7 @@ from typing import Any
 from hpo.config import StudySpec
 from hpo.errors import InputError
 from hpo.paths import Keys, join_path, lookup, same, split_path, suggest_name
-from hpo.schema import FREE_SECTIONS
+from hpo.schema import FREE_SECTIONS, SCHEDULER_KEYS
 from hpo.schema_space import CategoricalParam
 from hpo.space import SearchSpace
 from hpo.targets import ARGS, HYDRA_KEYS, PARTIAL, RECURSIVE, TARGET, TargetResolver
@@ -231,12 +231,12 @@ class _Call:
     def _given(self) -> Iterator[tuple[str, str]]:
         """Each argument's name and the place where it was written."""
         for name in self.node.base:
-            scheduler = self.node.keys == ("scheduler",) and name == "interval"
+            scheduler = self.node.keys == ("scheduler",) and name in SCHEDULER_KEYS
             if name not in HYDRA_KEYS and not scheduler:
                 yield name, join_path((*self.node.keys, name))
         for path in self.searched:
             name = str(split_path(path)[len(self.node.keys)])
-            if name not in HYDRA_KEYS and not (self.node.keys == ("scheduler",) and name == "interval"):
+            if name not in HYDRA_KEYS and not (self.node.keys == ("scheduler",) and name in SCHEDULER_KEYS):
                 yield name, join_path(("search_space", path))
 
     def _check_taken(self, name: str, place: str, taken: list[str], *, open_ended: bool) -> None:

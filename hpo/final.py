@@ -11,18 +11,17 @@ import torch
 from omegaconf import OmegaConf
 from optuna.trial import FrozenTrial
 from torch import nn
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from hpo.build import Builder, RunPlace
+from hpo.build import NO_PROGRESS, Builder, Progress, RunPlace, make_scheduler
 from hpo.config import StudySpec
 from hpo.errors import StudyError
 from hpo.folders import attempt_folders
 from hpo.outcome import finite
 from hpo.progress import best_trial
 from hpo.study import OpenStudy, study_seed
-from hpo.targets import instantiate
 from trainer import Trainer
 from trainer.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
+from trainer.compute import needs_metric
 from trainer.state import Mode, best_epoch
 
 #: Entries of a parameter group that a scheduler moves; final training starts with them as configured.
@@ -61,6 +60,14 @@ class Start:
         """Epochs that are trained already."""
         return 0 if self.checkpoint is None else int(self.checkpoint["state"]["epoch"])
 
+    @property
+    def progress(self) -> Progress:
+        """Passes and steps that are trained already."""
+        if self.checkpoint is None:
+            return NO_PROGRESS
+        state = self.checkpoint["state"]
+        return Progress(int(state["data_epoch"]), int(state["step"]))
+
 
 def start_of_base(spec: StudySpec) -> Start:
     """The study file as it is, without a trial."""
@@ -95,7 +102,7 @@ def train_final(builder: Builder, start: Start, *, epochs: int | None, device: t
     Args:
         builder: Builds the trainer.
         start: What to start from.
-        epochs: Epochs to train; None: ``trainer.max_epochs``.
+        epochs: Passes over the data to train; None: as long as ``trainer`` says.
         device: Where to train.
 
     Returns:
@@ -106,39 +113,39 @@ def train_final(builder: Builder, start: Start, *, epochs: int | None, device: t
         StudyError: The training diverged from its first epoch.
     """
     spec = builder.spec
-    count = epochs or int(builder.spec.resolve(start.params)["trainer"]["max_epochs"])
     # Resolved for these epochs, so that a schedule written as ${trainer.max_epochs} spans them.
-    config = spec.resolve({**start.params, "trainer.max_epochs": count})
+    length = {} if epochs is None else {"trainer.max_epochs": epochs, "trainer.max_steps": None}
+    config = spec.resolve({**start.params, **length})
     folder = spec.output_dir / "final"
     folder.mkdir(parents=True, exist_ok=True)
     _clear(folder / "checkpoints")
     place = RunPlace(folder, "final", start.params)
     data = builder.data(config)
-    trainer = builder.trainer(config, place, seed=start.seed, device=device, max_epochs=start.epoch + count)
+    trainer = builder.trainer(config, place, seed=start.seed, device=device, after=start.progress)
     if start.checkpoint is not None:
         _go_on(trainer, start.checkpoint)
-    for line in learning_rate_plan(builder, config, trainer, count):
+    for line in learning_rate_plan(builder, config, trainer):
         print(line, flush=True)
     trainer.fit(data["train"], data["val"])
     return _finish(builder, trainer, start, config, place, data)
 
 
-def learning_rate_plan(
-    builder: Builder, config: Mapping[str, Any], trainer: Trainer, epochs: int
-) -> Sequence[str]:
+def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Trainer) -> Sequence[str]:
     """Lines that say how the learning rate will go, found by running the schedule on a stand-in."""
     group = trainer.optimizer.param_groups[0]
     start = float(group.get("initial_lr", group["lr"]))
     if config["scheduler"] is None:
         return [f"learning rate: {start:.4g}, constant"]
-    node = dict(config["scheduler"])
+    node = config["scheduler"]
     name = str(node["_target_"]).rpartition(".")[2]
-    if node.pop("interval") == "step":
-        return [f"learning rate: from {start:.4g}, {name} at each step"]
+    epochs = config["trainer"]["max_epochs"]
+    by_pass = epochs is not None and config["trainer"]["validate_every"] is None
+    if node["interval"] == "step" or not by_pass:
+        return [f"learning rate: from {start:.4g}, {name} at each {node['interval']}"]
     # Any optimizer will do, as long as it has a momentum for the schedules that move one.
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=start, momentum=0.9)
-    scheduler = instantiate(builder.resolver, node, optimizer)
-    if isinstance(scheduler, ReduceLROnPlateau):
+    scheduler = make_scheduler(builder.resolver, node, optimizer)
+    if needs_metric(scheduler):
         return [f"learning rate: from {start:.4g}, lower when {builder.spec.study.metric} stalls"]
     rates = []
     for _ in range(epochs):

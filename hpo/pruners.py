@@ -40,7 +40,7 @@ class BracketsFirstHyperbandPruner(pruners.HyperbandPruner):
 def make_pruner(spec: StudySpec) -> pruners.BasePruner:
     """The pruner of ``study.pruner``.
 
-    Hyperband's ``max_resource`` is ``trainer.max_epochs`` where it is not given: left to itself it would prune
+    Hyperband's ``max_resource`` is the number of epochs where it is not given: left to itself it would prune
     nothing before a trial is complete. ``patient`` takes another pruner as ``wrapped_pruner``.
 
     Raises:
@@ -57,7 +57,10 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any]) -> pruners.BasePr
         arguments = {}  # what is left of a pruner that `study.pruner.name=none` has switched off
     check_arguments(spec, path, kind, arguments)
     if kind is pruners.HyperbandPruner:
-        arguments.setdefault("max_resource", spec.trainer.max_epochs)
+        if "max_resource" not in arguments and spec.trainer.known_epochs is None:
+            fix = "say how many epochs, that is validations, the longest trial has"
+            raise spec.error("needs `max_resource` where the data decides the length", path=path, fix=fix)
+        arguments.setdefault("max_resource", spec.trainer.known_epochs)
         kind = BracketsFirstHyperbandPruner
     if kind is pruners.PatientPruner and arguments["wrapped_pruner"] is not None:
         wrapped = arguments["wrapped_pruner"]

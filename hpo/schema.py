@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -21,6 +21,8 @@ from hpo.schema_space import ParamSpec
 
 __all__ = ["FREE_SECTIONS", "LoaderSection", "PrunerSection", "SamplerSection", "StudyFile", "StudySection"]
 
+#: Keys of `scheduler` that are not arguments of its target.
+SCHEDULER_KEYS = ("interval", "warmup")
 #: Sections whose keys belong to the person's own code, in the order in which they are built.
 FREE_SECTIONS = ("data", "model", "loss", "step", "optimizer", "scheduler", "metrics", "callbacks")
 
@@ -91,11 +93,29 @@ def _with_target(node: dict[str, Any]) -> dict[str, Any]:
     return node
 
 
-def _with_interval(node: dict[str, Any]) -> dict[str, Any]:
-    interval = node.get("interval", "epoch")
+def _with_pace(node: dict[str, Any]) -> dict[str, Any]:
+    interval, warmup = node.get("interval", "epoch"), node.get("warmup", 0)
     if interval not in ("epoch", "step"):
         raise fail("must be `epoch` or `step`", suggest_name(interval, ("epoch", "step")), "interval")
-    return {**node, "interval": interval}
+    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
+        raise fail(
+            "must be a whole number of at least 0", "it counts epochs or steps, as `interval` says", "warmup"
+        )
+    return {**node, "interval": interval, "warmup": warmup}
+
+
+def _interval(value: Any) -> Any:
+    steps = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    if value is not None and not steps and not (isinstance(value, float) and 0 < value < 1):
+        fix = "write a whole number of steps, such as 500, or a fraction of a pass below 1, such as 0.25"
+        raise fail("is neither steps nor a fraction", fix)
+    return value
+
+
+def _compile_options(value: Any) -> Any:
+    if not isinstance(value, bool | dict):
+        raise fail("must be true, false or a mapping of arguments", "write `compile: true`")
+    return value
 
 
 def _callback(value: Any) -> Any:
@@ -137,15 +157,29 @@ Devices = Annotated[
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
     ),
 ]
+Interval = Annotated[
+    Any,
+    BeforeValidator(_interval),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]}),
+]
+CompileOptions = Annotated[
+    Any,
+    BeforeValidator(_compile_options),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "object"}]}),
+]
 TargetNode = Annotated[dict[str, Any], AfterValidator(_with_target), WithJsonSchema(_TARGET_SCHEMA)]
 SchedulerNode = Annotated[
     dict[str, Any],
-    AfterValidator(_with_interval),
+    AfterValidator(_with_pace),
     AfterValidator(_with_target),
     WithJsonSchema(
         {
             **_TARGET_SCHEMA,
-            "properties": {**_TARGET_SCHEMA["properties"], "interval": {"enum": ["epoch", "step"]}},
+            "properties": {
+                **_TARGET_SCHEMA["properties"],
+                "interval": {"enum": ["epoch", "step"]},
+                "warmup": {"type": "integer", "minimum": 0},
+            },
         }
     ),
 ]
@@ -251,11 +285,49 @@ class LoaderSection(Section):
 class TrainerSection(Section):
     """How long and where a trial trains."""
 
-    max_epochs: int = Field(default=20, ge=1, description="Epochs to train.", examples=[20])
+    max_epochs: int | None = Field(
+        default=20, ge=1, description="Passes over the data; no limit when only max_steps is given.", examples=[20]
+    )
+    max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps.", examples=[10_000])
+    validate_every: Interval = Field(
+        default=None,
+        description="Steps, or a fraction of a pass, between two validations, which make an epoch.",
+        examples=[500],
+    )
+    precision: Literal["fp32", "bf16", "fp16"] = Field(
+        default="fp32", description="Numbers of the forward pass.", examples=["bf16"]
+    )
+    compile: CompileOptions = Field(
+        default=False, description="Run the model through torch.compile.", examples=[True]
+    )
+    cuda_graph: bool = Field(default=False, description="Record the step as one CUDA graph.", examples=[False])
     seed: int | None = Field(default=None, ge=0, description="Seed of a trial's own randomness.", examples=[0])
     device: str | None = Field(
         default=None, min_length=1, description="Device of the training.", examples=["cuda:0"]
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _length(cls, data: Any) -> Any:
+        """With ``max_steps`` alone, steps alone limit the run."""
+        if not isinstance(data, Mapping) or "max_epochs" in data:
+            return data
+        return {**data, "max_epochs": None} if data.get("max_steps") is not None else data
+
+    @model_validator(mode="after")
+    def _has_an_end(self) -> Self:
+        if self.max_epochs is None and self.max_steps is None:
+            raise fail("has no end", "give a number of epochs, or max_steps", "max_epochs")
+        return self
+
+    @property
+    def known_epochs(self) -> int | None:
+        """Epochs of a whole trial, None where they depend on the data."""
+        if self.validate_every is None and self.max_steps is None:
+            return self.max_epochs
+        if self.max_epochs is None and self.max_steps and isinstance(self.validate_every, int):
+            return math.ceil(self.max_steps / self.validate_every)
+        return None
 
 
 class StudyFile(Section):

@@ -75,12 +75,28 @@ TABLE = [
         "9: scheduler._target_: `torch.optim.lr_scheduler.StepLR` needs",
         "scheduler.step_size",
     ),
+    ("step_size: 5", "step_size: 5, warmup: -1", "9: scheduler.warmup: must be a whole number", "counts epochs"),
     ("step_size: 5", "step_size: 5, interval: day", "9: scheduler.interval: must be `epoch` or `step`", "epoch"),
     ("lr: 1e-3}", "lr: 1e-3, params: 3}", "8: optimizer.params: `params` of", "drop it"),
     ("lr: 1e-3}", "lr: 1e-3, betas: 3}", "8: optimizer.betas: `torch.optim.SGD` takes no argument", "when"),
     ("lr: 1e-3}", "lr: ${model.hiddn}", "9: not YAML: while parsing a flow mapping", "quotes"),
     ("lr: 1e-3}", 'lr: "${model.hiddn}"}', "8: optimizer.lr: Interpolation key 'model.hiddn' not found", "write"),
     ("lr: 1e-3}", 'lr: "???"}', "8: optimizer.lr: `???` stands for a value that is still missing", "write"),
+    *(
+        ("metrics: {acc", f"trainer: {{{written}}}\nmetrics: {{acc", f"10: trainer{problem}", fix)
+        for written, problem, fix in [
+            ("max_epoch: 3", ".max_epoch: unknown key", "did you mean `max_epochs`?"),
+            ("max_epochs: 0", ".max_epochs: must be at least 1", "max_epochs: 20"),
+            ("max_epochs: null", ".max_epochs: has no end", "max_steps"),
+            ("max_steps: 2.5", ".max_steps: must be a whole number", "max_steps: 10000"),
+            ("validate_every: 1.5", ".validate_every: is neither steps nor a fraction", "below 1"),
+            ("validate_every: 0", ".validate_every: is neither steps nor a fraction", "such as 500"),
+            ("validate_every: often", ".validate_every: is neither steps", "such as 0.25"),
+            ("precision: half", ".precision: must be `fp32`, `bf16` or `fp16`", "fp32, bf16, fp16"),
+            ("compile: fast", ".compile: must be true, false or a mapping", "compile: true"),
+            ("cuda_graph: 3", ".cuda_graph: must be true or false", "cuda_graph: false"),
+        ]
+    ),
     (
         "model.accuracy",
         "model.alone",

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from hpo.build import CALLBACKS, ON_REQUEST, REQUIRED, Builder, RunPlace, check_callbacks, offered_callbacks
+from hpo.build import (
+    CALLBACKS,
+    ON_REQUEST,
+    REQUIRED,
+    Builder,
+    Progress,
+    RunPlace,
+    check_callbacks,
+    offered_callbacks,
+)
 from hpo.check import check_metric, check_spec
 from hpo.config import StudySpec
 from hpo.errors import InputError
@@ -17,6 +25,7 @@ from tests.hpo.support import Studies
 from trainer import Callback, Trainer
 from trainer.callback import LogDispatch
 from trainer.callbacks import Checkpoint, CSVLogging, EarlyStopping, NaNDetection
+from trainer.schedulers import Warmup
 
 CPU = torch.device("cpu")
 OWN = """
@@ -195,7 +204,7 @@ def test_a_studys_own_callback_runs_and_its_metric_can_be_the_studys(studies: St
     )
     spec = studies.spec(*overrides)
     check(spec)
-    trainer = build(studies, *overrides, max_epochs=1)
+    trainer = build(studies, *overrides, "trainer.max_epochs=1")
     data = Builder(spec).data(spec.resolve())
     assert trainer.fit(data["train"], data["val"]).metrics["mine"] == 3.0
 
@@ -231,7 +240,7 @@ def test_a_step_of_ones_own_replaces_the_loss_and_its_numbers_are_metrics(studie
     overrides = ("step={_target_: own.step, scale: 0.5}", "study.metric=val_size", "study.direction=minimize")
     spec = studies.spec(*overrides)
     check(spec)
-    trainer = build(studies, *overrides, max_epochs=1)
+    trainer = build(studies, *overrides, "trainer.max_epochs=1")
     data = Builder(spec).data(spec.resolve())
     state = trainer.fit(data["train"], data["val"])
     assert state.metrics["val_size"] == 32.0
@@ -241,7 +250,7 @@ def test_a_step_of_ones_own_replaces_the_loss_and_its_numbers_are_metrics(studie
 @pytest.mark.parametrize(("interval", "steps"), [("epoch", 2), ("step", 8)])
 def test_a_scheduler_steps_per_epoch_or_per_step(studies: Studies, interval: str, steps: int) -> None:
     scheduler = f"{{_target_: torch.optim.lr_scheduler.StepLR, step_size: 100, interval: {interval}}}"
-    trainer = build(studies, f"scheduler={scheduler}", max_epochs=2)
+    trainer = build(studies, f"scheduler={scheduler}", "trainer.max_epochs=2")
     data = Builder(studies.spec()).data(studies.spec().resolve())
     trainer.fit(data["train"], data["val"])
     assert trainer.scheduler is not None
@@ -258,7 +267,22 @@ def test_no_scheduler_is_no_scheduler(studies: Studies) -> None:
     assert build(studies, "scheduler=null").scheduler is None
 
 
-def test_max_epochs_may_be_given_by_whoever_builds(studies: Studies, tmp_path: Path) -> None:
-    assert build(studies).state.max_epochs == 3
-    assert build(studies, max_epochs=9).state.max_epochs == 9
-    assert not (tmp_path / "out").exists()
+def test_what_is_trained_already_comes_before_the_configs_length(studies: Studies) -> None:
+    plan = build(studies, after=Progress(data_epochs=6, steps=50)).plan
+    assert (plan.max_epochs, plan.max_steps) == (9, None)
+    plan = build(studies, "trainer.max_steps=20", after=Progress(data_epochs=6, steps=50)).plan
+    assert (plan.max_epochs, plan.max_steps) == (9, 70)
+
+
+def test_lengths_precision_and_pace_come_from_the_trainer_section(studies: Studies) -> None:
+    trainer = build(studies, "trainer={max_steps: 9, max_epochs: null, validate_every: 4, precision: bf16}")
+    assert (trainer.plan.max_epochs, trainer.plan.max_steps, trainer.plan.validate_every) == (None, 9, 4)
+    assert trainer.precision.kind == "bf16"
+
+
+def test_a_warm_up_stands_before_any_scheduler(studies: Studies) -> None:
+    scheduler = "{_target_: torch.optim.lr_scheduler.StepLR, step_size: 100, warmup: 3, interval: step}"
+    trainer = build(studies, f"scheduler={scheduler}")
+    assert isinstance(trainer.scheduler, Warmup)
+    assert trainer.scheduler_interval == "step"
+    assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * trainer.scheduler.base_lrs[0])
