@@ -62,8 +62,7 @@ class CallbackRunner:
         Raises:
             ValueError: There is no such event; the nearest name is given.
         """
-        if event not in EVENTS:
-            raise ValueError(f"no event is called {event!r}{_nearest(event)}")
+        _check_event(event)
         return self.add(FunctionCallback(event, function, priority))
 
     def has_callbacks(self, event: str) -> bool:
@@ -71,7 +70,12 @@ class CallbackRunner:
         return bool(self.list_callbacks(event))
 
     def list_callbacks(self, event: str) -> tuple[Callback, ...]:
-        """The callbacks that listen to ``event``, in order."""
+        """The callbacks that listen to ``event``, in order.
+
+        Raises:
+            ValueError: There is no such event; the nearest name is given.
+        """
+        _check_event(event)
         return tuple(callback for callback in self.callbacks if hook_of(callback, event) is not None)
 
     def resolve(self) -> dict[str, tuple[Hook, ...]]:
@@ -121,6 +125,11 @@ def hook_of(callback: Callback, event: str) -> Hook | None:
         return callback.function if callback.event == event else None
     hook: Hook = getattr(callback, event)
     return None if getattr(hook, "__func__", None) is getattr(Callback, event) else hook
+
+
+def _check_event(event: str) -> None:
+    if event not in EVENTS:
+        raise ValueError(f"no event is called {event!r}{_nearest(event)}")
 
 
 def _nearest(name: str) -> str:

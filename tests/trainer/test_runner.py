@@ -182,6 +182,11 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"on_fit_begin.*did you mean 'on_fit_"):
             CallbackRunner().register("on_fit_begin", print)
 
+    @pytest.mark.parametrize("method", ["has_callbacks", "list_callbacks"])
+    def test_asking_about_an_unknown_event_names_the_nearest(self, method: str) -> None:
+        with pytest.raises(ValueError, match=r"on_epoch_stop.*did you mean 'on_"):
+            getattr(CallbackRunner(), method)("on_epoch_stop")
+
     def test_two_stateful_callbacks_need_two_names(self) -> None:
         with pytest.raises(ValueError, match="EarlyStopping"):
             CallbackRunner([EarlyStopping(), EarlyStopping("train_loss")])
