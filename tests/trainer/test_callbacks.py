@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import wandb
@@ -326,6 +327,29 @@ class TestOverfitDetection:
 
 
 class TestEarlyStopping:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            ({"patience": 0}, "patience is 0"),
+            ({"patience": 2.5}, "patience is 2.5"),
+            ({"patience": True}, "patience is True"),
+            ({"min_delta": -0.1}, "min_delta is -0.1"),
+            ({"min_delta": 1.0}, "min_delta is 1.0"),
+            ({"min_delta": math.nan}, "min_delta is nan"),
+            ({"mode": "lower"}, "mode is 'lower'"),
+        ],
+        ids=str,
+    )
+    def test_settings_that_are_none_are_refused_by_name(self, options: dict[str, Any], message: str) -> None:
+        with pytest.raises(ValueError, match=message):
+            EarlyStopping(**options)
+
+    def test_a_numpy_number_among_the_metrics_does_not_spoil_the_checkpoint(self) -> None:
+        number = At("on_epoch_end", lambda trainer: trainer.state.metrics.update(score=np.float64(1.5)))
+        trainer = make_trainer([number, EarlyStopping("score")])
+        trainer.fit(regression())
+        assert through_file(trainer.state_dict())["callbacks"]["EarlyStopping"]["best"] == 1.5
+
     def stops_after(self, values: list[float], **options: Any) -> int:
         return run_scripted([EarlyStopping(**options)], values).state.epoch
 

@@ -12,7 +12,14 @@ class EarlyStopping(Callback):
     """Stops after ``patience`` epochs in a row without a meaningful improvement of ``monitor``.
 
     An epoch improves when its value beats the best by more than ``min_delta`` times the best's magnitude, so a
-    negative loss must fall further below, and a maximised metric rise further above.
+    negative loss must fall further below, and a maximised metric rise further above. An epoch whose validation was
+    skipped does not count. What it has seen belongs to one run: another run needs a new one.
+
+    Example::
+
+        Trainer(…, callbacks=[EarlyStopping(patience=5)])
+
+        callbacks: {early_stopping: {patience: 5}}  # in a study file
 
     Args:
         monitor: Name of the metric.
@@ -29,8 +36,10 @@ class EarlyStopping(Callback):
     def __init__(
         self, monitor: str = "val_loss", patience: int = 20, mode: Mode = "min", min_delta: float = 1e-4
     ) -> None:
-        if patience < 1 or min_delta < 0:
-            raise ValueError("patience must be at least 1 and min_delta at least 0")
+        if not isinstance(patience, int) or isinstance(patience, bool) or patience < 1:
+            raise ValueError(f"patience is {patience!r}: give a whole number of at least 1")
+        if not 0 <= min_delta < 1:
+            raise ValueError(f"min_delta is {min_delta!r}: give a share of the best value, at least 0 and below 1")
         if mode not in {"min", "max"}:
             raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
         self.monitor = monitor
@@ -47,7 +56,7 @@ class EarlyStopping(Callback):
         if value is None:
             return
         if self._improves(value):
-            self.best = value
+            self.best = float(value)  # not a NumPy number, with which no checkpoint could be read
             self.wait = 0
             return
         self.wait += 1

@@ -1,0 +1,70 @@
+"""GarbageCollection: Python's collector runs at fixed steps instead of whenever it likes."""
+
+from __future__ import annotations
+
+import gc
+
+from trainer.callback import Callback, TrainerView
+
+# The generations of objects that have gone through at most one collection.
+_YOUNG = 1
+
+
+class GarbageCollection(Callback):
+    """Switches Python's automatic garbage collection off while batches are trained, and collects at fixed steps.
+
+    A collection stops one process at a time of its own, and the others of a distributed run wait for it at their
+    next exchange. At fixed steps all of them pause together. Between the collections only reference cycles
+    stay in memory; everything else is freed at once as ever.
+
+    Every ``every_n_steps`` optimizer steps of the run, the objects made lately are collected (``gc.collect(1)``,
+    some milliseconds), and at the end of each epoch's training all of them (``gc.collect()``, 0.1 to 0.3 s once
+    torch is imported, so this is for epochs that last much longer). Between epochs, where validation runs and
+    worker processes of the data loading are started, and after the fit, automatic collection is as it was before;
+    in a process that had switched it off itself, it stays off. See https://docs.python.org/3/library/gc.html.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[GarbageCollection(every_n_steps=500)])
+
+        callbacks: {garbage: {_target_: trainer.callbacks.GarbageCollection, every_n_steps: 500}}
+
+    Args:
+        every_n_steps: Optimizer steps between collections, at least 1.
+
+    Raises:
+        ValueError: ``every_n_steps`` is below 1 or no integer.
+    """
+
+    def __init__(self, every_n_steps: int = 1000) -> None:
+        if not isinstance(every_n_steps, int) or every_n_steps < 1:
+            raise ValueError(f"every_n_steps is {every_n_steps!r}: give an integer of at least 1")
+        self.every_n_steps = every_n_steps
+        self._was_enabled = False
+
+    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Remember what to go back to."""
+        self._was_enabled = gc.isenabled()
+
+    def on_train_batch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Switch it off: here, because an epoch that a fit resumes inside has no start of its own."""
+        gc.disable()
+
+    def on_after_optimizer_step(self, trainer: TrainerView) -> None:
+        """Collect where it is due; ``state.step`` does not count this step yet."""
+        if (trainer.state.step + 1) % self.every_n_steps == 0:
+            gc.collect(_YOUNG)
+
+    def on_train_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Collect everything, and leave it as it was until the next epoch."""
+        gc.collect()
+        self._restore()
+
+    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Leave it as it was, after an exception too; a validation alone has changed nothing."""
+        self._restore()
+        self._was_enabled = False
+
+    def _restore(self) -> None:
+        if self._was_enabled:
+            gc.enable()

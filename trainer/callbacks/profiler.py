@@ -1,0 +1,145 @@
+"""Profiler: where the time of a few optimizer steps goes."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from torch.profiler import ProfilerAction, profile, schedule
+
+from trainer.callback import Callback, TrainerView
+
+logger = logging.getLogger(__name__)
+
+_RECORDING = frozenset({ProfilerAction.RECORD, ProfilerAction.RECORD_AND_SAVE})
+
+# Rows of the table of operators.
+_ROWS = 50
+
+
+class Profiler(Callback):
+    """Records a few optimizer steps of each fit with ``torch.profiler`` and writes what it saw.
+
+    A cycle waits ``wait`` steps, runs the profiler for ``warmup`` steps without keeping anything, because its own
+    start distorts the first, and records ``active`` steps; the ``repeat`` cycles begin with the fit's first step.
+    Each writes two files, named by the last recorded step: ``trace-step-<step>.json`` for chrome://tracing or
+    https://ui.perfetto.dev, and ``operators-step-<step>.txt``, the operators that took longest by themselves. A
+    cycle that the end of the fit cuts short writes the steps it has, and what came after them.
+
+    A profiled step runs to the end of its last batch; with accumulated gradients it has several. A validation in
+    between belongs to the step after it. A recorded step takes far longer than others, though it computes the
+    same. Only the process of rank 0 is profiled, and only in a fit.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[Profiler("profile", wait=10, active=5)])
+
+        callbacks: {profiler: {_target_: trainer.callbacks.Profiler, folder: profile, wait: 10, active: 5}}
+
+    Args:
+        folder: Where the files go; made when the first is written.
+        wait: Steps of a cycle before anything is done, 0 or more.
+        warmup: Steps after these that are thrown away, 0 or more; torch warns about 0.
+        active: Steps that are recorded, at least 1. Their events wait in memory until they are written.
+        repeat: Cycles in a fit, at least 1.
+        record_shapes: Also record the shapes of the operators' inputs, and tell operators apart by them.
+        with_stack: Also record the lines of source.
+        profile_memory: Also record what is allocated and freed.
+
+    Raises:
+        ValueError: A number of steps or cycles is out of range.
+    """
+
+    rank_zero_only = True
+    transient = ("_profile", "_cycles", "_step", "_recorded")
+
+    def __init__(
+        self,
+        folder: Path | str,
+        wait: int = 1,
+        warmup: int = 1,
+        active: int = 3,
+        repeat: int = 1,
+        record_shapes: bool = False,
+        with_stack: bool = False,
+        profile_memory: bool = False,
+    ) -> None:
+        numbers = {"wait": (wait, 0), "warmup": (warmup, 0), "active": (active, 1), "repeat": (repeat, 1)}
+        for name, (value, least) in numbers.items():
+            if not isinstance(value, int) or value < least:
+                raise ValueError(f"{name} is {value!r}: give an integer of at least {least}")
+        self.folder = Path(folder)
+        self.wait = wait
+        self.warmup = warmup
+        self.active = active
+        self.repeat = repeat
+        self.record_shapes = record_shapes
+        self.with_stack = with_stack
+        self.profile_memory = profile_memory
+        self._sort_by = ""
+        self._profile: profile | None = None
+        self._cycles = 0  # finished in this fit
+        self._step = 0  # the last that was seen
+        self._recorded = 0  # steps of the running cycle
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Begin with the first cycle."""
+        self._sort_by = "self_cuda_time_total" if trainer.device.type == "cuda" else "self_cpu_time_total"
+        self._cycles = 0
+        self._step = trainer.state.step
+        self._start()
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Tell the profiler that a step is over."""
+        if self._profile is None or trainer.state.step == self._step:
+            return
+        self._step = trainer.state.step
+        self._recorded += self._profile.current_action in _RECORDING
+        self._profile.step()
+        if self._profile.step_num == self.wait + self.warmup + self.active:
+            self._stop()
+            self._cycles += 1
+            if self._cycles < self.repeat:
+                self._start()
+
+    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Stop, after an exception too, and say so if there is nothing to show."""
+        if self._profile is None:
+            return
+        self._stop()
+        if not self._cycles and not self._recorded:
+            logger.warning(
+                "nothing was profiled: training ended after step %d, within the first %d steps (wait + warmup) of "
+                "the fit",
+                self._step,
+                self.wait + self.warmup,
+            )
+
+    def _start(self) -> None:
+        # A profile for each cycle: one with several would keep, or warn about, the events of those before.
+        started = profile(
+            schedule=schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=1),
+            on_trace_ready=self._write,
+            record_shapes=self.record_shapes,
+            with_stack=self.with_stack,
+            profile_memory=self.profile_memory,
+        )
+        started.start()
+        self._profile, self._recorded = started, 0
+
+    def _stop(self) -> None:
+        running, self._profile = self._profile, None
+        if running is not None:
+            running.stop()
+
+    def _write(self, finished: profile) -> None:
+        """Called by the profile when it has its steps, or is stopped before."""
+        if not self._recorded:
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        trace = self.folder / f"trace-step-{self._step:08d}.json"
+        finished.export_chrome_trace(str(trace))
+        operators = finished.key_averages(group_by_input_shape=self.record_shapes)
+        table = operators.table(sort_by=self._sort_by, row_limit=_ROWS)
+        trace.with_name(f"operators-step-{self._step:08d}.txt").write_text(table)
+        logger.info("%d profiled steps, up to step %d, are in %s", self._recorded, self._step, trace)

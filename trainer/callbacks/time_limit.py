@@ -1,0 +1,84 @@
+"""TimeLimit: ends a run whose time is used up."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from time import perf_counter
+from typing import Any, Final, Literal
+
+from trainer.callback import Callback, TrainerView
+
+#: The reason with which it stops a run.
+TIME_LIMIT: Final = "time_limit"
+
+
+class TimeLimit(Callback):
+    """Stops the run with the reason ``"time_limit"`` when its fits have taken ``seconds``.
+
+    The time is that of the wall clock from ``on_fit_start`` to the end of the fit, validation and checkpoints
+    included. It is summed over all resumes: a resumed run has what its checkpoint had left. The last epoch is
+    validated and logged like any other, so a run takes longer than ``seconds`` by what is left of a batch, or of
+    an epoch, and the validation.
+
+    Each process looks at its own clock; a distributed run, whose processes must stop at the same batch, needs
+    another way.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[TimeLimit(8 * 3600)])
+
+        callbacks: {limit: {_target_: trainer.callbacks.TimeLimit, seconds: 28800, at: epoch}}
+
+    Args:
+        seconds: The time, above 0.
+        at: ``"batch"``: the running epoch ends after the batch in which the time is used up; ``"epoch"``: the
+            epoch goes on to its end, so that all epochs are whole.
+
+    Raises:
+        ValueError: ``seconds`` is no finite number above 0, or ``at`` is something else.
+    """
+
+    def __init__(self, seconds: float, at: Literal["epoch", "batch"] = "batch") -> None:
+        number = isinstance(seconds, int | float) and not isinstance(seconds, bool)
+        if not number or not 0 < seconds < math.inf:
+            raise ValueError(f"seconds is {seconds!r}: give a finite number above 0")
+        if at not in {"epoch", "batch"}:
+            raise ValueError(f"at is {at!r}: give 'epoch' or 'batch'")
+        self.seconds = seconds
+        self.at = at
+        self._before = 0.0
+        self._started: float | None = None
+
+    @property
+    def used(self) -> float:
+        """Seconds that the run has taken so far, in all its fits."""
+        return self._before + (0.0 if self._started is None else perf_counter() - self._started)
+
+    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Start the clock."""
+        self._started = perf_counter()
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """End the epoch and the run where the time is used up."""
+        if self.at == "batch" and self.used >= self.seconds:
+            trainer.state.stop_epoch()
+            trainer.state.stop(TIME_LIMIT)
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """End the run where the time is used up: another epoch would have none."""
+        if self.used >= self.seconds:
+            trainer.state.stop(TIME_LIMIT)
+
+    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Stop the clock."""
+        self._before, self._started = self.used, None
+
+    def state_dict(self) -> dict[str, Any]:
+        """The seconds used so far."""
+        return {"used": self.used}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from the seconds used; those of a fit that is running stay used, whatever it goes back to."""
+        if self._started is None:
+            self._before = state["used"]
