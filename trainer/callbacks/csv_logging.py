@@ -1,52 +1,51 @@
 """CSVLogging: one row an epoch in a CSV file."""
 
+from __future__ import annotations
+
 import csv
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TextIO
 
-from trainer.callback import Callback, TrainerView
+from trainer.history_file import HistoryFile, Record
 
 
-class CSVLogging(Callback):
+class CSVLogging(HistoryFile):
     """Keeps ``path`` equal to the history: a header, then one row per finished epoch.
 
     A resumed run starts the file anew from the history it resumed with, so that it never holds an epoch twice
-    nor one that the run has forgotten. A metric that first appears later adds a column.
+    nor one that the run has forgotten. A metric that first appears later adds a column; where an epoch lacks a
+    metric its field is empty. While the disk refuses, training goes on, with one warning, and the file is
+    brought up to date once it can be written.
 
     Args:
         path: The file; its folder is made if needed.
+
+    Raises:
+        OSError: The file can't be written when a fit starts.
+        ValueError: A metric is called ``epoch``.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[CSVLogging("run/metrics.csv")])
     """
 
-    priority = 80
-    reads = ("*",)
-    reads_in = "on_log_metrics"
-    rank_zero_only = True
-    transient = ("_columns",)
+    transient = (*HistoryFile.transient, "_columns")
 
     def __init__(self, path: Path | str) -> None:
-        self.path = Path(path)
+        super().__init__(path)
         self._columns: list[str] = []
 
-    def on_fit_start(self, trainer: TrainerView) -> None:
-        """Bring the file to the history."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._rewrite(trainer)
+    def accepts(self, record: Record) -> bool:
+        """Whether every metric has its column."""
+        return record.keys() <= set(self._columns)
 
-    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
-        """Append the epoch, or write all anew where a column is new."""
-        if metrics.keys() - set(self._columns):
-            self._rewrite(trainer)
-            return
-        with self.path.open("a", newline="") as file:
-            csv.writer(file).writerow([trainer.state.epoch, *(metrics.get(name, "") for name in self._columns)])
+    def write_line(self, file: TextIO, record: Record) -> None:
+        """One row."""
+        csv.DictWriter(file, self._columns).writerow(record)
 
-    def _rewrite(self, trainer: TrainerView) -> None:
-        history = trainer.state.history
-        self._columns = list(dict.fromkeys(name for metrics in history for name in metrics))
-        aside = self.path.with_name(f".{self.path.name}.part")
-        with aside.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(["epoch", *self._columns])
-            for epoch, metrics in enumerate(history, start=1):
-                writer.writerow([epoch, *(metrics.get(name, "") for name in self._columns)])
-        aside.replace(self.path)
+    def write_all(self, file: TextIO, records: Sequence[Record]) -> None:
+        """The header, with a column for every metric of any epoch, and the rows."""
+        self._columns = list(dict.fromkeys(["epoch", *(name for record in records for name in record)]))
+        csv.DictWriter(file, self._columns).writeheader()
+        super().write_all(file, records)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.callback import Callback, TrainerView
+from trainer.history_file import epoch_record
+from trainer.state import ERROR
 
 if TYPE_CHECKING:
     import wandb
@@ -20,7 +22,9 @@ class WandbLogging(Callback):
     """Mirrors every epoch's metrics to Weights & Biases, one record an epoch.
 
     ``WANDB_MODE=offline`` writes a run on disk that ``wandb sync`` sends later. W&B mirrors what this run keeps
-    itself, so when it fails in the middle it is said once and training goes on.
+    itself, so when it fails in the middle it is said once and training goes on. A resumed run first sends the
+    epochs of its history that W&B lacks (offline, or under a new id: all of them); those that W&B has, stay.
+    A run that ended with an exception is marked as failed, unless it was pruned.
 
     Args:
         project: W&B project.
@@ -34,6 +38,11 @@ class WandbLogging(Callback):
 
     Raises:
         ImportError: wandb is not installed.
+        ValueError: A metric is called ``epoch``.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[WandbLogging("digits", name="first", run_id="first")])
     """
 
     priority = 80
@@ -64,12 +73,29 @@ class WandbLogging(Callback):
         self.tags = tuple(tags)
         self._run: wandb.Run | None = None
 
-    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Open the run."""
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Open the run, and send what it lacks of the history."""
+        self._run = self._open()
+        first = self._run.starting_step  # of a resumed run the step after its last one, else 0
+        for epoch, metrics in enumerate(trainer.state.history, start=1):
+            if epoch >= first:
+                self._log(epoch, metrics)
+
+    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
+        """Log the epoch as one record; its step is the number of finished epochs."""
+        self._log(trainer.state.epoch, metrics)
+
+    def teardown(self, trainer: TrainerView) -> None:
+        """Close the run."""
+        exit_code = 1 if trainer.state.stop_reason == ERROR else 0
+        self._mirror(lambda run: run.finish(exit_code=exit_code))
+        self._run = None
+
+    def _open(self) -> wandb.Run:
         import wandb
 
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._run = wandb.init(
+        return wandb.init(
             project=self.project,
             entity=self.entity,
             group=self.group,
@@ -83,15 +109,9 @@ class WandbLogging(Callback):
             settings=wandb.Settings(console="off", silent=True),
         )
 
-    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
-        """Log the epoch as one record; its step is the number of finished epochs."""
-        epoch = trainer.state.epoch
-        self._mirror(lambda run: run.log({"epoch": epoch, **metrics}, step=epoch))
-
-    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Close the run."""
-        self._mirror(lambda run: run.finish())
-        self._run = None
+    def _log(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        record = epoch_record(epoch, metrics)
+        self._mirror(lambda run: run.log(record, step=epoch))
 
     def _mirror(self, action: Callable[[wandb.Run], None]) -> None:
         if self._run is None:

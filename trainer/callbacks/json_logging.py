@@ -1,0 +1,35 @@
+"""JSONLogging: one JSON object an epoch in a JSON Lines file."""
+
+from __future__ import annotations
+
+import json
+from typing import TextIO
+
+from trainer.files import json_number
+from trainer.history_file import HistoryFile, Record
+
+
+class JSONLogging(HistoryFile):
+    """Keeps ``path`` equal to the history: one line per finished epoch, ``{"epoch": 1, "train_loss": 0.7, …}``.
+
+    The lines are strict JSON (RFC 8259), in UTF-8, numbers to the last digit. A number that is not finite is the
+    string ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``, which ``float`` reads back. An epoch that lacks a metric
+    lacks its key. A resumed run starts the file anew from the history it resumed with. While the disk refuses,
+    training goes on, with one warning, and the file is brought up to date once it can be written.
+
+    Args:
+        path: The file, such as ``metrics.jsonl``; its folder is made if needed.
+
+    Raises:
+        OSError: The file can't be written when a fit starts.
+        ValueError: A metric is called ``epoch``.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[JSONLogging("run/metrics.jsonl")])
+    """
+
+    def write_line(self, file: TextIO, record: Record) -> None:
+        """One object and a line feed."""
+        plain = {name: json_number(value) for name, value in record.items()}
+        file.write(json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n")

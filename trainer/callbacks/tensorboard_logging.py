@@ -1,0 +1,134 @@
+"""TensorBoardLogging: an event file of every epoch's metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from trainer.callback import Callback, TrainerView
+from trainer.events import LOG_PRIORITY
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+logger = logging.getLogger(__name__)
+
+# Ends the names of this callback's event files, and tells them from those that others put into the folder.
+_SUFFIX = ".epochs"
+
+
+class TensorBoardLogging(Callback):
+    """Shows every epoch's metrics in TensorBoard: one scalar per metric, its step the number of the epoch.
+
+    The history is the truth: a fit writes it into a new event file, at the times that its epochs were first
+    logged at, and empties this callback's older ones. So epochs that a resumed run has forgotten are gone, what
+    was missing is there, and a TensorBoard that is looking on is told to drop what it had (``purge_step``). It
+    drops all scalars of the folder, so others should not write theirs into it.
+
+    The file is flushed every epoch. TensorBoard mirrors what the run keeps itself, so when it can't be written
+    in the middle it is said once and training goes on; the next fit writes all of it again. Scalars are stored
+    in single precision, NaN and infinities as such.
+
+    Args:
+        folder: The event files' folder, one for each run; made if needed.
+
+    Raises:
+        ImportError: tensorboard is not installed.
+        OSError: The folder can't be written when a fit starts.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[TensorBoardLogging("runs/first")])  # tensorboard --logdir runs
+    """
+
+    priority = LOG_PRIORITY
+    reads = ("*",)
+    reads_in = "on_log_metrics"
+    rank_zero_only = True
+    transient = ("_writer",)
+
+    def __init__(self, folder: Path | str) -> None:
+        self.folder = Path(folder)
+        self._writer: SummaryWriter | None = None
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Write the history into a new event file, in place of the older ones."""
+        writer_type = _import_writer()
+        older = sorted(self.folder.glob(f"events.out.tfevents.*{_SUFFIX}"))
+        times = _epoch_times(older)
+        for file in older:
+            _clear(file)
+        # In the first file too: TensorBoard takes a run's first such mark for its start, not for a restart.
+        self._writer = writer_type(str(self.folder), purge_step=1, filename_suffix=_SUFFIX)
+        for epoch, metrics in enumerate(trainer.state.history, start=1):
+            _add_epoch(self._writer, epoch, metrics, times.get(epoch))
+        self._writer.flush()
+
+    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
+        """Write the epoch to the disk."""
+        if self._writer is None:
+            return
+        try:
+            _add_epoch(self._writer, trainer.state.epoch, metrics)
+            self._writer.flush()
+        except OSError as error:
+            self._give_up(self._writer, error)
+
+    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Close the event file."""
+        if self._writer is None:
+            return
+        try:
+            self._writer.close()
+        except OSError as error:
+            self._give_up(self._writer, error)
+        self._writer = None
+
+    def _give_up(self, writer: SummaryWriter, error: OSError) -> None:
+        logger.warning("TensorBoard gets nothing more of this run, %s can't be written: %s", self.folder, error)
+        self._writer = None
+        # SummaryWriter.close would flush first, and fail there before it ends the thread that writes.
+        file_writers: dict[str, Any] = writer.all_writers or {}
+        for file_writer in file_writers.values():
+            with contextlib.suppress(OSError):
+                file_writer.close()
+
+
+def _import_writer() -> type[SummaryWriter]:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            "TensorBoardLogging needs the tensorboard package: pip install 'hpo-service[tensorboard]'"
+        ) from error
+    return SummaryWriter
+
+
+def _add_epoch(
+    writer: SummaryWriter, epoch: int, metrics: Mapping[str, float], wall_time: float | None = None
+) -> None:
+    at = time.time() if wall_time is None else wall_time
+    for name, value in metrics.items():
+        writer.add_scalar(name, float(value), epoch, walltime=at)
+
+
+def _clear(file: Path) -> None:
+    """Empty a file; the next fit removes it. A TensorBoard that is reading it would wait for its return."""
+    if file.stat().st_size:
+        file.write_bytes(b"")
+    else:
+        file.unlink()
+
+
+def _epoch_times(files: list[Path]) -> dict[int, float]:
+    """When each epoch was logged, in seconds since 1970."""
+    if not files:
+        return {}
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    events: list[Any] = [event for file in files for event in EventFileLoader(str(file)).Load()]
+    return {event.step: event.wall_time for event in events if event.HasField("summary")}

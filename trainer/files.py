@@ -1,0 +1,41 @@
+"""What the callbacks that write text files share: whole files, and numbers that strict JSON can hold."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """Open a text file (UTF-8) that takes the place of ``path`` when the block ends, at once and as a whole.
+
+    Whoever reads ``path`` meanwhile, and a process that is killed, finds what lay there before.
+
+    Raises:
+        OSError: It can't be written; what lay there before is untouched, and nothing is left aside.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("w", encoding="utf-8", newline="") as file:
+            yield file
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
+
+
+def json_number(value: float) -> float | str:
+    """The number as strict JSON (RFC 8259) can hold it: ``"NaN"``, ``"Infinity"``, ``"-Infinity"`` if not finite.
+
+    Strings, not null, so that the three stay apart; Python's ``float``, JavaScript's ``Number`` read them back.
+    """
+    if math.isfinite(value):
+        return value
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
