@@ -37,6 +37,10 @@ class TrainerView(Protocol):
         """Everything a bit-exact continuation needs."""
         ...
 
+    def load_state_dict(self, checkpoint: dict[str, Any]) -> None:
+        """Go on from what ``state_dict`` returned."""
+        ...
+
     def fire(self, event: str, *args: Any) -> None:
         """Call the hooks of an event."""
         ...
@@ -54,7 +58,7 @@ class Callback:
     """Base of all callbacks: every hook does nothing; override what you need.
 
     Attributes:
-        priority: Lower runs earlier within an event. The shipped ones lie at 5 to 95.
+        priority: Lower runs earlier within an event. The shipped ones lie at 1 to 99.
         writes: Names of the metrics it puts into ``trainer.state.metrics``.
         reads: Names of the metrics it uses; ``("*",)`` for all. The runner refuses an order in which a
             reader would run before the writer.
@@ -63,7 +67,7 @@ class Callback:
         rank_zero_only: Its hooks run in the process of rank 0 only; right for whatever prints or writes files.
         graph_safe: Between zero_grad and the optimizer's step it only looks, so that with a CUDA graph, which does
             all that in one go, its hooks may be called afterwards.
-        saves: It writes checkpoints in ``on_epoch_end``. With one of these, the state of the others is checked.
+        saves: It writes checkpoints. With one of these, the state of the others is checked.
         transient: Attributes that change while training and that a resumed run can do without.
 
     A callback with state implements ``state_dict`` and ``load_state_dict`` with plain values and tensors; its

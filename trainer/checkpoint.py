@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import shutil
 import zipfile
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,8 +20,19 @@ logger = logging.getLogger(__name__)
 _NAME = re.compile(r"epoch-(\d+)(?:-batch-(\d+))?\.pt")
 
 
+#: Finished epochs, and finished batches of the epoch after those: sorts as a run goes.
+Progress = tuple[int, int]
+
+
 class CheckpointError(Exception):
     """A checkpoint file can't be read: truncated, corrupted, or no checkpoint at all."""
+
+
+class CheckpointWriteError(OSError):
+    """A checkpoint can't be written; says where, why, how much room there is and what is still there."""
+
+    def __str__(self) -> str:
+        return str(self.strerror)
 
 
 @dataclass(frozen=True, order=True)
@@ -36,6 +48,11 @@ class CheckpointFile:
     epoch: int
     batch: int
     path: Path
+
+    @property
+    def progress(self) -> Progress:
+        """Epoch and batch."""
+        return self.epoch, self.batch
 
 
 def snapshot(value: Any) -> Any:
@@ -70,6 +87,18 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     if not isinstance(checkpoint, dict):
         raise CheckpointError(f"{path}: holds {type(checkpoint).__name__}, not a checkpoint")
     return checkpoint
+
+
+def step_of(path: Path) -> int:
+    """Optimizer steps that a checkpoint had taken; its tensors are mapped, not read, and nothing is verified.
+
+    Raises:
+        CheckpointError: The file is no checkpoint, or too damaged to tell.
+    """
+    try:
+        return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["state"]["step"])
+    except Exception as error:
+        raise CheckpointError(f"{path}: no readable checkpoint: {error}") from error
 
 
 def list_checkpoints(folders: Iterable[Path]) -> list[CheckpointFile]:
@@ -125,31 +154,48 @@ class CheckpointManager:
         """Write atomically: aside, flushed to the disk, then renamed.
 
         Raises:
-            OSError: The disk is full or not writable; what lay there before is untouched.
+            CheckpointWriteError: The disk is full or not writable; what lay there before is untouched.
         """
         path = self.path(epoch, batch)
-        self.folder.mkdir(parents=True, exist_ok=True)
-        aside = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            with aside.open("wb") as file:
-                _save(checkpoint, file)
-                file.flush()
-                os.fsync(file.fileno())
-            aside.replace(path)
-        except BaseException:
-            aside.unlink(missing_ok=True)
-            raise
-        _sync_folder(self.folder)
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for left in self.folder.glob(".epoch-*"):
+                left.unlink(missing_ok=True)  # by a process that was killed while it wrote
+            _write_aside(checkpoint, path)
+            _sync_folder(self.folder)
+        except OSError as error:
+            raise CheckpointWriteError(error.errno, self._report(path, error)) from error
         return path
 
-    def retain(self, epochs: Collection[int]) -> None:
-        """Remove every checkpoint of this folder but those at the end of ``epochs`` and the newest."""
-        for aside in self.folder.glob(".epoch-*"):
-            aside.unlink(missing_ok=True)  # left by a process that was killed while it wrote
-        files = list_checkpoints([self.folder])
-        for file in files[:-1]:
-            if file.batch or file.epoch not in epochs:
+    def retain(self, keep: Collection[Progress]) -> None:
+        """Remove every checkpoint of this folder but these."""
+        for file in list_checkpoints([self.folder]):
+            if file.progress not in keep:
                 file.path.unlink(missing_ok=True)
+
+    def _report(self, path: Path, error: OSError) -> str:
+        reason = f"checkpoint {path} can't be written: {error.strerror or error}"
+        fix = "free some room or choose another folder"
+        try:
+            free = shutil.disk_usage(self.folder).free / 2**20
+            files = list_checkpoints([self.folder])
+        except OSError:
+            return f"{reason}; {fix}"
+        left = f"{len(files)} untouched there, the newest {files[-1].path.name}" if files else "none there yet"
+        return f"{reason}; {free:.1f} MiB are free; checkpoints written before: {left}; {fix}, then resume"
+
+
+def _write_aside(checkpoint: Mapping[str, Any], path: Path) -> None:
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with aside.open("wb") as file:
+            _save(checkpoint, file)
+            file.flush()
+            os.fsync(file.fileno())
+        aside.replace(path)
+    except BaseException:
+        aside.unlink(missing_ok=True)
+        raise
 
 
 def _save(checkpoint: Mapping[str, Any], file: IO[bytes]) -> None:

@@ -150,8 +150,7 @@ def make_capturable(optimizer: Optimizer, device: torch.device) -> None:
     for group in optimizer.param_groups:
         if "capturable" in group:
             group["capturable"] = True
-        if not isinstance(group["lr"], Tensor):
-            group["lr"] = torch.tensor(group["lr"], dtype=torch.float32, device=device)
+        group["lr"] = torch.as_tensor(group["lr"], dtype=torch.float32, device=device)
     for state in optimizer.state.values():
         if isinstance(state.get("step"), Tensor):
             state["step"] = state["step"].to(device)

@@ -43,7 +43,7 @@ class Plan:
             )
 
     def lay_out(self, state: TrainState, pass_length: int | None) -> None:
-        """Set what the state says about the run's length.
+        """Set what the state says about the run's length, from where it stands.
 
         Args:
             state: The state to set ``max_epochs``, ``total_steps`` and ``batches_per_epoch`` of.
@@ -53,7 +53,7 @@ class Plan:
             ValueError: The length is needed and not known.
         """
         state.batches_per_epoch = self.epoch_batches(pass_length)
-        state.total_steps = self._total_steps(pass_length)
+        state.total_steps = self._total_steps(state, pass_length)
         state.max_epochs = self._epochs(state)
 
     def epoch_batches(self, pass_length: int | None) -> int | None:
@@ -95,21 +95,33 @@ class Plan:
             return True
         return self.max_epochs is not None and state.data_epoch >= self.max_epochs
 
-    def _total_steps(self, pass_length: int | None) -> int | None:
-        limits = [] if self.max_steps is None else [self.max_steps]
-        if self.max_epochs is not None and pass_length is not None:
-            limits.append(self.max_epochs * pass_length)
-        return min(limits, default=None)
+    def _total_steps(self, state: TrainState, pass_length: int | None) -> int | None:
+        if self.max_epochs is None or pass_length is None:
+            return self.max_steps
+        batches = max(0, (self.max_epochs - state.data_epoch) * pass_length - state.data_batch)
+        if state.batches_per_epoch is None:
+            steps = state.step + math.ceil(batches / state.batches_per_step)
+        else:
+            # From the running epoch's start: each epoch's last optimizer step may have fewer batches.
+            epochs, rest = divmod(batches + state.batch_index, state.batches_per_epoch)
+            each = math.ceil(state.batches_per_epoch / state.batches_per_step)
+            steps = _epoch_start(state) + epochs * each + math.ceil(rest / state.batches_per_step)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
 
     def _epochs(self, state: TrainState) -> int:
-        if self.validate_every is None and self.max_epochs is not None and self.max_steps is None:
-            return self.max_epochs
-        length = self.epoch_steps or state.batches_per_epoch
-        if length is None or state.total_steps is None:
-            if self.max_epochs is not None and self.validate_every is None:
+        if self.validate_every is None and self.max_epochs is not None:
+            if self.max_steps is None or state.batches_per_epoch is None:
                 return self.max_epochs
+        elif state.total_steps is None or (self.epoch_steps is None and state.batches_per_epoch is None):
             raise ValueError(
                 "the training data has no length, so nobody can tell how many epochs the run has: give "
                 "validate_every in steps, with max_steps"
             )
-        return math.ceil(state.total_steps / length)
+        assert state.total_steps is not None
+        each = self.epoch_steps or math.ceil((state.batches_per_epoch or 1) / state.batches_per_step)
+        return state.epoch + math.ceil((state.total_steps - _epoch_start(state)) / each)
+
+
+def _epoch_start(state: TrainState) -> int:
+    """Optimizer steps taken when the running epoch began, or the next one will."""
+    return state.epoch_start_step if state.batch_index else state.step

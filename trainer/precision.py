@@ -74,3 +74,5 @@ class Precision:
         """Go on with the saved scale; a checkpoint of another precision has none, and the scale starts anew."""
         if self._scaler is not None and state:
             self._scaler.load_state_dict(dict(state))
+            # It makes its tensors at the first loss, but a step may be due before that.
+            self._scaler.scale(torch.zeros((), device=self._device))

@@ -10,6 +10,9 @@ from trainer.callback import DEFAULT_PRIORITY, Callback, FunctionCallback, Handl
 from trainer.distributed import rank
 from trainer.events import EVENT_ORDER, EVENTS, LOG_EVENTS, LOG_PRIORITY
 
+#: The events in which a callback that ``saves`` may write a checkpoint.
+SAVED_IN = ("on_train_batch_end", "on_epoch_end")
+
 Hook = Callable[..., None]
 
 
@@ -177,15 +180,17 @@ def _moment(callback: Callback, event: str, position: int) -> tuple[int, int, in
 
 def _check_saved_last(callbacks: tuple[Callback, ...]) -> None:
     """A change of state after the checkpoint was written would be missing from it."""
-    savers = [position for position, callback in enumerate(callbacks) if callback.saves]
-    for callback in callbacks[savers[0] + 1 :] if savers else ():
-        if _is_stateful(callback) and hook_of(callback, "on_epoch_end") is not None:
-            saver = callbacks[savers[0]]
-            raise ValueError(
-                f"{callback.name} (priority {callback.priority}) has state and would change it in on_epoch_end "
-                f"after {saver.name} (priority {saver.priority}) has saved it: give it a priority below "
-                f"{saver.priority}"
-            )
+    for event in SAVED_IN:
+        saver = next((item for item in callbacks if item.saves and hook_of(item, event)), None)
+        if saver is None:
+            continue
+        for callback in callbacks[callbacks.index(saver) + 1 :]:
+            if _is_stateful(callback) and hook_of(callback, event):
+                raise ValueError(
+                    f"{callback.name} (priority {callback.priority}) has state and would change it in {event} "
+                    f"after {saver.name} (priority {saver.priority}) has saved it: give it a priority below "
+                    f"{saver.priority}"
+                )
 
 
 def _is_stateful(callback: Callback) -> bool:

@@ -38,6 +38,7 @@ class TrainState:
             something else.
         total_steps: Optimizer steps expected in all; None where the data has no length.
         batches_per_epoch: Batches of an epoch; None where nobody can know.
+        batches_per_step: Batches whose gradients make one optimizer step; set in ``setup`` by who accumulates.
         epoch: Finished epochs; inside the first epoch it is 0.
         step: Optimizer steps taken.
         batch_index: Finished batches of the running epoch; 0 between epochs.
@@ -60,6 +61,7 @@ class TrainState:
     max_epochs: int
     total_steps: int | None = None
     batches_per_epoch: int | None = None
+    batches_per_step: int = 1
     epoch: int = 0
     step: int = 0
     batch_index: int = 0
@@ -136,6 +138,8 @@ class TrainState:
             # NumPy's numbers pass for floats, but no checkpoint with one in it can be read.
             "history": [{name: float(value) for name, value in item.items()} for item in self.history],
             "user_state": self.user_state,
+            # Of the skips only this one outlives its batch.
+            "skip_validation": VALIDATION in self.skips,
             # Inside an epoch no request to stop has been met yet.
             "stop_reason": None if self.batch_index or self.stop_reason == INTERRUPTED else self.stop_reason,
         }
@@ -153,7 +157,7 @@ class TrainState:
         self.user_state = dict(state["user_state"])
         self.stop_reason = state["stop_reason"]
         self.stop_now = self.epoch_stopped = False
-        self.skips.clear()
+        self.skips = {VALIDATION} if state["skip_validation"] else set()
 
 
 def is_better(value: float, best: float, mode: Mode) -> bool:

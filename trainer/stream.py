@@ -31,11 +31,8 @@ class TrainStream:
         self._state = state
         self._seed = seed
         self._iterator: Iterator[Any] | None = None
-
-    @property
-    def length(self) -> int | None:
-        """Batches of a pass, None where nobody can know."""
-        return pass_length(self._batches)
+        #: Batches of the running or next pass, None where nobody can know.
+        self.length = pass_length(batches)
 
     def start_epoch(self, rng: dict[str, Any] | None = None) -> None:
         """Bring order and generators to where the state stands; ``rng`` are those of an epoch that goes on."""
@@ -65,8 +62,10 @@ class TrainStream:
         self._iterator = None
 
     def replace(self, batches: Batches) -> None:
-        """Take the batches from elsewhere, from the next pass on."""
+        """Take the batches from elsewhere, from the next pass that begins."""
         self._batches = batches
+        if self._iterator is None:
+            self.length = pass_length(batches)
 
     def _has_more(self) -> bool:
         iterator = self._open()
@@ -78,6 +77,7 @@ class TrainStream:
     def _open(self) -> Iterator[Any]:
         if self._iterator is None:
             state = self._state
+            self.length = pass_length(self._batches)
             seed_all(derive_seed(self._seed, state.data_epoch))
             self._iterator = iter(self._batches.epoch(state.data_epoch, skip=state.data_batch))
         return self._iterator

@@ -96,7 +96,7 @@ class Trainer:
         self._compute_class = GraphedCompute if cuda_graph else Compute
         self.model = model.to(self.device)
         self.optimizer = optimizer
-        use_fused(optimizer)
+        use_fused(optimizer, self.model)
         self.step = _choose_step(loss, step)
         self.metrics = dict(metrics or {})
         self.scheduler = scheduler
@@ -229,9 +229,11 @@ class Trainer:
         """Run ``work`` after setup; on_fit_end and teardown always follow; errors keep their type."""
         error: BaseException | None = None
         self._running = True
+        self.state.batches_per_step = 1
         try:
             self.fire("setup")
-            if training:
+            if training and self._stream is not None:
+                self.plan.lay_out(self.state, self._stream.length)
                 self.fire("on_fit_start")
             work()
         except BaseException as raised:  # noqa: BLE001 - raised again below, after the hooks that always run
@@ -273,6 +275,7 @@ class Trainer:
         self.model.train()
         stream.start_epoch(self._epoch_rng)
         self._epoch_rng = None
+        self.plan.lay_out(self.state, stream.length)  # the batch size may have changed
         return inside or not self.finished
 
     def _train_epoch(self, stream: TrainStream) -> None:

@@ -63,7 +63,7 @@ def file_size_limit(size: int) -> Iterator[None]:
 
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """After its first write, a checkpoint costs more than any share of the time allows."""
-    monkeypatch.setattr(Checkpoint, "_affordable", lambda self: not self._written, raising=True)
+    monkeypatch.setattr(Checkpoint, "_affordable", lambda self: not self._on_disk(), raising=True)
 
 
 class TestWriting:
@@ -211,18 +211,15 @@ class TestRetention:
         for epoch in (9, 79, 100_000, 109):
             manager.write({"epoch": epoch}, epoch)
         assert epochs(manager.folder) == [9, 79, 109, 100_000]
-        manager.retain({79})
+        manager.retain({(79, 0), (100_000, 0)})
         assert epochs(manager.folder) == [79, 100_000]
 
-    def test_an_interruption_is_removed_once_something_newer_is_there(self, tmp_path: Path) -> None:
+    def test_ends_and_insides_of_epochs_are_different_files(self, tmp_path: Path) -> None:
         manager = CheckpointManager(tmp_path)
-        manager.write({}, 3)
-        manager.write({}, 3, batch=2)
-        manager.retain({3})
-        assert [(file.epoch, file.batch) for file in list_checkpoints([tmp_path])] == [(3, 0), (3, 2)]
-        manager.write({}, 4)
-        manager.retain({3, 4})
-        assert [(file.epoch, file.batch) for file in list_checkpoints([tmp_path])] == [(3, 0), (4, 0)]
+        for batch in (0, 2, 10):
+            manager.write({}, 3, batch)
+        manager.retain({(3, 0), (3, 10)})
+        assert [file.progress for file in list_checkpoints([tmp_path])] == [(3, 0), (3, 10)]
 
     def test_other_files_are_left_alone(self, tmp_path: Path) -> None:
         others = [tmp_path / name for name in ("metrics.csv", "epoch-1.txt", "epoch-x.pt", "best.pt")]
@@ -231,7 +228,7 @@ class TestRetention:
         manager = CheckpointManager(tmp_path)
         manager.write({}, 1)
         manager.write({}, 2)
-        manager.retain(())
+        manager.retain({(2, 0)})
         assert epochs(tmp_path) == [2]
         assert all(path.exists() for path in others)
 
@@ -361,7 +358,7 @@ class TestWhen:
     def test_a_best_epoch_that_waits_survives_a_failed_write_of_a_better_one(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(Checkpoint, "_affordable", lambda self: not self._written or full)
+        monkeypatch.setattr(Checkpoint, "_affordable", lambda self: not self._on_disk() or full)
         full = False
         original = CheckpointManager.write
 
@@ -405,10 +402,29 @@ class TestWhen:
         assert not (tmp_path / "run").exists()
 
     @pytest.mark.parametrize(
-        "options", [{"every_n_epochs": 0}, {"keep_last": 0}, {"max_overhead": 0.0}, {"max_overhead": 1.5}], ids=str
+        "options",
+        [
+            {"every_n_epochs": 0},
+            {"keep_last": 0},
+            {"keep_last": 1.5},
+            {"keep_best": 0},
+            {"keep_best": True},
+            {"every_n_steps": 0},
+            {"at_steps": [3, 0]},
+            {"every_seconds": 0.0},
+            {"every_seconds": math.inf},
+            {"max_overhead": 0.0},
+            {"max_overhead": 1.5},
+            {"mode": "least"},
+            {"on_write_error": "ignore"},
+        ],
+        ids=str,
     )
-    def test_settings_that_make_no_sense_are_refused(self, tmp_path: Path, options: dict[str, Any]) -> None:
-        with pytest.raises(ValueError, match="must be at least 1"):
+    def test_settings_that_make_no_sense_are_refused_by_name(
+        self, tmp_path: Path, options: dict[str, Any]
+    ) -> None:
+        (name,) = options
+        with pytest.raises(ValueError, match=rf"{name} is .*: give "):
             Checkpoint(tmp_path, **options)
 
 

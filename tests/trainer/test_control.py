@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from tests.trainer.support import At, Recorder, make_model, make_trainer, quick, regression
+from tests.trainer.support import (
+    At,
+    Recorder,
+    interrupt_at,
+    make_model,
+    make_trainer,
+    quick,
+    regression,
+    through_file,
+)
 from trainer import Callback, TrainState
 from trainer.callbacks import EarlyStopping
 from trainer.plan import Plan
@@ -105,6 +114,14 @@ class TestSkipping:
         trainer = linear_trainer(skip("validation", "on_train_epoch_end"))
         assert all("val_loss" not in metrics for metrics in trainer.fit(regression(8), regression(4)).history)
 
+    def test_a_skip_of_validation_outlives_an_interruption(self) -> None:
+        ask = skip("validation", when=lambda trainer: trainer.state.step == 0)
+        first = linear_trainer(ask, interrupt_at(1), max_epochs=1)
+        first.fit(regression(8), regression(4))
+        second = linear_trainer(max_epochs=1)
+        second.load_state_dict(through_file(first.state_dict()))
+        assert "val_loss" not in second.fit(regression(8), regression(4)).metrics
+
     def test_a_skipped_scheduler_keeps_the_rate(self) -> None:
         trainer = linear_trainer(
             skip("scheduler_step", "on_train_epoch_end", lambda trainer: trainer.state.epoch == 0), max_epochs=3
@@ -120,9 +137,7 @@ class TestSkipping:
         assert (trainer.state.epoch, stopper.wait) == (4, 0)
 
     def test_a_metric_that_nothing_records_is_an_error_all_the_same(self) -> None:
-        with pytest.raises(
-            KeyError, match=r"called 'val_los'; recorded are train_loss, val_loss, lr"
-        ):
+        with pytest.raises(KeyError, match=r"called 'val_los'; recorded are train_loss, val_loss, lr"):
             linear_trainer(EarlyStopping("val_los")).fit(regression(8), regression(4))
 
     def test_what_can_not_be_skipped_names_the_nearest(self) -> None:

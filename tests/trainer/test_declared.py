@@ -103,12 +103,21 @@ class ActsAtEpochEnd(Stateful):
     def on_epoch_end(self, trainer: Any) -> None: ...
 
 
+class ActsAtBatchEnd(Stateful):
+    def on_train_batch_end(self, trainer: Any) -> None: ...
+
+
 class TestSavedLast:
+    @pytest.mark.parametrize(
+        ("kind", "event"), [(ActsAtEpochEnd, "on_epoch_end"), (ActsAtBatchEnd, "on_train_batch_end")]
+    )
     @pytest.mark.parametrize("priority", [95, 96])
-    def test_state_that_changes_after_the_checkpoint_is_refused(self, tmp_path: Path, priority: int) -> None:
-        late = ActsAtEpochEnd()
+    def test_state_that_changes_after_the_checkpoint_is_refused(
+        self, tmp_path: Path, priority: int, kind: type[Callback], event: str
+    ) -> None:
+        late = kind()
         late.priority = priority
-        message = rf"ActsAtEpochEnd \(priority {priority}\) has state.*after Checkpoint.*below 95"
+        message = rf"{kind.__name__} \(priority {priority}\) has state.*{event} after Checkpoint.*below 95"
         with pytest.raises(ValueError, match=message):
             CallbackRunner([Checkpoint(tmp_path), late])
 

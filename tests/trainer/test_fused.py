@@ -9,8 +9,10 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
+from torch.utils.data import TensorDataset
 
 from tests.trainer.support import make_trainer, regression
+from trainer.callbacks import GradientMonitor
 from trainer.fused import use_fused
 
 
@@ -52,7 +54,7 @@ def test_torchs_own_are_fused_and_compute_the_same(kind: type[Optimizer]) -> Non
 def test_others_are_left_alone(make: Callable[[], Any]) -> None:
     optimizer = make()
     before = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    assert not use_fused(optimizer)
+    assert not use_fused(optimizer, nn.Identity())
     after = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
     assert before == after
 
@@ -62,4 +64,22 @@ def test_one_that_has_stepped_is_left_alone() -> None:
     optimizer = Adam([parameter])
     parameter.sum().backward()
     optimizer.step()
-    assert not use_fused(optimizer)
+    assert not use_fused(optimizer, nn.Identity())
+
+
+def test_a_model_with_sparse_gradients_is_left_alone_and_trains() -> None:
+    model = nn.Sequential(nn.Embedding(5, 3, sparse=True), nn.Flatten(), nn.Linear(6, 1))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    monitor = GradientMonitor()
+    trainer = make_trainer([monitor], model=model, optimizer=optimizer, max_epochs=1)
+    data = TensorDataset(torch.tensor([[0, 1], [1, 2], [2, 2], [3, 4]]), torch.ones(4, 1))
+    seen: list[float] = []
+
+    def dense_norm(trainer: Any) -> None:
+        gradients = [parameter.grad.to_dense().flatten() for parameter in model.parameters()]
+        seen.append(torch.cat(gradients).norm().item())
+
+    trainer.callbacks.register("on_before_optimizer_step", dense_norm)
+    history = trainer.fit(data).history
+    assert not optimizer.param_groups[0]["fused"]
+    assert history[0]["max_grad_norm"] == pytest.approx(max(seen))

@@ -1,43 +1,90 @@
-"""Checkpoint: saves fully evaluated epochs, the best and the latest."""
+"""Checkpoint: saves the best epochs, the latest state, and chosen moments, on its own thread if asked to."""
 
 from __future__ import annotations
 
 import logging
+import math
 import time
+from bisect import bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from trainer.callback import Callback, TrainerView
-from trainer.checkpoint import CheckpointManager, list_checkpoints, snapshot
-from trainer.state import DIVERGED, ERROR, Mode, best_epoch
+from trainer.checkpoint import (
+    CheckpointError,
+    CheckpointFile,
+    CheckpointManager,
+    Progress,
+    list_checkpoints,
+    snapshot,
+    step_of,
+)
+from trainer.retention import best_epochs, retained
+from trainer.state import DIVERGED, ERROR, Mode, TrainState
+from trainer.writer import CheckpointWriter, Save, Written
 
 logger = logging.getLogger(__name__)
 
 
 class Checkpoint(Callback):
-    """Keeps the best epoch's checkpoint and the latest ones on disk.
+    """Keeps checkpoints on disk: of the best epochs, of the latest, and of steps and moments inside epochs.
 
-    An epoch is written when it is due and the last write is long enough ago that writing takes no more than
-    ``max_overhead`` of the time; where epochs take longer than that, each due epoch is written. A new best that
-    comes in between waits in memory and is written no later than the next one, so the best epoch of what lies
-    on disk lies there with it. Training is bit-exact, so epochs after the latest checkpoint come out the same
-    when they are trained again. The end of training writes whatever waits.
+    *When.* The end of an epoch is written every ``every_n_epochs`` and when the epoch is among the ``keep_best``
+    best so far; a batch is written every ``every_n_steps``, at ``at_steps`` and every ``every_seconds``. What
+    becomes due with the last batch of an epoch is written at the epoch's end, fully evaluated. The end of
+    training writes the state in which it ended, an interruption inside an epoch as it stands. A diverged state
+    is never written, nor any other with weights that are not finite, nor a batch of an epoch after which the run
+    is to stop.
 
-    A diverged state is never written. An interruption inside an epoch is written as it stands.
+    *How often.* ``every_n_epochs`` and ``every_n_steps`` are held to ``max_overhead`` of the time: what would
+    take more is left out, where epochs take longer than that each one is written. A best epoch that is not
+    written waits in the host's memory, up to ``keep_best`` of them, and is written no later than the next
+    checkpoint: the best of what lies on disk lie there with it. Training is bit-exact, so what comes after the
+    latest checkpoint comes out the same when it is trained again.
+
+    *What stays.* The best ``keep_best`` epochs of the history, the latest ``keep_last`` ends of epochs, the
+    latest ``keep_last`` inside the epoch after those, ``at_steps`` for ever, and so always the newest. Nothing
+    is removed before its successor is on disk. The rules hold for the files of an earlier process as well.
+    A run that goes on from an earlier point than the newest file, or starts anew, removes the files beyond that
+    point with its first write, and warns of it at its start: they belong to another course of events.
+
+    *In the background.* The state is copied to the host's memory and written by a thread; the next save and
+    the end of training wait for it. ``on_after_save_checkpoint`` fires in the training thread once the file is
+    on disk: at the next end of an epoch, save or end of training.
+
+    Example::
+
+        Checkpoint("checkpoints", "val_accuracy", "max", keep_best=3, every_seconds=600, background=True)
+
+        callbacks: {checkpoint: {keep_best: 3, every_seconds: 600, background: true}}
 
     Args:
-        folder: Where the files go.
-        monitor: The metric that says which epoch is best.
+        folder: Where the files go; one run's alone.
+        monitor: The metric that says which epochs are best.
         mode: ``"min"`` or ``"max"``.
         every_n_epochs: Epochs between checkpoints.
         keep_last: Latest checkpoints kept, at least 1; a damaged one is replaced by the one before it.
         max_overhead: Largest share of the time that writing may take, above 0; 1 writes whenever due.
+        keep_best: Best epochs kept, at least 1; the earlier of equals.
+        every_n_steps: Optimizer steps between checkpoints inside epochs; None: none of these.
+        at_steps: Optimizer steps whose checkpoints are written whatever they cost, and kept.
+        every_seconds: Seconds since the last checkpoint after which the next is written, whatever that costs:
+            for machines that may be taken away. None: no such limit.
+        background: Whether a thread writes while training goes on.
+        on_write_error: When the disk is full or fails: ``"stop"`` ends the training with the error; with
+            ``"continue"`` it is a warning, and the next save tries again, with the best epochs that are missing.
+            Either way the older files stay and nothing half-written is left.
+
+    Raises:
+        CheckpointWriteError: From the hook in which it became known, with ``on_write_error="stop"``.
+        ValueError: An argument is out of range.
     """
 
     priority = 95
     rank_zero_only = True
     saves = True
-    transient = ("_written", "_waiting", "_last_write", "_cost")
+    transient = ("_waiting", "_last_write", "_cost", "_looked", "_fixed", "_stale")
 
     def __init__(
         self,
@@ -47,84 +94,228 @@ class Checkpoint(Callback):
         every_n_epochs: int = 1,
         keep_last: int = 2,
         max_overhead: float = 0.05,
+        *,
+        keep_best: int = 1,
+        every_n_steps: int | None = None,
+        at_steps: Sequence[int] = (),
+        every_seconds: float | None = None,
+        background: bool = False,
+        on_write_error: Literal["stop", "continue"] = "stop",
     ) -> None:
-        if every_n_epochs < 1 or keep_last < 1 or not 0 < max_overhead <= 1:
-            raise ValueError("every_n_epochs and keep_last must be at least 1, max_overhead in (0, 1]")
-        if mode not in {"min", "max"}:
-            raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+        _check_counts(every_n_epochs, keep_last, keep_best, every_n_steps, at_steps)
+        _check_rest(max_overhead, every_seconds, mode, on_write_error)
         self.manager = CheckpointManager(Path(folder))
         self.monitor = monitor
         self.mode: Mode = mode
         self.every_n_epochs = every_n_epochs
         self.keep_last = keep_last
         self.max_overhead = max_overhead
+        self.keep_best = keep_best
+        self.every_n_steps = every_n_steps
+        self.at_steps = tuple(sorted(at_steps))
+        self.every_seconds = every_seconds
+        self.background = background
+        self.on_write_error = on_write_error
         self.reads = (monitor,)
-        self._written: list[int] = []
-        self._waiting: tuple[int, dict[str, Any]] | None = None
+        self._waiting: dict[int, Mapping[str, Any]] = {}
+        self._writer = CheckpointWriter(self.manager, background=background)
         self._last_write = 0.0
         self._cost = 0.0
+        self._looked = 0
+        self._fixed: set[Progress] = set()
+        self._stale: set[Progress] = set()
+
+    # ---- when
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Start the clock; a resumed run takes over the files of the epochs that it goes on from."""
-        files = list_checkpoints([self.manager.folder])
-        self._written = [file.epoch for file in files if not file.batch and file.epoch <= trainer.state.epoch]
+        """Start the clock, and take over the files of the course that this run goes on with."""
+        state, files = trainer.state, list_checkpoints([self.manager.folder])
+        start = (state.epoch, state.batch_index)
+        self._stale = {file.progress for file in files if file.progress > start}
+        self._fixed = {file.progress for file in files if file.progress <= start and self._is_fixed(file)}
+        self._waiting = {}
+        self._looked = state.step
         self._last_write = time.monotonic()
+        if self._stale:
+            logger.warning(
+                "%s holds %d checkpoints beyond epoch %d, batch %d, where this run begins: its first write "
+                "removes them; give it another folder to keep them",
+                self.manager.folder,
+                len(self._stale),
+                *start,
+            )
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Write the batch if it is due; what is due with an epoch's last batch waits for the epoch's end."""
+        if not (self.at_steps or self.every_n_steps or self.every_seconds):
+            return
+        state = trainer.state
+        if state.stop_reason or state.epoch_stopped or state.batch_index == state.batches_per_epoch:
+            return
+        due = self._due_inside(state)
+        if due and _is_finite(trainer):
+            self._save(trainer)
+        self._looked = state.step
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Write or hold the epoch."""
+        if self._writer.done:
+            self._settle(trainer)
         state = trainer.state
-        due = state.epoch % self.every_n_epochs == 0 and self._affordable()
-        best = best_epoch(state.history, self.monitor, self.mode) == state.epoch
-        if state.stop_reason == DIVERGED or not (due or best) or not _is_finite(trainer):
-            return
-        if due:
-            self._write(trainer)
-        else:
-            self._waiting = (state.epoch, snapshot(self._made(trainer)))
+        due = self._due_inside(state) or (state.epoch % self.every_n_epochs == 0 and self._affordable())
+        best = self._best(state.history)
+        if state.stop_reason != DIVERGED and (due or state.epoch in best) and _is_finite(trainer):
+            if due:
+                self._save(trainer)
+            else:
+                self._waiting[state.epoch] = snapshot(self._made(trainer))
+                self._waiting = {epoch: held for epoch, held in self._waiting.items() if epoch in best}
+        self._looked = state.step
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """Write what waits, and the state in which training ended, unless it is of no use."""
+        self._settle(trainer)
         state = trainer.state
+        progress = (state.epoch, state.batch_index)
         if state.stop_reason in {DIVERGED, ERROR} or not _is_finite(trainer):
-            self._write_waiting(trainer)
-        elif state.batch_index or (state.epoch and state.epoch not in self._written):
-            self._write(trainer)
+            self._write(trainer, self._held(self._waiting.keys()))
+        elif progress > (0, 0) and progress not in self._on_disk():
+            self._save(trainer)
+        self._settle(trainer)
+
+    def teardown(self, trainer: TrainerView) -> None:
+        """Wait for the thread, should the end of training have been interrupted while it did."""
+        self._settle(trainer)
+
+    def _due_inside(self, state: TrainState) -> bool:
+        """Whether one of the rules asks for a checkpoint that do not wait for an epoch's end."""
+        if self._passed_fixed(state):
+            return True
+        if self.every_seconds is not None and time.monotonic() - self._last_write >= self.every_seconds:
+            return True
+        every = self.every_n_steps
+        return every is not None and state.step // every > self._looked // every and self._affordable()
+
+    def _passed_fixed(self, state: TrainState) -> bool:
+        """Whether one of ``at_steps`` was reached since the last look."""
+        return bisect_right(self.at_steps, state.step) > bisect_right(self.at_steps, self._looked)
 
     def _affordable(self) -> bool:
         since = time.monotonic() - self._last_write
         return since * self.max_overhead >= self._cost * (1 - self.max_overhead)
+
+    # ---- what
+
+    def _best(self, history: Sequence[Mapping[str, float]]) -> list[int]:
+        return best_epochs(history, self.monitor, self.mode, self.keep_best)
 
     def _made(self, trainer: TrainerView) -> dict[str, Any]:
         checkpoint = trainer.state_dict()
         trainer.fire("on_save_checkpoint", checkpoint)
         return checkpoint
 
-    def _write(self, trainer: TrainerView) -> None:
+    def _held(self, epochs: Collection[int]) -> list[Save]:
+        """What waits, of these epochs."""
+        return [Save((epoch, 0), held) for epoch, held in sorted(self._waiting.items()) if epoch in epochs]
+
+    def _is_fixed(self, file: CheckpointFile) -> bool:
+        """Whether a file of an earlier process is that of a fixed step."""
+        if not self.at_steps:
+            return False
+        try:
+            return step_of(file.path) in self.at_steps
+        except CheckpointError as error:
+            logger.warning("%s; it is not kept", error)
+            return False
+
+    def _on_disk(self) -> set[Progress]:
+        """The checkpoints of this run's course."""
+        return {file.progress for file in list_checkpoints([self.manager.folder])} - self._stale
+
+    # ---- how
+
+    def _save(self, trainer: TrainerView) -> None:
+        """Write the state as it is, after the best epochs that wait."""
         started = time.monotonic()
-        state = trainer.state
-        if best_epoch(state.history, self.monitor, self.mode) != state.epoch:
-            self._write_waiting(trainer)
-        path = self.manager.write(self._made(trainer), state.epoch, state.batch_index)
-        self._waiting = None
-        if not state.batch_index:
-            self._written.append(state.epoch)
-        self._retain(trainer)
-        trainer.fire("on_after_save_checkpoint", path)
+        self._settle(trainer)
+        state, checkpoint = trainer.state, self._made(trainer)
+        if self.background:
+            checkpoint = snapshot(checkpoint)
+        save = Save((state.epoch, state.batch_index), checkpoint, self._passed_fixed(state))
+        held = [other for other in self._held(self._best(state.history)) if other.progress != save.progress]
+        self._write(trainer, [*held, save])
         self._last_write = time.monotonic()
         self._cost = self._last_write - started
 
-    def _write_waiting(self, trainer: TrainerView) -> None:
-        if self._waiting is None:
-            return
-        epoch, checkpoint = self._waiting
-        path = self.manager.write(checkpoint, epoch)
-        self._waiting = None
-        self._written.append(epoch)
-        trainer.fire("on_after_save_checkpoint", path)
+    def _write(self, trainer: TrainerView, saves: Sequence[Save]) -> None:
+        if saves:
+            self._writer.start(saves)
+        if not self.background:
+            self._settle(trainer)
 
-    def _retain(self, trainer: TrainerView) -> None:
-        best = best_epoch(trainer.state.history, self.monitor, self.mode)
-        self.manager.retain({*sorted(self._written)[-self.keep_last :], *([best] if best else [])})
+    def _settle(self, trainer: TrainerView) -> None:
+        """Wait for what is being written, then do what had to wait for that."""
+        written = self._writer.result()
+        if written is None:
+            return
+        for save, _ in zip(written.saves, written.paths, strict=False):
+            if save.fixed:
+                self._fixed.add(save.progress)
+            if not save.progress[1]:
+                self._waiting.pop(save.progress[0], None)
+        error = written.error or self._tidy(written)
+        for path in written.paths:
+            trainer.fire("on_after_save_checkpoint", path)
+        if error is not None:
+            self._fail(error, written)
+
+    def _tidy(self, written: Written) -> OSError | None:
+        """All are on disk: forget what waits in vain, remove the files that are not kept."""
+        newest = written.saves[-1]
+        best = self._best(newest.checkpoint["state"]["history"])
+        self._waiting = {
+            epoch: held for epoch, held in self._waiting.items() if epoch in best or epoch > newest.progress[0]
+        }
+        self._stale -= {save.progress for save in written.saves}
+        keep = retained(self._on_disk(), best=best, keep_last=self.keep_last, fixed=self._fixed)
+        try:
+            self.manager.retain(keep)
+        except OSError as error:
+            return error
+        self._stale = set()
+        return None
+
+    def _fail(self, error: OSError, written: Written) -> None:
+        if self.on_write_error == "stop":
+            raise error
+        logger.warning("%s; training is not stopped by that", error)
+        history = written.saves[-1].checkpoint["state"]["history"]
+        for save in written.saves[len(written.paths) :]:
+            epoch, batch = save.progress
+            if not batch and epoch in self._best(history) and epoch not in self._waiting:
+                self._waiting[epoch] = save.checkpoint if self.background else snapshot(save.checkpoint)
+
+
+def _check_counts(
+    every_n_epochs: int, keep_last: int, keep_best: int, every_n_steps: int | None, at_steps: Sequence[int]
+) -> None:
+    counts = [("every_n_epochs", every_n_epochs), ("keep_last", keep_last), ("keep_best", keep_best)]
+    counts += [] if every_n_steps is None else [("every_n_steps", every_n_steps)]
+    counts += [("a step in at_steps", step) for step in at_steps]
+    for name, value in counts:
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ValueError(f"{name} is {value!r}: give an integer of at least 1")
+
+
+def _check_rest(max_overhead: float, every_seconds: float | None, mode: str, on_write_error: str) -> None:
+    if not 0 < max_overhead <= 1:
+        raise ValueError(f"max_overhead is {max_overhead!r}: give a share above 0, at most 1")
+    if every_seconds is not None and not 0 < every_seconds < math.inf:
+        raise ValueError(f"every_seconds is {every_seconds!r}: give a finite number above 0")
+    if mode not in {"min", "max"}:
+        raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+    if on_write_error not in {"stop", "continue"}:
+        raise ValueError(f"on_write_error is {on_write_error!r}: give 'stop' or 'continue'")
 
 
 def _is_finite(trainer: TrainerView) -> bool:

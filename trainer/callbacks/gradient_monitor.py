@@ -42,7 +42,7 @@ class GradientMonitor(Callback):
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Measure this batch's gradients."""
         gradients = [
-            parameter.grad
+            parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
             for group in trainer.optimizer.param_groups
             for parameter in group["params"]
             if parameter.grad is not None

@@ -43,7 +43,14 @@ class Throughput(Callback):
     """
 
     priority = 60
-    writes: tuple[str, ...] = ("samples_per_second", "batches_per_second", "data_seconds_share", "eta_seconds")
+    writes = (
+        "samples_per_second",
+        "batches_per_second",
+        "data_seconds_share",
+        "eta_seconds",
+        "flops_per_second",
+        "flops_utilisation",
+    )
     transient = ("_warm", "_started", "_last", "_seconds", "_samples", "_batches", "_waited", "_epochs", "_since")
 
     def __init__(self, flops_per_sample: float | None = None, peak_flops: float | None = None) -> None:
@@ -54,10 +61,6 @@ class Throughput(Callback):
             raise ValueError(f"peak_flops is {peak_flops}, but flops_per_sample is missing: give both")
         self.flops_per_sample = flops_per_sample
         self.peak_flops = peak_flops
-        if flops_per_sample is not None:
-            self.writes = (*self.writes, "flops_per_second")
-        if peak_flops is not None:
-            self.writes = (*self.writes, "flops_utilisation")
         self._warm = False
         self._resumed_inside = False
         self._epochs = 0

@@ -169,7 +169,6 @@ class TestValues:
             ("no", "no"),
             ("line\nline\t\x07", "line\nline\t\x07"),
         ],
-        ids=str,
     )
     def test_are_kept_as_plain_ones_or_their_repr(
         self, suffix: str, value: Any, expected: Any, tmp_path: Path

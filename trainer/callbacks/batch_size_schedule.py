@@ -1,0 +1,91 @@
+"""BatchSizeSchedule: batches that change in size during a run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from trainer.callback import Callback, TrainerView
+from trainer.schedulers import scale_rates
+
+Scaling = Literal["none", "linear", "sqrt"]
+
+
+class BatchSizeSchedule(Callback):
+    """Sets the batch size of each pass over the data, and on request the learning rate that goes with it.
+
+    At each change the learning rates of all groups are multiplied once, by the ratio of the sizes or its square
+    root, together with everything from which the scheduler computes later ones
+    (`trainer.schedulers.scale_rates`). So they are the scheduler's, times the ratio to the first size or its root.
+    Linear: Goyal et al., arXiv:1706.02677 (SGD). Square root: Malladi et al., arXiv:2205.10287 (Adam and its kin).
+
+    A scheduler that goes with the step must be built for the number of steps that the sizes make. The data must
+    not come in batches of its own (a DataLoader).
+
+    Args:
+        sizes: Samples a batch by the number of finished passes from which on they hold; 0 must be among them.
+        lr_scaling: ``"none"``, ``"linear"`` or ``"sqrt"``.
+
+    Raises:
+        ValueError: ``sizes`` lacks 0 or holds a number out of range, or there is no such ``lr_scaling``; at fit
+            start, if epochs are no whole passes (``validate_every``), or the data comes in batches of its own.
+
+    Example::
+
+        BatchSizeSchedule({0: 32, 10: 64, 20: 128}, lr_scaling="sqrt")
+        # callbacks:
+        #   sizes: {_target_: trainer.callbacks.BatchSizeSchedule, sizes: {0: 32, 10: 64}, lr_scaling: sqrt}
+    """
+
+    # Before GradientAccumulation, which corrects the number of steps that a new size makes.
+    priority = 1
+
+    def __init__(self, sizes: Mapping[int, int], lr_scaling: Scaling = "none") -> None:
+        if 0 not in sizes:
+            raise ValueError(f"sizes is {dict(sizes)}: give the size of the first pass under 0")
+        for start, size in sizes.items():
+            if start < 0 or size < 1:
+                raise ValueError(f"sizes has {start}: {size}: give passes from 0 on, and batches of at least 1")
+        if lr_scaling not in {"none", "linear", "sqrt"}:
+            raise ValueError(f"lr_scaling is {lr_scaling!r}: give 'none', 'linear' or 'sqrt'")
+        self.sizes = dict(sorted(sizes.items()))
+        self.lr_scaling = lr_scaling
+        # The size that the learning rates are scaled for.
+        self._size = self.sizes[0]
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Set the size of the pass that begins or goes on; its learning rates come with a resumed state."""
+        if trainer.plan.validate_every is not None:
+            raise ValueError(
+                f"validate_every is {trainer.plan.validate_every}: a batch size can only change between epochs "
+                "that are passes over the data; leave it out"
+            )
+        trainer.set_batch_size(self._size_of(trainer.state.data_epoch))
+        self._scale(trainer)
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Prepare the next pass, after the scheduler and before a checkpoint."""
+        size = self._size_of(trainer.state.data_epoch)
+        if size != self._size:
+            trainer.set_batch_size(size)
+            self._scale(trainer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The size that the learning rates are scaled for."""
+        return {"size": self._size}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The loaded learning rates are scaled already."""
+        self._size = state["size"]
+
+    def _size_of(self, data_epoch: int) -> int:
+        return [size for start, size in self.sizes.items() if start <= data_epoch][-1]
+
+    def _scale(self, trainer: TrainerView) -> None:
+        size = self._size_of(trainer.state.data_epoch)
+        ratio = size / self._size
+        self._size = size
+        if self.lr_scaling != "none" and ratio != 1:
+            factor = ratio if self.lr_scaling == "linear" else math.sqrt(ratio)
+            scale_rates(trainer.optimizer, trainer.scheduler, factor)

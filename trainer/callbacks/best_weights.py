@@ -1,0 +1,90 @@
+"""BestWeights: leaves the model of a finished run with the weights of its best epoch."""
+
+import logging
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from trainer.callback import Callback, TrainerView
+from trainer.checkpoint import snapshot
+from trainer.state import ERROR, INTERRUPTED, Mode, is_better
+
+logger = logging.getLogger(__name__)
+
+
+class BestWeights(Callback):
+    """Keeps a copy of the best epoch's model, and puts it back when training is over.
+
+    The copy holds parameters and buffers, lies in main memory, and is made whenever ``monitor`` beats its best so
+    far: the earliest of equals stays, and a value that is not finite is never best, so a run that diverged ends
+    with its last good epoch. It is put back in ``teardown``: `Checkpoint` and the other callbacks have seen the
+    last state before. A fit that can go on, because it was interrupted, failed or stopped inside an epoch, keeps
+    its weights; to train a finished run further, resume a checkpoint of it. Copy and best value are part of a
+    checkpoint, which becomes larger by one model.
+
+    With `EMA` or `WeightAveraging` the best weights are averaged ones, since those are what was evaluated.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[BestWeights("val_accuracy", "max")])
+
+        callbacks: {best_weights: {_target_: trainer.callbacks.BestWeights, monitor: val_accuracy, mode: max}}
+
+    Args:
+        monitor: Name of the metric; an epoch whose validation was skipped is passed over.
+        mode: ``"min"`` or ``"max"``.
+
+    Raises:
+        ValueError: ``mode`` is neither.
+        KeyError: An epoch did not record ``monitor``.
+    """
+
+    priority = 94
+
+    def __init__(self, monitor: str = "val_loss", mode: Mode = "min") -> None:
+        if mode not in {"min", "max"}:
+            raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+        self.monitor = monitor
+        self.mode: Mode = mode
+        self.reads = (monitor,)
+        self._fitting = False
+        self._best, self._epoch = _worst(mode), 0
+        self._model: dict[str, Any] | None = None
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """A run from the start knows no best epoch yet."""
+        self._fitting = True
+        if trainer.state.epoch == 0:
+            self._best, self._epoch, self._model = _worst(self.mode), 0, None
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Copy the model if it is the best so far."""
+        value = trainer.state.metric(self.monitor)
+        if value is not None and is_better(value, self._best, self.mode):
+            self._best, self._epoch = value, trainer.state.epoch
+            self._model = snapshot(trainer.model.state_dict())
+
+    def teardown(self, trainer: TrainerView) -> None:
+        """Put the best model back after a fit that is over."""
+        fitted, self._fitting = self._fitting, False
+        state = trainer.state
+        if not fitted or state.batch_index or state.stop_reason in {ERROR, INTERRUPTED}:
+            return
+        if self._model is not None:
+            trainer.model.load_state_dict(self._model)
+            logger.info("the model has the weights of epoch %d, %s %.6g", self._epoch, self.monitor, self._best)
+        elif state.epoch:
+            logger.warning("no epoch had a finite %s: the model keeps its last weights", self.monitor)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The best model, its epoch and its value."""
+        return {"best": self._best, "epoch": self._epoch, "model": self._model}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the best so far."""
+        self._best, self._epoch = state["best"], state["epoch"]
+        self._model = snapshot(state["model"])
+
+
+def _worst(mode: Mode) -> float:
+    return math.inf if mode == "min" else -math.inf

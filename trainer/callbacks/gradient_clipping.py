@@ -1,0 +1,56 @@
+"""GradientClipping: bounds the gradients before each optimizer step."""
+
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+
+from trainer.callback import Callback, TrainerView
+
+
+class GradientClipping(Callback):
+    """Clips the gradients of all parameters by their norm or by value, without waiting for the device.
+
+    It runs after `GradientMonitor`, which so records the norm before clipping. Gradients that are not finite stay
+    so.
+
+    Args:
+        max_norm: The gradients together are scaled down to this norm where theirs is larger. Or None with
+            ``max_value``.
+        max_value: Each element is cut to [-max_value, max_value]. Or None with ``max_norm``.
+        norm_type: p of the norm, above 0; ``inf`` is the largest element's magnitude. Used with ``max_norm`` only.
+
+    Raises:
+        ValueError: Neither or both of ``max_norm`` and ``max_value`` are given, or a number is not above 0.
+
+    Example::
+
+        GradientClipping(max_norm=1.0)
+        # callbacks: {clipping: {_target_: trainer.callbacks.GradientClipping, max_norm: 1.0}}
+    """
+
+    priority = 20
+
+    def __init__(
+        self, max_norm: float | None = None, max_value: float | None = None, norm_type: float = 2.0
+    ) -> None:
+        if (max_norm is None) == (max_value is None):
+            raise ValueError(f"max_norm is {max_norm} and max_value {max_value}: give exactly one of them")
+        for name, value in (("max_norm", max_norm), ("max_value", max_value), ("norm_type", norm_type)):
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} is {value}: give a number above 0")
+        self.max_norm = max_norm
+        self.max_value = max_value
+        self.norm_type = norm_type
+
+    def on_before_optimizer_step(self, trainer: TrainerView) -> None:
+        """Clip this step's gradients."""
+        parameters = [
+            parameter
+            for group in trainer.optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        if not parameters:
+            return
+        if self.max_norm is not None:
+            clip_grad_norm_(parameters, self.max_norm, self.norm_type)
+        elif self.max_value is not None:
+            clip_grad_value_(parameters, self.max_value)

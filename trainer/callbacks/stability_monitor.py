@@ -1,0 +1,190 @@
+"""StabilityMonitor: counts the steps whose loss or gradient norm leaps out of those before."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.callback import Callback, TrainerView
+
+logger = logging.getLogger(__name__)
+
+# Rows that wait on the device before they are folded into one number each.
+_FOLD = 256
+# Steps that are judged at a time; each takes a window of numbers.
+_BLOCK = 4096
+# A loss in 32 bits has no digits below this share of it.
+_ROUNDING = torch.finfo(torch.float32).eps
+
+
+class StabilityMonitor(Callback):
+    """Records ``loss_spikes`` and ``grad_norm_spikes``: steps of the epoch that leap out of those before them.
+
+    A step spikes when its value lies more than ``threshold`` standard deviations above the mean of the ``window``
+    steps before it, in the epochs before too. The loss is each batch's, as it is recorded; the gradient norm is
+    the global L2 norm before each optimizer step. A step with fewer than a quarter of the window before it is not
+    judged. Values that are not finite (a batch that overflows in fp16, a run that diverges) are no spikes, and
+    count in no window: scaling and `NaNDetection` see to them. A spike widens the windows that hold it, so of a
+    burst the first steps count. A warning names the spikes of an epoch and the largest.
+
+    A step only keeps numbers on the device; they are read and judged once, at the epoch's end. The defaults are
+    those of OLMo-core's monitor of this name.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[StabilityMonitor(threshold=4.0)])
+
+        callbacks: {stability: {_target_: trainer.callbacks.StabilityMonitor, threshold: 4.0}}
+
+    Args:
+        window: Steps that a step is compared with, at least 2.
+        threshold: Standard deviations above their mean, above 0.
+
+    Raises:
+        ValueError: A number is out of range.
+    """
+
+    priority = 12
+    graph_safe = True
+    writes = ("loss_spikes", "grad_norm_spikes")
+
+    def __init__(self, window: int = 128, threshold: float = 6.0) -> None:
+        if window < 2:
+            raise ValueError(f"window is {window}: give at least 2 steps")
+        if not threshold > 0:
+            raise ValueError(f"threshold is {threshold}: give a number of standard deviations above 0")
+        self.window = window
+        self.threshold = threshold
+        self._losses = _Series(window, lambda rows: rows[:, 0])
+        self._norms = _Series(window, lambda rows: torch.linalg.vector_norm(rows, dim=1))
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """A run from the start has no steps before it."""
+        if not trainer.state.epoch and not trainer.state.batch_index:
+            self._losses.clear()
+            self._norms.clear()
+
+    def on_before_backward(self, trainer: TrainerView) -> None:
+        """Keep the loss; it is still the recorded one, but may change in place from here on."""
+        assert trainer.state.loss is not None
+        self._losses.add((trainer.state.loss.detach().clone(),))
+
+    def on_before_optimizer_step(self, trainer: TrainerView) -> None:
+        """Keep the norms of the gradients."""
+        gradients = [
+            parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
+            for group in trainer.optimizer.param_groups
+            for parameter in group["params"]
+            if parameter.grad is not None
+        ]
+        if gradients:
+            self._norms.add(torch._foreach_norm(gradients))  # noqa: SLF001 - see GradientMonitor
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Judge the epoch's steps."""
+        for what, series in (("loss", self._losses), ("grad_norm", self._norms)):
+            scores = series.take_scores()
+            spikes = scores[scores > self.threshold]
+            trainer.state.metrics[f"{what}_spikes"] = float(len(spikes))
+            if len(spikes):
+                logger.warning(
+                    "epoch %d: %d %s spikes, the largest %.1f standard deviations above the mean of the %d steps "
+                    "before it",
+                    trainer.state.epoch,
+                    len(spikes),
+                    what.replace("_", " "),
+                    spikes.max().item(),
+                    self.window,
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The windows, and what the running epoch collected."""
+        return {"losses": self._losses.state_dict(), "norms": self._norms.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on inside the epoch."""
+        self._losses.load_state_dict(state["losses"])
+        self._norms.load_state_dict(state["norms"])
+
+
+class _Series:
+    """The values of one quantity: those of the running epoch, on the device, and the window before them.
+
+    Args:
+        window: Values to keep from the epochs before.
+        combine: Makes one value of each row, [rows, columns] → [rows].
+    """
+
+    def __init__(self, window: int, combine: Callable[[Tensor], Tensor]) -> None:
+        self._window = window
+        self._combine = combine
+        self.clear()
+
+    def clear(self) -> None:
+        self._before = torch.empty(0, dtype=torch.float64)
+        self._folded: list[Tensor] = []
+        self._rows: list[tuple[Tensor, ...]] = []
+
+    def add(self, row: tuple[Tensor, ...]) -> None:
+        if self._rows and (len(self._rows) >= _FOLD or len(self._rows[0]) != len(row)):
+            self._fold()
+        self._rows.append(row)
+
+    def take_scores(self) -> Tensor:
+        """End the epoch: the `spike_scores` of its values."""
+        self._fold()
+        values = torch.cat([self._before[:0], *(part.cpu().double() for part in self._folded)])
+        scores = spike_scores(self._before, values, self._window)
+        self._before = torch.cat([self._before, values])[-self._window :]
+        self._folded = []
+        return scores
+
+    def state_dict(self) -> dict[str, Any]:
+        # Unfolded, so that a resumed epoch folds the same rows together.
+        return {"before": self._before, "folded": list(self._folded), "rows": [list(row) for row in self._rows]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._before = state["before"][-self._window :].cpu()
+        self._folded = list(state["folded"])
+        self._rows = [tuple(row) for row in state["rows"]]
+
+    def _fold(self) -> None:
+        if self._rows:
+            device = self._rows[-1][0].device
+            numbers = [number.to(device) for row in self._rows for number in row]
+            self._folded.append(self._combine(torch.stack(numbers).view(len(self._rows), -1)))
+            self._rows = []
+
+
+def spike_scores(before: Tensor, values: Tensor, window: int) -> Tensor:
+    """Standard deviations by which each value lies above the mean of those before it.
+
+    Args:
+        before: At most ``window`` values that came before, float64 [n].
+        values: What is judged, float64 [steps].
+        window: Values that one is compared with; those that are not finite are left out.
+
+    Returns:
+        float64 [steps]; NaN where a value is not finite, or comes after fewer finite ones than a quarter of the
+        window (and fewer than 2). The standard deviation is that of the window as a whole, and at least the
+        rounding of 32 bits.
+    """
+    missing = before.new_full((window - len(before),), math.nan)
+    windows = torch.cat([missing, before, values]).unfold(0, window, 1)[:-1]
+    pairs = zip(torch.split(values, _BLOCK), torch.split(windows, _BLOCK), strict=True)
+    return torch.cat([_block_scores(*pair) for pair in pairs])
+
+
+def _block_scores(values: Tensor, windows: Tensor) -> Tensor:
+    known = windows.isfinite()
+    count = known.sum(dim=1)
+    mean = torch.where(known, windows, 0.0).sum(dim=1) / count
+    squares = torch.where(known, windows - mean[:, None], 0.0).square()
+    sigma = torch.maximum((squares.sum(dim=1) / count).sqrt(), _ROUNDING * mean.abs())
+    judged = values.isfinite() & (count >= max(2, windows.shape[1] // 4))
+    return torch.where(judged, (values - mean) / sigma, math.nan)

@@ -1,0 +1,179 @@
+"""TensorStatistics: means, norms and the like of single gradients, parameters and activations."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from trainer.callback import Callback, TrainerView
+from trainer.metrics import EpochMetrics, Reduce
+
+#: What can be computed of a tensor, by name.
+STATISTICS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
+    {
+        "mean": torch.mean,
+        "std": lambda tensor: tensor.std(correction=0),
+        "norm": torch.linalg.vector_norm,
+        "max_abs": lambda tensor: tensor.abs().max(),
+        "zero_fraction": lambda tensor: (tensor == 0).sum() / tensor.numel(),
+    }
+)
+
+
+class TensorStatistics(Callback):
+    """Records statistics of each gradient, parameter and activation as metrics of the epoch.
+
+    The metrics are called ``grad_<statistic>/<parameter>``, ``param_<statistic>/<parameter>`` and
+    ``activation_<statistic>/<module>``, such as ``grad_norm/0.weight``. Gradients and parameters are those before
+    the optimizer's step, gradients unscaled; activations are what modules return while training: a tensor, or
+    tensors in tuples, lists and mappings, which get their place as a suffix (``activation_norm/lstm[1][0]``); the
+    model itself is called ``model``. Tensors that are empty or not of a real floating-point type are passed over.
+
+    Measured are the first step of an epoch and every n-th after it; a metric is the mean over these, of
+    ``max_abs`` the maximum. Nothing is read from the device before the epoch's end. There are as many metrics as
+    tensors times statistics: for a large model choose some by ``names``. The names of the metrics are known only
+    with the model, so ``writes`` is empty; all are there before the first hook of ``on_epoch_end``. Measuring the
+    activations of a model that is compiled breaks its graph at each module, and a step that is replayed as a CUDA
+    graph can't be looked into: with ``cuda_graph`` this callback is refused.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[TensorStatistics(every_n_steps=10, names="weight$")])
+
+        callbacks: {tensors: {_target_: trainer.callbacks.TensorStatistics, activations: true, names: ^encoder}}
+
+    Args:
+        gradients: Whether to measure gradients.
+        parameters: Whether to measure parameters.
+        activations: Whether to measure what modules return: those without children, or with ``names`` all that
+            match.
+        every_n_steps: Optimizer steps from one measurement to the next, at least 1.
+        statistics: Some of ``"mean"``, ``"std"`` (of the tensor as a whole population), ``"norm"`` (L2),
+            ``"max_abs"`` and ``"zero_fraction"`` (share of exact zeros, 0 to 1).
+        names: Regular expression that must be found in the name of a parameter or module; None: all.
+
+    Raises:
+        ValueError: There is nothing to measure, no such statistic, or ``names`` is no regular expression.
+    """
+
+    priority = 12
+    transient = ("_handles", "_measures")
+
+    def __init__(
+        self,
+        *,
+        gradients: bool = True,
+        parameters: bool = True,
+        activations: bool = False,
+        every_n_steps: int = 50,
+        statistics: Sequence[str] = ("norm",),
+        names: str | None = None,
+    ) -> None:
+        if not (gradients or parameters or activations):
+            raise ValueError("gradients, parameters and activations are all False: set one to True")
+        if every_n_steps < 1:
+            raise ValueError(f"every_n_steps is {every_n_steps}: give at least 1")
+        self.gradients = gradients
+        self.parameters = parameters
+        self.activations = activations
+        self.every_n_steps = every_n_steps
+        self.statistics = _checked(statistics)
+        self.names = _pattern(names)
+        self._handles: list[RemovableHandle] = []
+        self._measures = False  # only inside the forward pass of a step that is measured
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Watch what the modules return."""
+        if self.activations:
+            for path, module in trainer.model.named_modules():
+                name = path or "model"
+                if self._wants(name) if self.names else not any(True for _ in module.children()):
+                    self._handles.append(module.register_forward_hook(self._hook(name, trainer)))
+
+    def on_before_forward(self, trainer: TrainerView) -> None:
+        """Measure activations from here."""
+        self._measures = self._is_due(trainer)
+
+    def on_after_forward(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """No more: evaluation, and what is computed again for the backward pass, is not measured."""
+        self._measures = False
+
+    def on_before_optimizer_step(self, trainer: TrainerView) -> None:
+        """Measure gradients and parameters."""
+        if not self._is_due(trainer):
+            return
+        for name, parameter in trainer.model.named_parameters():
+            if self._wants(name):
+                if self.gradients and parameter.grad is not None:
+                    self._record(trainer.recorder, f"grad_{{}}/{name}", parameter.grad)
+                if self.parameters:
+                    self._record(trainer.recorder, f"param_{{}}/{name}", parameter)
+
+    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Leave the modules as they were."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        self._measures = False
+
+    def _is_due(self, trainer: TrainerView) -> bool:
+        state = trainer.state
+        return (state.step - state.epoch_start_step) % self.every_n_steps == 0
+
+    def _wants(self, name: str) -> bool:
+        return self.names is None or self.names.search(name) is not None
+
+    def _hook(self, name: str, trainer: TrainerView) -> Callable[[nn.Module, Any, Any], None]:
+        def measure(module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG001
+            if self._measures:
+                for suffix, tensor in _tensors(output):
+                    self._record(trainer.recorder, f"activation_{{}}/{name}{suffix}", tensor)
+
+        return measure
+
+    @torch.no_grad()
+    def _record(self, recorder: EpochMetrics, form: str, tensor: Tensor) -> None:
+        if not tensor.is_floating_point() or not tensor.numel():
+            return
+        tensor = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
+        if tensor.is_sparse:
+            tensor = tensor.to_dense()
+        for statistic in self.statistics:
+            reduce: Reduce = "max" if statistic == "max_abs" else "mean"
+            recorder.record(form.format(statistic), STATISTICS[statistic](tensor), reduce=reduce)
+
+
+def _tensors(output: Any, suffix: str = "") -> Iterator[tuple[str, Tensor]]:
+    """The tensors in what a module returned, with their places."""
+    if isinstance(output, Tensor):
+        yield suffix, output
+        return
+    items: Any = ()
+    if isinstance(output, Mapping):
+        items = output.items()
+    elif isinstance(output, list | tuple):
+        items = enumerate(output)
+    for key, item in items:
+        yield from _tensors(item, f"{suffix}[{key}]")
+
+
+def _checked(statistics: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(statistics)
+    if isinstance(statistics, str) or not names or set(names) - STATISTICS.keys():
+        raise ValueError(f"statistics is {statistics!r}: give a list of some of {', '.join(STATISTICS)}")
+    return names
+
+
+def _pattern(names: str | None) -> re.Pattern[str] | None:
+    try:
+        return None if names is None else re.compile(names)
+    except re.error as error:
+        raise ValueError(
+            f"names is {names!r}, no regular expression ({error}): give one, or leave it out"
+        ) from error

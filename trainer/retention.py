@@ -1,0 +1,39 @@
+"""Which checkpoints stay: the best, the latest, and those at fixed steps."""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+from trainer.checkpoint import Progress
+from trainer.state import Mode
+
+
+def best_epochs(history: Sequence[Mapping[str, float]], metric: str, mode: Mode, count: int) -> list[int]:
+    """Numbers (from 1) of the ``count`` epochs with the best values, the best first, the earlier of equals first.
+
+    An epoch without the metric, or with one that is not finite, is never among them.
+    """
+    sign = 1 if mode == "min" else -1
+    values = ((metrics.get(metric, math.nan), epoch) for epoch, metrics in enumerate(history, start=1))
+    ranked = sorted((sign * value, epoch) for value, epoch in values if math.isfinite(value))
+    return [epoch for _, epoch in ranked[:count]]
+
+
+def retained(
+    saved: Iterable[Progress], *, best: Collection[int], keep_last: int, fixed: Collection[Progress]
+) -> set[Progress]:
+    """Which of a run's checkpoints stay.
+
+    Args:
+        saved: Those that there are.
+        best: Epochs whose ends stay.
+        keep_last: Latest ends of epochs that stay, and latest checkpoints inside the epoch after those.
+        fixed: Those that stay for ever.
+
+    Returns:
+        Those that stay; the one with the most progress is always among them.
+    """
+    ordered = sorted(saved)
+    ends = [progress for progress in ordered if not progress[1]]
+    inside = [progress for progress in ordered if progress[1] and (not ends or progress > ends[-1])]
+    always = {progress for progress in ordered if progress in fixed or (not progress[1] and progress[0] in best)}
+    return always | set(ends[-keep_last:]) | set(inside[-keep_last:])

@@ -1,0 +1,260 @@
+"""Learning-rate schedulers that torch lacks, and the scaling of a learning rate that a scheduler goes on with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+# Where torch's schedulers keep learning rates: in the groups (OneCycleLR the last two), and in themselves.
+_GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+_SCHEDULER_RATES = ("base_lrs", "max_lrs")
+
+
+class HyperbolicLR(LRScheduler):
+    """A learning rate that falls along a hyperbola, whose beginning hardly depends on how long the run is.
+
+    With N = ``max_iter``, U = ``upper_bound`` and f(x) = sqrt((N - x) / U · (2 - (N + x) / U)), the learning rate
+    after x steps is lr₀ + (lr₀ - infimum_lr) · (f(x) - f(0)), for each group from its own lr₀. It ends at
+    ``infimum_lr`` where N = U, above it where N < U, and stays there after N steps. Runs of different N that share
+    U follow nearly the same curve at first, so a short run tells about a long one.
+
+    Source: Kim, "HyperbolicLR: Epoch insensitive learning rate scheduler", arXiv:2407.15200.
+
+    Args:
+        optimizer: Its groups' learning rates are where the curve begins.
+        upper_bound: U, in the same steps as ``max_iter``: the longest run that is to be compared.
+        max_iter: N: steps of the scheduler in this run (epochs, or optimizer steps).
+        infimum_lr: The lowest learning rate of the curve with N = U.
+        last_epoch: Steps taken already, less one; -1 begins.
+
+    Raises:
+        ValueError: ``max_iter`` is below 1 or above ``upper_bound``, or ``infimum_lr`` is negative or not below
+            every group's learning rate.
+
+    Example::
+
+        scheduler = HyperbolicLR(optimizer, upper_bound=250, max_iter=50, infimum_lr=1e-5)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        upper_bound: int = 1000,
+        max_iter: int = 100,
+        infimum_lr: float = 1e-6,
+        last_epoch: int = -1,
+    ) -> None:
+        if max_iter < 1:
+            raise ValueError(f"max_iter is {max_iter}: give the number of scheduler steps, at least 1")
+        if upper_bound < max_iter:
+            raise ValueError(f"upper_bound is {upper_bound}: give at least max_iter, which is {max_iter}")
+        _check_infimum(optimizer, infimum_lr)
+        self.upper_bound = upper_bound
+        self.max_iter = max_iter
+        self.infimum_lr = infimum_lr
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """Learning rate of each group after ``last_epoch`` steps, in closed form."""
+        change = self._hyperbola(min(self.last_epoch, self.max_iter)) - self._hyperbola(0)
+        return [self._rate(base, change) for base in self.base_lrs]
+
+    def _hyperbola(self, step: int) -> float:
+        n, u = self.max_iter, self.upper_bound
+        return math.sqrt((n - step) / u * (2 - (n + step) / u))
+
+    def _rate(self, base: float | Tensor, change: float) -> float | Tensor:
+        return base + (base - self.infimum_lr) * change
+
+
+class ExpHyperbolicLR(HyperbolicLR):
+    """As `HyperbolicLR`, but it is the logarithm of the learning rate that follows the hyperbola.
+
+    The learning rate after x steps is lr₀ · (lr₀ / infimum_lr) ^ (f(x) - f(0)).
+
+    Source: Kim, "HyperbolicLR: Epoch insensitive learning rate scheduler", arXiv:2407.15200.
+
+    Args:
+        optimizer: See `HyperbolicLR`, as for the others.
+        upper_bound: U, the longest run that is to be compared.
+        max_iter: N, steps of the scheduler in this run.
+        infimum_lr: The lowest learning rate, above 0.
+        last_epoch: Steps taken already, less one; -1 begins.
+
+    Raises:
+        ValueError: As for `HyperbolicLR`, or ``infimum_lr`` is 0.
+
+    Example::
+
+        scheduler = ExpHyperbolicLR(optimizer, upper_bound=250, max_iter=50, infimum_lr=1e-5)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        upper_bound: int = 1000,
+        max_iter: int = 100,
+        infimum_lr: float = 1e-6,
+        last_epoch: int = -1,
+    ) -> None:
+        if infimum_lr <= 0:
+            raise ValueError(f"infimum_lr is {infimum_lr}: give a number above 0, its logarithm is needed")
+        super().__init__(optimizer, upper_bound, max_iter, infimum_lr, last_epoch)
+
+    def _rate(self, base: float | Tensor, change: float) -> float | Tensor:
+        return base * (base / self.infimum_lr) ** change
+
+
+class Warmup(LRScheduler):
+    """Linear warm-up in front of any other scheduler, ReduceLROnPlateau included.
+
+    The learning rates of all groups rise from ``start_factor`` times those with which ``main`` begins to these
+    themselves, which are reached by step number ``steps``. From then on each step is ``main``'s, which notices
+    nothing of the steps before. Where torch's ``SequentialLR([LinearLR, main])`` can do this, the result is the
+    same.
+
+    A Trainer hands a ReduceLROnPlateau its metric once an epoch has been validated: use it, and the warm-up before
+    it, with ``scheduler_interval="epoch"``.
+
+    Args:
+        optimizer: The optimizer of ``main``.
+        main: The scheduler to warm up for; not stepped yet.
+        steps: Calls of `step` that the warm-up takes, at least 1: epochs or optimizer steps, as it is stepped.
+        start_factor: Where the warm-up begins, as a part of the learning rate, in [0, 1].
+
+    Attributes:
+        main: The scheduler that follows the warm-up.
+
+    Raises:
+        ValueError: An argument is out of range, or ``main`` belongs to another optimizer or has been stepped.
+
+    Example::
+
+        scheduler = Warmup(optimizer, CosineAnnealingLR(optimizer, T_max=95), steps=5)
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        main: LRScheduler,
+        steps: int,
+        start_factor: float = 0.1,
+    ) -> None:
+        if steps < 1:
+            raise ValueError(f"steps is {steps}: give at least 1, or use the main scheduler alone")
+        if not 0 <= start_factor <= 1:
+            raise ValueError(f"start_factor is {start_factor}: give a part of the learning rate, in [0, 1]")
+        if main.optimizer is not optimizer:
+            raise ValueError("main belongs to another optimizer: build it over the one that is given here")
+        taken = getattr(main, "last_epoch", 0)  # a ChainedScheduler does not count
+        if taken > 0:
+            raise ValueError(f"main has taken {taken} steps: give a new scheduler")
+        # The base class would take its first step here, from learning rates that main may have changed.
+        self.optimizer = optimizer
+        self.main = main
+        self.steps = steps
+        self.start_factor = start_factor
+        self.base_lrs = _rates(optimizer)
+        self.last_epoch = 0
+        self._warm_up()
+
+    def step(self, metrics: float | None = None) -> None:
+        """Take one step of the warm-up, or after it one of ``main``.
+
+        Args:
+            metrics: The metric that a ReduceLROnPlateau follows; unused by other schedulers and the warm-up.
+
+        Raises:
+            ValueError: ``main`` needs the metric, and it is missing.
+        """
+        self.last_epoch += 1
+        if self.last_epoch <= self.steps:
+            self._warm_up()
+            return
+        if not isinstance(self.main, ReduceLROnPlateau):
+            self.main.step()
+        elif metrics is None:
+            raise ValueError("the main scheduler is a ReduceLROnPlateau: call step with its metric")
+        else:
+            self.main.step(metrics)
+        self._last_lr = _rates(self.optimizer)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Own progress, and the state of ``main``."""
+        own = {key: value for key, value in vars(self).items() if key not in {"optimizer", "main"}}
+        return {**own, "main": self.main.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on where the saved scheduler was."""
+        vars(self).update({key: value for key, value in state_dict.items() if key != "main"})
+        self.main.load_state_dict(dict(state_dict["main"]))  # CyclicLR takes keys out of it
+
+    def _warm_up(self) -> None:
+        # Written so that the last factor is 1 to the bit.
+        factor = 1 - (1 - self.start_factor) * (1 - self.last_epoch / self.steps)
+        for group, base in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            set_rate(group, base * factor)
+        self._last_lr = _rates(self.optimizer)
+
+
+def set_rate(group: dict[str, Any], rate: float | Tensor, name: str = "lr") -> None:
+    """Set a learning rate of a parameter group; a tensor (``capturable``) keeps its place in memory."""
+    if isinstance(group[name], Tensor):
+        group[name].fill_(rate)
+    else:
+        group[name] = rate
+
+
+def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
+    """Multiply the learning rates of all groups, for now and for all that the scheduler makes of them later.
+
+    Some schedulers compute the next learning rate from the one before, others from the first, which they keep
+    themselves, in the groups, or in the schedulers that they are made of: each of these is multiplied. Limits in
+    absolute numbers (``eta_min``, ReduceLROnPlateau's ``min_lr``) stay.
+
+    Args:
+        optimizer: Its groups.
+        scheduler: The scheduler over them, or None.
+        factor: What to multiply with.
+    """
+    for group in optimizer.param_groups:
+        for name in _GROUP_RATES:
+            if name in group:
+                set_rate(group, group[name] * factor, name)
+    for part in _parts(scheduler):
+        for name in _SCHEDULER_RATES:
+            if name in vars(part):
+                setattr(part, name, [rate * factor for rate in getattr(part, name)])
+
+
+def _parts(scheduler: Any) -> Iterator[Any]:
+    """A scheduler and those inside it: SequentialLR and ChainedScheduler of torch, and Warmup."""
+    if scheduler is None:
+        return
+    yield scheduler
+    for inner in (*getattr(scheduler, "_schedulers", ()), getattr(scheduler, "main", None)):
+        yield from _parts(inner)
+
+
+def _rates(optimizer: Optimizer) -> list[float | Tensor]:
+    """The groups' learning rates; copies where they are tensors."""
+    rates = (group["lr"] for group in optimizer.param_groups)
+    return [rate.clone() if isinstance(rate, Tensor) else rate for rate in rates]
+
+
+def _first_rate(group: Mapping[str, Any]) -> float:
+    return float(group.get("initial_lr", group["lr"]))
+
+
+def _check_infimum(optimizer: Optimizer, infimum_lr: float) -> None:
+    lowest = min(_first_rate(group) for group in optimizer.param_groups)
+    if not 0 <= infimum_lr < lowest:
+        raise ValueError(
+            f"infimum_lr is {infimum_lr}: give at least 0 and less than the lowest learning rate of the "
+            f"optimizer's groups, which is {lowest}"
+        )

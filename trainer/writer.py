@@ -1,0 +1,95 @@
+"""CheckpointWriter: writes checkpoints one after another, at once or in a thread."""
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from trainer.checkpoint import CheckpointManager, Progress
+
+
+@dataclass(frozen=True)
+class Save:
+    """One checkpoint to be written.
+
+    Attributes:
+        progress: Its epoch and batch.
+        checkpoint: What is written; with a thread, a copy that training leaves alone.
+        fixed: Whether it is to be kept for ever.
+    """
+
+    progress: Progress
+    checkpoint: Mapping[str, Any]
+    fixed: bool = False
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of some saves.
+
+    Attributes:
+        saves: All of them.
+        paths: Files of those that are on disk: the first so many.
+        error: What kept the next one from it; None: all are on disk.
+    """
+
+    saves: Sequence[Save]
+    paths: Sequence[Path]
+    error: OSError | None
+
+
+class CheckpointWriter:
+    """Writes to one folder; never two things at the same time.
+
+    Args:
+        manager: Of that folder.
+        background: Whether a thread writes, so that ``start`` returns before the files are there.
+    """
+
+    def __init__(self, manager: CheckpointManager, *, background: bool) -> None:
+        self._manager = manager
+        self._background = background
+        self._running: Future[Written] | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether there is a result that can be had without waiting."""
+        return self._running is not None and self._running.done()
+
+    def start(self, saves: Sequence[Save]) -> None:
+        """Write these, in this order, up to the first error; the result of those before must have been taken.
+
+        Raises:
+            Exception: Without a thread, what is no OSError: something in a checkpoint that can't be saved.
+        """
+        assert self._running is None
+        if self._background:
+            executor = ThreadPoolExecutor(1, "checkpoint")
+            self._running = executor.submit(self._write, saves)
+            executor.shutdown(wait=False)  # the thread ends with its work, and the process not before it
+            return
+        done: Future[Written] = Future()
+        done.set_result(self._write(saves))
+        self._running = done
+
+    def result(self) -> Written | None:
+        """Wait for what is being written; each result can be had once, and there may be none.
+
+        Raises:
+            Exception: From the thread, what is no OSError.
+        """
+        if self._running is None:
+            return None
+        wait([self._running])  # interrupted here, it can be waited for again
+        running, self._running = self._running, None
+        return running.result()
+
+    def _write(self, saves: Sequence[Save]) -> Written:
+        paths: list[Path] = []
+        try:
+            for save in saves:
+                paths.append(self._manager.write(save.checkpoint, *save.progress))  # noqa: PERF401 - needed below
+        except OSError as error:
+            return Written(saves, paths, error)
+        return Written(saves, paths, None)
