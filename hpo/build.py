@@ -36,18 +36,61 @@ CALLBACKS: Final[Mapping[str, type[Callback]]] = MappingProxyType(
         "overfit_detection": callbacks.OverfitDetection,
         "console": callbacks.ConsoleLogging,
         "csv": callbacks.CSVLogging,
-        "early_stopping": callbacks.EarlyStopping,
         "checkpoint": callbacks.Checkpoint,
+        "early_stopping": callbacks.EarlyStopping,
+        "gradient_clipping": callbacks.GradientClipping,
+        "gradient_accumulation": callbacks.GradientAccumulation,
+        "batch_size_schedule": callbacks.BatchSizeSchedule,
+        "ema": callbacks.EMA,
+        "weight_averaging": callbacks.WeightAveraging,
+        "best_weights": callbacks.BestWeights,
+        "stability_monitor": callbacks.StabilityMonitor,
+        "tensor_statistics": callbacks.TensorStatistics,
+        "parameter_count": callbacks.ParameterCount,
+        "throughput": callbacks.Throughput,
+        "gpu_memory": callbacks.GPUMemory,
+        "garbage_collection": callbacks.GarbageCollection,
+        "profiler": callbacks.Profiler,
+        "time_limit": callbacks.TimeLimit,
         "wandb": callbacks.WandbLogging,
+        "tensorboard": callbacks.TensorBoardLogging,
+        "json": callbacks.JSONLogging,
+        "notifier": callbacks.Notifier,
     }
 )
-#: Those that run only when the study file names them.
-ON_REQUEST: Final = frozenset({"early_stopping", "wandb"})
+#: Those that run unless the study file switches them off.
+DEFAULTS: Final = frozenset(
+    {
+        "nan_detection",
+        "optimizer_mode",
+        "gradient_monitor",
+        "loss_prediction",
+        "overfit_detection",
+        "console",
+        "csv",
+        "checkpoint",
+    }
+)
 #: Those that a study can't do without: they make outcomes true and trials resumable.
 REQUIRED: Final = frozenset({"nan_detection", "checkpoint"})
+#: Where those with a place of their own write, in the run's folder.
+_FILES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
+    {
+        "csv": ("path", "metrics.csv"),
+        "json": ("path", "metrics.jsonl"),
+        "tensorboard": ("folder", "tensorboard"),
+        "profiler": ("folder", "profile"),
+    }
+)
 #: Arguments that the service sets itself.
 _GIVEN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {"csv": ("path",), "checkpoint": ("folder", "monitor", "mode"), "wandb": ("folder", "run_id", "config")}
+    {
+        **{name: (argument,) for name, (argument, _) in _FILES.items()},
+        "checkpoint": ("folder", "monitor", "mode"),
+        "best_weights": ("monitor", "mode"),
+        "notifier": ("name", "monitor", "mode"),
+        "wandb": ("folder", "run_id", "config"),
+    }
 )
 
 
@@ -191,25 +234,42 @@ class Builder:
             if "_target_" in arguments:
                 built.append(instantiate(self.resolver, arguments))
             else:
-                built.append(CALLBACKS[name](**self._completed(name, arguments, place)))
+                built.append(self.built_in(name, arguments, place))
         return built
 
+    def built_in(self, name: str, arguments: Mapping[str, Any], place: RunPlace) -> Callback:
+        """One of `CALLBACKS`, with the arguments of the study file and those that the service gives.
+
+        Raises:
+            InputError: The callback refuses an argument.
+        """
+        try:
+            return CALLBACKS[name](**self._completed(name, arguments, place))
+        except ValueError as error:
+            fix = "see docs/callbacks.md for what it takes"
+            raise self.spec.error(str(error), path=f"callbacks.{name}", fix=fix) from error
+
     def _completed(self, name: str, arguments: Mapping[str, Any], place: RunPlace) -> dict[str, Any]:
-        metric, given = self.spec.study.metric, dict(arguments)
+        study, given = self.spec.study, dict(arguments)
+        followed = {"monitor": study.metric, "mode": self.mode}
         if name == "nan_detection":
             watched = given.get("metrics", ("train_loss", "val_loss"))
-            given["metrics"] = tuple(dict.fromkeys((*watched, metric)))
-        elif name == "csv":
-            given["path"] = place.folder / "metrics.csv"
-        elif name == "checkpoint":
-            given |= {"folder": place.checkpoints, "monitor": metric, "mode": self.mode}
+            given["metrics"] = tuple(dict.fromkeys((*watched, study.metric)))
         elif name == "early_stopping":
-            given.setdefault("monitor", metric)
-            given.setdefault("mode", self.mode if given["monitor"] == metric else "min")
+            given.setdefault("monitor", study.metric)
+            given.setdefault("mode", self.mode if given["monitor"] == study.metric else "min")
         elif name == "wandb":
-            study = self.spec.study.name
-            given = {"project": study, "group": study, "name": place.name, **given}
-            given |= {"folder": place.folder, "run_id": f"{study}-{place.name}", "config": dict(place.params)}
+            given = {"project": study.name, "group": study.name, "name": place.name, **given}
+            given |= {"folder": place.folder, "run_id": f"{study.name}-{place.name}", "config": dict(place.params)}
+        elif name == "checkpoint":
+            given |= {"folder": place.checkpoints, **followed}
+        elif name == "best_weights":
+            given |= followed
+        elif name == "notifier":
+            given |= {"name": f"{study.name}, {place.name}", **followed}
+        elif name in _FILES:
+            argument, file = _FILES[name]
+            given[argument] = place.folder / file
         return given
 
 
@@ -219,20 +279,26 @@ def offered_callbacks() -> dict[str, Callable[..., Callback]]:
 
 
 def check_callbacks(spec: StudySpec) -> set[str]:
-    """Refuse to do without a callback that a study needs.
+    """Refuse to do without a callback that a study needs, and arguments that a built-in one refuses.
 
     Returns:
         Names of the metrics that the built-in callbacks write.
 
     Raises:
-        InputError: One of these is switched off.
+        InputError: One of these is switched off, or can't be made.
     """
     for name in REQUIRED:
         if spec.config.callbacks.get(name) is False:
             fix = "remove the line: without it outcomes or resuming could not be trusted"
             raise spec.error("can't be switched off", path=f"callbacks.{name}", value=False, fix=fix)
+    builder, place = Builder(spec), RunPlace(spec.output_dir, "check")
     configured = _configured(spec.base_config())
-    return {metric for name in configured if name in CALLBACKS for metric in CALLBACKS[name].writes}
+    return {
+        metric
+        for name, arguments in configured.items()
+        if name in CALLBACKS and "_target_" not in arguments
+        for metric in builder.built_in(name, arguments, place).writes
+    }
 
 
 def _offered(kind: type[Callback], given: tuple[str, ...]) -> Callable[..., Callback]:
@@ -254,7 +320,7 @@ def _offered(kind: type[Callback], given: tuple[str, ...]) -> Callable[..., Call
 def _configured(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     """Name → arguments of every callback that is to run."""
     section: Mapping[str, Any] = config["callbacks"]
-    chosen: dict[str, Any] = {name: True for name in CALLBACKS if name not in ON_REQUEST}
+    chosen: dict[str, Any] = {name: True for name in CALLBACKS if name in DEFAULTS}
     chosen |= section
     return {name: {} if node is True else dict(node) for name, node in chosen.items() if node is not False}
 

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any
 
 from hpo.config import StudySpec
@@ -64,7 +65,7 @@ def recorded_metrics(spec: StudySpec, extra: Collection[str] = ()) -> list[str]:
 def check_metric(spec: StudySpec, extra: Collection[str] = ()) -> None:
     """Refuse a study metric that nothing records; `extra` names what further callbacks write."""
     known = recorded_metrics(spec, extra)
-    if spec.study.metric not in known:
+    if not any(fnmatchcase(spec.study.metric, name) for name in known):
         fix = suggest_name(spec.study.metric, known, what="recorded are")
         raise spec.error("nothing records this metric", path="study.metric", value=spec.study.metric, fix=fix)
 
@@ -140,7 +141,7 @@ class _Checker:
         if TARGET in node.base or node.keys[0] == "callbacks":
             # Where the target is searched, the base config must still be a run of its own.
             own = _Call(self, node, node.base.get(TARGET), [] if switch else node.searched)
-            own.check(join_path((*node.keys, TARGET)))
+            own.check(join_path((*node.keys, TARGET) if TARGET in node.base else node.keys))
         if isinstance(switch, CategoricalParam):
             for choice in switch.choices:
                 entries = [path for path in node.searched if path != node.switch]

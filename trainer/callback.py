@@ -59,7 +59,7 @@ class Callback:
 
     Attributes:
         priority: Lower runs earlier within an event. The shipped ones lie at 1 to 99.
-        writes: Names of the metrics it puts into ``trainer.state.metrics``.
+        writes: Names of the metrics it puts into ``trainer.state.metrics``, or patterns such as ``grad_*``.
         reads: Names of the metrics it uses; ``("*",)`` for all. The runner refuses an order in which a
             reader would run before the writer.
         writes_in: The event in which it writes.

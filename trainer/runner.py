@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Iterator
+from fnmatch import fnmatchcase
 from typing import Any
 
 from trainer.callback import DEFAULT_PRIORITY, Callback, FunctionCallback, Handle, TrainerView, global_callbacks
@@ -201,5 +202,5 @@ def _writers(callbacks: tuple[Callback, ...], reader: Callback) -> Iterator[tupl
     for position, writer in enumerate(callbacks):
         if writer is reader or not writer.writes:
             continue
-        if "*" in reader.reads or set(writer.writes) & set(reader.reads):
+        if any(fnmatchcase(read, write) or read == "*" for read in reader.reads for write in writer.writes):
             yield position, writer

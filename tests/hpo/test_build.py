@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from hpo.build import (
     CALLBACKS,
-    ON_REQUEST,
+    DEFAULTS,
     REQUIRED,
     Builder,
     Progress,
@@ -165,7 +166,7 @@ def test_data_that_is_no_mapping_of_train_and_val_is_the_studys_fault(
 
 def test_without_a_section_the_defaults_run_and_nothing_else(studies: Studies) -> None:
     kinds = {type(callback) for callback in build(studies).callbacks.callbacks} - {LogDispatch}
-    assert kinds == {kind for name, kind in CALLBACKS.items() if name not in ON_REQUEST}
+    assert kinds == {kind for name, kind in CALLBACKS.items() if name in DEFAULTS}
 
 
 @pytest.mark.parametrize("written", ["true", "{}", "null"])
@@ -232,8 +233,11 @@ def test_what_a_callback_does_not_take_is_named(studies: Studies, callbacks: str
     assert caught.value.path == path
 
 
-def test_every_offered_callback_can_be_named_without_arguments(studies: Studies) -> None:
-    check(studies.spec("callbacks={" + ", ".join(f"{name}: {{}}" for name in CALLBACKS) + "}"))
+def test_an_argument_that_a_callback_needs_is_asked_for(studies: Studies) -> None:
+    with pytest.raises(
+        InputError, match=r"callbacks\.gradient_accumulation: `gradient_accumulation` needs the argument"
+    ):
+        check(studies.spec("callbacks.gradient_accumulation={}"))
 
 
 def test_a_step_of_ones_own_replaces_the_loss_and_its_numbers_are_metrics(studies: Studies) -> None:
@@ -286,3 +290,58 @@ def test_a_warm_up_stands_before_any_scheduler(studies: Studies) -> None:
     assert isinstance(trainer.scheduler, Warmup)
     assert trainer.scheduler_interval == "step"
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * trainer.scheduler.base_lrs[0])
+
+
+#: What those need that can't do without an argument.
+NEEDED = {  # the others are named with none
+    "gradient_clipping": "{max_norm: 1.0}",
+    "gradient_accumulation": "{batches: 2}",
+    "batch_size_schedule": "{sizes: {'0': 8, '1': 16}}",
+    "time_limit": "{seconds: 60}",
+    "notifier": "{url: 'http://127.0.0.1:9/', retries: 0}",
+}
+
+
+@pytest.mark.parametrize("name", CALLBACKS)
+def test_each_built_in_callback_goes_by_its_name_and_writes_inside_the_runs_folder(
+    studies: Studies, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "disabled")
+    override = f"callbacks.{name}={NEEDED.get(name, '{}')}"
+    spec = studies.spec(override)
+    check(spec)
+    before = {path for path in studies.folder.rglob("*") if "out" not in path.parts}
+    trainer = build(studies, override, "trainer.max_epochs=2")
+    assert by_type(trainer, CALLBACKS[name]) is not None
+    data = Builder(spec).data(spec.resolve())
+    trainer.fit(data["train"], data["val"])
+    assert {path for path in studies.folder.rglob("*") if "out" not in path.parts} <= before | caches(studies)
+
+
+def caches(studies: Studies) -> set[Path]:
+    return {path for path in studies.folder.rglob("*") if "__pycache__" in str(path)}
+
+
+@pytest.mark.parametrize(
+    ("written", "problem"),
+    [
+        ("early_stopping={patience: 0}", "callbacks.early_stopping: patience is 0"),
+        ("gradient_clipping={}", "callbacks.gradient_clipping: max_norm is None and max_value None"),
+        ("gradient_accumulation={batches: 0}", "callbacks.gradient_accumulation: batches is 0"),
+        ("checkpoint={keep_best: 0}", "callbacks.checkpoint: keep_best is 0"),
+        ("notifier={url: 'env:NOT_SET_ANYWHERE'}", "callbacks.notifier: url is 'env:NOT_SET_ANYWHERE'"),
+    ],
+)
+def test_arguments_that_a_callback_refuses_are_known_before_anything_runs(
+    studies: Studies, written: str, problem: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        check_callbacks(studies.spec(f"callbacks.{written}"))
+    assert problem in str(caught.value)
+
+
+@pytest.mark.parametrize("metric", ["grad_norm/0.weight", "parameters"])
+def test_a_metric_of_a_built_in_callback_can_be_the_studys(studies: Studies, metric: str) -> None:
+    overrides = ["callbacks.tensor_statistics={}", "callbacks.parameter_count={}", "study.direction=minimize"]
+    spec = studies.spec(f"study.metric={metric}", *overrides)
+    check_metric(spec, check_callbacks(spec))

@@ -1,16 +1,15 @@
-"""The shipped callbacks: one contract for all, then what each is for."""
+"""What each of the first callbacks is for; the contract of all is in test_contract.py."""
 
 import csv
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-import wandb
 from hypothesis import given
 from hypothesis import strategies as st
 from pytorch_optimizer import SPlus
@@ -19,7 +18,6 @@ from torch import nn
 
 from tests.trainer.support import (
     At,
-    interrupt_at,
     make_model,
     make_trainer,
     one_batch,
@@ -30,114 +28,17 @@ from tests.trainer.support import (
     through_file,
 )
 from trainer import Callback, Trainer
-from trainer import callbacks as shipped
 from trainer.callbacks import (
     Checkpoint,
     ConsoleLogging,
     CSVLogging,
     EarlyStopping,
     GradientMonitor,
-    LossPrediction,
     NaNDetection,
     OptimizerMode,
     OverfitDetection,
-    WandbLogging,
-    default_callbacks,
 )
 from trainer.checkpoint import load_checkpoint
-from trainer.events import EVENTS
-from trainer.plan import Plan
-
-ALL: dict[str, tuple[Callable[[Path], Callback], int]] = {
-    "NaNDetection": (lambda folder: NaNDetection(), 5),
-    "OptimizerMode": (lambda folder: OptimizerMode(), 10),
-    "GradientMonitor": (lambda folder: GradientMonitor(), 12),
-    "LossPrediction": (lambda folder: LossPrediction(min_epochs=2), 70),
-    "OverfitDetection": (lambda folder: OverfitDetection(), 75),
-    "CSVLogging": (lambda folder: CSVLogging(folder / "metrics.csv"), 80),
-    "ConsoleLogging": (lambda folder: ConsoleLogging(), 80),
-    "WandbLogging": (lambda folder: WandbLogging("p", folder=folder), 80),
-    "EarlyStopping": (lambda folder: EarlyStopping(), 90),
-    "Checkpoint": (lambda folder: Checkpoint(folder / "checkpoints"), 95),
-}
-
-
-def test_every_shipped_callback_is_under_the_contract() -> None:
-    assert set(ALL) == {name for name in shipped.__all__ if name[0].isupper()}
-
-
-def test_the_default_ones_differ_at_each_call() -> None:
-    assert not set(map(id, default_callbacks())) & set(map(id, default_callbacks()))
-
-
-@pytest.mark.parametrize("name", ALL)
-class TestContract:
-    @pytest.fixture
-    def callback(self, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callback]:
-        # W&B's own switch for a run that goes nowhere; the real files are tested beside this.
-        monkeypatch.setenv("WANDB_MODE", "disabled")
-        yield ALL[name][0](tmp_path)
-        if name == "WandbLogging":
-            wandb.teardown()  # it remembers the switch
-
-    def test_has_its_documented_priority(self, name: str, callback: Callback) -> None:
-        assert callback.priority == ALL[name][1]
-        assert callback.name == name
-
-    def test_construction_touches_nothing(self, callback: Callback, tmp_path: Path) -> None:
-        assert list(tmp_path.iterdir()) == []
-
-    def test_two_fits_and_a_test_work(self, callback: Callback) -> None:
-        trainer = make_trainer([callback], max_epochs=3)
-        trainer.fit(regression(), regression())
-        trainer.plan = Plan(max_epochs=5)
-        state = trainer.fit(regression(), regression())
-        assert (state.epoch, state.stop_reason) == (5, None)
-        assert trainer.test(regression())["test_loss"] > 0
-
-    def test_a_run_without_validation_works_unless_the_callback_needs_it(
-        self, name: str, callback: Callback
-    ) -> None:
-        trainer = make_trainer([callback], max_epochs=3)
-        if name == "EarlyStopping":
-            with pytest.raises(KeyError, match="val_loss"):
-                trainer.fit(regression())
-        else:
-            assert trainer.fit(regression()).epoch == 3
-
-    def test_zero_epochs_and_an_interruption_at_once_work(self, callback: Callback) -> None:
-        make_trainer([callback], max_epochs=0).fit(regression(), regression())
-        state = make_trainer([callback, interrupt_at(1)]).fit(regression(), regression())
-        assert state.stop_reason == "interrupted"
-
-    def test_an_error_of_training_keeps_its_type(self, callback: Callback) -> None:
-        def fail(trainer: Any) -> None:
-            raise ZeroDivisionError
-
-        trainer = make_trainer([callback, At("on_train_batch_end", fail, lambda t: t.state.step == 5)])
-        with pytest.raises(ZeroDivisionError):
-            trainer.fit(regression(), regression())
-
-    def test_state_survives_a_file(self, name: str, callback: Callback, tmp_path: Path) -> None:
-        trainer = make_trainer([callback], max_epochs=3)
-        trainer.fit(regression(), regression())
-        fresh = ALL[name][0](tmp_path)
-        fresh.load_state_dict(through_file(callback.state_dict()))
-        assert fresh.state_dict() == callback.state_dict()
-
-    def test_teardown_twice_does_no_harm(self, callback: Callback) -> None:
-        trainer = make_trainer([callback], max_epochs=1)
-        trainer.fit(regression(), regression())
-        callback.teardown(trainer)
-
-    def test_declares_what_it_writes(self, callback: Callback) -> None:
-        plain = run_scripted([], [3.0, 2.0, 2.5, 2.6, 2.7, 2.8, 2.9, 3.0], train=[8.0, 7, 6, 5, 4, 3, 2, 1])
-        trainer = run_scripted(
-            [callback], [3.0, 2.0, 2.5, 2.6, 2.7, 2.8, 2.9, 3.0], train=[8.0, 7, 6, 5, 4, 3, 2, 1]
-        )
-        written = {name for metrics in trainer.state.history for name in metrics} - plain.state.metrics.keys()
-        assert written <= set(callback.writes)
-        assert {callback.writes_in, callback.reads_in} <= EVENTS.keys()
 
 
 class TestNaNDetection:

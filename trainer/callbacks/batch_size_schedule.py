@@ -24,7 +24,8 @@ class BatchSizeSchedule(Callback):
     not come in batches of its own (a DataLoader).
 
     Args:
-        sizes: Samples a batch by the number of finished passes from which on they hold; 0 must be among them.
+        sizes: Samples a batch by the number of finished passes from which on they hold; 0 must be among them. Text
+            such as ``"10"`` will do for a number, since the keys of a study file are text.
         lr_scaling: ``"none"``, ``"linear"`` or ``"sqrt"``.
 
     Raises:
@@ -33,23 +34,23 @@ class BatchSizeSchedule(Callback):
 
     Example::
 
-        BatchSizeSchedule({0: 32, 10: 64, 20: 128}, lr_scaling="sqrt")
-        # callbacks:
-        #   sizes: {_target_: trainer.callbacks.BatchSizeSchedule, sizes: {0: 32, 10: 64}, lr_scaling: sqrt}
+        Trainer(model, optimizer, loss, callbacks=[BatchSizeSchedule({0: 32, 10: 64}, lr_scaling="sqrt")])
+
+        callbacks: {batch_size_schedule: {sizes: {"0": 32, "10": 64}, lr_scaling: sqrt}}  # in a study file
     """
 
-    # Before GradientAccumulation, which corrects the number of steps that a new size makes.
     priority = 1
 
-    def __init__(self, sizes: Mapping[int, int], lr_scaling: Scaling = "none") -> None:
-        if 0 not in sizes:
+    def __init__(self, sizes: Mapping[int, int] | Mapping[str, int], lr_scaling: Scaling = "none") -> None:
+        by_pass = {_whole(start, sizes): _whole(size, sizes) for start, size in sizes.items()}
+        if 0 not in by_pass:
             raise ValueError(f"sizes is {dict(sizes)}: give the size of the first pass under 0")
-        for start, size in sizes.items():
+        for start, size in by_pass.items():
             if start < 0 or size < 1:
                 raise ValueError(f"sizes has {start}: {size}: give passes from 0 on, and batches of at least 1")
         if lr_scaling not in {"none", "linear", "sqrt"}:
             raise ValueError(f"lr_scaling is {lr_scaling!r}: give 'none', 'linear' or 'sqrt'")
-        self.sizes = dict(sorted(sizes.items()))
+        self.sizes = dict(sorted(by_pass.items()))
         self.lr_scaling = lr_scaling
         # The size that the learning rates are scaled for.
         self._size = self.sizes[0]
@@ -89,3 +90,10 @@ class BatchSizeSchedule(Callback):
         if self.lr_scaling != "none" and ratio != 1:
             factor = ratio if self.lr_scaling == "linear" else math.sqrt(ratio)
             scale_rates(trainer.optimizer, trainer.scheduler, factor)
+
+
+def _whole(value: int | str, sizes: Mapping[Any, int]) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise ValueError(f"sizes is {dict(sizes)}: {value!r} is no whole number") from None

@@ -28,7 +28,7 @@ class BestWeights(Callback):
 
         Trainer(model, optimizer, loss, callbacks=[BestWeights("val_accuracy", "max")])
 
-        callbacks: {best_weights: {_target_: trainer.callbacks.BestWeights, monitor: val_accuracy, mode: max}}
+        callbacks: {best_weights: true}  # follows the study's metric
 
     Args:
         monitor: Name of the metric; an epoch whose validation was skipped is passed over.

@@ -17,9 +17,9 @@ class EarlyStopping(Callback):
 
     Example::
 
-        Trainer(…, callbacks=[EarlyStopping(patience=5)])
+        Trainer(model, optimizer, loss, callbacks=[EarlyStopping(patience=5)])
 
-        callbacks: {early_stopping: {patience: 5}}  # in a study file
+        callbacks: {early_stopping: {patience: 5}}
 
     Args:
         monitor: Name of the metric.

@@ -19,7 +19,7 @@ class EMA(AveragedWeights):
 
         Trainer(model, optimizer, loss, callbacks=[EMA(0.9999)])
 
-        callbacks: {ema: {_target_: trainer.callbacks.EMA, decay: 0.9999}}
+        callbacks: {ema: {decay: 0.9999}}
 
     Args:
         decay: Share of the average that a step keeps, from 0 to below 1; it reaches back about 1 / (1 - decay)

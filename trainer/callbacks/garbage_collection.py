@@ -27,7 +27,7 @@ class GarbageCollection(Callback):
 
         Trainer(model, optimizer, loss, callbacks=[GarbageCollection(every_n_steps=500)])
 
-        callbacks: {garbage: {_target_: trainer.callbacks.GarbageCollection, every_n_steps: 500}}
+        callbacks: {garbage_collection: {every_n_steps: 500}}
 
     Args:
         every_n_steps: Optimizer steps between collections, at least 1.

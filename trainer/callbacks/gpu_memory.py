@@ -27,7 +27,7 @@ class GPUMemory(Callback):
 
         Trainer(model, optimizer, loss, callbacks=[GPUMemory()])
 
-        callbacks: {gpu_memory: {_target_: trainer.callbacks.GPUMemory}}
+        callbacks: {gpu_memory: true}
     """
 
     priority = 60

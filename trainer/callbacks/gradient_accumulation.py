@@ -36,8 +36,9 @@ class GradientAccumulation(Callback):
 
     Example::
 
-        GradientAccumulation(4)
-        # callbacks: {accumulation: {_target_: trainer.callbacks.GradientAccumulation, batches: 4}}
+        Trainer(model, optimizer, loss, callbacks=[GradientAccumulation(4)])
+
+        callbacks: {gradient_accumulation: {batches: 4}}  # in a study file
     """
 
     priority = 2

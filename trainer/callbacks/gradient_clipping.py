@@ -22,8 +22,9 @@ class GradientClipping(Callback):
 
     Example::
 
-        GradientClipping(max_norm=1.0)
-        # callbacks: {clipping: {_target_: trainer.callbacks.GradientClipping, max_norm: 1.0}}
+        Trainer(model, optimizer, loss, callbacks=[GradientClipping(max_norm=1.0)])
+
+        callbacks: {gradient_clipping: {max_norm: 1.0}}  # in a study file
     """
 
     priority = 20

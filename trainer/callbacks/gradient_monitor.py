@@ -21,6 +21,12 @@ class GradientMonitor(Callback):
     A step computes the norms of the single tensors, in one call, and waits for nothing; they are combined on
     the device when an epoch ends.
 
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[GradientMonitor(warn_threshold=100.0)])
+
+        callbacks: {gradient_monitor: {warn_threshold: 100.0}}
+
     Args:
         warn_threshold: A warning is logged for an epoch whose maximum is above it.
     """

@@ -10,6 +10,12 @@ class LossPrediction(Callback):
     Writes ``predicted_final_loss`` in units of the loss and, where that is positive,
     ``predicted_final_neg_log10``. See `trainer.prediction.predict_final_loss`.
 
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[LossPrediction(min_epochs=5)])
+
+        callbacks: {loss_prediction: {min_epochs: 5}}
+
     Args:
         metric: The loss to predict.
         min_epochs: Epochs before the first prediction.

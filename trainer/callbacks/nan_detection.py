@@ -13,6 +13,12 @@ logger = logging.getLogger(__name__)
 class NaNDetection(Callback):
     """Stops the run with the reason ``"diverged"`` when a watched metric is NaN or infinite at an epoch's end.
 
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[NaNDetection(["train_loss", "val_loss"])])
+
+        callbacks: {nan_detection: {metrics: [train_loss, val_loss]}}
+
     Args:
         metrics: Names of the metrics to watch; one that an epoch does not record is passed over.
     """

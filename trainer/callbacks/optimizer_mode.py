@@ -14,6 +14,12 @@ class OptimizerMode(Callback):
     end of an epoch's training to the next epoch's start, so a checkpoint made in between holds the very weights
     that were evaluated, and training goes on the same whether or not one was made. An optimizer without these
     methods is left alone, and so is one before its first step: there is no average yet.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[OptimizerMode()])
+
+        callbacks: {optimizer_mode: false}  # switches it off
     """
 
     priority = 10

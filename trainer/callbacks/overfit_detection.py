@@ -16,6 +16,12 @@ class OverfitDetection(Callback):
     the validation loss rose each time. The ratio is recorded for a positive training loss only; the warning
     comes once, when a divergence begins.
 
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[OverfitDetection(window_size=3)])
+
+        callbacks: {overfit_detection: {window_size: 3}}
+
     Args:
         warmup_epochs: Epochs that are not looked at.
         window_size: Consecutive changes to look at, at least 1; a larger window raises fewer false alarms.

@@ -26,7 +26,7 @@ class ParameterCount(Callback):
 
         Trainer(model, optimizer, loss, callbacks=[ParameterCount()])
 
-        callbacks: {size: {_target_: trainer.callbacks.ParameterCount}}
+        callbacks: {parameter_count: true}
 
     Raises:
         ValueError: An epoch has ended and a lazy module has still not been called.

@@ -34,7 +34,7 @@ class Profiler(Callback):
 
         Trainer(model, optimizer, loss, callbacks=[Profiler("profile", wait=10, active=5)])
 
-        callbacks: {profiler: {_target_: trainer.callbacks.Profiler, folder: profile, wait: 10, active: 5}}
+        callbacks: {profiler: {wait: 10, active: 5}}
 
     Args:
         folder: Where the files go; made when the first is written.

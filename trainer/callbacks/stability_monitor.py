@@ -39,7 +39,7 @@ class StabilityMonitor(Callback):
 
         Trainer(model, optimizer, loss, callbacks=[StabilityMonitor(threshold=4.0)])
 
-        callbacks: {stability: {_target_: trainer.callbacks.StabilityMonitor, threshold: 4.0}}
+        callbacks: {stability_monitor: {threshold: 4.0}}
 
     Args:
         window: Steps that a step is compared with, at least 2.

@@ -37,8 +37,8 @@ class TensorStatistics(Callback):
 
     Measured are the first step of an epoch and every n-th after it; a metric is the mean over these, of
     ``max_abs`` the maximum. Nothing is read from the device before the epoch's end. There are as many metrics as
-    tensors times statistics: for a large model choose some by ``names``. The names of the metrics are known only
-    with the model, so ``writes`` is empty; all are there before the first hook of ``on_epoch_end``. Measuring the
+    tensors times statistics: for a large model choose some by ``names``. All are there
+    before the first hook of ``on_epoch_end``. Measuring the
     activations of a model that is compiled breaks its graph at each module, and a step that is replayed as a CUDA
     graph can't be looked into: with ``cuda_graph`` this callback is refused.
 
@@ -46,7 +46,7 @@ class TensorStatistics(Callback):
 
         Trainer(model, optimizer, loss, callbacks=[TensorStatistics(every_n_steps=10, names="weight$")])
 
-        callbacks: {tensors: {_target_: trainer.callbacks.TensorStatistics, activations: true, names: ^encoder}}
+        callbacks: {tensor_statistics: {activations: true, names: ^encoder}}
 
     Args:
         gradients: Whether to measure gradients.
@@ -63,6 +63,8 @@ class TensorStatistics(Callback):
     """
 
     priority = 12
+    writes = ("grad_*", "param_*", "activation_*")
+    writes_in = "on_train_epoch_end"
     transient = ("_handles", "_measures")
 
     def __init__(

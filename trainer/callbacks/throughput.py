@@ -31,7 +31,7 @@ class Throughput(Callback):
         Trainer(model, optimizer, loss, callbacks=[Throughput()])
         Throughput(flops_per_sample=6 * 125e6 * 1024, peak_flops=989e12)  # 125M parameters, 1,024 tokens, an H100
 
-        callbacks: {throughput: {_target_: trainer.callbacks.Throughput}}
+        callbacks: {throughput: true}
 
     Args:
         flops_per_sample: Floating-point operations of forward and backward for one sample; for a transformer

@@ -28,7 +28,7 @@ class TimeLimit(Callback):
 
         Trainer(model, optimizer, loss, callbacks=[TimeLimit(8 * 3600)])
 
-        callbacks: {limit: {_target_: trainer.callbacks.TimeLimit, seconds: 28800, at: epoch}}
+        callbacks: {time_limit: {seconds: 28800, at: epoch}}
 
     Args:
         seconds: The time, above 0.

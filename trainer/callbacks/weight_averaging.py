@@ -32,7 +32,7 @@ class WeightAveraging(AveragedWeights):
 
         Trainer(model, optimizer, loss, max_steps=10_000, callbacks=[WeightAveraging(1000)])
 
-        callbacks: {averaging: {_target_: trainer.callbacks.WeightAveraging, last_steps: 0.1}}
+        callbacks: {weight_averaging: {last_steps: 0.1}}
 
     Args:
         last_steps: An int: the number of optimizer steps, at least 1; a run with fewer is averaged as a whole. A

@@ -289,3 +289,13 @@ def test_the_same_trainer_goes_on_and_may_be_made_longer(tmp_path: Any) -> None:
 def test_it_refuses_what_is_no_schedule(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         BatchSizeSchedule(**arguments)
+
+
+def test_text_will_do_for_numbers() -> None:
+    assert BatchSizeSchedule({"10": 64, "0": 32}).sizes == {0: 32, 10: 64}
+
+
+@pytest.mark.parametrize("sizes", [{"zero": 32}, {"0": 32.5}, {0: 32, "1.5": 64}, {0: "many"}])
+def test_what_is_no_whole_number_is_named(sizes: Any) -> None:
+    with pytest.raises(ValueError, match="is no whole number"):
+        BatchSizeSchedule(sizes)
