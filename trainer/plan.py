@@ -50,8 +50,10 @@ class Plan:
             pass_length: Batches in one pass over the data; None where that is not known.
 
         Raises:
-            ValueError: The length is needed and not known.
+            ValueError: The length is needed and not known, or there is no batch.
         """
+        if pass_length == 0:
+            raise ValueError("the training data gave no batch")
         state.batches_per_epoch = self.epoch_batches(pass_length)
         state.total_steps = self._total_steps(state, pass_length)
         state.max_epochs = self._epochs(state)
