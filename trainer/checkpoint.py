@@ -15,6 +15,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+_PLAIN = frozenset({int, float, str, bool, type(None)})
+
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"epoch-(\d+)(?:-batch-(\d+))?\.pt")
@@ -62,7 +64,8 @@ def snapshot(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: snapshot(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(snapshot(item) for item in value)
+        # Asked here already: Python's generator alone has 625 numbers.
+        return type(value)(item if type(item) in _PLAIN else snapshot(item) for item in value)
     return value
 
 

@@ -10,9 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
+from trainer import direct
 from trainer.callback import Callback, TrainerView
 from trainer.data import batch_length
-from trainer.direct_step import DirectStep
 from trainer.precision import Precision
 from trainer.state import BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
 from trainer.step import Metric, Step, split_output
@@ -51,7 +51,7 @@ class Compute:
         self._precision = precision
         self._scheduler_per_step = scheduler_per_step
         self._scheduler_monitor = scheduler_monitor
-        self._take_step = DirectStep(trainer.optimizer)
+        self._take_step = direct.DirectStep(trainer.optimizer)
         self._loss_may_change = loss_may_change
 
     def train(self, batch: Any) -> None:
@@ -142,7 +142,11 @@ class Compute:
     def _backward(self) -> None:
         loss = self._trainer.state.loss
         assert loss is not None
-        self._precision.backward(loss)
+        loss = self._precision.scale(loss)
+        if self._model is self._trainer.model:
+            direct.backward(loss)
+        else:  # compiled: its compiler wants to be told
+            loss.backward()  # type: ignore[no-untyped-call]
 
     def _record(self, prefix: str, extra: Mapping[str, Any]) -> None:
         state, record = self._trainer.state, self._trainer.recorder.record

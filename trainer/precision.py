@@ -43,10 +43,9 @@ class Precision:
             return contextlib.nullcontext()
         return torch.autocast(self._device.type, _TYPES[self.kind])
 
-    def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss, scaled where need be."""
-        scaled = loss if self._scaler is None else self._scaler.scale(loss)
-        scaled.backward()  # type: ignore[no-untyped-call]
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss to take gradients of."""
+        return loss if self._scaler is None else self._scaler.scale(loss)
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Give the gradients their true size, before hooks see them."""

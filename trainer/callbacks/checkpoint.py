@@ -24,6 +24,9 @@ from trainer.retention import best_epochs, retained
 from trainer.state import DIVERGED, ERROR, Mode, TrainState
 from trainer.writer import CheckpointWriter, Save, Written
 
+# What a write is taken to cost before there has been one.
+_FIRST_COST_S = 0.005
+
 logger = logging.getLogger(__name__)
 
 
@@ -120,7 +123,7 @@ class Checkpoint(Callback):
         self._waiting: dict[int, Mapping[str, Any]] = {}
         self._writer = CheckpointWriter(self.manager, background=background)
         self._last_write = 0.0
-        self._cost = 0.0
+        self._cost = _FIRST_COST_S
         self._looked = 0
         self._fixed: set[Progress] = set()
         self._stale: set[Progress] = set()

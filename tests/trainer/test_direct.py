@@ -1,4 +1,4 @@
-"""The direct step is the optimizer's step: same bits, and every hook that somebody registered."""
+"""Direct backward pass and step do what torch's do: same bits, same errors, every hook that is registered."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import StepLR
 
 from tests.trainer.support import assert_same, frozen, make_model, make_trainer, regression
-from trainer.direct_step import DirectStep
+from trainer.direct import DirectStep, backward
 
 
 class Counted(AdamW):
@@ -131,3 +131,60 @@ def test_a_scheduler_does_not_warn_that_it_is_ahead(interval: str) -> None:
     )
     trainer.fit(regression(8))
     assert frozen(trainer)["scheduler"]["last_epoch"] == (2 if interval == "epoch" else 4)
+
+
+class Plain(torch.Tensor):
+    """A subclass, which may do anything in its backward."""
+
+
+def gradients(take: Callable[[torch.Tensor], None], *, kind: type = torch.Tensor, dims: int = 0) -> list[Any]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3), nn.ReLU(), nn.Linear(3, 1))
+    for _ in range(2):  # the second time gradients are added up
+        loss = model(torch.randn(5, 4)).square().mean()
+        take((loss.reshape([1] * dims) if dims else loss).as_subclass(kind))
+    return [parameter.grad.as_subclass(torch.Tensor) for parameter in model.parameters()]
+
+
+@pytest.mark.parametrize("kind", [torch.Tensor, Plain])
+@pytest.mark.parametrize("dims", [0, 1])
+def test_gradients_are_the_same_bits(kind: type, dims: int) -> None:
+    assert_same(
+        gradients(backward, kind=kind, dims=dims),
+        gradients(lambda loss: loss.backward(), kind=kind, dims=dims),
+    )
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        torch.tensor(1.0),
+        torch.ones(3, requires_grad=True) * 2,
+        torch.ones((), dtype=torch.complex64, requires_grad=True) * 2,
+    ],
+    ids=["no gradient", "no scalar", "complex"],
+)
+def test_a_loss_without_gradients_is_refused_as_torch_does(loss: torch.Tensor) -> None:
+    with pytest.raises(RuntimeError) as expected:
+        loss.backward()
+    with pytest.raises(RuntimeError) as raised:
+        backward(loss)
+    assert str(raised.value) == str(expected.value)
+
+
+def test_hooks_on_tensors_are_called() -> None:
+    called: list[float] = []
+    weight = torch.ones((), requires_grad=True)
+    loss = weight * 3
+    loss.register_hook(lambda gradient: gradient.mul_(2))
+    weight.register_hook(lambda gradient: called.append(gradient.item()))
+    backward(loss)
+    backward(weight * 3)
+    assert called == [6, 3]
+
+
+def test_a_graph_is_gone_after_its_backward() -> None:
+    loss = torch.ones((), requires_grad=True).square()
+    backward(loss)
+    with pytest.raises(RuntimeError, match="backward through the graph a second time"):
+        backward(loss)

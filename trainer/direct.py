@@ -1,4 +1,9 @@
-"""The step of torch's own optimizers without the wrappers around it, where nobody could tell the difference."""
+"""Backward pass and optimizer step without the wrappers around them, where nobody could tell the difference.
+
+Torch checks and announces both in Python, which for a model of a few thousand parameters takes a quarter of the
+step (benchmarks/step_overhead.py). What is left out here has nothing to do in the cases described; in all others
+the whole is called.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
+
+_ENGINE: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
 
 # Exact classes, as for the fused forms: what a subclass puts around its step is not ours to leave out.
 _KNOWN = (SGD, Adam, AdamW)
@@ -17,10 +25,9 @@ _KNOWN = (SGD, Adam, AdamW)
 class DirectStep:
     """Takes an optimizer's step.
 
-    Torch puts a profiler's mark, hooks and a compiler's graph breaks around each step; for a model of a few
-    thousand parameters these take half as long as the step itself (benchmarks/step_overhead.py). They are left
-    out for SGD, Adam and AdamW while no hook is registered, nothing profiles, and nobody but torch's schedulers
-    replaced ``optimizer.step``.
+    Torch puts a profiler's mark, hooks and a compiler's graph breaks around each. They are left out for SGD, Adam
+    and AdamW while no hook is registered, nothing profiles, and nobody but torch's schedulers replaced
+    ``optimizer.step``.
 
     Args:
         optimizer: The optimizer; hooks may be registered on it later, and are then honoured.
@@ -57,4 +64,26 @@ def _has_hooks(optimizer: Optimizer) -> bool:
         or torch_optimizer._global_optimizer_pre_hooks  # noqa: SLF001
         or torch_optimizer._global_optimizer_post_hooks  # noqa: SLF001
         or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
+    )
+
+
+def backward(loss: Tensor) -> None:
+    """``loss.backward()``.
+
+    Torch looks for subclasses, several losses, given gradients and transforms first; for a plain scalar outside
+    of any transform there are none.
+    """
+    plain = type(loss) is Tensor and not loss.dim() and loss.is_floating_point()
+    if not plain or torch._C._are_functorch_transforms_active():  # noqa: SLF001
+        loss.backward()  # type: ignore[no-untyped-call]
+        return
+    keep_graph = create_graph = False
+    _ENGINE.run_backward(
+        (loss,),
+        (torch.ones_like(loss),),
+        keep_graph,
+        create_graph,
+        (),
+        allow_unreachable=True,
+        accumulate_grad=True,
     )
