@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -41,6 +41,8 @@ class HyperbolicLR(LRScheduler):
         scheduler = HyperbolicLR(optimizer, upper_bound=250, max_iter=50, infimum_lr=1e-5)
     """
 
+    _may_reach_zero: ClassVar[bool] = True
+
     def __init__(
         self,
         optimizer: Optimizer,
@@ -53,7 +55,7 @@ class HyperbolicLR(LRScheduler):
             raise ValueError(f"max_iter is {max_iter}: give the number of scheduler steps, at least 1")
         if upper_bound < max_iter:
             raise ValueError(f"upper_bound is {upper_bound}: give at least max_iter, which is {max_iter}")
-        _check_infimum(optimizer, infimum_lr)
+        _check_infimum(optimizer, infimum_lr, zero=self._may_reach_zero)
         self.upper_bound = upper_bound
         self.max_iter = max_iter
         self.infimum_lr = infimum_lr
@@ -94,17 +96,7 @@ class ExpHyperbolicLR(HyperbolicLR):
         scheduler = ExpHyperbolicLR(optimizer, upper_bound=250, max_iter=50, infimum_lr=1e-5)
     """
 
-    def __init__(
-        self,
-        optimizer: Optimizer,
-        upper_bound: int = 1000,
-        max_iter: int = 100,
-        infimum_lr: float = 1e-6,
-        last_epoch: int = -1,
-    ) -> None:
-        if infimum_lr <= 0:
-            raise ValueError(f"infimum_lr is {infimum_lr}: give a number above 0, its logarithm is needed")
-        super().__init__(optimizer, upper_bound, max_iter, infimum_lr, last_epoch)
+    _may_reach_zero = False  # it has no logarithm
 
     def _rate(self, base: float | Tensor, change: float) -> float | Tensor:
         return base * (base / self.infimum_lr) ** change
@@ -251,8 +243,10 @@ def _first_rate(group: Mapping[str, Any]) -> float:
     return float(group.get("initial_lr", group["lr"]))
 
 
-def _check_infimum(optimizer: Optimizer, infimum_lr: float) -> None:
+def _check_infimum(optimizer: Optimizer, infimum_lr: float, *, zero: bool) -> None:
     lowest = min(_first_rate(group) for group in optimizer.param_groups)
+    if not zero and infimum_lr == 0:
+        raise ValueError(f"infimum_lr is {infimum_lr}: give a number above 0, its logarithm is needed")
     if not 0 <= infimum_lr < lowest:
         raise ValueError(
             f"infimum_lr is {infimum_lr}: give at least 0 and less than the lowest learning rate of the "
