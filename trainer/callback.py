@@ -16,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from trainer.events import LOG_PRIORITY
 from trainer.metrics import EpochMetrics
 from trainer.plan import Plan
+from trainer.precision import Precision
 from trainer.state import TrainState
 
 DEFAULT_PRIORITY = 50
@@ -30,6 +31,7 @@ class TrainerView(Protocol):
     device: torch.device
     seed: int
     plan: Plan
+    precision: Precision
     state: TrainState
     recorder: EpochMetrics
 

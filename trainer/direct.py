@@ -50,11 +50,15 @@ class DirectStep:
         with torch.no_grad():
             self._raw(optimizer)
         if own is not None:
-            # The scheduler's wrapper would have set this, which it asks for to warn about a wrong order.
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
+            mark_stepped(optimizer)
 
     def _is_of_a_scheduler(self, step: Callable[..., Any]) -> bool:
         return hasattr(step, "_wrapped_by_lr_sched") and inspect.unwrap(step) is self._raw
+
+
+def mark_stepped(optimizer: Optimizer) -> None:
+    """What the wrapper of torch's schedulers notes at a step, and they ask for to warn about a wrong order."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:

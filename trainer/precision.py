@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainer.direct import mark_stepped
+
 Kind = Literal["fp32", "bf16", "fp16"]
 
 _TYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -59,6 +61,8 @@ class Precision:
             return
         self._scaler.step(optimizer)
         self._scaler.update()
+        # A step that overflowed was none to a scheduler, which would warn that it is ahead.
+        mark_stepped(optimizer)
 
     def skip_step(self) -> None:
         """Forget gradients that were unscaled for a step that a hook then skipped."""

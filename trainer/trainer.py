@@ -16,6 +16,7 @@ from trainer.callback import Callback, LogDispatch
 from trainer.compute import Compute
 from trainer.data import Batches, BatchOptions, is_batched, make_batches
 from trainer.declared import UndeclaredState
+from trainer.direct import mark_stepped
 from trainer.fused import use_fused
 from trainer.graph import GraphedCompute
 from trainer.metrics import EpochMetrics
@@ -216,8 +217,8 @@ class Trainer:
         self.state.load_state_dict(checkpoint["state"])
         self.seed = checkpoint["seed"]
         self._epoch_rng = checkpoint["rng"] if self.state.batch_index else None
-        # torch's own mark, without which a scheduler warns: those steps were taken before the checkpoint.
-        self.optimizer._opt_called = self.state.step > 0  # type: ignore[attr-defined]  # noqa: SLF001
+        if self.state.step:
+            mark_stepped(self.optimizer)
         self.recorder.load_state_dict(checkpoint["recorder"])
         self.precision.load_state_dict(checkpoint["precision"])
         self.callbacks.load_state_dict(checkpoint["callbacks"])

@@ -16,6 +16,7 @@ from tests.trainer.support import (
     regression,
     through_file,
 )
+from trainer.callbacks import GradientMonitor
 from trainer.precision import Precision
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -103,6 +104,29 @@ def test_it_resumes_to_the_same_bits(kind: Any, step: int) -> None:
     resumed.load_state_dict(through_file(stopped.state_dict()))
     resumed.fit(regression(12), regression(4))
     assert_same(frozen(resumed), frozen(whole))
+
+
+def test_steps_that_overflow_are_none_to_the_gradient_monitor_and_no_scheduler_warns() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    trainer = make_trainer(
+        [GradientMonitor()],
+        model=model,
+        optimizer=optimizer,
+        scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1),
+        precision="fp16",
+        max_epochs=4,
+    )
+    before = model.weight.clone()
+    trainer.callbacks.register(
+        "on_epoch_end", lambda trainer: unchanged.append(torch.equal(trainer.model.weight, before))
+    )
+    unchanged: list[bool] = []
+    norms = [metrics["max_grad_norm"] for metrics in trainer.fit(regression(4)).history]
+    assert unchanged[0], "the first step overflows"
+    assert norms[0] == 0
+    assert not unchanged[-1]
+    assert 0 < norms[-1] < 100
 
 
 def test_a_checkpoint_of_full_precision_goes_on_in_half() -> None:

@@ -31,8 +31,10 @@ from tests.trainer.support import (
 )
 from trainer import Trainer
 from trainer.callbacks import (
+    EMA,
     Checkpoint,
     EarlyStopping,
+    GradientAccumulation,
     GradientMonitor,
     LossPrediction,
     NaNDetection,
@@ -96,6 +98,10 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
 }
 
 
+#: With weights of their own for training and evaluation, for which an average of ours is refused.
+TWO_SETS = {"schedule-free", "splus"}
+
+
 @dataclass(frozen=True)
 class Run:
     """One way to train."""
@@ -104,6 +110,10 @@ class Run:
     scheduler: str = "none"
     optimizer: str = "adamw"
     seed: int = 5
+    accumulate: int = 1
+    ema: bool = False
+    precision: Any = "fp32"
+    validate_every: float | None = None
 
     def build(self, *callbacks: Any, model_seed: int = 7) -> Trainer:
         # Constructing one trainer or several, wherever the generators stand, must make no difference.
@@ -111,6 +121,9 @@ class Run:
         model = make_model(model_seed)
         optimizer = OPTIMIZERS[self.optimizer](model.parameters())
         interval, scheduler = SCHEDULERS[self.scheduler]
+        extra = [GradientAccumulation(self.accumulate)] if self.accumulate > 1 else []
+        if self.ema and self.optimizer not in TWO_SETS:
+            extra.append(EMA(0.7))
         return make_trainer(
             [
                 NaNDetection(),
@@ -119,6 +132,7 @@ class Run:
                 LossPrediction(min_epochs=2),
                 OverfitDetection(0, 1),
                 EarlyStopping(patience=50),
+                *extra,
                 *callbacks,
             ],
             model=model,
@@ -128,6 +142,8 @@ class Run:
             metrics={"mae": nn.functional.l1_loss},
             max_epochs=EPOCHS,
             seed=self.seed,
+            precision=self.precision,
+            validate_every=None if SOURCES[self.source] is Stream else self.validate_every,
         )
 
     def fit(self, trainer: Trainer) -> Trainer:
@@ -147,19 +163,32 @@ def resumed(run: Run, checkpoint: dict[str, Any], *callbacks: Any) -> Trainer:
     return run.fit(trainer)
 
 
-@quick(16)
+def stop_after_batches(*batches: int) -> At:
+    """Stops the run right after these batches, counted over all epochs."""
+    return At(
+        "on_train_batch_end",
+        lambda trainer: trainer.state.stop("interrupted", now=True),
+        lambda trainer: trainer.state.data_epoch * BATCHES + trainer.state.data_batch in batches,
+    )
+
+
+@quick(40)
 @given(
     run=st.builds(
         Run,
         source=st.sampled_from(list(SOURCES)),
         scheduler=st.sampled_from(list(SCHEDULERS)),
         optimizer=st.sampled_from(list(OPTIMIZERS)),
+        accumulate=st.integers(1, 3),
+        ema=st.booleans(),
+        precision=st.sampled_from(["fp32", "fp32", "bf16", "fp16"]),
+        validate_every=st.sampled_from([None, None, 0.5, 3]),
     ),
     stops=st.lists(st.integers(1, STEPS), max_size=3, unique=True),
     ends=st.sets(st.integers(1, EPOCHS)),
 )
 def test_any_run_stopped_anywhere_goes_on_to_the_same_bits(run: Run, stops: list[int], ends: set[int]) -> None:
-    interruptions = interrupt_at(*stops)
+    interruptions = stop_after_batches(*stops)
     epoch_ends = At(
         "on_epoch_end",
         lambda trainer: trainer.state.stop("interrupted"),
@@ -168,7 +197,7 @@ def test_any_run_stopped_anywhere_goes_on_to_the_same_bits(run: Run, stops: list
     trainer = run.fit(run.build(interruptions, epoch_ends))
     for _ in range(len(stops) + len(ends)):
         trainer = resumed(run, through_file(trainer.state_dict()), interruptions, epoch_ends)
-    assert trainer.state.step == STEPS
+    assert trainer.state.data_epoch == EPOCHS
     assert_same(frozen(trainer), uninterrupted(run))
 
 

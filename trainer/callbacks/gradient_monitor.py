@@ -40,6 +40,11 @@ class GradientMonitor(Callback):
         self.warn_threshold = warn_threshold
         self._norms: list[tuple[Tensor, ...]] = []
         self._largest: Tensor | None = None
+        self._overflows = False
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """With fp16, steps overflow now and then, and are left out; they say nothing."""
+        self._overflows = trainer.precision.kind == "fp16"
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Forget the epoch before."""
@@ -94,7 +99,8 @@ class GradientMonitor(Callback):
         if any(norm.device != device for norm in self._norms[0]):
             norms = [norm.to(device) for norm in norms]
         rows = torch.stack(norms).view(len(self._norms), -1)
-        largest = torch.linalg.vector_norm(rows, dim=1).max()
+        totals = torch.linalg.vector_norm(rows, dim=1)
+        largest = (totals.nan_to_num(0.0, 0.0, 0.0) if self._overflows else totals).max()
         if self._largest is not None:
             largest = torch.maximum(largest, self._largest.to(device))
         self._norms, self._largest = [], largest
