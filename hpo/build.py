@@ -245,8 +245,8 @@ class Builder:
         """
         try:
             return CALLBACKS[name](**self._completed(name, arguments, place))
-        except ValueError as error:
-            fix = "see docs/callbacks.md for what it takes"
+        except (TypeError, ValueError) as error:
+            fix = f"it takes {', '.join(inspect.signature(offered_callbacks()[name]).parameters) or 'no argument'}"
             raise self.spec.error(str(error), path=f"callbacks.{name}", fix=fix) from error
 
     def _completed(self, name: str, arguments: Mapping[str, Any], place: RunPlace) -> dict[str, Any]:

@@ -258,6 +258,9 @@ def _complete(raw: dict[str, Any]) -> dict[str, Any]:
         if raw.get(name) is None:
             raw.pop(name, None)
     _fill(raw, "loader", LoaderSection().model_dump())
+    trainer = raw.get("trainer")
+    if isinstance(trainer, dict) and trainer.get("max_steps") is not None:
+        trainer.setdefault("max_epochs", None)  # then steps alone limit the run
     _fill(raw, "trainer", TrainerSection().model_dump())
     study = raw.get("study")
     if isinstance(study, dict):

@@ -29,6 +29,7 @@ FREE_SECTIONS = ("data", "model", "loss", "step", "optimizer", "scheduler", "met
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
+_COMPILE_ARGUMENTS = ("fullgraph", "dynamic", "backend", "mode", "options")
 _UNITS = (86400, 3600, 60, 1)
 _BUILT_IN_METRICS = ("loss", "lr")
 
@@ -115,6 +116,9 @@ def _interval(value: Any) -> Any:
 def _compile_options(value: Any) -> Any:
     if not isinstance(value, bool | dict):
         raise fail("must be true, false or a mapping of arguments", "write `compile: true`")
+    for name in value if isinstance(value, dict) else ():
+        if name not in _COMPILE_ARGUMENTS:
+            raise fail("torch.compile takes no such argument", suggest_name(name, _COMPILE_ARGUMENTS), str(name))
     return value
 
 

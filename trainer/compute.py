@@ -29,7 +29,6 @@ class Compute:
         precision: In which numbers.
         scheduler_per_step: Whether the scheduler goes with the optimizer's step.
         scheduler_monitor: The metric that a ReduceLROnPlateau follows.
-        loss_may_change: Whether hooks get the loss before the backward pass, and may change it in place.
     """
 
     def __init__(
@@ -42,7 +41,6 @@ class Compute:
         *,
         scheduler_per_step: bool,
         scheduler_monitor: str,
-        loss_may_change: bool,
     ) -> None:
         self._trainer = trainer
         self._model = model
@@ -52,7 +50,6 @@ class Compute:
         self._scheduler_per_step = scheduler_per_step
         self._scheduler_monitor = scheduler_monitor
         self._take_step = direct.DirectStep(trainer.optimizer)
-        self._loss_may_change = loss_may_change
 
     def train(self, batch: Any) -> None:
         """Train on one batch, on the device."""
@@ -125,7 +122,7 @@ class Compute:
     def _clear_gradients(self) -> None:
         """``optimizer.zero_grad()`` without its profiler's mark, which costs a small model a tenth of its step."""
         optimizer = self._trainer.optimizer
-        if type(optimizer).zero_grad is not Optimizer.zero_grad:
+        if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
             optimizer.zero_grad(set_to_none=True)
             return
         for group in optimizer.param_groups:
@@ -152,14 +149,14 @@ class Compute:
         state, record = self._trainer.state, self._trainer.recorder.record
         assert state.loss is not None
         samples = float(batch_length(state.batch))
-        loss = state.loss.detach().clone() if self._loss_may_change else state.loss
-        record(f"{prefix}_loss", loss, samples)
+        record(f"{prefix}_loss", state.loss, samples)
         for name, value in extra.items():
             record(f"{prefix}_{name}", value, samples)
         if self._metrics:
+            targets = _targets(state.batch)
             with torch.no_grad():
                 for name, metric in self._metrics.items():
-                    record(f"{prefix}_{name}", metric(state.outputs, state.batch[-1]), samples)
+                    record(f"{prefix}_{name}", metric(state.outputs, targets), samples)
 
     def _advance_scheduler(self) -> None:
         scheduler, metrics = self._trainer.scheduler, self._trainer.state.metrics
@@ -168,6 +165,16 @@ class Compute:
             scheduler.step()
         elif self._scheduler_monitor in metrics:  # an epoch whose validation was skipped says nothing
             scheduler.step(metrics[self._scheduler_monitor])  # type: ignore[arg-type]
+
+
+def _targets(batch: Any) -> Any:
+    """What metrics compare the outputs with: the last part of the batch."""
+    if isinstance(batch, tuple | list):
+        return batch[-1]
+    raise TypeError(
+        f"metrics take (outputs, targets), but a batch is a {type(batch).__name__}, which does not say what its "
+        "targets are: compute them in the step, and return them beside the loss"
+    )
 
 
 def needs_metric(scheduler: Any) -> bool:

@@ -9,7 +9,14 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 from trainer.seeding import derive_seed
 
@@ -47,6 +54,14 @@ class BatchOptions:
     shuffle: bool = True
     drop_last: bool = False
     num_workers: int = 0
+
+    def __post_init__(self) -> None:
+        for name, lowest in (("batch_size", 1), ("eval_batch_size", 1), ("num_workers", 0)):
+            value = getattr(self, name)
+            if value is None and name == "eval_batch_size":
+                continue
+            if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
+                raise ValueError(f"{name} is {value!r}: give a whole number of at least {lowest}")
 
 
 class TensorBatches:
@@ -86,7 +101,9 @@ class TensorBatches:
         if not self._used:
             return iter(())
         if not self._shuffle:
-            return self._views(tuple(tensor[: self._used] for tensor in self._tensors), skip)
+            views = self._views(tuple(tensor[: self._used] for tensor in self._tensors), skip)
+            # Copies: a model that changes its inputs in place would change the data.
+            return (map_tensors(torch.clone, batch) for batch in views)
         generator = torch.Generator().manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
         order = torch.randperm(len(self._tensors[0]), generator=generator)[: self._used]
         order = order.to(self._tensors[0].device)
@@ -106,15 +123,21 @@ class TensorBatches:
 class LoaderBatches:
     """Batches of a DataLoader, moved to the device.
 
-    Its order is made to depend on (seed, epoch) alone: a generator of the loader's own and a sampler with
-    ``set_epoch`` are set at each epoch; one without draws from torch's global generator, which the Trainer
-    seeds at each epoch.
+    Its order is made to depend on (seed, epoch) alone: a random sampler without a generator is given one, the
+    loader's and the samplers' generators are seeded at each epoch, and ``set_epoch`` is called where there is
+    such a method. An iterable dataset must draw its order from a generator of its own, or before its first item:
+    the global ones serve the model in between. Persistent workers go on with the random numbers of the epochs
+    before, which a resumed run has not drawn.
     """
 
     def __init__(self, loader: DataLoader[Any], device: torch.device, *, seed: int = 0) -> None:
         self._loader = loader
         self._device = device
         self._seed = seed
+        for sampler in self._samplers():
+            if isinstance(sampler, RandomSampler | WeightedRandomSampler) and sampler.generator is None:
+                # Left alone it would draw a seed from the global generator, at its first batch.
+                sampler.generator = torch.Generator()
 
     def __len__(self) -> int:
         return len(self._loader)
@@ -239,7 +262,7 @@ def pass_length(batches: Batches) -> int | None:
     """Batches of one pass; None where the data does not know."""
     try:
         return len(batches)  # type: ignore[arg-type]
-    except TypeError:
+    except (TypeError, NotImplementedError):
         return None
 
 

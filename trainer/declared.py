@@ -66,16 +66,20 @@ def _attributes(callback: Callback) -> dict[str, Any]:
     return {name: _mark(value) for name, value in vars(callback).items() if name not in callback.transient}
 
 
-def _mark(value: Any) -> Any:
+def _mark(value: Any, above: tuple[int, ...] = ()) -> Any:
     """Something that compares unequal after a change; of what can't be looked into, which object it is."""
     if isinstance(value, _PLAIN):
         return type(value), repr(value)
     if isinstance(value, Tensor):
-        return _Same(value), value._version  # noqa: SLF001 - torch's own count of changes in place
+        # torch's own count of changes in place; an inference tensor has none
+        return _Same(value), 0 if value.is_inference() else value._version  # noqa: SLF001
+    if id(value) in above:  # it holds itself
+        return _Same(value)
+    above = (*above, id(value))
     if isinstance(value, list | tuple | deque):
-        return [_mark(item) for item in value]
+        return [_mark(item, above) for item in value]
     if isinstance(value, set | frozenset):
         return frozenset(map(repr, value))
     if isinstance(value, dict):
-        return [(repr(key), _mark(item)) for key, item in value.items()]
+        return [(repr(key), _mark(item, above)) for key, item in value.items()]
     return _Same(value)

@@ -7,7 +7,6 @@ the whole is called.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -38,7 +37,7 @@ class DirectStep:
         self._raw: Callable[[Optimizer], Any] | None = None
         differentiable = any(group.get("differentiable") for group in optimizer.param_groups)
         if type(optimizer) in _KNOWN and not differentiable:
-            self._raw = inspect.unwrap(type(optimizer).step)
+            self._raw = _without_torchs_wrappers(type(optimizer).step)
 
     def __call__(self) -> None:
         """Take the step."""
@@ -53,7 +52,16 @@ class DirectStep:
             mark_stepped(optimizer)
 
     def _is_of_a_scheduler(self, step: Callable[..., Any]) -> bool:
-        return hasattr(step, "_wrapped_by_lr_sched") and inspect.unwrap(step) is self._raw
+        return hasattr(step, "_wrapped_by_lr_sched") and _without_torchs_wrappers(step) is self._raw
+
+
+def _without_torchs_wrappers(step: Any) -> Callable[[Optimizer], Any] | None:
+    """What torch.optim put its wrappers around; None where somebody else put one."""
+    while hasattr(step, "__wrapped__"):
+        if not step.__globals__["__name__"].startswith("torch.optim."):
+            return None
+        step = step.__wrapped__
+    return step if step.__globals__["__name__"].startswith("torch.optim.") else None
 
 
 def mark_stepped(optimizer: Optimizer) -> None:
@@ -78,7 +86,7 @@ def backward(loss: Tensor) -> None:
     of any transform there are none.
     """
     plain = type(loss) is Tensor and not loss.dim() and loss.is_floating_point()
-    if not plain or torch._C._are_functorch_transforms_active():  # noqa: SLF001
+    if not plain or torch._C._are_functorch_transforms_active() or torch._C._is_torch_function_mode_enabled():  # noqa: SLF001
         loss.backward()  # type: ignore[no-untyped-call]
         return
     keep_graph = create_graph = False

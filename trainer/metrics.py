@@ -63,7 +63,8 @@ class EpochMetrics:
             accumulator = self._accumulators[name] = _Accumulator(reduce, self._dtype)
         if not isinstance(value, Tensor):
             value = torch.tensor(value, device=self._device, dtype=self._dtype)
-        accumulator.values.append(value.detach() if value.dim() == 0 else value.detach().reshape(()))
+        # A copy: what was handed over may be changed in place before it is looked at.
+        accumulator.values.append(value.detach().clone().reshape(()))
         accumulator.weights.append(weight)
         if len(accumulator.values) >= _FOLD:
             accumulator.fold()
@@ -78,6 +79,11 @@ class EpochMetrics:
     def reset(self) -> None:
         """Forget everything recorded."""
         self._accumulators = {}
+
+    def forget(self, prefix: str) -> None:
+        """Forget what was recorded under names that begin so."""
+        kept = {name: item for name, item in self._accumulators.items() if not name.startswith(prefix)}
+        self._accumulators = kept
 
     def state_dict(self) -> dict[str, Any]:
         """Unfolded, so that a resumed epoch adds in the same order and ends with the same bits."""

@@ -30,13 +30,13 @@ class Plan:
         if self.max_epochs is None and self.max_steps is None:
             raise ValueError("a run needs an end: give max_epochs or max_steps")
         for name, value in (("max_epochs", self.max_epochs), ("max_steps", self.max_steps)):
-            if value is not None and value < 0:
-                raise ValueError(f"{name} is {value}: give 0 or more")
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 0):
+                raise ValueError(f"{name} is {value!r}: give a whole number, 0 or more")
         every = self.validate_every
         if every is None:
             return
         whole = isinstance(every, int) and not isinstance(every, bool)
-        if every < 1 if whole else not 0 < every < 1:
+        if every < 1 if whole else not (isinstance(every, float) and 0 < every < 1):
             raise ValueError(
                 f"validate_every is {every!r}: give steps (an integer of at least 1), or a fraction of a pass "
                 "over the data (above 0, below 1)"
@@ -102,7 +102,7 @@ class Plan:
             return self.max_steps
         batches = max(0, (self.max_epochs - state.data_epoch) * pass_length - state.data_batch)
         if state.batches_per_epoch is None:
-            steps = state.step + math.ceil(batches / state.batches_per_step)
+            steps = _epoch_start(state) + math.ceil((batches + state.batch_index) / state.batches_per_step)
         else:
             # From the running epoch's start: each epoch's last optimizer step may have fewer batches.
             epochs, rest = divmod(batches + state.batch_index, state.batches_per_epoch)

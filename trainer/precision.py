@@ -38,6 +38,7 @@ class Precision:
         self.kind = kind
         self._device = device
         self._scaler = torch.amp.GradScaler(device.type) if kind == "fp16" else None
+        self._unscaled = False
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context of a forward pass."""
@@ -51,14 +52,16 @@ class Precision:
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Give the gradients their true size, before hooks see them."""
-        if self._scaler is not None:
+        if self._scaler is not None and _has_gradients(optimizer):
             self._scaler.unscale_(optimizer)
+            self._unscaled = True
 
     def step(self, optimizer: Optimizer, take: Callable[[], None]) -> None:
         """Take the optimizer's step with ``take``; where gradients are scaled, unless they overflowed."""
-        if self._scaler is None:
+        if self._scaler is None or not self._unscaled:
             take()
             return
+        self._unscaled = False
         self._scaler.step(optimizer)
         self._scaler.update()
         # A step that overflowed was none to a scheduler, which would warn that it is ahead.
@@ -66,8 +69,14 @@ class Precision:
 
     def skip_step(self) -> None:
         """Forget gradients that were unscaled for a step that a hook then skipped."""
-        if self._scaler is not None:
+        if self._scaler is not None and self._unscaled:
             self._scaler.update()
+            self._unscaled = False
+
+    def forget_step(self) -> None:
+        """Forget a step that an error broke off; the scale stays."""
+        if self._scaler is not None:
+            self.load_state_dict(self._scaler.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
         """The scale and its age; nothing where nothing is scaled."""
@@ -76,6 +85,12 @@ class Precision:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the saved scale; a checkpoint of another precision has none, and the scale starts anew."""
         if self._scaler is not None and state:
+            self._unscaled = False
+            self._scaler = torch.amp.GradScaler(self._device.type)
             self._scaler.load_state_dict(dict(state))
             # It makes its tensors at the first loss, but a step may be due before that.
             self._scaler.scale(torch.zeros((), device=self._device))
+
+
+def _has_gradients(optimizer: Optimizer) -> bool:
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])

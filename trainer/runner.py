@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Callable, Iterable, Iterator
 from fnmatch import fnmatchcase
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 from trainer.callback import DEFAULT_PRIORITY, Callback, FunctionCallback, Handle, TrainerView, global_callbacks
 from trainer.distributed import rank
 from trainer.events import EVENT_ORDER, EVENTS, LOG_EVENTS, LOG_PRIORITY
+
+logger = logging.getLogger(__name__)
 
 #: The events in which a callback that ``saves`` may write a checkpoint.
 SAVED_IN = ("on_train_batch_end", "on_epoch_end")
@@ -31,6 +34,8 @@ class CallbackRunner:
     """
 
     def __init__(self, callbacks: Iterable[Callback] = (), core: Iterable[Callback] = ()) -> None:
+        if isinstance(callbacks, Callback):
+            raise TypeError(f"callbacks is one callback: write [{callbacks.name}(…)]")
         self._core = list(core)
         self._user = list(callbacks)
         self._hooks: dict[str, tuple[Hook, ...]] = {}
@@ -46,7 +51,7 @@ class CallbackRunner:
         """All callbacks in the order in which they run."""
         ordered: list[tuple[int, int, Callback]] = []
         for origin, group in enumerate((self._core, self._user, global_callbacks())):
-            ordered += [(callback.priority, origin, callback) for callback in group]
+            ordered += [(getattr(callback, "priority", 0), origin, callback) for callback in group]
         ordered.sort(key=lambda item: item[:2])  # the sort is stable: insertion order decides between equals
         return tuple(callback for _, _, callback in ordered)
 
@@ -85,6 +90,7 @@ class CallbackRunner:
     def resolve(self) -> dict[str, tuple[Hook, ...]]:
         """Look every hook up once; a fit calls this at its start and iterates over the tuples from then on."""
         callbacks = self.callbacks
+        _check_kinds(callbacks)
         _check_methods(callbacks)
         _check_names(callbacks)
         _check_order(callbacks)
@@ -97,10 +103,15 @@ class CallbackRunner:
 
     def state_dict(self) -> dict[str, Any]:
         """State of every stateful callback by its name."""
-        return {callback.name: state for callback in self.callbacks if (state := callback.state_dict())}
+        return {callback.name: callback.state_dict() for callback in self.callbacks if _is_stateful(callback)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hand each saved state to the callback of that name; a name that nobody has is passed over."""
+        """Hand each saved state to the callback of that name; one that nobody takes is a warning."""
+        unknown = state.keys() - {callback.name for callback in self.callbacks}
+        if unknown:
+            logger.warning(
+                "the checkpoint holds state of %s, which this run does not have", ", ".join(sorted(unknown))
+            )
         for callback in self.callbacks:
             if callback.name in state:
                 callback.load_state_dict(state[callback.name])
@@ -139,6 +150,13 @@ def _check_event(event: str) -> None:
 def _nearest(name: str) -> str:
     close = difflib.get_close_matches(name, EVENTS, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; the events are {', '.join(EVENTS)}"
+
+
+def _check_kinds(callbacks: Iterable[Any]) -> None:
+    for callback in callbacks:
+        if not isinstance(callback, Callback):
+            hint = f"write {callback.__name__}(…)" if isinstance(callback, type) else "derive it from Callback"
+            raise TypeError(f"{callback!r} is no callback: {hint}")
 
 
 def _check_methods(callbacks: Iterable[Callback]) -> None:

@@ -138,6 +138,7 @@ class TrainState:
             # NumPy's numbers pass for floats, but no checkpoint with one in it can be read.
             "history": [{name: float(value) for name, value in item.items()} for item in self.history],
             "user_state": self.user_state,
+            "epoch_stopped": self.epoch_stopped and self.batch_index > 0,
             # Of the skips only this one outlives its batch.
             "skip_validation": VALIDATION in self.skips,
             # Inside an epoch no request to stop has been met yet.
@@ -156,7 +157,8 @@ class TrainState:
         self.metrics = self.history[-1] if self.history else {}
         self.user_state = dict(state["user_state"])
         self.stop_reason = state["stop_reason"]
-        self.stop_now = self.epoch_stopped = False
+        self.stop_now = False
+        self.epoch_stopped = state["epoch_stopped"]
         self.skips = {VALIDATION} if state["skip_validation"] else set()
 
 

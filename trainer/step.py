@@ -22,6 +22,11 @@ class SupervisedStep:
 
     def __call__(self, model: nn.Module, batch: Any) -> StepOutput:
         """Loss and outputs of one batch."""
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            raise TypeError(
+                f"a batch is {type(batch).__name__}, not (inputs, targets): give the Trainer a `step` of your own "
+                "in place of the loss"
+            )
         inputs, targets = batch
         outputs = model(inputs)
         return {"loss": self.loss(outputs, targets), "outputs": outputs}

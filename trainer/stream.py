@@ -36,7 +36,8 @@ class TrainStream:
 
     def start_epoch(self, rng: dict[str, Any] | None = None) -> None:
         """Bring order and generators to where the state stands; ``rng`` are those of an epoch that goes on."""
-        self._open()
+        if self._state.data_batch or not self._state.batch_index:  # else a pass is over, and the next not begun
+            self._open()
         if rng is not None:
             set_rng_state(rng)
         elif self._state.data_batch:
@@ -44,6 +45,11 @@ class TrainStream:
             if self.length is None and not self._has_more():
                 self.end_pass()
                 self._open()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether batches of the running pass have been asked for."""
+        return self._iterator is not None
 
     def rest_of_pass(self) -> Iterator[Any]:
         """The batches that are left of this pass."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -20,12 +21,13 @@ from trainer.direct import mark_stepped
 from trainer.fused import use_fused
 from trainer.graph import GraphedCompute
 from trainer.metrics import EpochMetrics
+from trainer.parts import check_optimizer, choose_step, compiled
 from trainer.plan import Plan
 from trainer.precision import Kind, Precision
 from trainer.runner import CallbackRunner, fire_isolated
 from trainer.seeding import rng_state
-from trainer.state import ERROR, INTERRUPTED, VALIDATION, TrainState
-from trainer.step import Metric, Step, SupervisedStep
+from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, VALIDATION, TrainState
+from trainer.step import Metric, Step
 from trainer.stream import TrainStream
 
 logger = logging.getLogger(__name__)
@@ -51,7 +53,8 @@ class Trainer:
         scheduler_monitor: The metric that a ReduceLROnPlateau follows.
         callbacks: The user's callbacks.
         core_callbacks: Callbacks of whoever builds the trainer; before the user's at equal priority.
-        max_epochs: Passes over the training data; see `trainer.plan.Plan` for this and the next two.
+        max_epochs: Passes over the training data, 10 where no length is given; see `trainer.plan.Plan` for this
+            and the next two.
         max_steps: Optimizer steps; the run ends where the first limit is reached.
         validate_every: A number of steps or a fraction of a pass, in place of one validation a pass.
         precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``, see `trainer.precision.Precision`.
@@ -62,7 +65,8 @@ class Trainer:
         device: Where to train; None: the first CUDA device where there is one, else the CPU.
 
     Raises:
-        ValueError: Neither or both of ``loss`` and ``step`` are given, or a length or precision is no such thing.
+        ValueError: Neither or both of ``loss`` and ``step`` are given, the optimizer is another model's, or a
+            length, interval, precision or device is none.
     """
 
     def __init__(
@@ -95,10 +99,13 @@ class Trainer:
         if cuda_graph and self.device.type != "cuda":
             raise ValueError(f"cuda_graph needs a CUDA device, and this run is on {self.device}: set it to false")
         self._compute_class = GraphedCompute if cuda_graph else Compute
+        if scheduler_interval not in ("epoch", "step"):
+            raise ValueError(f"scheduler_interval is {scheduler_interval!r}: give 'epoch' or 'step'")
         self.model = model.to(self.device)
         self.optimizer = optimizer
+        check_optimizer(self.model, optimizer)
         use_fused(optimizer, self.model)
-        self.step = _choose_step(loss, step)
+        self.step = choose_step(loss, step)
         self.metrics = dict(metrics or {})
         self.scheduler = scheduler
         self.scheduler_interval = scheduler_interval
@@ -109,7 +116,7 @@ class Trainer:
         self.state = TrainState(max_epochs=max_epochs or 0)
         self.recorder = EpochMetrics(self.device)
         self.callbacks = CallbackRunner(callbacks, core=[LogDispatch(), *core_callbacks])
-        self._called_model = _compiled(self.model, compile)
+        self._called_model = compiled(self.model, compile)
         self._hooks = self.callbacks.resolve()
         self._compute = self._make_compute()
         self._train_data: Any = None
@@ -132,7 +139,10 @@ class Trainer:
 
         Raises:
             Exception: Whatever training or a callback raised, type unchanged.
+            RuntimeError: It is called from inside a run of this trainer.
         """
+        if self._running:
+            raise RuntimeError("this trainer is running: a hook can't start a fit of it")
         self._train_data = train
         stream = self._stream = TrainStream(self._train_batches(), self.state, self.seed)
         val_batches = None if val is None else self._eval_batches(val)
@@ -173,8 +183,10 @@ class Trainer:
         """Samples per training batch from the next pass over the data on; at once before a fit's first batch.
 
         Raises:
-            ValueError: The training data comes in batches of its own.
+            ValueError: The training data comes in batches of its own, or a pass is being trained on.
         """
+        if self._stream is not None and self._stream.is_open and self.state.data_batch:
+            raise ValueError("the batch size can't change inside a pass: set it in on_fit_start or on_epoch_end")
         if self._train_data is not None and is_batched(self._train_data):
             raise ValueError("the training data comes in batches of its own: hand over its Dataset instead")
         self.batching = replace(self.batching, batch_size=batch_size)
@@ -211,10 +223,11 @@ class Trainer:
         self._hooks = self.callbacks.resolve()
         self.fire("on_before_load_checkpoint", checkpoint)
         self.model.load_state_dict(checkpoint["model"])
-        self.optimizer.load_state_dict(checkpoint["optimizer"])
+        # Copies: optimizers and schedulers take over what they are given, and it may be loaded once more.
+        self.optimizer.load_state_dict(deepcopy(checkpoint["optimizer"]))
         if self.scheduler is not None and checkpoint["scheduler"] is not None:
-            self.scheduler.load_state_dict(checkpoint["scheduler"])
-        self.state.load_state_dict(checkpoint["state"])
+            self.scheduler.load_state_dict(deepcopy(checkpoint["scheduler"]))
+        self.state.load_state_dict(deepcopy(checkpoint["state"]))
         self.seed = checkpoint["seed"]
         self._epoch_rng = checkpoint["rng"] if self.state.batch_index else None
         if self.state.step:
@@ -242,15 +255,19 @@ class Trainer:
         others = self._end_training(error) if training else []
         others += fire_isolated(self._hooks["teardown"], self)
         self._running = False
-        for other in others[0 if error else 1 :]:
+        # Not `if error`: an exception may have a length.
+        for other in others[0 if error is not None else 1 :]:
             logger.error("a callback failed at the end of the run", exc_info=other)
-        if error or others:
-            raise error or others[0]
+        if error is not None or others:
+            raise others[0] if error is None else error
 
     def _end_training(self, error: BaseException | None) -> list[BaseException]:
         errors: list[BaseException] = []
         if error is not None:
-            self.state.stop_reason = self.state.stop_reason or ERROR
+            if self.state.stop_reason not in {DIVERGED, PRUNED}:
+                self.state.stop_reason = ERROR
+            self.state.forget_batch_skips()
+            self.precision.forget_step()
             errors += fire_isolated(self._hooks["on_exception"], self, error)
         return errors + fire_isolated(self._hooks["on_fit_end"], self)
 
@@ -287,13 +304,14 @@ class Trainer:
             self.recorder.reset()
             self.fire("on_train_epoch_start")
         while not self._train_pass(stream):
-            stream.start_epoch()
+            pass
 
     def _train_pass(self, stream: TrainStream) -> bool:
         """Train to the end of the pass or of the epoch; whether the epoch is over."""
         state, plan, train = self.state, self.plan, self._compute.train
-        # A run that was stopped right at an epoch's last batch goes on behind it.
-        if not (state.batch_index and plan.ends_epoch(state)):
+        # A run that ended right at an epoch's last batch, or after it, goes on behind it.
+        passed = not state.data_batch and (plan.validate_every is None or self.finished)
+        if not (state.batch_index and (passed or plan.ends_epoch(state))):
             for batch in stream.rest_of_pass():
                 train(batch)
                 if plan.ends_epoch(state):
@@ -302,11 +320,12 @@ class Trainer:
                 stream.end_pass()
                 return plan.validate_every is None or self.finished
         whole_pass = plan.validate_every is None and state.epoch_stopped
-        if not state.stop_now and (whole_pass or state.data_batch == stream.length):
+        if state.data_batch and not state.stop_now and (whole_pass or state.data_batch == stream.length):
             stream.end_pass()
         return True
 
     def _evaluate(self, batches: Batches, prefix: str, scope: str) -> None:
+        self.recorder.forget(f"{prefix}_")  # of a validation that was broken off
         self.model.eval()
         with torch.no_grad():
             self.fire(f"on_{scope}_start")
@@ -325,16 +344,19 @@ class Trainer:
         state.metrics = self.recorder.compute()
         self.recorder.reset()
         state.metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        # The same object: what callbacks add to the metrics is in the history that the checkpoint holds.
+        state.history.append(state.metrics)
         if self.scheduler_interval == "epoch":
             self._compute.step_scheduler()
         state.skips.clear()
-        # The same object: what callbacks add to the metrics is in the history that the checkpoint holds.
-        state.history.append(state.metrics)
         self.fire("on_epoch_end")
+        state.skips.clear()  # asked for too late to skip anything
 
     def _evaluate_alone(self, data: Any, prefix: str, scope: str) -> dict[str, float]:
-        batches = self._eval_batches(data)
+        batches, state = self._eval_batches(data), self.state
         kept, self.recorder = self.recorder, EpochMetrics(self.device)
+        at_work = state.batch, state.outputs, state.loss, set(state.skips)
+        training = self.model.training
         try:
             if self._running:  # inside a fit, whose callbacks are set up already
                 self._evaluate(batches, prefix, scope)
@@ -344,6 +366,8 @@ class Trainer:
             return self.recorder.compute()
         finally:
             self.recorder = kept
+            state.batch, state.outputs, state.loss, state.skips = at_work
+            self.model.train(training and self._running)
 
     def _prepare(self) -> None:
         self._hooks = self.callbacks.resolve()
@@ -358,7 +382,6 @@ class Trainer:
             self.precision,
             scheduler_per_step=self.scheduler_interval == "step",
             scheduler_monitor=self.scheduler_monitor,
-            loss_may_change=bool(self._hooks["on_before_backward"]),
         )
 
     def _train_batches(self) -> Batches:
@@ -366,18 +389,3 @@ class Trainer:
 
     def _eval_batches(self, data: Any) -> Batches:
         return make_batches(data, self.batching, self.device, train=False, seed=self.seed)
-
-
-def _choose_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) -> Step:
-    if step is not None and loss is None:
-        return step
-    if loss is not None and step is None:
-        return SupervisedStep(loss)
-    raise ValueError("give either loss or step")
-
-
-def _compiled(model: nn.Module, options: bool | Mapping[str, Any]) -> nn.Module:
-    if options is False:
-        return model
-    compiled: nn.Module = torch.compile(model, **({} if options is True else options))  # type: ignore[assignment]
-    return compiled

@@ -137,10 +137,14 @@ def test_samples_stay_with_their_targets() -> None:
         assert torch.equal(inputs, -targets)
 
 
-def test_a_data_set_on_the_device_is_not_copied_without_shuffle() -> None:
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_batch_that_is_changed_in_place_changes_nothing_of_the_data(shuffle: bool) -> None:
     data = numbered(8)
-    (batch, *_) = TensorBatches(data.tensors, 4, CPU).epoch(0)
-    assert batch[0].data_ptr() == data.tensors[0].data_ptr()
+    before = [tensor.clone() for tensor in data.tensors]
+    for inputs, targets in TensorBatches(data.tensors, 4, CPU, shuffle=shuffle).epoch(0):
+        inputs.mul_(0)
+        targets.add_(5)
+    assert all(map(torch.equal, data.tensors, before))
 
 
 class TestEvaluation:

@@ -1,5 +1,6 @@
 """Direct backward pass and step do what torch's do: same bits, same errors, every hook that is registered."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +10,7 @@ from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import StepLR
+from torch.overrides import TorchFunctionMode
 
 from tests.trainer.support import assert_same, frozen, make_model, make_trainer, regression
 from trainer.direct import DirectStep, backward
@@ -93,10 +95,37 @@ def test_a_profiler_sees_the_step() -> None:
     assert any("Optimizer.step#AdamW.step" in event.key for event in profiler.key_averages())
 
 
+def test_a_step_that_was_wrapped_for_the_whole_class_is_taken_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[str] = []
+    plain = AdamW.step
+
+    @functools.wraps(plain)
+    def wrapped(self: Optimizer, *arguments: Any) -> Any:
+        called.append("step")
+        return plain(self, *arguments)
+
+    monkeypatch.setattr(AdamW, "step", wrapped)
+    DirectStep(optimizer_with_gradients())()
+    assert called == ["step"]
+
+
+def test_a_mode_that_watches_torchs_functions_sees_the_backward() -> None:
+    class Watch(TorchFunctionMode):
+        def __torch_function__(self, function: Any, types: Any, arguments: Any = (), options: Any = None) -> Any:
+            seen.append(getattr(function, "__name__", ""))
+            return function(*arguments, **(options or {}))
+
+    seen: list[str] = []
+    loss = torch.ones((), requires_grad=True) * 2
+    with Watch():
+        backward(loss)
+    assert "backward" in seen
+
+
 def test_a_subclass_keeps_its_own_step() -> None:
-    model = nn.Linear(2, 1)
+    model = nn.Linear(4, 1)
     optimizer = Counted(model.parameters())
-    make_trainer(model=nn.Linear(4, 1), optimizer=optimizer, max_epochs=1).fit(regression(8))
+    make_trainer(model=model, optimizer=optimizer, max_epochs=1).fit(regression(8))
     assert optimizer.steps == 2
 
 

@@ -87,7 +87,7 @@ class Checkpoint(Callback):
     priority = 95
     rank_zero_only = True
     saves = True
-    transient = ("_waiting", "_last_write", "_cost", "_looked", "_fixed", "_stale")
+    transient = ("_waiting", "_last_write", "_cost", "_looked", "_fixed", "_stale", "_saved", "_reason")
 
     def __init__(
         self,
@@ -125,6 +125,8 @@ class Checkpoint(Callback):
         self._last_write = 0.0
         self._cost = _FIRST_COST_S
         self._looked = 0
+        self._saved: Progress | None = None
+        self._reason: str | None = None
         self._fixed: set[Progress] = set()
         self._stale: set[Progress] = set()
 
@@ -153,7 +155,8 @@ class Checkpoint(Callback):
         if not (self.at_steps or self.every_n_steps or self.every_seconds):
             return
         state = trainer.state
-        if state.stop_reason or state.epoch_stopped or state.batch_index == state.batches_per_epoch:
+        last = state.batch_index == state.batches_per_epoch or trainer.plan.ends_epoch(state)
+        if state.stop_reason or last:
             return
         due = self._due_inside(state)
         if due and _is_finite(trainer):
@@ -182,13 +185,17 @@ class Checkpoint(Callback):
         progress = (state.epoch, state.batch_index)
         if state.stop_reason in {DIVERGED, ERROR} or not _is_finite(trainer):
             self._write(trainer, self._held(self._waiting.keys()))
-        elif progress > (0, 0) and progress not in self._on_disk():
+        elif progress > (0, 0) and (progress not in self._on_disk() or self._is_outdated(state)):
             self._save(trainer)
         self._settle(trainer)
 
     def teardown(self, trainer: TrainerView) -> None:
         """Wait for the thread, should the end of training have been interrupted while it did."""
         self._settle(trainer)
+
+    def _is_outdated(self, state: TrainState) -> bool:
+        """Whether somebody asked for the end after this state was saved."""
+        return self._saved == (state.epoch, state.batch_index) and self._reason != state.stop_reason
 
     def _due_inside(self, state: TrainState) -> bool:
         """Whether one of the rules asks for a checkpoint that do not wait for an epoch's end."""
@@ -244,6 +251,7 @@ class Checkpoint(Callback):
         state, checkpoint = trainer.state, self._made(trainer)
         if self.background:
             checkpoint = snapshot(checkpoint)
+        self._saved, self._reason = (state.epoch, state.batch_index), state.stop_reason
         save = Save((state.epoch, state.batch_index), checkpoint, self._passed_fixed(state))
         held = [other for other in self._held(self._best(state.history)) if other.progress != save.progress]
         self._write(trainer, [*held, save])

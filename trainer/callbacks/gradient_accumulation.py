@@ -44,7 +44,7 @@ class GradientAccumulation(Callback):
     priority = 2
 
     def __init__(self, batches: int) -> None:
-        if batches < 1:
+        if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
             raise ValueError(f"batches is {batches}: give the number of batches a step, at least 1")
         self.batches = batches
         self._gradients = 0  # batches of the open group whose gradients are there

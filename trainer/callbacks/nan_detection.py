@@ -26,6 +26,8 @@ class NaNDetection(Callback):
     priority = 5
 
     def __init__(self, metrics: Sequence[str] = ("train_loss", "val_loss")) -> None:
+        if isinstance(metrics, str):
+            raise TypeError(f"metrics is {metrics!r}: give a list of names, such as [{metrics!r}]")
         self.metrics = tuple(metrics)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:

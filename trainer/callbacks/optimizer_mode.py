@@ -13,7 +13,8 @@ class OptimizerMode(Callback):
     Training uses the ``train()`` weights, validation and test the ``eval()`` ones. They stay in eval mode from the
     end of an epoch's training to the next epoch's start, so a checkpoint made in between holds the very weights
     that were evaluated, and training goes on the same whether or not one was made. An optimizer without these
-    methods is left alone, and so is one before its first step: there is no average yet.
+    methods is left alone, and so is one before its first step: there is no average yet. Evaluating in the middle
+    of an epoch switches there and back, which may round: such a run equals another only where both do that.
 
     Example::
 
@@ -23,22 +24,50 @@ class OptimizerMode(Callback):
     """
 
     priority = 10
+    transient = ("_training",)
+
+    def __init__(self) -> None:
+        self._training = False
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """An epoch that goes on inside is trained on, whatever was evaluated since it stopped."""
+        self._training = trainer.state.batch_index > 0
+        if self._training:
+            _switch(trainer.optimizer, "train")
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
         """To the weights that are trained."""
+        self._training = True
         _switch(trainer.optimizer, "train")
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
         """To the weights that are evaluated and saved, also where nothing is validated."""
+        self._training = False
         _switch(trainer.optimizer, "eval")
 
     def on_validation_start(self, trainer: TrainerView) -> None:
         """To the weights that are evaluated."""
         _switch(trainer.optimizer, "eval")
 
+    def on_validation_end(self, trainer: TrainerView) -> None:
+        """Back, where a hook had it evaluated in the middle of an epoch."""
+        self._go_back(trainer)
+
     def on_test_start(self, trainer: TrainerView) -> None:
         """To the weights that are evaluated."""
         _switch(trainer.optimizer, "eval")
+
+    def on_test_end(self, trainer: TrainerView) -> None:
+        """Back, as after a validation."""
+        self._go_back(trainer)
+
+    def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """What is evaluated from here on is no part of training."""
+        self._training = False
+
+    def _go_back(self, trainer: TrainerView) -> None:
+        if self._training:
+            _switch(trainer.optimizer, "train")
 
 
 def _switch(optimizer: Optimizer, mode: str) -> None:

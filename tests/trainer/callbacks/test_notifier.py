@@ -188,7 +188,7 @@ class TestWhatIsSent:
         failing = At("on_epoch_end", fail, lambda trainer: trainer.state.stop_reason is not None, priority=95)
         with pytest.raises(ZeroDivisionError):
             run_scripted([Notifier(server.url), EarlyStopping(patience=1), failing], [1.0, 2.0])
-        assert [(body["event"], body["reason"]) for body in server.bodies] == [("exception", "early_stopping")]
+        assert [(body["event"], body["reason"]) for body in server.bodies] == [("exception", "error")]
 
     def test_a_very_long_error_is_cut(self, server: Server) -> None:
         def fail_at_length(trainer: Any) -> None:
