@@ -1,4 +1,4 @@
-"""The peers' loops for step_overhead.py, each as bare as its options allow; seconds of training, without set-up."""
+"""The peers' loops for step_overhead.py, each as bare as its options allow; seconds of training alone."""
 
 import tempfile
 import time
@@ -70,7 +70,6 @@ def lightning(model: Callable[[], nn.Module], data: TensorDataset, epochs: int, 
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-        barebones=False,
     )
     module, loader = Module(), DataLoader(data, batch_size=batch, shuffle=True)
     started = time.perf_counter()

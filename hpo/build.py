@@ -230,7 +230,7 @@ class Builder:
     def callbacks(self, config: Mapping[str, Any], place: RunPlace) -> list[Callback]:
         """The default callbacks as configured, those named in the study file, and its own classes."""
         built: list[Callback] = []
-        for name, arguments in _configured(config).items():
+        for name, arguments in configured(config).items():
             if "_target_" in arguments:
                 built.append(instantiate(self.resolver, arguments))
             else:
@@ -278,29 +278,6 @@ def offered_callbacks() -> dict[str, Callable[..., Callback]]:
     return {name: _offered(kind, _GIVEN.get(name, ())) for name, kind in CALLBACKS.items()}
 
 
-def check_callbacks(spec: StudySpec) -> set[str]:
-    """Refuse to do without a callback that a study needs, and arguments that a built-in one refuses.
-
-    Returns:
-        Names of the metrics that the built-in callbacks write.
-
-    Raises:
-        InputError: One of these is switched off, or can't be made.
-    """
-    for name in REQUIRED:
-        if spec.config.callbacks.get(name) is False:
-            fix = "remove the line: without it outcomes or resuming could not be trusted"
-            raise spec.error("can't be switched off", path=f"callbacks.{name}", value=False, fix=fix)
-    builder, place = Builder(spec), RunPlace(spec.output_dir, "check")
-    configured = _configured(spec.base_config())
-    return {
-        metric
-        for name, arguments in configured.items()
-        if name in CALLBACKS and "_target_" not in arguments
-        for metric in builder.built_in(name, arguments, place).writes
-    }
-
-
 def _offered(kind: type[Callback], given: tuple[str, ...]) -> Callable[..., Callback]:
     signature = inspect.signature(kind)
     left = [parameter for name, parameter in signature.parameters.items() if name not in given]
@@ -317,8 +294,8 @@ def _offered(kind: type[Callback], given: tuple[str, ...]) -> Callable[..., Call
     return make
 
 
-def _configured(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Name → arguments of every callback that is to run."""
+def configured(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Name → arguments of every callback that is to run with this config."""
     section: Mapping[str, Any] = config["callbacks"]
     chosen: dict[str, Any] = {name: True for name in CALLBACKS if name in DEFAULTS}
     chosen |= section

@@ -62,12 +62,24 @@ def recorded_metrics(spec: StudySpec, extra: Collection[str] = ()) -> list[str]:
     return list(dict.fromkeys((*known, *extra)))
 
 
-def check_metric(spec: StudySpec, extra: Collection[str] = ()) -> None:
-    """Refuse a study metric that nothing records; `extra` names what further callbacks write."""
-    known = recorded_metrics(spec, extra)
-    if not any(fnmatchcase(spec.study.metric, name) for name in known):
-        fix = suggest_name(spec.study.metric, known, what="recorded are")
-        raise spec.error("nothing records this metric", path="study.metric", value=spec.study.metric, fix=fix)
+def check_metric(
+    spec: StudySpec, extra: Collection[str] = (), metric: str | None = None, path: str = "study.metric"
+) -> None:
+    """Refuse a metric that nothing records: the study's, or the one that `path` names.
+
+    Args:
+        spec: The study.
+        extra: What further callbacks write.
+        metric: The metric; None: the study's.
+        path: Where it is written.
+
+    Raises:
+        InputError: Nothing records it.
+    """
+    wanted, known = metric or spec.study.metric, recorded_metrics(spec, extra)
+    if not any(fnmatchcase(wanted, name) for name in known):
+        fix = suggest_name(wanted, known, what="recorded are")
+        raise spec.error("nothing records this metric", path=path, value=wanted, fix=fix)
 
 
 @dataclass

@@ -80,8 +80,9 @@ def run(
 
 def _checked_slots(spec: StudySpec) -> list[Any]:
     """Check what needs imports, and deal the devices."""
-    from hpo.build import check_callbacks, offered_callbacks
+    from hpo.build import offered_callbacks
     from hpo.check import check_metric, check_spec
+    from hpo.check_callbacks import check_callbacks
     from hpo.devices import deal
 
     for warning in check_spec(spec, callbacks=offered_callbacks()):

@@ -54,8 +54,9 @@ def train(
 def _train(spec: StudySpec, trial: str | None, epochs: int | None, *, from_scratch: bool) -> dict[str, Any]:
     import torch
 
-    from hpo.build import Builder, check_callbacks, offered_callbacks
+    from hpo.build import Builder, offered_callbacks
     from hpo.check import check_metric, check_spec
+    from hpo.check_callbacks import check_callbacks
     from hpo.final import start_of_base, train_final
 
     for warning in check_spec(spec, callbacks=offered_callbacks(), search=trial is not None):

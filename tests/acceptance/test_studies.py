@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpo.build import check_callbacks, offered_callbacks
+from hpo.build import offered_callbacks
 from hpo.check import check_metric, check_spec
+from hpo.check_callbacks import check_callbacks
 from hpo.config import load_spec
 from hpo.targets import TargetResolver
 from tests.acceptance.support import hpo, hpo_json

@@ -16,10 +16,10 @@ from hpo.build import (
     Builder,
     Progress,
     RunPlace,
-    check_callbacks,
     offered_callbacks,
 )
 from hpo.check import check_metric, check_spec
+from hpo.check_callbacks import check_callbacks
 from hpo.config import StudySpec
 from hpo.errors import InputError
 from tests.hpo.support import Studies
@@ -329,6 +329,10 @@ def caches(studies: Studies) -> set[Path]:
         ("gradient_clipping={}", "callbacks.gradient_clipping: max_norm is None and max_value None"),
         ("gradient_accumulation={batches: 0}", "callbacks.gradient_accumulation: batches is 0"),
         ("checkpoint={keep_best: 0}", "callbacks.checkpoint: keep_best is 0"),
+        ("gradient_accumulation={batches: 2.5}", "callbacks.gradient_accumulation: batches is 2.5"),
+        ("ema={decay: abc}", "callbacks.ema: "),
+        ("early_stopping={monitor: val_acc}", "callbacks.early_stopping: nothing records this metric"),
+        ("loss_prediction={metric: los}", "callbacks.loss_prediction: nothing records this metric"),
         ("notifier={url: 'env:NOT_SET_ANYWHERE'}", "callbacks.notifier: url is 'env:NOT_SET_ANYWHERE'"),
     ],
 )
@@ -345,3 +349,32 @@ def test_a_metric_of_a_built_in_callback_can_be_the_studys(studies: Studies, met
     overrides = ["callbacks.tensor_statistics={}", "callbacks.parameter_count={}", "study.direction=minimize"]
     spec = studies.spec(f"study.metric={metric}", *overrides)
     check_metric(spec, check_callbacks(spec))
+
+
+@pytest.mark.parametrize(
+    ("path", "entry", "problem"),
+    [
+        ("trainer.precision", "{type: categorical, choices: [fp32, bf61]}", "bf61"),
+        ("loader.batch_size", "{type: categorical, choices: [32, 0]}", "0"),
+        ("callbacks.ema.decay", "{type: float, low: 0.5, high: 1.5}", "1.5"),
+        ("callbacks.gradient_clipping.max_norm", "{type: float, low: -1.0, high: 1.0}", "-1.0"),
+    ],
+)
+def test_a_searched_value_that_a_trial_could_not_have_is_known_before_anything_runs(
+    studies: Studies, path: str, entry: str, problem: str
+) -> None:
+    overrides = ("callbacks={ema: {}, gradient_clipping: {max_norm: 1.0}}", f"search_space={{{path}: {entry}}}")
+    with pytest.raises(InputError) as caught:
+        check_callbacks(studies.spec(*overrides))
+    assert caught.value.path == f"search_space[{path}]"
+    assert problem in caught.value.value
+
+
+def test_values_that_fit_are_no_trouble(studies: Studies) -> None:
+    space = (
+        "{trainer.precision: {type: categorical, choices: [fp32, bf16]}, "
+        "callbacks.ema.decay: {type: float, low: 0.5, high: 0.99}, "
+        "callbacks.gradient_clipping.max_norm: {type: float, low: 0.1, high: 1.0, log: true}}"
+    )
+    spec = studies.spec("callbacks={ema: {}, gradient_clipping: {max_norm: 1.0}}", f"search_space={space}")
+    check(spec)

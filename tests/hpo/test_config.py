@@ -311,3 +311,23 @@ def test_interpolations_need_no_quotes_in_flow_style(tmp_path: Path) -> None:
     text = "{a: ${model.hidden}, b: [x${model.hidden}y, ${oc.select:no.where, 3}], c: 1}"
     spec = load_spec(write(tmp_path, STUDY.replace("hidden: 64", f"hidden: 64, extra: {text}")))
     assert spec.resolve()["model"]["extra"] == {"a": 64, "b": ["x64y", 3], "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("written", "overrides", "epochs"),
+    [
+        ("", (), 20),
+        ("trainer: {max_steps: 1000}", (), None),
+        ("trainer: {max_steps: 1000, max_epochs: 5}", (), 5),
+        ("trainer: {max_epochs: 5}", ("trainer.max_steps=1000",), 5),
+        ("trainer: {max_steps: 1000}", ("trainer.max_epochs=5",), 5),
+    ],
+)
+def test_steps_alone_limit_a_run_that_names_only_them(
+    tmp_path: Path, written: str, overrides: tuple[str, ...], epochs: int | None
+) -> None:
+    lines = [line for line in STUDY.splitlines() if not line.startswith("trainer:") and "T_max" not in line]
+    (tmp_path / "study.yaml").write_text("\n".join([*lines, written]) + "\n")
+    spec = load_spec(tmp_path / "study.yaml", overrides)
+    assert spec.trainer.max_epochs == epochs
+    assert spec.resolve()["trainer"]["max_epochs"] == epochs

@@ -25,8 +25,15 @@ from hpo.storage import StudyStorage, display_url, open_storage
 
 NAME = "study"
 _processes = multiprocessing.get_context("forkserver")
+# A process has one fork server: the supervisor's tests, in the same one, ask for hpo.preload.
 _processes.set_forkserver_preload(
-    ["pytest", "hpo.storage", "sqlalchemy.dialects.sqlite", "sqlalchemy.dialects.postgresql.psycopg"]
+    [
+        "pytest",
+        "hpo.storage",
+        "sqlalchemy.dialects.sqlite",
+        "sqlalchemy.dialects.postgresql.psycopg",
+        "hpo.preload",
+    ]
 )
 
 

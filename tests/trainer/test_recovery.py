@@ -107,6 +107,13 @@ class TestAFailureAfterTheLastBatch:
 
 
 class TestAnErrorAndAStopRequest:
+    def test_a_metric_that_nothing_records_is_said_once(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        with caplog.at_level(logging.WARNING):
+            make_trainer([Checkpoint(tmp_path, monitor="val_acc")]).fit(regression(), regression())
+        assert caplog.text.count("nothing records 'val_acc', so no epoch is kept as the best") == 1
+
     def test_no_checkpoint_is_made_of_what_an_error_left(self, tmp_path: Path) -> None:
         fails(make_trainer([Checkpoint(tmp_path), TimeLimit(1e-9), once("on_validation_start", boom)]))
         assert list_checkpoints([tmp_path]) == []

@@ -36,9 +36,10 @@ class Checkpoint(Callback):
     *When.* The end of an epoch is written every ``every_n_epochs`` and when the epoch is among the ``keep_best``
     best so far; a batch is written every ``every_n_steps``, at ``at_steps`` and every ``every_seconds``. What
     becomes due with the last batch of an epoch is written at the epoch's end, fully evaluated. The end of
-    training writes the state in which it ended, an interruption inside an epoch as it stands. A diverged state
-    is never written, nor any other with weights that are not finite, nor a batch of an epoch after which the run
-    is to stop.
+    training writes the state in which it ended, also inside an epoch after ``stop("interrupted", now=True)``. An
+    exception, KeyboardInterrupt included, leaves what waits to be written: who wants a Ctrl-C to keep the epoch
+    so far lets a signal handler ask for the stop. A diverged state is never written, nor any other with weights
+    that are not finite, nor a batch of an epoch after which the run is to stop.
 
     *How often.* ``every_n_epochs`` and ``every_n_steps`` are held to ``max_overhead`` of the time: what would
     take more is left out, where epochs take longer than that each one is written. A best epoch that is not
@@ -87,7 +88,7 @@ class Checkpoint(Callback):
     priority = 95
     rank_zero_only = True
     saves = True
-    transient = ("_waiting", "_last_write", "_cost", "_looked", "_fixed", "_stale", "_saved", "_reason")
+    transient = ("_waiting", "_last_write", "_cost", "_looked", "_fixed", "_stale", "_saved", "_reason", "_warned")
 
     def __init__(
         self,
@@ -125,6 +126,7 @@ class Checkpoint(Callback):
         self._last_write = 0.0
         self._cost = _FIRST_COST_S
         self._looked = 0
+        self._warned = False
         self._saved: Progress | None = None
         self._reason: str | None = None
         self._fixed: set[Progress] = set()
@@ -168,6 +170,7 @@ class Checkpoint(Callback):
         if self._writer.done:
             self._settle(trainer)
         state = trainer.state
+        self._warn_without_monitor(state)
         due = self._due_inside(state) or (state.epoch % self.every_n_epochs == 0 and self._affordable())
         best = self._best(state.history)
         if state.stop_reason != DIVERGED and (due or state.epoch in best) and _is_finite(trainer):
@@ -192,6 +195,16 @@ class Checkpoint(Callback):
     def teardown(self, trainer: TrainerView) -> None:
         """Wait for the thread, should the end of training have been interrupted while it did."""
         self._settle(trainer)
+
+    def _warn_without_monitor(self, state: TrainState) -> None:
+        """Say once that nobody can tell which epochs are best."""
+        if not self._warned and self.monitor not in state.metrics and not state.validation_skipped:
+            logger.warning(
+                "nothing records %r, so no epoch is kept as the best; recorded are %s",
+                self.monitor,
+                ", ".join(state.metrics),
+            )
+            self._warned = True
 
     def _is_outdated(self, state: TrainState) -> bool:
         """Whether somebody asked for the end after this state was saved."""
