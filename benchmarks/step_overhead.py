@@ -3,8 +3,8 @@
     python benchmarks/step_overhead.py [--rounds 15] [--epochs 10] [--device cpu]
 
 The bare loop is what people write: a shuffling DataLoader, a plain Adam. The peers (Ignite, skorch, Lightning,
-Hugging Face's Trainer; ``pip install '.[peers]'``) run on the same DataLoader settings with everything switched off
-that can be: no logging, no checkpoints, no progress bar; one that is not installed is left out. Ours runs with
+Hugging Face's Trainer; ``pip install '.[peers]'``) run on the same DataLoader settings with all switched off that
+can be: no logging, no checkpoints, no progress bar; one that is not installed is left out. Ours runs with
 nothing switched off: "all nine" are NaN detection, optimizer mode, gradient monitor, loss prediction, overfit
 detection, CSV logging, an Optuna pruner's reports, early stopping and checkpoints.
 """
