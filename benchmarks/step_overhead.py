@@ -1,6 +1,6 @@
 """The Trainer against the bare loop and its peers, on scikit-learn's digits with a small MLP, one thread.
 
-    python benchmarks/step_overhead.py [--rounds 15] [--epochs 10] [--device cpu]
+    python benchmarks/step_overhead.py [--rounds 15] [--epochs 10] [--device cpu] [--no-peers]
 
 The bare loop is what people write: a shuffling DataLoader, a plain Adam. The peers (Ignite, skorch, Lightning,
 Hugging Face's Trainer; ``pip install '.[peers]'``) run on the same DataLoader settings with all switched off that
@@ -136,6 +136,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--no-peers", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -146,7 +147,7 @@ def main() -> None:
     run = partial(ours, data, epochs, device)
     contestants: dict[str, Callable[[], float]] = {base: partial(bare, data, epochs, device)}
     for name, (package, peer) in PEERS.items():
-        if importlib.util.find_spec(package):
+        if importlib.util.find_spec(package) and not arguments.no_peers:
             contestants[f"{name}, DataLoader"] = quietly(partial(peer, model, data, epochs, BATCH, device))
     contestants |= {
         "Trainer, DataLoader, all nine": partial(run, callbacks=nine, loader=True),

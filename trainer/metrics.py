@@ -64,7 +64,8 @@ class EpochMetrics:
         if not isinstance(value, Tensor):
             value = torch.tensor(value, device=self._device, dtype=self._dtype)
         # A copy: what was handed over may be changed in place before it is looked at.
-        accumulator.values.append(value.detach().clone().reshape(()))
+        copy = value.detach().clone()
+        accumulator.values.append(copy.reshape(()) if copy.dim() else copy)
         accumulator.weights.append(weight)
         if len(accumulator.values) >= _FOLD:
             accumulator.fold()

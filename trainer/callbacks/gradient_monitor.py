@@ -53,10 +53,10 @@ class GradientMonitor(Callback):
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Measure this batch's gradients."""
         gradients = [
-            parameter.grad.coalesce().values() if parameter.grad.is_sparse else parameter.grad
+            gradient.coalesce().values() if gradient.is_sparse else gradient
             for group in trainer.optimizer.param_groups
             for parameter in group["params"]
-            if parameter.grad is not None
+            if (gradient := parameter.grad) is not None
         ]
         if gradients:
             # What torch.nn.utils.get_total_norm calls, without its grouping, stacking and second norm per step.
