@@ -109,11 +109,11 @@ class Compute:
 
     def _act(self, action: str, work: Callable[[], None]) -> bool:
         """One action with its two events, unless a hook asked to leave it out; whether it was done."""
-        skips = self._trainer.state.skips
-        if action in skips:
+        state = self._trainer.state
+        if action in state.skips:
             return False
         self._trainer.fire(f"on_before_{action}")
-        if action in skips:
+        if action in state.skips:
             return False
         work()
         self._trainer.fire(f"on_after_{action}")

@@ -187,6 +187,13 @@ class TestEvaluatingInTheMiddle:
             trainer.fit(regression(), regression())
         assert_same(frozen(watching), frozen(plain))
 
+    def test_a_skip_asked_for_after_it_holds(self) -> None:
+        evaluate = At("on_before_backward", lambda trainer: trainer.validate(regression(4)), priority=10)
+        ask = At("on_before_backward", lambda trainer: trainer.state.skip("backward"), priority=20)
+        trainer = make_trainer([evaluate, ask])
+        trainer.fit(regression())
+        assert trainer.model[0].weight.grad is None
+
     def test_an_optimizer_with_two_sets_of_weights_goes_back_to_training(self) -> None:
         model = nn.Linear(4, 1)
         optimizer = AdamWScheduleFree(model.parameters(), lr=0.01)
