@@ -89,7 +89,14 @@ def _checked_slots(spec: StudySpec) -> list[Any]:
         print(f"warning: {warning}", file=sys.stderr)
     check_metric(spec, check_callbacks(spec))
     own = None if spec.trainer.device is None else [spec.trainer.device]
-    return deal(spec.study.devices or own, spec.study.workers)
+    slots = deal(spec.study.devices or own, spec.study.workers)
+    for slot in slots:
+        if spec.trainer.cuda_graph and not slot.device.startswith("cuda"):
+            fix = "set it to false, or give GPUs with `study.devices`"
+            raise spec.error(
+                f"needs CUDA devices, and a worker is on {slot.label}", path="trainer.cuda_graph", fix=fix
+            )
+    return slots
 
 
 class _Reporter:

@@ -304,3 +304,10 @@ def test_the_commands_that_a_run_ends_with_work(tmp_path: Path) -> None:
     assert [words[:2] for words in commands] == [["hpo", "trials"], ["hpo", "train"], ["hpo", "dashboard"]]
     assert len(json.loads(hpo(*commands[0][1:], "--json").stdout)) == 1
     assert "model: " in hpo(*commands[1][1:], "--epochs", 1).stdout
+
+
+def test_a_cuda_graph_on_a_cpu_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    result = hpo("run", study, "trainer.cuda_graph=true", "--devices", "cpu", code=2)
+    assert "trainer.cuda_graph: needs CUDA devices, and a worker is on cpu" in result.stderr
+    assert not list(tmp_path.rglob("*.db"))

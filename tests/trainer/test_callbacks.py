@@ -400,6 +400,10 @@ class TestConsoleLogging:
         run_scripted([ConsoleLogging(every), *callbacks], [float(epoch) for epoch in range(1, epochs + 1)])
         return capsys.readouterr().out.splitlines()
 
+    def test_leaves_the_numbers_of_single_tensors_to_the_files(self, capsys: pytest.CaptureFixture[str]) -> None:
+        single = At("on_epoch_end", lambda trainer: trainer.state.metrics.update({"grad_norm/0.weight": 1.0}))
+        assert all("grad_norm" not in line for line in self.lines(capsys, 2, single))
+
     def test_prints_the_first_every_tenth_and_the_last_epoch(self, capsys: pytest.CaptureFixture[str]) -> None:
         lines = self.lines(capsys, 23)
         assert [line.split("  train_loss")[0] for line in lines] == [

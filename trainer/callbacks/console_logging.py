@@ -53,6 +53,7 @@ class ConsoleLogging(Callback):
 
     def _print(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
         state = trainer.state
-        numbers = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        # Those of single tensors, `grad_norm/0.weight`, are for files.
+        numbers = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name)
         print(f"epoch {state.epoch:>{len(str(state.max_epochs))}}/{state.max_epochs}  {numbers}", flush=True)
         self._printed = state.epoch
