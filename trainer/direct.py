@@ -1,8 +1,7 @@
 """Backward pass and optimizer step without the wrappers around them, where nobody could tell the difference.
 
-Torch checks and announces both in Python, which for a model of a few thousand parameters takes a quarter of the
-step (benchmarks/step_overhead.py). What is left out here has nothing to do in the cases described; in all others
-the whole is called.
+Torch checks and announces both in Python, which for a model of a few thousand parameters takes a good part of the
+step. What is left out here has nothing to do in the cases described; in all others the whole is called.
 """
 
 from __future__ import annotations
