@@ -44,7 +44,14 @@ __all__ = ["StudySpec", "diff_configs", "identity", "json_schema", "load_spec", 
 
 #: What may change without the study becoming another one: where it runs, how long, and where it is kept.
 _NOT_HASHED = (
-    *(("study", key) for key in ("n_trials", "timeout", "workers", "devices", "storage", "output_dir", "name")),
+    *(
+        ("study", key)
+        for key in (
+            *("n_trials", "timeout", "workers", "devices", "storage", "output_dir", "name"),
+            *("max_retries", "trial_timeout", "no_progress_timeout", "trial_memory", "on_oom", "lost_after"),
+            *("background_reports", "keep_best", "disk_quota"),
+        )
+    ),
     ("trainer", "device"),
 )
 _SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)")
@@ -269,8 +276,9 @@ def _complete(raw: dict[str, Any]) -> dict[str, Any]:
                 study[name] = {"name": study[name] or "none"}
         _fill(study, "sampler", SamplerSection().model_dump())
         _fill(study, "pruner", PrunerSection().model_dump())
-        for name in ("metric", "n_trials", "timeout", "storage", "output_dir", "workers", "devices"):
-            study.setdefault(name, StudySection.model_fields[name].default)
+        for name, field_info in StudySection.model_fields.items():
+            if name not in ("name", "direction", "sampler", "pruner"):
+                study.setdefault(name, field_info.default)
     return raw
 
 

@@ -277,12 +277,6 @@ def attempts_of_trial(conn: Executor, trial_id: int) -> list[Attempt]:
     return _read(conn, sa.select(ATTEMPTS).where(ATTEMPTS.c.trial_id == trial_id))
 
 
-def open_leases(conn: Executor, study_id: int) -> list[Attempt]:
-    """The attempts of a study's trials that have not ended."""
-    query = sa.select(ATTEMPTS).join(_TRIALS, _TRIALS.c.trial_id == ATTEMPTS.c.trial_id)
-    return _read(conn, query.where(_TRIALS.c.study_id == study_id, ATTEMPTS.c.ended_at.is_(None)))
-
-
 def _read(conn: Executor, query: sa.Select[tuple[object, ...]]) -> list[Attempt]:
     rows = conn.execute(query.order_by(ATTEMPTS.c.trial_id, ATTEMPTS.c.attempt))
     return [Attempt._make(row) for row in rows]

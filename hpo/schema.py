@@ -14,10 +14,10 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 from hpo.paths import suggest_name
 from hpo.schema_space import ParamSpec
+from hpo.schema_types import CompileOptions, Devices, Duration, Interval, Seconds, Size, fail
 
 __all__ = ["FREE_SECTIONS", "LoaderSection", "PrunerSection", "SamplerSection", "StudyFile", "StudySection"]
 
@@ -26,46 +26,12 @@ SCHEDULER_KEYS = ("interval", "warmup")
 #: Sections whose keys belong to the person's own code, in the order in which they are built.
 FREE_SECTIONS = ("data", "model", "loss", "step", "optimizer", "scheduler", "metrics", "callbacks")
 
+#: Seconds; of the time after which a silent worker is taken for dead, a beat takes a sixth.
+MIN_LOST_AFTER = 3
+
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
-_COMPILE_ARGUMENTS = ("fullgraph", "dynamic", "backend", "mode", "options")
-_UNITS = (86400, 3600, 60, 1)
 _BUILT_IN_METRICS = ("loss", "lr")
-
-
-def fail(problem: str, fix: str = "", key: str = "") -> PydanticCustomError:
-    """An error with its own words; `key` is the key below the validated value that it is about."""
-    return PydanticCustomError("hpo", "{problem}", {"problem": problem, "fix": fix, "key": key})
-
-
-def _duration(value: Any) -> Any:
-    if value is None:
-        return None
-    fix = 'write seconds, or a duration such as "90s", "30m", "2h" or "1h30m"'
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        raise fail("must be a duration", fix)
-    if isinstance(value, str):
-        match = _DURATION.fullmatch(value.strip())
-        if match is None or not match[0]:
-            raise fail("is not a duration", fix)
-        value = sum(int(count) * unit for count, unit in zip(match.groups("0"), _UNITS, strict=True))
-    if not (math.isfinite(value) and value > 0):
-        raise fail("must be more than zero seconds", fix)
-    return float(value)
-
-
-def _devices(value: Any) -> Any:
-    if value is None:
-        return None
-    items = value.split(",") if isinstance(value, str) else value
-    fix = 'write for example "cuda:0,cuda:1" or [cpu]'
-    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
-        raise fail("must be names of devices", fix)
-    names = tuple(item.strip() for item in items)
-    if not names or not all(names):
-        raise fail("names no device", fix)
-    return names
 
 
 def _study_name(value: str) -> str:
@@ -105,23 +71,6 @@ def _with_pace(node: dict[str, Any]) -> dict[str, Any]:
     return {**node, "interval": interval, "warmup": warmup}
 
 
-def _interval(value: Any) -> Any:
-    steps = isinstance(value, int) and not isinstance(value, bool) and value >= 1
-    if value is not None and not steps and not (isinstance(value, float) and 0 < value < 1):
-        fix = "write a whole number of steps, such as 500, or a fraction of a pass below 1, such as 0.25"
-        raise fail("is neither steps nor a fraction", fix)
-    return value
-
-
-def _compile_options(value: Any) -> Any:
-    if not isinstance(value, bool | dict):
-        raise fail("must be true, false or a mapping of arguments", "write `compile: true`")
-    for name in value if isinstance(value, dict) else ():
-        if name not in _COMPILE_ARGUMENTS:
-            raise fail("torch.compile takes no such argument", suggest_name(name, _COMPILE_ARGUMENTS), str(name))
-    return value
-
-
 def _callback(value: Any) -> Any:
     if value is None:  # `early_stopping:` alone switches it on with its defaults
         return {}
@@ -149,28 +98,6 @@ _TARGET_SCHEMA = {
     "required": ["_target_"],
 }
 
-Duration = Annotated[
-    float | None,
-    BeforeValidator(_duration),
-    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}, {"type": "null"}]}),
-]
-Devices = Annotated[
-    tuple[str, ...] | None,
-    BeforeValidator(_devices),
-    WithJsonSchema(
-        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
-    ),
-]
-Interval = Annotated[
-    Any,
-    BeforeValidator(_interval),
-    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]}),
-]
-CompileOptions = Annotated[
-    Any,
-    BeforeValidator(_compile_options),
-    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "object"}]}),
-]
 TargetNode = Annotated[dict[str, Any], AfterValidator(_with_target), WithJsonSchema(_TARGET_SCHEMA)]
 SchedulerNode = Annotated[
     dict[str, Any],
@@ -261,6 +188,48 @@ class StudySection(Section):
     devices: Devices = Field(
         default=None, description="Devices that the workers share.", examples=["cuda:0,cuda:1"]
     )
+    max_retries: int = Field(
+        default=3, ge=0, description="Deaths of its worker that a trial survives.", examples=[3]
+    )
+    trial_timeout: Duration = Field(
+        default=None, description="Time that a trial may take, over all its attempts.", examples=["6h"]
+    )
+    no_progress_timeout: Duration = Field(
+        default=None, description="Time after which a trial without a finished batch is ended.", examples=["30m"]
+    )
+    trial_memory: Size = Field(
+        default=None, description="Main memory that a trial's processes may use.", examples=["16GiB"]
+    )
+    on_oom: Literal["fail", "retry_with_accumulation"] = Field(
+        default="fail",
+        description="What to do when a device's memory runs out; the other choice halves the micro-batch.",
+        examples=["retry_with_accumulation"],
+    )
+    lost_after: Seconds = Field(
+        default=60.0,
+        description="Silence after which a worker on another machine counts as dead.",
+        examples=["60s"],
+    )
+    background_reports: bool = Field(
+        default=False,
+        description="Report beside the training; pruning then acts at most one epoch late.",
+        examples=[True],
+    )
+    keep_best: int = Field(
+        default=5, ge=1, description="Complete trials whose checkpoints `hpo clean` keeps.", examples=[5]
+    )
+    disk_quota: Size = Field(
+        default=None,
+        description="Room for checkpoints; above it the study is cleaned as it runs.",
+        examples=["200GB"],
+    )
+
+    @model_validator(mode="after")
+    def _beats_fit_into_the_silence(self) -> Self:
+        if self.lost_after < MIN_LOST_AFTER:
+            fix = f"a worker gives a sign of life several times in that time; write {MIN_LOST_AFTER} s or more"
+            raise fail("is too short", fix, "lost_after")
+        return self
 
     @model_validator(mode="before")
     @classmethod

@@ -15,7 +15,6 @@ import json
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import datetime
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -116,7 +115,7 @@ class StudyStorage(RDBStorage):
             self._local.writing -= 1
 
     @contextmanager
-    def _transaction(self) -> Iterator[orm.Session]:
+    def transaction(self) -> Iterator[orm.Session]:
         """A writing transaction on this thread's session; Optuna's methods called inside join and end it."""
         with self._writing(), _create_scoped_session(self.scoped_session) as session:
             yield session
@@ -130,7 +129,7 @@ class StudyStorage(RDBStorage):
 
     def delete_study(self, study_id: int) -> None:
         """Delete a study with its trials and their attempts."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             ledger.forget_trials(session, sa.select(_TRIALS.c.trial_id).where(_TRIALS.c.study_id == study_id))
             super().delete_study(study_id)
 
@@ -181,13 +180,6 @@ class StudyStorage(RDBStorage):
         except KeyError:
             raise _lease_lost(trial_id) from None
 
-    def check_lease(self, trial_id: int) -> None:
-        """LeaseLostError unless a trial is this storage's, in the database too."""
-        attempt = self.attempt_of(trial_id)
-        with self.engine.connect() as conn:
-            if not ledger.holds(conn, trial_id, attempt):
-                raise _lease_lost(trial_id)
-
     def forget(self, trial_id: int) -> None:
         """Give up a trial whose lease is lost: no more beats, and reads of it work again."""
         self._held.pop(trial_id, None)
@@ -229,7 +221,7 @@ class StudyStorage(RDBStorage):
 
     def _explain_refusal(self, trial_id: int) -> None:
         """Raise what forbids writing to a trial; nothing does if a row was there already and was to stay."""
-        with self._transaction() as session:
+        with self.transaction() as session:
             self._fence(session, trial_id)
             trial = models.TrialModel.find_or_raise_by_id(trial_id, session)
             self.check_trial_is_updatable(trial_id, cast("TrialState", trial.state))
@@ -243,7 +235,7 @@ class StudyStorage(RDBStorage):
         previous_distribution: BaseDistribution | None,
     ) -> None:
         if previous_distribution is None:  # only the first time in a process: Optuna looks the distribution up
-            with self._transaction() as session:
+            with self.transaction() as session:
                 self._fence(session, trial_id)
                 super()._set_trial_param(trial_id, param_name, param_value_internal, distribution, None)
             return
@@ -307,7 +299,7 @@ class StudyStorage(RDBStorage):
 
     def _take(self, trial_id: int, values: Sequence[float] | None) -> bool:
         attempt: int | None = None
-        with self._transaction() as session:
+        with self.transaction() as session:
             query = sa.select(_TRIALS.c.state).where(_TRIALS.c.trial_id == trial_id).with_for_update()
             if self.owner is not None and session.execute(query).scalar() == TrialState.WAITING:
                 attempt = ledger.claim(session, trial_id, self.owner)
@@ -322,7 +314,7 @@ class StudyStorage(RDBStorage):
         outcome = self._outcomes.get(trial_id, state.name.lower())
         if state == TrialState.WAITING:
             outcome = "requeued"
-        with self._transaction() as session:
+        with self.transaction() as session:
             # Out of sight of the heartbeat, which would take the ended attempt for a lost one.
             attempt = self._held.pop(trial_id, None)
             try:
@@ -353,58 +345,6 @@ class StudyStorage(RDBStorage):
             if not alive and self._held.get(trial_id) == attempt:
                 lost.append(trial_id)
         return lost
-
-    def requeue_dead(self, study_id: int, *, grace: float = 60.0, max_retries: int = 3) -> list[tuple[int, int]]:
-        """Bring every RUNNING trial whose owner is dead back to WAITING.
-
-        An owner on this host is dead when its process is; one on another host when it has not beaten for
-        ``grace`` seconds. A RUNNING trial without a lease is taken back only in a study with a budget: others
-        are not ours. A trial that has died more than ``max_retries`` times becomes FAIL with the outcome
-        "lost".
-
-        Returns:
-            Number and lost attempt (0: it had no lease) of each trial that waits again.
-        """
-        requeued = []
-        ours = BUDGET_ATTR in self.get_study_user_attrs(study_id)
-        with self.engine.connect() as conn:
-            running = ledger.running_trials(conn, study_id)
-        for trial in running:
-            if not (ours if trial.lease is None else ledger.is_dead(trial.lease, grace)):
-                continue
-            if self._bring_back(trial, max_retries):
-                requeued.append((trial.number, trial.lease.attempt if trial.lease else 0))
-        return requeued
-
-    def _bring_back(self, running: ledger.RunningTrial, max_retries: int) -> bool:
-        """Requeue one dead trial, or fail it after too many deaths; True if it waits now."""
-        with self._transaction() as session:
-            # The lease first, then the trial: the order in which an owner's writes lock them.
-            if running.lease is not None and not ledger.lock_unchanged(session, running.lease):
-                return False
-            trial = models.TrialModel.find_or_raise_by_id(running.trial_id, session, for_update=True)
-            history = ledger.attempts_of_trial(session, running.trial_id)
-            if trial.state != TrialState.RUNNING:
-                return False  # another process was faster
-            if running.lease is None and any(attempt.ended_at is None for attempt in history):
-                return False
-            if running.lease is not None:
-                ledger.end(session, running.trial_id, running.lease.attempt, "lost", "its process is gone")
-            deaths = sum(attempt.outcome == "lost" for attempt in history) + 1
-            if deaths <= max_retries:
-                trial.state = TrialState.WAITING
-                return True
-            self._fail_as_lost(session, trial, deaths)
-            return False
-
-    def _fail_as_lost(self, session: orm.Session, trial: models.TrialModel, deaths: int) -> None:
-        attrs = {OUTCOME_ATTR: "lost", REASON_ATTR: f"its process died {deaths} times"}
-        for key, value in attrs.items():
-            self._set_trial_attr_without_commit(
-                session, models.TrialUserAttributeModel, cast("int", trial.trial_id), key, value
-            )
-        trial.state = TrialState.FAIL
-        trial.datetime_complete = datetime.now()
 
 
 def _lease_lost(trial_id: int) -> LeaseLostError:

@@ -18,6 +18,7 @@ from hpo.database import display_url
 from hpo.errors import InputError, StudyError
 from hpo.ledger import Owner
 from hpo.pruners import make_pruner
+from hpo.recovery import Settled, requeue_dead
 from hpo.samplers import ExhaustiveSampler, make_sampler
 from hpo.space import SearchSpace
 from hpo.storage import StudyStorage, open_storage
@@ -61,6 +62,11 @@ class OpenStudy:
     def count(self, *states: TrialState) -> int:
         """How many trials are in these states now."""
         return len(self.study.get_trials(deepcopy=False, states=states))
+
+    def requeue_dead(self) -> list[Settled]:
+        """Take the trials back whose workers are dead, by the study file's patience; see `hpo.recovery`."""
+        study = self.spec.study
+        return requeue_dead(self.storage, self.study_id, grace=study.lost_after, max_retries=study.max_retries)
 
 
 def study_seed(spec: StudySpec) -> int:

@@ -169,7 +169,7 @@ class Supervisor:
         child.process.join()
         if child.process.exitcode == 0 and not child.busy:
             return
-        self._opened.storage.requeue_dead(self._opened.study_id)
+        self._opened.requeue_dead()
         if self._ending is not Ending.DONE:
             return
         self._deaths += 1
@@ -206,7 +206,7 @@ class Supervisor:
             child.channel.close()
         if self._children:
             self._children = []
-            self._opened.storage.requeue_dead(self._opened.study_id)
+            self._opened.requeue_dead()
 
     @contextlib.contextmanager
     def _handled_signals(self) -> Iterator[None]:

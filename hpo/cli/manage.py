@@ -69,7 +69,7 @@ def _delete(opened: OpenStudy) -> None:
 
     from optuna.trial import TrialState
 
-    opened.storage.requeue_dead(opened.study_id)
+    opened.requeue_dead()
     running = opened.count(TrialState.RUNNING)
     if running:
         raise StudyError(f"{running} trials are running\n  fix: end the `hpo run` that runs them first")

@@ -67,7 +67,7 @@ def run(
         make_output_folder(spec)
         reporter = _Reporter(opened)
         reporter.begin(slots)
-        opened.storage.requeue_dead(opened.study_id)
+        opened.requeue_dead()
         ending = Supervisor(opened, slots, context, reporter.heard, spec.study.timeout).run()
         arguments = _kept_arguments(study, overrides, storage, output_dir)
         _summary(opened, arguments, ending is Ending.TIMEOUT)

@@ -205,7 +205,7 @@ def test_a_trial_whose_lease_is_lost_ends_quietly_and_writes_nothing_more(studie
         late, before = dying(other), []
 
         def take() -> None:
-            assert other.storage.requeue_dead(other.study_id) == [(0, 1)]
+            assert [(each.number, each.attempt) for each in other.requeue_dead()] == [(0, 1)]
             before.append(stored(other))
 
         report = run(late, From(look, take))
@@ -226,7 +226,7 @@ def test_a_trial_killed_between_its_outcome_and_its_end_ends_as_it_then_does(stu
         late = dying(other)
         late.study.ask().set_user_attr(OUTCOME_ATTR, said)
         late.storage.close()
-        other.storage.requeue_dead(other.study_id)
+        other.requeue_dead()
         assert run(other).outcome == Outcome.COMPLETE
         assert [entry["outcome"] for entry in study_trials(other)] == ["complete"]
         best = best_trial(other)
@@ -240,7 +240,7 @@ def test_a_trial_that_kills_its_worker_each_time_is_lost(studies: Studies) -> No
             late = dying(other)
             assert late.study.ask().number == 0
             late.storage.close()
-            assert other.storage.requeue_dead(other.study_id) == ([(0, attempt)] if attempt < 4 else [])
+            assert [each.state.name for each in other.requeue_dead()] == ["WAITING" if attempt < 4 else "FAIL"]
         assert study_status(other)["outcomes"]["lost"] == 1
         assert study_trials(other)[0]["value"] is None
 

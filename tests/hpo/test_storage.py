@@ -1,7 +1,6 @@
 """Budget, leases, fencing and recovery, on real databases and with real processes that really die."""
 
 import contextlib
-import multiprocessing
 import os
 import random
 import signal
@@ -16,25 +15,14 @@ import optuna
 import pytest
 import sqlalchemy as sa
 from optuna.distributions import FloatDistribution
-from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.trial import TrialState, create_trial
 
 from hpo import database, ledger
 from hpo.errors import BudgetExhaustedError, InputError, LeaseLostError, StudyError
 from hpo.ledger import Heartbeat, Owner
+from hpo.recovery import GONE, _settle, requeue_dead
 from hpo.storage import StudyStorage, display_url, open_storage
-
-NAME = "study"
-_processes = multiprocessing.get_context("forkserver")
-# A process has one fork server: the supervisor's tests, in the same one, ask for hpo.preload.
-_processes.set_forkserver_preload(
-    [
-        "pytest",
-        "hpo.storage",
-        "sqlalchemy.dialects.sqlite",
-        "sqlalchemy.dialects.postgresql.psycopg",
-        "hpo.preload",
-    ]
-)
+from tests.hpo.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials
 
 
 @pytest.fixture(autouse=True)
@@ -42,58 +30,6 @@ def quiet() -> Iterator[None]:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     yield
     optuna.logging.set_verbosity(optuna.logging.INFO)
-
-
-@contextlib.contextmanager
-def opened(url: str, *, owner: Owner | None = None, create: bool = False) -> Iterator[StudyStorage]:
-    storage = open_storage(url, create=create, owner=owner)
-    try:
-        yield storage
-    finally:
-        storage.close()
-
-
-def load(storage: StudyStorage, seed: int = 0) -> optuna.Study:
-    return optuna.load_study(study_name=NAME, storage=storage, sampler=optuna.samplers.RandomSampler(seed=seed))
-
-
-def make_study(url: str, n_trials: int | None, enqueued: int = 0) -> None:
-    with opened(url, create=True) as storage:
-        study = optuna.create_study(study_name=NAME, storage=storage)
-        if n_trials is not None:
-            storage.set_budget(study._study_id, n_trials)
-        for i in range(enqueued):
-            study.enqueue_trial({"x": i / 1000}, user_attrs={"ticket": i})
-
-
-def study_id(storage: StudyStorage) -> int:
-    return storage.get_study_id_from_name(NAME)
-
-
-def running(storage: StudyStorage) -> list[ledger.RunningTrial]:
-    with storage.engine.connect() as conn:
-        return ledger.running_trials(conn, study_id(storage))
-
-
-def trials(url: str) -> list[FrozenTrial]:
-    with opened(url) as storage:
-        return storage.get_all_trials(study_id(storage))
-
-
-def attempts(url: str) -> list[ledger.Attempt]:
-    with opened(url) as storage, storage.engine.connect() as conn:
-        return ledger.attempts(conn, study_id(storage))
-
-
-@pytest.fixture
-def two_owners(ready_url: str) -> Iterator[tuple[StudyStorage, StudyStorage]]:
-    """Two workers' storages on one study with a budget of 10."""
-    make_study(ready_url, 10)
-    with (
-        opened(ready_url, owner=Owner.current(worker="a")) as first,
-        opened(ready_url, owner=Owner.current(worker="b")) as second,
-    ):
-        yield first, second
 
 
 # ---------------------------------------------------------------------- processes
@@ -121,7 +57,7 @@ def create_at_once(url: str, start: Any) -> None:
 
 
 def start(count: int, target: Callable[..., None], *args: Any) -> list[Any]:
-    processes = [_processes.Process(target=target, args=(args[0], i, *args[1:])) for i in range(count)]
+    processes = [forked.Process(target=target, args=(args[0], i, *args[1:])) for i in range(count)]
     for process in processes:
         process.start()
     return processes
@@ -165,11 +101,11 @@ def test_killed_workers_lose_no_trial(ready_url: str) -> None:
                     os.kill(workers[victim].pid, signal.SIGKILL)
                     kills += 1
                 workers[victim].join()
-                storage.requeue_dead(study_id(storage), max_retries=100)
+                requeue_dead(storage, study_id(storage), max_retries=100)
                 workers[victim] = start(1, work, ready_url, 0.01)[0]
             else:
                 time.sleep(0.05)
-        storage.requeue_dead(study_id(storage), max_retries=100)
+        requeue_dead(storage, study_id(storage), max_retries=100)
     work(ready_url, 99)  # what was requeued after the others had gone
     done = trials(ready_url)
     assert len(done) == n_trials
@@ -180,9 +116,9 @@ def test_killed_workers_lose_no_trial(ready_url: str) -> None:
     assert set(outcomes) <= {"complete", "lost"}
 
 
-def test_four_processes_may_create_the_schema_at_once(database_url: str) -> None:
-    barrier = _processes.Barrier(4)
-    processes = [_processes.Process(target=create_at_once, args=(database_url, barrier)) for _ in range(4)]
+def test_fourforked_may_create_the_schema_at_once(database_url: str) -> None:
+    barrier = forked.Barrier(4)
+    processes = [forked.Process(target=create_at_once, args=(database_url, barrier)) for _ in range(4)]
     for process in processes:
         process.start()
     finish(processes)
@@ -261,7 +197,6 @@ def writes(storage: StudyStorage, trial: optuna.Trial) -> dict[str, Callable[[],
         "pruned": lambda: study.tell(trial.number, state=TrialState.PRUNED),
         "state": lambda: storage.set_trial_state_values(trial_id, TrialState.COMPLETE, [9.0]),
         "requeue": lambda: storage.requeue(trial_id),
-        "check": lambda: storage.check_lease(trial_id),
     }
 
 
@@ -271,7 +206,7 @@ def test_an_old_owner_can_write_nothing(two_owners: tuple[StudyStorage, ...], th
     trial = load(first).ask()
     trial.suggest_float("x", 0, 1)
     trial.report(1.0, 1)
-    with second._transaction() as session:  # as `requeue_dead` does to a worker taken for dead
+    with second.transaction() as session:  # as `requeue_dead` does to a worker taken for dead
         ledger.end(session, trial._trial_id, 1, "lost")
         session.execute(sa.text("UPDATE trials SET state = 'WAITING'"))
     if then != "waiting":
@@ -343,7 +278,7 @@ def test_no_write_slips_in_while_a_trial_is_taken_back(two_owners: tuple[StudySt
     writer.start()
     time.sleep(0.1)
     (seen,) = running(second)
-    assert second._bring_back(seen, 3)
+    assert _settle(second, seen, GONE, 3)
     taken = second.get_trial(trial._trial_id)
     writer.join(10)
     assert fenced.is_set()
@@ -389,76 +324,7 @@ def test_a_failing_write_keeps_the_lease(two_owners: tuple[StudyStorage, ...]) -
         first.set_trial_param(trial._trial_id, "x", 0, optuna.distributions.CategoricalDistribution(["a"]))
     with pytest.raises(optuna.exceptions.StorageInternalError):
         first.set_trial_state_values(trial._trial_id, TrialState.COMPLETE, ["not a number"])  # type: ignore[list-item]
-    first.check_lease(trial._trial_id)
     study.tell(trial, 1.0)
-
-
-# ---------------------------------------------------------------------- dead owners
-
-
-def dead_owner(**changes: Any) -> Owner:
-    process = _processes.Process(target=time.sleep, args=(0,))
-    process.start()
-    owner = Owner(ledger.host_name(), ledger.boot_id(), process.pid or 0, 1.0, "dead")
-    process.join()
-    process.close()
-    return Owner(**(vars(owner) | changes))
-
-
-def test_a_trial_that_kills_its_workers_fails_as_lost(ready_url: str) -> None:
-    make_study(ready_url, 1)
-    owner = dead_owner()
-    with opened(ready_url, owner=owner) as dead, opened(ready_url) as plain:
-        results = []
-        for _ in range(3):
-            trial = load(dead).ask()
-            results.append(plain.requeue_dead(study_id(plain), max_retries=2))
-        assert results == [[(0, 1)], [(0, 2)], []]
-        failed = plain.get_trial(trial._trial_id)
-        assert failed.state == TrialState.FAIL
-        assert failed.datetime_complete is not None
-        assert failed.user_attrs == {"hpo:outcome": "lost", "hpo:reason": "its process died 3 times"}
-    assert [a.outcome for a in attempts(ready_url)] == ["lost"] * 3
-
-
-def test_another_hosts_owner_is_dead_after_the_grace(sqlite_url: str) -> None:
-    make_study(sqlite_url, 5)
-    with opened(sqlite_url, owner=dead_owner(host="elsewhere")) as remote, opened(sqlite_url) as plain:
-        load(remote).ask()
-        assert plain.requeue_dead(study_id(plain)) == []
-        time.sleep(0.05)
-        remote.beat()
-        assert plain.requeue_dead(study_id(plain), grace=0.04) == []
-        time.sleep(0.05)
-        assert plain.requeue_dead(study_id(plain), grace=0.04) == [(0, 1)]
-
-
-def test_a_beat_after_the_judgement_saves_the_trial(two_owners: tuple[StudyStorage, ...]) -> None:
-    first, second = two_owners
-    load(first).ask()
-    (seen,) = running(second)
-    time.sleep(0.01)
-    first.beat()
-    assert not second._bring_back(seen, 3)
-    (seen,) = running(second)
-    assert second._bring_back(seen, 3)
-    assert not second._bring_back(seen, 3)
-
-
-def test_living_owners_keep_their_trials(two_owners: tuple[StudyStorage, ...]) -> None:
-    first, second = two_owners
-    trial = load(first).ask()
-    assert second.requeue_dead(study_id(second), grace=0) == []
-    trial.report(1.0, 1)
-
-
-def test_a_running_trial_without_lease_is_ours_only_with_a_budget(sqlite_url: str) -> None:
-    make_study(sqlite_url, None)
-    with opened(sqlite_url) as plain:
-        load(plain).ask()
-        assert plain.requeue_dead(study_id(plain)) == []
-        plain.set_budget(study_id(plain), 1)
-        assert plain.requeue_dead(study_id(plain)) == [(0, 0)]
 
 
 def test_deleting_a_study_deletes_its_attempts(sqlite_url: str) -> None:
@@ -480,7 +346,7 @@ def test_a_stopped_heartbeat_tells_what_it_lost(two_owners: tuple[StudyStorage, 
         (seen,) = running(second)
         assert seen.lease is not None
         assert seen.lease.beat_at > seen.lease.started_at
-        with second._transaction() as session:
+        with second.transaction() as session:
             ledger.end(session, trial._trial_id, 1, "lost")
         assert heart.lost.wait(5)
         time.sleep(0.05)
@@ -568,7 +434,7 @@ def test_urls_are_shown_without_passwords_and_normalised() -> None:
 
 def test_readers_do_not_wait_for_writers(sqlite_url: str) -> None:
     make_study(sqlite_url, 1)
-    with opened(sqlite_url) as writer, opened(sqlite_url) as reader, writer._transaction() as session:
+    with opened(sqlite_url) as writer, opened(sqlite_url) as reader, writer.transaction() as session:
         session.execute(sa.text("SELECT 1"))
         begun = time.monotonic()
         assert load(reader).trials == []

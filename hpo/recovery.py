@@ -1,0 +1,152 @@
+"""What becomes of a trial whose worker is gone: it waits to go on, or fails for good.
+
+Whoever notices a death (another worker's supervisor, a timer, a person with `hpo repair`) ends the dead owner's
+attempt and changes the trial's state in one transaction. The lease is the fence: an owner that was taken for dead
+and wakes up finds its attempt ended, and can write nothing any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, cast
+
+from optuna.storages._rdb import models
+from optuna.trial import TrialState
+
+from hpo import ledger
+from hpo.budget import BUDGET_ATTR
+from hpo.storage import OUTCOME_ATTR, REASON_ATTR, StudyStorage
+
+if TYPE_CHECKING:
+    from sqlalchemy import orm
+
+LOST: Final = "lost"
+STOPPED: Final = "stopped"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is written about an attempt that its owner can't end itself.
+
+    Attributes:
+        outcome: ``lost`` counts against ``max_retries``; ``stopped`` (we ended the process ourselves) does not;
+            with ``final``, the trial's outcome.
+        reason: For people.
+        final: The trial fails, whatever retries it has left.
+    """
+
+    outcome: str
+    reason: str
+    final: bool = False
+
+
+GONE: Final = Verdict(LOST, "its process is gone")
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A trial that has been taken from its owner.
+
+    Attributes:
+        number: The trial.
+        attempt: The attempt that ended; 0 where the trial ran without a lease.
+        state: WAITING to go on, or FAIL.
+        outcome: The attempt's outcome; of a FAILed trial its own.
+        reason: For people.
+    """
+
+    number: int
+    attempt: int
+    state: TrialState
+    outcome: str
+    reason: str
+
+
+def requeue_dead(
+    storage: StudyStorage, study_id: int, *, grace: float = 60.0, max_retries: int = 3
+) -> list[Settled]:
+    """Take every RUNNING trial back whose owner is dead.
+
+    An owner on this host is dead when its process is; one on another host when it has not beaten for ``grace``
+    seconds. A RUNNING trial without a lease is taken back only in a study with a budget: others are not ours.
+
+    Args:
+        storage: Where the study is.
+        study_id: Optuna's id of the study.
+        grace: Seconds.
+        max_retries: How many deaths a trial survives; the next one ends it as FAIL with the outcome ``lost``.
+    """
+    ours = BUDGET_ATTR in storage.get_study_user_attrs(study_id)
+    with storage.engine.connect() as conn:
+        running = ledger.running_trials(conn, study_id)
+    dead = [trial for trial in running if (ours if trial.lease is None else ledger.is_dead(trial.lease, grace))]
+    return _settle_all(storage, dead, GONE, max_retries)
+
+
+def settle_process(
+    storage: StudyStorage, study_id: int, pid: int, verdict: Verdict, *, max_retries: int = 3
+) -> list[Settled]:
+    """End what a process of this host held; the caller has seen that it is gone.
+
+    Args:
+        storage: Where the study is.
+        study_id: Optuna's id of the study.
+        pid: The process.
+        verdict: Why it is gone.
+        max_retries: See `requeue_dead`.
+    """
+    with storage.engine.connect() as conn:
+        running = ledger.running_trials(conn, study_id)
+    held = [
+        trial
+        for trial in running
+        if trial.lease is not None and trial.lease.pid == pid and trial.lease.owner_is_alive() is False
+    ]
+    return _settle_all(storage, held, verdict, max_retries)
+
+
+def _settle_all(
+    storage: StudyStorage, trials: Iterable[ledger.RunningTrial], verdict: Verdict, max_retries: int
+) -> list[Settled]:
+    settled = (_settle(storage, trial, verdict, max_retries) for trial in trials)
+    return [each for each in settled if each is not None]
+
+
+def _settle(
+    storage: StudyStorage, running: ledger.RunningTrial, verdict: Verdict, max_retries: int
+) -> Settled | None:
+    """Take one trial from its owner; None where its owner has moved since it was looked at."""
+    with storage.transaction() as session:
+        # The lease first, then the trial: the order in which an owner's writes lock them.
+        if running.lease is not None and not ledger.lock_unchanged(session, running.lease):
+            return None
+        trial = models.TrialModel.find_or_raise_by_id(running.trial_id, session, for_update=True)
+        history = ledger.attempts_of_trial(session, running.trial_id)
+        if trial.state != TrialState.RUNNING:
+            return None  # another process was faster
+        if running.lease is None and any(attempt.ended_at is None for attempt in history):
+            return None
+        attempt = 0
+        if running.lease is not None:
+            attempt = running.lease.attempt
+            ledger.end(session, running.trial_id, attempt, verdict.outcome, verdict.reason)
+        deaths = sum(each.outcome == LOST for each in history) + (verdict.outcome == LOST)
+        outcome, reason = verdict.outcome, verdict.reason
+        if not verdict.final and deaths > max_retries:
+            reason = f"its worker died {deaths} times, the last time: {reason}"
+        elif not verdict.final:
+            trial.state = TrialState.WAITING
+            return Settled(running.number, attempt, TrialState.WAITING, outcome, reason)
+        _fail(storage, session, trial, {OUTCOME_ATTR: outcome, REASON_ATTR: reason})
+        return Settled(running.number, attempt, TrialState.FAIL, outcome, reason)
+
+
+def _fail(storage: StudyStorage, session: orm.Session, trial: models.TrialModel, attrs: dict[str, str]) -> None:
+    for key, value in attrs.items():
+        storage._set_trial_attr_without_commit(  # noqa: SLF001 - Optuna's, in our transaction
+            session, models.TrialUserAttributeModel, cast("int", trial.trial_id), key, value
+        )
+    trial.state = TrialState.FAIL
+    trial.datetime_complete = datetime.now()

@@ -1,0 +1,70 @@
+"""Trials whose owners are gone, on real databases."""
+
+import time
+
+from optuna.trial import TrialState
+
+from hpo.recovery import GONE, Settled, _settle, requeue_dead
+from hpo.storage import StudyStorage
+from tests.hpo.owners import attempts, dead_owner, load, make_study, opened, running, study_id
+
+
+def waits(number: int, attempt: int) -> Settled:
+    return Settled(number, attempt, TrialState.WAITING, GONE.outcome, GONE.reason)
+
+
+def test_a_trial_that_kills_its_workers_fails_as_lost(ready_url: str) -> None:
+    make_study(ready_url, 1)
+    owner = dead_owner()
+    with opened(ready_url, owner=owner) as dead, opened(ready_url) as plain:
+        results = []
+        for _ in range(3):
+            trial = load(dead).ask()
+            results.append(requeue_dead(plain, study_id(plain), max_retries=2))
+        reason = "its worker died 3 times, the last time: its process is gone"
+        assert results == [[waits(0, 1)], [waits(0, 2)], [Settled(0, 3, TrialState.FAIL, "lost", reason)]]
+        failed = plain.get_trial(trial._trial_id)
+        assert failed.state == TrialState.FAIL
+        assert failed.datetime_complete is not None
+        assert failed.user_attrs == {"hpo:outcome": "lost", "hpo:reason": reason}
+    assert [a.outcome for a in attempts(ready_url)] == ["lost"] * 3
+
+
+def test_another_hosts_owner_is_dead_after_the_grace(sqlite_url: str) -> None:
+    make_study(sqlite_url, 5)
+    with opened(sqlite_url, owner=dead_owner(host="elsewhere")) as remote, opened(sqlite_url) as plain:
+        load(remote).ask()
+        assert requeue_dead(plain, study_id(plain)) == []
+        time.sleep(0.05)
+        remote.beat()
+        assert requeue_dead(plain, study_id(plain), grace=0.04) == []
+        time.sleep(0.05)
+        assert requeue_dead(plain, study_id(plain), grace=0.04) == [waits(0, 1)]
+
+
+def test_a_beat_after_the_judgement_saves_the_trial(two_owners: tuple[StudyStorage, ...]) -> None:
+    first, second = two_owners
+    load(first).ask()
+    (seen,) = running(second)
+    time.sleep(0.01)
+    first.beat()
+    assert _settle(second, seen, GONE, 3) is None
+    (seen,) = running(second)
+    assert _settle(second, seen, GONE, 3) == waits(0, 1)
+    assert _settle(second, seen, GONE, 3) is None
+
+
+def test_living_owners_keep_their_trials(two_owners: tuple[StudyStorage, ...]) -> None:
+    first, second = two_owners
+    trial = load(first).ask()
+    assert requeue_dead(second, study_id(second), grace=0) == []
+    trial.report(1.0, 1)
+
+
+def test_a_running_trial_without_lease_is_ours_only_with_a_budget(sqlite_url: str) -> None:
+    make_study(sqlite_url, None)
+    with opened(sqlite_url) as plain:
+        load(plain).ask()
+        assert requeue_dead(plain, study_id(plain)) == []
+        plain.set_budget(study_id(plain), 1)
+        assert requeue_dead(plain, study_id(plain)) == [waits(0, 0)]
