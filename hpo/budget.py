@@ -10,10 +10,11 @@ from typing import cast
 
 import sqlalchemy as sa
 from optuna.storages._rdb import models
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import orm
 
 from hpo.errors import BudgetExhaustedError
+from hpo.ledger import Executor
 
 BUDGET_ATTR = "hpo:n_trials"
 IMPORTED_ATTR = "hpo:imported"
@@ -42,18 +43,34 @@ def refuse_beyond_budget(session: orm.Session, study_id: int) -> None:
 
     The caller holds the study's row lock (SQLite: the write lock), so nobody else is numbering a trial.
     """
+    left = unclaimed(session, study_id)
+    if left is not None and left <= 0:
+        raise BudgetExhaustedError("all trials of the study have been claimed")
+
+
+def unclaimed(conn: Executor, study_id: int) -> int | None:
+    """How many trials may still be created, below zero where the budget was lowered; None without a budget."""
     count = sa.select(sa.func.count()).select_from(_TRIALS).where(_TRIALS.c.study_id == study_id)
     query = sa.select(_STUDY_ATTRS.c.value_json, count.scalar_subquery()).where(
         _STUDY_ATTRS.c.study_id == study_id, _STUDY_ATTRS.c.key == BUDGET_ATTR
     )
-    row = session.execute(query).first()
+    row = cast("tuple[str, int] | None", conn.execute(query).first())
     budget = None if row is None else json.loads(row[0])
-    if row is None or budget is None or row[1] < budget:
-        return
+    if row is None or budget is None:
+        return None
+    if row[1] < budget:
+        return int(budget - row[1])
     imported = (
         sa.select(sa.func.count())
         .join_from(_TRIALS, _SYSTEM_ATTRS, _SYSTEM_ATTRS.c.trial_id == _TRIALS.c.trial_id)
         .where(_TRIALS.c.study_id == study_id, _SYSTEM_ATTRS.c.key == IMPORTED_ATTR)
     )
-    if row[1] - session.execute(imported).scalar_one() >= budget:
-        raise BudgetExhaustedError(f"all {budget} trials of the study have been claimed")
+    return int(budget - row[1] + cast("int", conn.execute(imported).scalar_one()))
+
+
+def claimable(conn: Executor, study_id: int) -> int:
+    """How many trials a worker could take: those that wait, and those that nobody has claimed yet."""
+    waiting = sa.select(sa.func.count()).where(
+        _TRIALS.c.study_id == study_id, _TRIALS.c.state == TrialState.WAITING
+    )
+    return cast("int", conn.execute(waiting).scalar_one()) + max(0, unclaimed(conn, study_id) or 0)

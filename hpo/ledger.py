@@ -23,6 +23,8 @@ import sqlalchemy as sa
 from optuna.storages._rdb.models import TrialModel
 from optuna.trial import TrialState
 
+from hpo.errors import StudyError
+
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's constant for the namespace of the machine itself
 _NAME_LENGTH = 255
 
@@ -104,6 +106,12 @@ class Attempt(NamedTuple):
     ended_at: float | None
     outcome: str | None
     reason: str | None
+
+    @property
+    def seconds(self) -> float:
+        """How long the attempt took; one that was lost may have been found so much later than it stopped."""
+        known = None if self.outcome == "lost" else self.ended_at
+        return (self.beat_at if known is None else known) - self.started_at
 
     def owner_is_alive(self) -> bool | None:
         """`owner_is_alive` of the attempt's owner."""
@@ -223,6 +231,26 @@ def holds(conn: Executor, trial_id: int, attempt: int) -> bool:
     """
     query = sa.select(ATTEMPTS.c.attempt).where(_is_lease(trial_id, attempt)).with_for_update()
     return conn.execute(query).first() is not None
+
+
+def is_held_by(conn: Executor, trial_id: int, attempt: int, owner: Owner) -> bool:
+    """Whether ``attempt`` is the trial's lease, and this process's."""
+    query = sa.select(ATTEMPTS.c.attempt).where(
+        _is_lease(trial_id, attempt),
+        ATTEMPTS.c.host == owner.host,
+        ATTEMPTS.c.boot_id == owner.boot_id,
+        ATTEMPTS.c.pid == owner.pid,
+        ATTEMPTS.c.start_time == owner.start_time,
+    )
+    return conn.execute(query).first() is not None
+
+
+def has_ended_as(conn: Executor, trial_id: int, attempt: int, outcome: str) -> bool:
+    """Whether an attempt has ended with this outcome."""
+    query = sa.select(ATTEMPTS.c.attempt).where(
+        ATTEMPTS.c.trial_id == trial_id, ATTEMPTS.c.attempt == attempt, ATTEMPTS.c.ended_at.is_not(None)
+    )
+    return conn.execute(query.where(ATTEMPTS.c.outcome == outcome)).first() is not None
 
 
 def end(conn: Executor, trial_id: int, attempt: int, outcome: str, reason: str | None = None) -> bool:
@@ -358,7 +386,7 @@ class Heartbeat:
     def _try_beat(self) -> set[int] | None:
         try:
             lost = set(self._beat())
-        except (sa.exc.SQLAlchemyError, OSError) as error:
+        except (sa.exc.SQLAlchemyError, StudyError, OSError) as error:
             self.error = error  # for the worker's log; the next interval tries again
             return None
         self.error = None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,12 +14,23 @@ import torch
 from omegaconf import OmegaConf
 from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
+from torch.utils.data import DataLoader
 
 from hpo.build import Builder, RunPlace
-from hpo.callbacks import PrunerCallback, StopWhenAsked
+from hpo.callbacks import PrunerCallback
 from hpo.errors import LeaseLostError
 from hpo.folders import attempt_folder, attempt_folders, redirect_output
-from hpo.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, failure_outcome, finite
+from hpo.micro_batch import PARTS_ATTR, MicroBatches, cut, finer
+from hpo.outcome import (
+    BEST_ATTR,
+    TRACEBACK_ATTR,
+    WORKER_ATTR,
+    Outcome,
+    failure_outcome,
+    finite,
+    is_device_memory,
+)
+from hpo.stopping import StopRequest, Watch
 from hpo.storage import OUTCOME_ATTR, REASON_ATTR
 from hpo.study import OpenStudy
 from trainer import Trainer
@@ -40,8 +50,9 @@ class TrialReport:
         value: Its best value of the study's metric, None where there is none.
         epochs: Epochs it has finished.
         duration_s: Seconds that this attempt took.
-        reason: The error's text, for a failure.
+        reason: The error's text, for a failure; why it was put back, where there is more to say.
         params: Its parameters.
+        worn: Whether the process should be replaced: after a failure it may hold memory that nobody frees.
     """
 
     number: int
@@ -51,6 +62,17 @@ class TrialReport:
     duration_s: float
     reason: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
+    worn: bool = False
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """Why a trial failed; ``traceback`` is empty where nothing was raised."""
+
+    outcome: Outcome
+    reason: str
+    traceback: str = ""
+    parts: int | None = None  # it is to go on with batches in so many parts
 
 
 @dataclass
@@ -62,16 +84,19 @@ class TrialRun:
         trial: Optuna's trial, RUNNING.
         builder: Builds the trainer.
         device: Where to train.
-        asked: Set when the trial is to be put down.
+        request: What others want of this worker.
+        pulse: Called after each batch.
     """
 
     opened: OpenStudy
     trial: optuna.Trial
     builder: Builder
     device: torch.device
-    asked: threading.Event
+    request: StopRequest
+    pulse: Callable[[], None]
     _trainer: Trainer | None = None
-    _error: Exception | SystemExit | None = None
+    _failure: _Failure | None = None
+    _parts: int = 1
 
     def run(self) -> TrialReport:
         """Train, and store what became of it.
@@ -93,11 +118,18 @@ class TrialRun:
         except LeaseLostError:
             # Another attempt has the trial: nothing of this one counts any more.
             storage.forget(self._id)
-            outcome, value = None, None
-        epochs = self._trainer.state.epoch if self._trainer else 0
-        reason = "" if self._error is None else f"{type(self._error).__name__}: {self._error}"
-        duration = time.monotonic() - started
-        return TrialReport(number, outcome, value, epochs, duration, reason, dict(self.trial.params))
+            outcome, value, self._failure = None, None, None
+        self.request.forget(number, self._id)
+        return TrialReport(
+            number,
+            outcome,
+            value,
+            epochs=self._trainer.state.epoch if self._trainer else 0,
+            duration_s=time.monotonic() - started,
+            reason="" if self._failure is None else self._failure.reason,
+            params=dict(self.trial.params),
+            worn=self._failure is not None,
+        )
 
     @property
     def _id(self) -> int:
@@ -113,30 +145,52 @@ class TrialRun:
         except optuna.TrialPruned:
             return Outcome.PRUNED
         except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a study's code raises is its outcome
-            self._error = error
             traceback.print_exc()
-            return failure_outcome(error)
+            self._failure = self._failure_of(error)
+            return None if self._failure.parts else self._failure.outcome
         state = trainer.state
         if state.stop_reason == DIVERGED:
             return Outcome.DIVERGED
-        if state.batch_index or (state.stop_reason == INTERRUPTED and not trainer.finished):
+        if not state.batch_index and (state.stop_reason != INTERRUPTED or trainer.finished):
+            return Outcome.COMPLETE
+        verdict = self.request.verdict(self.trial.number)
+        if verdict is None:
             return None
-        return Outcome.COMPLETE
+        self._failure = _Failure(Outcome(verdict.outcome), verdict.reason)
+        return self._failure.outcome
+
+    def _failure_of(self, error: BaseException) -> _Failure:
+        outcome = failure_outcome(error)
+        reason, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+        again = self.opened.spec.study.on_oom == "retry_with_accumulation"
+        if outcome != Outcome.OUT_OF_MEMORY or not again or not is_device_memory(error) or self._trainer is None:
+            return _Failure(outcome, reason, text)
+        config = self.opened.spec.resolve(self.trial.params)
+        ready = isinstance(self.builder.data(config)["train"], DataLoader)
+        parts = None if ready else finer(config, self._parts)
+        if parts is None:
+            return _Failure(outcome, f"{reason} (its batches can't be cut any further)", text)
+        return _Failure(outcome, f"{reason}; it goes on with each batch in {parts} parts", text, parts)
 
     def _prepared(self, folder: Path) -> tuple[Trainer, Mapping[str, Any]]:
         """A trainer at the point where the trial last was, and the data."""
         spec, seed = self.opened.spec, self.opened.trial_seed(self.trial.number)
         params = self.opened.space.suggest(self.trial)
         config = spec.resolve(params)
-        self._keep_run(seed)
+        self._go_on_as_before(seed)
         OmegaConf.save(OmegaConf.create({**config, "seed": seed}), folder / "config.yaml")
         data = self.builder.data(config)
+        bridge = [
+            Watch(self.request, self.trial.number, self._id, self.pulse),
+            MicroBatches(self._parts),
+            PrunerCallback(self.trial, spec.study.metric),
+        ]
         trainer = self._trainer = self.builder.trainer(
-            config,
+            cut(config, self._parts),
             RunPlace(folder, f"trial-{self.trial.number}", params),
             seed=seed,
             device=self.device,
-            bridge=[StopWhenAsked(self.asked), PrunerCallback(self.trial, spec.study.metric)],
+            bridge=bridge,
         )
         found = newest_checkpoint(self._checkpoint_folders(), self.device)
         if found is not None:
@@ -147,11 +201,12 @@ class TrialRun:
     def _checkpoint_folders(self) -> list[Path]:
         return [folder / "checkpoints" for folder in attempt_folders(self.opened.spec, self.trial.number)]
 
-    def _keep_run(self, seed: int) -> None:
-        """Store how the trial is run; a trial that goes on keeps its number of threads, for equal bits."""
-        stored = self.trial.user_attrs.get(RUN_ATTR)
-        if stored is not None:
-            torch.set_num_threads(stored["threads"])
+    def _go_on_as_before(self, seed: int) -> None:
+        """Store how the trial is run; one that goes on keeps its number of threads, for equal bits."""
+        attrs = self.trial.user_attrs
+        self._parts = int(attrs.get(PARTS_ATTR, 1))
+        if RUN_ATTR in attrs:
+            torch.set_num_threads(attrs[RUN_ATTR]["threads"])
             return
         owner = self.opened.storage.owner
         worker = owner.worker if owner else ""
@@ -160,11 +215,11 @@ class TrialRun:
 
     def _tell(self, outcome: Outcome | None) -> float | None:
         """Store the outcome; returns the best value."""
-        study, trial, storage = self.opened.study, self.trial, self.opened.storage
+        study, trial = self.opened.study, self.trial
         best = self._best()
         value: float | None = None if best is None else best["metrics"][self.opened.spec.study.metric]
         if outcome is None:
-            storage.requeue(self._id, "interrupted")
+            self._put_back()
         elif outcome == Outcome.PRUNED:
             study.tell(trial, state=TrialState.PRUNED)
         elif outcome == Outcome.COMPLETE:
@@ -174,15 +229,27 @@ class TrialRun:
             trial.set_user_attr(OUTCOME_ATTR, outcome)
             study.tell(trial, float("inf") if self.builder.mode == "min" else float("-inf"))
         else:
-            assert self._error is not None
-            self._tell_failure(outcome, self._error)
+            assert self._failure is not None
+            self._tell_failure(self._failure)
         return value
 
-    def _tell_failure(self, outcome: Outcome, error: BaseException) -> None:
-        text = "".join(traceback.format_exception(error))
-        self.trial.set_user_attr(OUTCOME_ATTR, outcome)
-        self.trial.set_user_attr(REASON_ATTR, f"{type(error).__name__}: {error}"[:2000])
-        self.trial.set_user_attr(TRACEBACK_ATTR, text[-10_000:])
+    def _put_back(self) -> None:
+        """Give the trial back, to go on later; after a failure, in a way that may succeed."""
+        if self._failure is not None:
+            self.trial.set_user_attr(PARTS_ATTR, self._failure.parts)
+        self.opened.storage.requeue(self._id, "interrupted" if self._failure is None else self._failure.reason)
+
+    def _tell_failure(self, failure: _Failure) -> None:
+        owner = self.opened.storage.owner
+        attrs = {
+            REASON_ATTR: failure.reason[:2000],
+            TRACEBACK_ATTR: failure.traceback[-10_000:],
+            WORKER_ATTR: None if owner is None else f"{owner.worker} on {owner.host}, {owner.device}",
+            OUTCOME_ATTR: failure.outcome,
+        }
+        for name, value in attrs.items():
+            if value:
+                self.trial.set_user_attr(name, value)
         self.opened.study.tell(self.trial, state=TrialState.FAIL)
 
     def _best(self) -> dict[str, Any] | None:

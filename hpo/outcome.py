@@ -12,6 +12,17 @@ from hpo.storage import OUTCOME_ATTR
 
 BEST_ATTR: Final = "hpo:best"
 TRACEBACK_ATTR: Final = "hpo:traceback"
+WORKER_ATTR: Final = "hpo:worker"
+
+#: Plain RuntimeErrors are raised by the CPU's allocator (on Linux, on Windows), by CUDA calls that are not torch's
+#: own, and by a loader whose process has no shared memory left; their text is all there is to tell them by.
+_NO_MEMORY: Final = (
+    "can't allocate memory",
+    "not enough memory",
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "unable to allocate shared memory",
+)
 
 
 class Outcome(StrEnum):
@@ -57,13 +68,26 @@ def outcome_of(trial: FrozenTrial) -> str:
 def failure_outcome(error: BaseException) -> Outcome:
     """Whether an error means that memory ran out, or that something is wrong.
 
-    The CPU allocator raises a plain RuntimeError; its text is all there is to tell it by.
+    An error that another one was made of (a model's constructor runs out of memory, and what called it says that
+    it failed) counts as what it was at first.
     """
-    if isinstance(error, torch.OutOfMemoryError | MemoryError):
-        return Outcome.OUT_OF_MEMORY
-    if isinstance(error, RuntimeError) and "can't allocate memory" in str(error):
-        return Outcome.OUT_OF_MEMORY
+    seen: BaseException | None = error
+    while seen is not None:
+        if _is_out_of_memory(seen):
+            return Outcome.OUT_OF_MEMORY
+        seen = seen.__cause__
     return Outcome.ERROR
+
+
+def is_device_memory(error: BaseException) -> bool:
+    """Whether it was an accelerator's memory that ran out."""
+    return isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in str(error)
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
 
 
 def finite(value: Any) -> Any:

@@ -7,6 +7,7 @@ and wakes up finds its attempt ended, and can write nothing any more.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 LOST: Final = "lost"
 STOPPED: Final = "stopped"
+#: The last attempt of a trial before a person let it wait again (`hpo.reopen`); deaths until then don't count.
+RETRIED_ATTR: Final = "hpo:retried_after"
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class Settled:
 
 
 def requeue_dead(
-    storage: StudyStorage, study_id: int, *, grace: float = 60.0, max_retries: int = 3
+    storage: StudyStorage, study_id: int, *, grace: float = 60.0, max_retries: int = 3, dry_run: bool = False
 ) -> list[Settled]:
     """Take every RUNNING trial back whose owner is dead.
 
@@ -77,12 +80,13 @@ def requeue_dead(
         study_id: Optuna's id of the study.
         grace: Seconds.
         max_retries: How many deaths a trial survives; the next one ends it as FAIL with the outcome ``lost``.
+        dry_run: Only say what would be done.
     """
     ours = BUDGET_ATTR in storage.get_study_user_attrs(study_id)
     with storage.engine.connect() as conn:
         running = ledger.running_trials(conn, study_id)
     dead = [trial for trial in running if (ours if trial.lease is None else ledger.is_dead(trial.lease, grace))]
-    return _settle_all(storage, dead, GONE, max_retries)
+    return _settle_all(storage, dead, GONE, max_retries, dry_run=dry_run)
 
 
 def settle_process(
@@ -108,14 +112,24 @@ def settle_process(
 
 
 def _settle_all(
-    storage: StudyStorage, trials: Iterable[ledger.RunningTrial], verdict: Verdict, max_retries: int
+    storage: StudyStorage,
+    trials: Iterable[ledger.RunningTrial],
+    verdict: Verdict,
+    max_retries: int,
+    *,
+    dry_run: bool = False,
 ) -> list[Settled]:
-    settled = (_settle(storage, trial, verdict, max_retries) for trial in trials)
+    settled = (_settle(storage, trial, verdict, max_retries, dry_run=dry_run) for trial in trials)
     return [each for each in settled if each is not None]
 
 
 def _settle(
-    storage: StudyStorage, running: ledger.RunningTrial, verdict: Verdict, max_retries: int
+    storage: StudyStorage,
+    running: ledger.RunningTrial,
+    verdict: Verdict,
+    max_retries: int,
+    *,
+    dry_run: bool = False,
 ) -> Settled | None:
     """Take one trial from its owner; None where its owner has moved since it was looked at."""
     with storage.transaction() as session:
@@ -128,19 +142,41 @@ def _settle(
             return None  # another process was faster
         if running.lease is None and any(attempt.ended_at is None for attempt in history):
             return None
-        attempt = 0
+        settled = _judge(running, history, verdict, max_retries, forgiven=_forgiven(session, trial))
+        if dry_run:
+            return settled
         if running.lease is not None:
-            attempt = running.lease.attempt
-            ledger.end(session, running.trial_id, attempt, verdict.outcome, verdict.reason)
-        deaths = sum(each.outcome == LOST for each in history) + (verdict.outcome == LOST)
-        outcome, reason = verdict.outcome, verdict.reason
-        if not verdict.final and deaths > max_retries:
-            reason = f"its worker died {deaths} times, the last time: {reason}"
-        elif not verdict.final:
+            ledger.end(session, running.trial_id, settled.attempt, verdict.outcome, verdict.reason)
+        if settled.state == TrialState.WAITING:
             trial.state = TrialState.WAITING
-            return Settled(running.number, attempt, TrialState.WAITING, outcome, reason)
-        _fail(storage, session, trial, {OUTCOME_ATTR: outcome, REASON_ATTR: reason})
-        return Settled(running.number, attempt, TrialState.FAIL, outcome, reason)
+        else:
+            _fail(storage, session, trial, {OUTCOME_ATTR: settled.outcome, REASON_ATTR: settled.reason})
+        return settled
+
+
+def _judge(
+    running: ledger.RunningTrial,
+    history: Iterable[ledger.Attempt],
+    verdict: Verdict,
+    max_retries: int,
+    *,
+    forgiven: int,
+) -> Settled:
+    """What becomes of a trial whose owner is gone, given its attempts so far."""
+    attempt = 0 if running.lease is None else running.lease.attempt
+    deaths = sum(each.outcome == LOST and each.attempt > forgiven for each in history) + (verdict.outcome == LOST)
+    if verdict.final:
+        return Settled(running.number, attempt, TrialState.FAIL, verdict.outcome, verdict.reason)
+    if deaths > max_retries:
+        reason = f"its worker died {deaths} times, the last time: {verdict.reason}"
+        return Settled(running.number, attempt, TrialState.FAIL, verdict.outcome, reason)
+    return Settled(running.number, attempt, TrialState.WAITING, verdict.outcome, verdict.reason)
+
+
+def _forgiven(session: orm.Session, trial: models.TrialModel) -> int:
+    """The last attempt that does not count against the retries; 0 where all do."""
+    attr = models.TrialUserAttributeModel.find_by_trial_and_key(trial, RETRIED_ATTR, session)
+    return 0 if attr is None else int(json.loads(cast("str", attr.value_json)))
 
 
 def _fail(storage: StudyStorage, session: orm.Session, trial: models.TrialModel, attrs: dict[str, str]) -> None:

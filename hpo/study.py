@@ -11,7 +11,7 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
-from hpo.budget import BUDGET_ATTR
+from hpo.budget import BUDGET_ATTR, claimable
 from hpo.cache import StudyCache
 from hpo.config import StudySpec, diff_configs, identity
 from hpo.database import display_url
@@ -62,6 +62,11 @@ class OpenStudy:
     def count(self, *states: TrialState) -> int:
         """How many trials are in these states now."""
         return len(self.study.get_trials(deepcopy=False, states=states))
+
+    def claimable(self) -> int:
+        """How many trials could be taken now: those that wait, and those that nobody has claimed yet."""
+        with self.storage.engine.connect() as conn:
+            return claimable(conn, self.study_id)
 
     def requeue_dead(self) -> list[Settled]:
         """Take the trials back whose workers are dead, by the study file's patience; see `hpo.recovery`."""

@@ -8,15 +8,17 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import optuna
 import torch
 
+from hpo import ledger
 from hpo.build import Builder
 from hpo.config import StudySpec
 from hpo.devices import Slot
@@ -24,11 +26,16 @@ from hpo.errors import BudgetExhaustedError, HpoError
 from hpo.folders import redirect_output
 from hpo.ledger import Heartbeat, Owner
 from hpo.objective import TrialReport, TrialRun
+from hpo.recovery import RETRIED_ATTR, Verdict
+from hpo.stopping import StopRequest
 from hpo.study import OpenStudy, load_study
 
 logger = logging.getLogger(__name__)
 
-STOP: Final = "stop"
+#: Signs of life in the time after which a silent worker counts as dead.
+_BEATS: Final = 6
+#: Seconds between two of them at most.
+_SLOWEST_BEAT: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -50,9 +57,15 @@ class WorkerOrder:
 
 @dataclass(frozen=True)
 class Started:
-    """A worker has taken a trial."""
+    """A worker has taken a trial.
+
+    Attributes:
+        number: The trial.
+        spent_s: Seconds that its earlier attempts took.
+    """
 
     number: int
+    spent_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -62,29 +75,44 @@ class Failed:
     message: str
 
 
+@dataclass(frozen=True)
+class Stop:
+    """To a worker: end trial ``number`` with a verdict; without one, put down what runs and leave."""
+
+    number: int = -1
+    verdict: Verdict | None = None
+
+
 Message = Started | TrialReport | Failed
 
 
-def work(order: WorkerOrder, channel: Connection[Message, str]) -> None:
+class Pulse(Protocol):
+    """A number in memory shared with the supervisor: the monotonic clock when the worker last got on."""
+
+    value: float
+
+
+def work(order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse) -> None:
     """Run a worker in its own process; the exit code is 0 when it ended in order.
 
     Args:
         order: What to do.
-        channel: To the supervisor: messages out, ``STOP`` in. When it closes, the supervisor is gone, which
-            counts as ``STOP``.
+        channel: To the supervisor: messages out, `Stop` in. When it closes, the supervisor is gone, which counts
+            as being asked to leave.
+        pulse: Set after each batch.
     """
-    asked = threading.Event()
-    _detach(asked)
+    request = StopRequest()
+    _detach(request)
     if order.slot.visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = order.slot.visible
-    threading.Thread(target=_listen, args=(channel, asked), daemon=True).start()
+    threading.Thread(target=_listen, args=(channel, request), daemon=True).start()
     order.log.parent.mkdir(parents=True, exist_ok=True)
     with redirect_output(order.log):
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
             _check_preload()
-            _take_trials(order, channel, asked)
+            _Worker(order, channel, request, pulse).run()
         except Exception as error:  # noqa: BLE001 - the supervisor is told, whatever it is
             traceback.print_exc()
             text = str(error) if isinstance(error, HpoError) else f"{type(error).__name__}: {error}"
@@ -92,12 +120,12 @@ def work(order: WorkerOrder, channel: Connection[Message, str]) -> None:
             sys.exit(1)
 
 
-def _detach(asked: threading.Event) -> None:
+def _detach(request: StopRequest) -> None:
     """Own process group, so that the terminal's Ctrl-C reaches the supervisor alone; TERM puts the trial down."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: asked.set())
+    signal.signal(signal.SIGTERM, lambda *_: request.leave())
 
 
 def _check_preload() -> None:
@@ -108,37 +136,67 @@ def _check_preload() -> None:
         )
 
 
-def _listen(channel: Connection[Message, str], asked: threading.Event) -> None:
-    # When the supervisor is gone, that is a request to stop as well.
+def _listen(channel: Connection[Message, Stop], request: StopRequest) -> None:
+    # When the supervisor is gone, that is a request to leave as well.
     with contextlib.suppress(EOFError, OSError):
-        channel.recv()
-    asked.set()
+        while True:
+            stop = channel.recv()
+            if stop.verdict is None:
+                request.leave()
+            else:
+                request.end(stop.number, stop.verdict)
+    request.leave()
 
 
-def _send(channel: Connection[Message, str], message: Message) -> None:
+def _send(channel: Connection[Message, Stop], message: Message) -> None:
     try:
         channel.send(message)
     except OSError:
         logger.warning("the supervisor is gone; nobody heard %r", message)
 
 
-def _take_trials(order: WorkerOrder, channel: Connection[Message, str], asked: threading.Event) -> None:
-    torch.set_num_threads(order.slot.threads)
-    owner = Owner.current(worker=order.label, device=order.slot.label)
-    opened = load_study(order.spec, owner)
-    builder = Builder(order.spec)
-    try:
-        with Heartbeat(opened.storage.beat):
-            while not asked.is_set():
-                trial = _ask(opened)
-                if trial is None:
-                    return
-                _send(channel, Started(trial.number))
-                torch.set_num_threads(order.slot.threads)
-                run = TrialRun(opened, trial, builder, torch.device(order.slot.device), asked)
-                _send(channel, run.run())
-    finally:
-        opened.storage.close()
+@dataclass
+class _Worker:
+    order: WorkerOrder
+    channel: Connection[Message, Stop]
+    request: StopRequest
+    pulse: Pulse
+
+    def run(self) -> None:
+        """Take trials until there are none, or the process is not to be used any more."""
+        slot, spec = self.order.slot, self.order.spec
+        torch.set_num_threads(slot.threads)
+        opened = load_study(spec, Owner.current(worker=self.order.label, device=slot.label))
+        builder = Builder(spec)
+        interval = min(_SLOWEST_BEAT, spec.study.lost_after / _BEATS)
+        try:
+            with Heartbeat(opened.storage.beat, interval=interval, on_lost=self.request.lose):
+                while not self.request.leaving:
+                    trial = _ask(opened)
+                    if trial is None or self._train(opened, trial, builder).worn:
+                        return
+        finally:
+            opened.storage.close()
+
+    def _train(self, opened: OpenStudy, trial: optuna.Trial, builder: Builder) -> TrialReport:
+        self._beat()
+        _send(self.channel, Started(trial.number, self._spent(opened, trial)))
+        torch.set_num_threads(self.order.slot.threads)
+        device = torch.device(self.order.slot.device)
+        report = TrialRun(opened, trial, builder, device, self.request, self._beat).run()
+        _send(self.channel, report)
+        return report
+
+    def _beat(self) -> None:
+        self.pulse.value = time.monotonic()
+
+    def _spent(self, opened: OpenStudy, trial: optuna.Trial) -> float:
+        if self.order.spec.study.trial_timeout is None:
+            return 0.0
+        with opened.storage.engine.connect() as conn:
+            earlier = ledger.attempts_of_trial(conn, trial._trial_id)[:-1]  # noqa: SLF001 - no public name
+        after = trial.user_attrs.get(RETRIED_ATTR, 0)
+        return sum(attempt.seconds for attempt in earlier if attempt.attempt > after)
 
 
 def _ask(opened: OpenStudy) -> optuna.Trial | None:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import shlex
-import shutil
+import contextlib
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,8 +12,6 @@ from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, rea
 
 if TYPE_CHECKING:
     from hpo.config import StudySpec
-    from hpo.study import OpenStudy
-    from hpo.worker import Message
 
 
 def run(
@@ -58,6 +54,7 @@ def run(
     slots = _checked_slots(spec)
     import optuna
 
+    from hpo.cli.console import Reporter, kept_arguments, print_summary, same_command
     from hpo.folders import make_output_folder
     from hpo.study import start_study
 
@@ -65,16 +62,17 @@ def run(
     opened = start_study(spec)
     try:
         make_output_folder(spec)
-        reporter = _Reporter(opened)
+        reporter = Reporter(opened)
         reporter.begin(slots)
-        opened.requeue_dead()
         ending = Supervisor(opened, slots, context, reporter.heard, spec.study.timeout).run()
-        arguments = _kept_arguments(study, overrides, storage, output_dir)
-        _summary(opened, arguments, ending is Ending.TIMEOUT)
+        with contextlib.suppress(OSError):  # nobody reads it any more, which has been dealt with
+            arguments = kept_arguments(study, overrides, storage, output_dir)
+            print_summary(opened, arguments, ending is Ending.TIMEOUT)
+            if ending is Ending.INTERRUPTED:
+                print(f"interrupted; go on with:\n  {same_command()}", file=sys.stderr, flush=True)
     finally:
         opened.storage.close()
     if ending is Ending.INTERRUPTED:
-        print(f"interrupted; go on with:\n  {_same_command()}", file=sys.stderr)
         raise typer.Exit(130)
 
 
@@ -97,108 +95,3 @@ def _checked_slots(spec: StudySpec) -> list[Any]:
                 f"needs CUDA devices, and a worker is on {slot.label}", path="trainer.cuda_graph", fix=fix
             )
     return slots
-
-
-class _Reporter:
-    """Prints a line for each thing that happens."""
-
-    def __init__(self, opened: OpenStudy) -> None:
-        from hpo.progress import study_status
-
-        self._opened = opened
-        self._status = study_status(opened)
-        self._finished: int = self._status["finished"]
-        self._total: int = self._status["n_trials"]
-        self._best: tuple[float, int] | None = None
-        if self._status["best"] is not None:
-            self._best = (self._status["best"]["value"], self._status["best"]["trial"])
-
-    def begin(self, slots: list[Any]) -> None:
-        """Say what is about to run."""
-        from hpo.database import display_url
-
-        spec = self._opened.spec
-        devices = ", ".join(dict.fromkeys(slot.label for slot in slots))
-        before = f", {self._finished} of them done" if self._finished else ""
-        print(f"study {spec.study.name}: {self._total} trials{before}, {len(slots)} workers on {devices}")
-        print(f"storage {display_url(spec.storage_url)}", flush=True)
-
-    def heard(self, label: str, message: Message) -> None:
-        """Print a worker's message."""
-        from hpo.objective import TrialReport
-        from hpo.worker import Failed
-
-        if isinstance(message, Failed):
-            print(f"{label} failed: {message.message}", file=sys.stderr, flush=True)
-        elif isinstance(message, TrialReport) and message.outcome is not None:
-            self._finished += 1
-            self._keep_best(message)
-            print(self._line(message), flush=True)
-
-    def _keep_best(self, report: Any) -> None:
-        if report.outcome != "complete" or report.value is None:
-            return
-        sign = 1 if self._opened.spec.study.direction == "minimize" else -1
-        if self._best is None or sign * report.value < sign * self._best[0]:
-            self._best = (report.value, report.number)
-
-    def _line(self, report: Any) -> str:
-        value = "-" if report.value is None else f"{report.value:.5g}"
-        metric = self._opened.spec.study.metric
-        best = "" if self._best is None else f"best {self._best[0]:.5g} (trial {self._best[1]})"
-        line = (
-            f"[{self._finished:>{len(str(self._total))}}/{self._total}] trial {report.number:<4} "
-            f"{report.outcome:<13} {metric} {value:<10} {report.epochs:>4} epochs "
-            f"{report.duration_s:>7.1f} s   {best}"
-        )
-        return f"{line}\n    {report.reason}" if report.reason else line
-
-
-def _summary(opened: OpenStudy, arguments: str, timed_out: bool) -> None:
-    from hpo.progress import study_status
-
-    status = study_status(opened)
-    counts = ", ".join(f"{count} {name}" for name, count in status["outcomes"].items() if count)
-    print(f"\n{status['finished']} of {status['n_trials']} trials finished: {counts or 'none'}")
-    if timed_out:
-        print(f"the time is over; {status['waiting']} trials wait to go on with the next `hpo run`")
-    elif status["n_trials"] < opened.spec.study.n_trials:
-        print(f"the grid is exhausted: it has {status['n_trials']} points")
-    if status["running"]:
-        print(f"{status['running']} trials are still running elsewhere")
-    if status["best"] is not None:
-        _print_best(opened, status["best"], arguments)
-
-
-def _print_best(opened: OpenStudy, best: dict[str, Any], arguments: str) -> None:
-    spec = opened.spec
-    print(f"best: trial {best['trial']}, {spec.study.metric} {best['value']:.6g}")
-    for name, value in best["params"].items():
-        print(f"    {name} = {value:.6g}" if isinstance(value, float) else f"    {name} = {value}")
-    print("  metrics: " + ", ".join(f"{k} {v:.4g}" for k, v in best["metrics"].items() if v is not None))
-    print(f"  checkpoint: {best['checkpoint']}")
-    print("next:")
-    print(f"  {_command()} trials {arguments}")
-    print(f"  {_command()} train {arguments} --trial best")
-    print(f"  {_command()} dashboard {arguments}")
-
-
-def _kept_arguments(study: Path, overrides: list[str] | None, storage: str | None, output_dir: str | None) -> str:
-    """What the next commands on this study need as well, as a shell reads it."""
-    options = {"--storage": storage, "--output-dir": output_dir}
-    kept = [str(study), *(overrides or ())]
-    for name, value in options.items():
-        kept += [] if value is None else [name, value]
-    return shlex.join(kept)
-
-
-def _same_command() -> str:
-    return f"{_command()} {shlex.join(sys.argv[1:])}"
-
-
-def _command() -> str:
-    """How this command was called, in words that a shell finds again."""
-    called = Path(sys.argv[0])
-    if called.name == "__main__.py":
-        return f"{shlex.quote(sys.executable)} -m hpo"
-    return "hpo" if shutil.which("hpo") or called.name == str(called) else shlex.quote(str(called))

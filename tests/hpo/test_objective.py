@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from hpo.ledger import Owner
 from hpo.objective import RUN_ATTR, TrialReport, TrialRun
 from hpo.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, outcome_of
 from hpo.progress import best_trial, study_best, study_status, study_trials
+from hpo.stopping import StopRequest
 from hpo.storage import OUTCOME_ATTR, REASON_ATTR
 from hpo.study import OpenStudy, load_study
 from tests.hpo.support import Studies
@@ -55,23 +55,26 @@ def threads() -> Iterator[None]:
     torch.set_num_threads(kept)
 
 
-class From(threading.Event):
-    """A request to stop that comes at the n-th look, or whatever else is to happen then."""
+class From(StopRequest):
+    """A request to leave that comes at the n-th look, or whatever else is to happen then."""
 
     def __init__(self, look: int, action: Callable[[], object] | None = None) -> None:
         super().__init__()
-        self.looks, self.look, self.action = 0, look, action
+        self.looks, self.look = 0, look
+        self.action = self.leave if action is None else action
 
-    def is_set(self) -> bool:
+    def stops(self, number: int, trial_id: int) -> bool:
         self.looks += 1
-        if self.looks == self.look and self.action is not None:
+        if self.looks == self.look:
             self.action()
-        return self.action is None and self.looks >= self.look
+        return super().stops(number, trial_id)
 
 
-def run(view: OpenStudy, asked: threading.Event | None = None) -> TrialReport:
+def run(view: OpenStudy, request: StopRequest | None = None) -> TrialReport:
     trial = view.study.ask()
-    return TrialRun(view, trial, Builder(view.spec), torch.device("cpu"), asked or threading.Event()).run()
+    return TrialRun(
+        view, trial, Builder(view.spec), torch.device("cpu"), request or StopRequest(), lambda: None
+    ).run()
 
 
 def stored(view: OpenStudy, number: int = 0) -> FrozenTrial:

@@ -1,0 +1,75 @@
+"""The same training step in less memory: a batch cut into parts whose gradients make one optimizer step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from trainer.callback import Callback, TrainerView
+from trainer.callbacks import GradientAccumulation
+
+#: User attribute of a trial: parts that its batches are cut into, after it ran out of memory.
+PARTS_ATTR: Final = "hpo:micro_batches"
+
+_ACCUMULATION: Final = "gradient_accumulation"
+_SAVED: Final = "micro_batches"
+
+
+def finer(config: Mapping[str, Any], parts: int) -> int | None:
+    """Into how many parts to cut batches next: at most half as large as now, and all of one size.
+
+    Args:
+        config: The trial's resolved config.
+        parts: Parts that a batch is cut into now.
+
+    Returns:
+        None where batches can't be cut further: they have one sample, or their size changes as the trial runs, or
+        a last, smaller one is dropped, which cut batches would not drop.
+    """
+    callbacks = config["callbacks"]
+    if config["loader"]["drop_last"] or callbacks.get("batch_size_schedule", False) is not False:
+        return None
+    batch = int(config["loader"]["batch_size"])
+    return next((number for number in range(2 * parts, batch + 1, parts) if batch % number == 0), None)
+
+
+def cut(config: dict[str, Any], parts: int) -> dict[str, Any]:
+    """The config with each batch in so many parts, whose gradients are accumulated.
+
+    The optimizer's steps are those of the whole batches, to rounding; a model whose output depends on the other
+    samples of its batch (batch norm) sees the small ones.
+    """
+    if parts == 1:
+        return config
+    loader = dict(config["loader"])
+    loader["batch_size"] //= parts
+    loader["eval_batch_size"] = max(1, (loader["eval_batch_size"] or config["loader"]["batch_size"]) // parts)
+    given = config["callbacks"].get(_ACCUMULATION, False)
+    together = given["batches"] if isinstance(given, Mapping) else 1
+    accumulation = {_ACCUMULATION: {"batches": together * parts}}
+    return {**config, "loader": loader, "callbacks": {**config["callbacks"], **accumulation}}
+
+
+class MicroBatches(Callback):
+    """Notes in each checkpoint how finely batches were cut, and counts its batches anew when that has changed.
+
+    Args:
+        parts: Parts that a batch is cut into in this run.
+    """
+
+    def __init__(self, parts: int) -> None:
+        self.parts = parts
+
+    def on_save_checkpoint(self, trainer: TrainerView, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Note the parts."""
+        checkpoint[_SAVED] = self.parts
+
+    def on_before_load_checkpoint(self, trainer: TrainerView, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Say in parts of this run where the checkpoint stands."""
+        ratio = self.parts // checkpoint.get(_SAVED, 1)
+        state = checkpoint["state"]
+        for name in ("batch_index", "data_batch"):
+            state[name] *= ratio
+        group = checkpoint["callbacks"].get(GradientAccumulation.__name__)
+        if group is not None:
+            group["gradients"] *= ratio

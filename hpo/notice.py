@@ -1,0 +1,14 @@
+"""What a run says that is nobody's message."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that a person should read.
+
+    Attributes:
+        text: One line.
+    """
+
+    text: str

@@ -1,0 +1,91 @@
+"""How a running trial learns that it is to end: asked by its supervisor, or robbed of its lease."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from hpo.errors import LeaseLostError
+from hpo.recovery import Verdict
+from trainer.callback import Callback, TrainerView
+from trainer.state import INTERRUPTED
+
+
+class StopRequest:
+    """What others want of a worker. Any thread may set it; the trial looks after each batch.
+
+    A verdict or a lost lease is about one trial: it does nothing to the next one, should the trial end first.
+    """
+
+    def __init__(self) -> None:
+        self._leave = threading.Event()
+        self._verdicts: dict[int, Verdict] = {}
+        self._lost: set[int] = set()
+
+    def leave(self) -> None:
+        """Ask the worker to put its trial down and to take no other."""
+        self._leave.set()
+
+    @property
+    def leaving(self) -> bool:
+        """Whether the worker is to take no other trial."""
+        return self._leave.is_set()
+
+    def end(self, number: int, verdict: Verdict) -> None:
+        """Ask that trial ``number`` ends with a verdict."""
+        self._verdicts[number] = verdict
+
+    def verdict(self, number: int) -> Verdict | None:
+        """How trial ``number`` is to end, if somebody has said so."""
+        return self._verdicts.get(number)
+
+    def lose(self, trial_id: int) -> None:
+        """Say that the lease of a trial is lost."""
+        self._lost.add(trial_id)
+
+    def forget(self, number: int, trial_id: int) -> None:
+        """Drop what was said about a trial: it may come back to this worker later."""
+        self._verdicts.pop(number, None)
+        self._lost.discard(trial_id)
+
+    def stops(self, number: int, trial_id: int) -> bool:
+        """Whether trial ``number`` is to stop now.
+
+        Raises:
+            LeaseLostError: Another attempt has it.
+        """
+        if trial_id in self._lost:
+            raise LeaseLostError(f"trial {number} has been taken from this worker")
+        return self._leave.is_set() or number in self._verdicts
+
+
+class Watch(Callback):
+    """Ends the run after the running batch once that is asked, and shows after each batch that it goes on.
+
+    Args:
+        request: What others want.
+        number: The trial.
+        trial_id: Optuna's id of it.
+        pulse: Called after each batch, of training or validation.
+
+    Raises:
+        LeaseLostError: From the hook after a training batch, when another attempt has the trial.
+    """
+
+    priority = 0
+
+    def __init__(self, request: StopRequest, number: int, trial_id: int, pulse: Callable[[], None]) -> None:
+        self._request = request
+        self._number = number
+        self._trial_id = trial_id
+        self._pulse = pulse
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Show life, and look whether the run is to end."""
+        self._pulse()
+        if self._request.stops(self._number, self._trial_id):
+            trainer.state.stop(INTERRUPTED, now=True)
+
+    def on_validation_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Show life."""
+        self._pulse()

@@ -1,0 +1,92 @@
+"""What a supervisor does in the storage beside its workers: taking trials back, counting, keeping to the quota."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import sqlalchemy as sa
+from optuna.exceptions import StorageInternalError
+from optuna.trial import TrialState
+
+from hpo.notice import Notice
+from hpo.recovery import Settled, Verdict, settle_process
+from hpo.study import OpenStudy
+
+#: Seconds between two looks at most.
+_LOOK: Final = 10.0
+#: Looks in the time after which a silent worker elsewhere counts as dead.
+_LOOKS: Final = 6
+
+T = TypeVar("T")
+
+
+class Upkeep:
+    """Chores on the study's storage. A database that is away puts them off; nothing is forgotten.
+
+    Args:
+        opened: The study; this process owns no trial.
+        tell: Called with a worker's label (or an empty text) and what a person should know.
+    """
+
+    def __init__(self, opened: OpenStudy, tell: Callable[[str, Settled | Notice], None]) -> None:
+        self._opened = opened
+        self._tell = tell
+        self._interval = min(_LOOK, opened.spec.study.lost_after / _LOOKS)
+        self._next_look = 0.0
+        self._unsettled: list[tuple[str, int, Verdict]] = []
+        self._away = False
+        self._waiting_for = 0
+
+    def settle(self, label: str, pid: int, verdict: Verdict) -> None:
+        """Give back, or end, what a dead worker held."""
+        self._unsettled.append((label, pid, verdict))
+        self._try(self._settle_all)
+
+    def look(self, now: float) -> None:
+        """Take trials back whose workers elsewhere are dead, if it is time to look again."""
+        if now < self._next_look:
+            return
+        self._next_look = now + self._interval
+        self._try(self._settle_all)
+        for settled in self._try(self._opened.requeue_dead) or ():
+            self._tell("", settled)
+
+    def claimable(self) -> int:
+        """How many trials a worker could take now; 0 as long as nobody can tell."""
+        return self._try(self._opened.claimable) or 0
+
+    def is_more_to_come(self) -> bool:
+        """Whether trials run elsewhere, or can't be counted for now: they may have to go on here."""
+        if self._unsettled:
+            return True
+        running = self._try(lambda: self._opened.count(TrialState.RUNNING))
+        if running and running != self._waiting_for:
+            self._tell("", Notice(f"waiting for {running} trials that run elsewhere"))
+            self._waiting_for = running
+        return running is None or running > 0 or self.claimable() > 0
+
+    def _settle_all(self) -> None:
+        study = self._opened.spec.study
+        while self._unsettled:
+            label, pid, verdict = self._unsettled[0]
+            settled = settle_process(
+                self._opened.storage, self._opened.study_id, pid, verdict, max_retries=study.max_retries
+            )
+            self._unsettled.pop(0)
+            for each in settled:
+                self._tell(label, each)
+
+    def _try(self, chore: Callable[[], T]) -> T | None:
+        try:
+            result = chore()
+        except (StorageInternalError, sa.exc.SQLAlchemyError) as error:
+            if not self._away:
+                reason = str(getattr(error.__cause__ or error, "orig", None) or error).strip().partition("\n")[0]
+                self._tell("", Notice(f"the database is away, and waited for: {reason}"))
+            self._away = True
+            return None
+        if self._away:
+            self._tell("", Notice("the database is back"))
+        self._away = False
+        return result
