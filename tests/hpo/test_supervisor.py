@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+from typing import Any, TypeVar
 
+import psutil
 import pytest
+from optuna.trial import TrialState
 
 from hpo.devices import deal
 from hpo.errors import StudyError
 from hpo.forkserver import start_fork_server
+from hpo.ledger import Owner
+from hpo.notice import Notice
 from hpo.objective import TrialReport
 from hpo.outcome import Outcome
-from hpo.progress import study_status
+from hpo.progress import study_status, study_trials
+from hpo.recovery import Settled
+from hpo.study import load_study
 from hpo.supervisor import Ending, Supervisor
-from hpo.worker import Message, Started, _check_preload
+from hpo.worker import Started, _check_preload
 from tests.hpo.support import Studies
 
-FAULTS = """
+FAULTS = '''
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
-from parts import load
+import torch
+
+from parts import Explode, load
 
 
 def vanish(code, times):
@@ -30,22 +43,79 @@ def vanish(code, times):
         (marks / str(len(list(marks.iterdir())))).touch()
         os._exit(code)
     return load()
-"""
+
+
+
+
+class Hang(Explode):
+    """Works for some batches, then does something else, in the trials that have this hidden size."""
+
+    def __init__(self, do, batches=2):
+        super().__init__()
+        self.do, self.left = do, batches
+
+    def forward(self, outputs, targets):
+        if outputs.requires_grad:
+            self.left -= 1
+        if self.left < 0:
+            getattr(self, self.do)()
+        return super().forward(outputs, targets)
+
+    def sleep(self):
+        time.sleep(600)
+
+    def deaf(self):
+        subprocess.run([sys.executable, "-c", "import time; time.sleep(600)"])
+
+    def eat(self):
+        self.kept = bytearray(700_000_000)
+        time.sleep(600)
+
+    def device_memory(self):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
+class Small(Explode):
+    """A device on which batches of more than four samples do not fit."""
+
+    def forward(self, outputs, targets):
+        if len(outputs) > 4 and outputs.requires_grad:
+            raise torch.OutOfMemoryError(f"CUDA out of memory. Tried to allocate {len(outputs)} GiB.")
+        return super().forward(outputs, targets)
+
+
+class Pid(Explode):
+    """Leaves the process's number behind, and fails in the second and fourth trial."""
+
+    def __init__(self):
+        super().__init__()
+        pids = Path(__file__).parent / "pids"
+        with pids.open("a") as file:
+            print(os.getpid(), file=file)
+        if len(pids.read_text().split()) in (2, 4):
+            raise ValueError("no room left")
+'''
+
+T = TypeVar("T")
 
 
 def supervise(
-    studies: Studies, *overrides: str, workers: int = 1, timeout: float | None = None
-) -> tuple[Ending, list[Message]]:
-    heard: list[Message] = []
+    studies: Studies, *overrides: str, workers: int = 1, timeout: float | None = None, grace: float = 0.5
+) -> tuple[Ending, list[Any]]:
+    (studies.folder / "faults.py").write_text(FAULTS)
+    heard: list[Any] = []
     with studies.open("trainer.max_epochs=1", "study.n_trials=3", *overrides) as (view,):
         slots = deal(["cpu"], workers)
-        supervisor = Supervisor(
-            view, slots, start_fork_server(view.spec), lambda _, message: heard.append(message), timeout=timeout
-        )
+        context = start_fork_server(view.spec)
+        supervisor = Supervisor(view, slots, context, lambda _, said: heard.append(said), timeout, grace)
         return supervisor.run(), heard
 
 
-def status(studies: Studies, *overrides: str) -> dict[str, object]:
+def of(kind: type[T], heard: list[Any]) -> list[T]:
+    return [message for message in heard if isinstance(message, kind)]
+
+
+def status(studies: Studies, *overrides: str) -> dict[str, Any]:
     with studies.open("trainer.max_epochs=1", "study.n_trials=3", *overrides) as (view,):
         return study_status(view)
 
@@ -59,11 +129,14 @@ def test_every_trial_is_announced_and_reported(studies: Studies) -> None:
 
 
 def test_a_worker_that_leaves_inside_a_trial_is_replaced_even_if_it_leaves_in_order(studies: Studies) -> None:
-    (studies.folder / "faults.py").write_text(FAULTS)
     override = "data={_target_: faults.vanish, code: 0, times: 2}"
     ending, heard = supervise(studies, override)
     assert ending is Ending.DONE
-    assert [message.number for message in heard if isinstance(message, Started)] == [0, 0, 0, 1, 2]
+    assert [message.number for message in of(Started, heard)] == [0, 0, 0, 1, 2]
+    assert [(each.number, each.attempt, each.reason) for each in of(Settled, heard)] == [
+        (0, 1, "its worker ended with exit code 0"),
+        (0, 2, "its worker ended with exit code 0"),
+    ]
     shown = status(studies, override)
     assert (shown["finished"], shown["running"]) == (3, 0)
 
@@ -84,7 +157,112 @@ def test_trials_that_fail_after_one_has_succeeded_stop_nothing(studies: Studies)
     space = "search_space={loss.fail: {type: categorical, choices: [false, true]}}"
     ending, heard = supervise(studies, space, "study.sampler=grid", "study.sampler.seed=3")
     assert ending is Ending.DONE
-    assert len(heard) == 4
+    assert len(of(TrialReport, heard)) == 2
+
+
+@pytest.mark.parametrize("do", ["sleep", "deaf"])
+def test_a_trial_that_hangs_is_ended_with_all_its_processes(studies: Studies, do: str) -> None:
+    hang = f"loss={{_target_: faults.Hang, do: {do}}}"
+    ending, heard = supervise(studies, hang, "study.no_progress_timeout=1", "study.n_trials=1")
+    assert ending is Ending.DONE
+    (settled,) = of(Settled, heard)
+    assert (settled.state, settled.outcome) == (TrialState.FAIL, Outcome.TIMED_OUT)
+    assert settled.reason == "no batch was finished within no_progress_timeout, 1 s"
+    with studies.open("trainer.max_epochs=1", "study.n_trials=1", hang) as (view,):
+        (trial,) = view.study.get_trials()
+        (entry,) = study_trials(view)
+    assert trial.user_attrs["hpo:reason"] == settled.reason
+    assert entry["outcome"] == "timed_out"
+    left = [" ".join(each.info["cmdline"] or ()) for each in psutil.process_iter(["cmdline"])]
+    assert not [command for command in left if "time.sleep(600)" in command]
+
+
+def test_a_trial_that_takes_too_long_ends_with_a_checkpoint(studies: Studies) -> None:
+    overrides = ("model.delay=0.05", "trainer.max_epochs=1000", "study.n_trials=1")
+    _, heard = supervise(studies, *overrides, "study.trial_timeout=2", grace=60)
+    (report,) = of(TrialReport, heard)
+    assert (report.outcome, report.worn) == (Outcome.TIMED_OUT, True)
+    assert report.reason == "it took longer than trial_timeout, 2 s"
+    assert list(studies.folder.rglob("checkpoints/epoch-*.pt"))
+
+
+def test_time_is_counted_over_attempts(studies: Studies) -> None:
+    overrides = ("model.delay=0.05", "trainer.max_epochs=1000", "study.n_trials=1", "study.trial_timeout=3")
+    ending, _ = supervise(studies, *overrides, timeout=2.5)
+    assert ending is Ending.TIMEOUT
+    _, heard = supervise(studies, *overrides, grace=60)
+    (started,) = of(Started, heard)
+    assert started.spent_s > 0.5
+    (report,) = of(TrialReport, heard)
+    assert report.outcome == Outcome.TIMED_OUT
+
+
+def test_a_trial_that_uses_too_much_memory_is_ended(studies: Studies) -> None:
+    _, heard = supervise(
+        studies, "loss={_target_: faults.Hang, do: eat}", "study.trial_memory=600MB", "study.n_trials=1"
+    )
+    (settled,) = of(Settled, heard)
+    assert (settled.state, settled.outcome) == (TrialState.FAIL, Outcome.OUT_OF_MEMORY)
+    assert "of main memory, trial_memory allows 0.559 GiB" in settled.reason
+
+
+def test_a_trial_without_device_memory_fails_unless_it_may_go_on_in_parts(studies: Studies) -> None:
+    small = ("loss={_target_: faults.Small}", "study.n_trials=1", "trainer.max_epochs=2")
+    _, heard = supervise(studies, *small)
+    assert [report.outcome for report in of(TrialReport, heard)] == [Outcome.OUT_OF_MEMORY]
+    _, heard = supervise(studies, *small, "study.n_trials=2", "study.on_oom=retry_with_accumulation")
+    reports = of(TrialReport, heard)
+    assert [(each.number, each.outcome, each.worn) for each in reports] == [
+        (1, None, True),
+        (1, None, True),
+        (1, Outcome.COMPLETE, False),
+    ]
+    assert "it goes on with each batch in 4 parts" in reports[1].reason
+
+
+def test_batches_that_can_not_be_cut_any_further_are_the_end(studies: Studies) -> None:
+    overrides = ("loss={_target_: faults.Hang, do: device_memory, batches: 0}", "study.n_trials=1")
+    _, heard = supervise(studies, *overrides, "loader.batch_size=2", "study.on_oom=retry_with_accumulation")
+    reports = of(TrialReport, heard)
+    assert [each.outcome for each in reports] == [None, Outcome.OUT_OF_MEMORY]
+    assert "its batches can't be cut any further" in reports[-1].reason
+
+
+def test_a_worker_is_replaced_after_a_failed_trial_and_only_then(studies: Studies) -> None:
+    overrides = ("loss={_target_: faults.Pid}", "study.n_trials=6")
+    ending, _ = supervise(studies, *overrides)
+    assert ending is Ending.DONE
+    assert status(studies, *overrides)["outcomes"]["error"] == 2
+    pids = (studies.folder / "pids").read_text().split()
+    assert len(pids) == 6
+    assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4] == pids[5]
+
+
+def test_trials_that_run_elsewhere_are_waited_for_and_taken_over(studies: Studies) -> None:
+    """The other worker is silent, on another machine; its trial comes here after the grace."""
+    overrides = ("study.n_trials=2", "study.lost_after=3")
+    with studies.open("trainer.max_epochs=1", *overrides) as (view,):
+        far = dataclasses.replace(Owner.current(worker="far"), host="elsewhere")
+        other = load_study(view.spec, far)
+        assert other.study.ask().number == 0
+        ending, heard = supervise(studies, *overrides)
+        assert ending is Ending.DONE
+        assert of(Notice, heard) == [Notice("waiting for 1 trials that run elsewhere")]
+        assert [(each.number, each.state) for each in of(Settled, heard)] == [(0, TrialState.WAITING)]
+        assert [message.number for message in of(Started, heard)] == [1, 0]
+        other.storage.close()
+
+
+def test_output_that_nobody_reads_any_more_puts_the_trials_down(studies: Studies) -> None:
+    def closed(_: str, message: object) -> None:
+        if isinstance(message, Started):
+            raise BrokenPipeError
+
+    overrides = ("trainer.max_epochs=100", "model.delay=0.05")
+    with studies.open(*overrides) as (view,):
+        ending = Supervisor(view, deal(["cpu"], 2), start_fork_server(view.spec), closed).run()
+        assert ending is Ending.INTERRUPTED
+        assert study_status(view)["running"] == 0
 
 
 def test_a_timeout_puts_running_trials_down(studies: Studies) -> None:
