@@ -1,16 +1,15 @@
-"""The bridge between a Trainer and its trial: reports, pruning, and requests to stop from outside."""
+"""The bridge between a Trainer and its trial: reports and pruning."""
 
 from __future__ import annotations
 
 import math
-import threading
 from typing import Final
 
 import optuna
 from optuna.pruners import NopPruner
 
 from trainer.callback import Callback, TrainerView
-from trainer.state import DIVERGED, INTERRUPTED, PRUNED
+from trainer.state import DIVERGED, PRUNED
 
 PRUNED_ATTR: Final = "hpo:pruned_at"
 
@@ -20,14 +19,15 @@ class PrunerCallback(Callback):
 
     On resume the storage is brought to the checkpoint's history: what it lacks is sent, what differs is
     rewritten. A step that the storage already held below its last one was asked about then, and is not again;
-    a decision to prune is stored before it is acted on, so it holds for a trial that was lost in between.
+    a decision to prune is stored before it is acted on, so it holds for a trial that was lost in between: that
+    one trains up to the epoch it was pruned at, and ends.
 
     Args:
         trial: The running trial.
         metric: The metric to report, at step = number of finished epochs.
 
     Raises:
-        optuna.TrialPruned: From ``on_epoch_end``, or from ``on_fit_start`` for a decision made before.
+        optuna.TrialPruned: From ``on_epoch_end``, or from ``on_fit_start`` where a decision made before is due.
     """
 
     priority = 85
@@ -37,6 +37,7 @@ class PrunerCallback(Callback):
         self.metric = metric
         self.reads = (metric,)
         self._asked = 0
+        self._decided: int | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Bring the storage to the history."""
@@ -49,7 +50,8 @@ class PrunerCallback(Callback):
             if step not in stored or not _same(stored[step], value):
                 self._report(step, value)
         self._asked = max(stored, default=0) - 1
-        if PRUNED_ATTR in frozen.user_attrs:
+        self._decided = frozen.user_attrs.get(PRUNED_ATTR)
+        if self._decided is not None and trainer.state.epoch >= self._decided:
             self._prune(trainer)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
@@ -59,6 +61,11 @@ class PrunerCallback(Callback):
         if value is None:
             return
         self._report(state.epoch, value)
+        if self._decided is not None:
+            # The checkpoint lay before the epoch it was pruned at: it gets there again, and is not asked about.
+            if state.epoch >= self._decided:
+                self._prune(trainer)
+            return
         if state.stop_reason == DIVERGED or state.epoch <= self._asked:
             return
         if isinstance(self.trial.study.pruner, NopPruner) or not self.trial.should_prune():
@@ -75,24 +82,6 @@ class PrunerCallback(Callback):
     def _prune(self, trainer: TrainerView) -> None:
         trainer.state.stop(PRUNED)
         raise optuna.TrialPruned(f"pruned after epoch {trainer.state.epoch}")
-
-
-class StopWhenAsked(Callback):
-    """Ends the run after the running batch once ``asked`` is set; the checkpoint is made by its callback.
-
-    Args:
-        asked: Set by whoever wants the trial to be put down.
-    """
-
-    priority = 0
-
-    def __init__(self, asked: threading.Event) -> None:
-        self._asked = asked
-
-    def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Look after each batch."""
-        if self._asked.is_set():
-            trainer.state.stop(INTERRUPTED, now=True)
 
 
 def _same(left: float, right: float) -> bool:
