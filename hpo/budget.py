@@ -6,6 +6,7 @@ A trial's row is its claim; there is no counter that could leak. Trials that wer
 
 import copy
 import json
+from datetime import datetime
 from typing import cast
 
 import sqlalchemy as sa
@@ -38,34 +39,21 @@ def marked(template: FrozenTrial, *, budgeted: bool) -> FrozenTrial:
     return changed
 
 
-def refuse_beyond_budget(session: orm.Session, study_id: int) -> None:
-    """BudgetExhaustedError if the study's trials, imported ones aside, have reached its number.
+def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:
+    """Whether the study may have one more trial; imported ones don't count.
 
     The caller holds the study's row lock (SQLite: the write lock), so nobody else is numbering a trial.
+
+    Returns:
+        How many trials the study has.
+
+    Raises:
+        BudgetExhaustedError: It may not.
     """
-    left = unclaimed(session, study_id)
+    left, trials = _left_and_trials(session, study_id)
     if left is not None and left <= 0:
-        raise BudgetExhaustedError("all trials of the study have been claimed")
-
-
-def unclaimed(conn: Executor, study_id: int) -> int | None:
-    """How many trials may still be created, below zero where the budget was lowered; None without a budget."""
-    count = sa.select(sa.func.count()).select_from(_TRIALS).where(_TRIALS.c.study_id == study_id)
-    query = sa.select(_STUDY_ATTRS.c.value_json, count.scalar_subquery()).where(
-        _STUDY_ATTRS.c.study_id == study_id, _STUDY_ATTRS.c.key == BUDGET_ATTR
-    )
-    row = cast("tuple[str, int] | None", conn.execute(query).first())
-    budget = None if row is None else json.loads(row[0])
-    if row is None or budget is None:
-        return None
-    if row[1] < budget:
-        return int(budget - row[1])
-    imported = (
-        sa.select(sa.func.count())
-        .join_from(_TRIALS, _SYSTEM_ATTRS, _SYSTEM_ATTRS.c.trial_id == _TRIALS.c.trial_id)
-        .where(_TRIALS.c.study_id == study_id, _SYSTEM_ATTRS.c.key == IMPORTED_ATTR)
-    )
-    return int(budget - row[1] + cast("int", conn.execute(imported).scalar_one()))
+        raise BudgetExhaustedError(f"all {trials} trials of the study have been claimed")
+    return trials
 
 
 def claimable(conn: Executor, study_id: int) -> int:
@@ -73,4 +61,47 @@ def claimable(conn: Executor, study_id: int) -> int:
     waiting = sa.select(sa.func.count()).where(
         _TRIALS.c.study_id == study_id, _TRIALS.c.state == TrialState.WAITING
     )
-    return cast("int", conn.execute(waiting).scalar_one()) + max(0, unclaimed(conn, study_id) or 0)
+    left, _ = _left_and_trials(conn, study_id)
+    return cast("int", conn.execute(waiting).scalar_one()) + max(0, left or 0)
+
+
+def _left_and_trials(conn: Executor, study_id: int) -> tuple[int | None, int]:
+    """How many trials may still be created (None: any number), and how many there are.
+
+    The first is below zero where the budget was lowered.
+    """
+    budget = sa.select(_STUDY_ATTRS.c.value_json).where(
+        _STUDY_ATTRS.c.study_id == study_id, _STUDY_ATTRS.c.key == BUDGET_ATTR
+    )
+    count = sa.select(sa.func.count()).select_from(_TRIALS).where(_TRIALS.c.study_id == study_id)
+    row = conn.execute(sa.select(budget.scalar_subquery(), count.scalar_subquery())).one()
+    stored, trials = cast("tuple[str | None, int]", tuple(row))
+    number = None if stored is None else json.loads(stored)
+    if number is None or trials < number:
+        return None if number is None else number - trials, trials
+    imported = (
+        sa.select(sa.func.count())
+        .join_from(_TRIALS, _SYSTEM_ATTRS, _SYSTEM_ATTRS.c.trial_id == _TRIALS.c.trial_id)
+        .where(_TRIALS.c.study_id == study_id, _SYSTEM_ATTRS.c.key == IMPORTED_ATTR)
+    )
+    return number - trials + cast("int", conn.execute(imported).scalar_one()), trials
+
+
+def insert_running(session: orm.Session, study_id: int, number: int) -> models.TrialModel:
+    """Add a trial without parameters that runs from now on, in one statement.
+
+    Returns:
+        Its row; the session knows nothing of it.
+    """
+    trial = models.TrialModel(
+        number=number, study_id=study_id, state=TrialState.RUNNING, datetime_start=datetime.now()
+    )
+    row = {
+        "number": number,
+        "study_id": study_id,
+        "state": TrialState.RUNNING,
+        "datetime_start": trial._datetime_start_utc,  # noqa: SLF001 - the column itself
+    }
+    result = cast("sa.CursorResult[tuple[()]]", session.execute(sa.insert(_TRIALS), row))
+    trial.trial_id = cast("tuple[int]", result.inserted_primary_key)[0]
+    return trial

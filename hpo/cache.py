@@ -1,74 +1,102 @@
-"""Reading finished trials without reading the running ones again."""
+"""Reading what has changed: finished trials once, unfinished ones only when they are asked for."""
 
+import bisect
 import copy
-from collections.abc import Collection, Container
-from typing import cast
+from collections.abc import Container, Iterable
+from typing import Final
 
-import sqlalchemy as sa
-from optuna.storages._cached_storage import _CachedStorage, _StudyInfo
-from optuna.storages._rdb.models import TrialModel
+from optuna.storages._cached_storage import _CachedStorage
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.reader import TrialRow
 from hpo.storage import StudyStorage
 
-_TRIALS = cast("sa.Table", TrialModel.__table__)
-_FINISHED = tuple(state for state in TrialState if state.is_finished())
+_ALL: Final = frozenset(TrialState)
+_FINISHED: Final = frozenset(state for state in TrialState if state.is_finished())
 
 
 class StudyCache(_CachedStorage):
-    """Optuna's cache in front of a storage, with a cheaper answer to "which trials are complete?".
+    """Optuna's cache in front of a storage, with cheaper answers to "which trials are there?".
 
-    Optuna's reads every unfinished trial with its whole curve each time it is asked for any. Pruners that
-    compare with finished trials only (median, percentile) ask after every epoch; here that is one small query,
-    and finished trials are read once.
+    Optuna's reads every unfinished trial with its whole curve each time it is asked for any trials, and sorts
+    all that it knows. Here one small statement tells what has changed, and only what has finished or was asked
+    for is read: a pruner that compares with finished trials and a look for waiting ones read no curves.
     """
 
     def __init__(self, backend: StudyStorage) -> None:
         super().__init__(backend)
-        self._engine = backend.engine
+        self._storage = backend
+        self._seen: dict[int, _Seen] = {}
+
+    def delete_study(self, study_id: int) -> None:
+        """Delete a study; see `optuna.storages.BaseStorage`."""
+        self._seen.pop(study_id, None)
+        super().delete_study(study_id)
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:
         """The trials in these states, by number; see `optuna.storages.BaseStorage`."""
-        if states is None or any(state in states for state in TrialState if not state.is_finished()):
-            return super().get_all_trials(study_id, deepcopy, states)
+        wanted = _ALL if states is None else frozenset(state for state in TrialState if state in states)
+        if study_id not in self._studies:
+            self.get_study_name_from_id(study_id)  # KeyError if there is no such study
         with self._lock:
-            study = self._studies.setdefault(study_id, _StudyInfo())
-            self._read_finished(study_id, study)
-            found = sorted(number for number, trial in study.trials.items() if trial.state in states)
-            trials = [study.trials[number] for number in found]
+            seen = self._seen.setdefault(study_id, _Seen())
+            unfinished = self._look(study_id, seen, wanted)
+            trials = seen.finished_in(wanted)
+        for trial in unfinished:
+            bisect.insort(trials, trial, key=_number)
         return copy.deepcopy(trials) if deepcopy else trials
 
-    def _read_finished(self, study_id: int, study: _StudyInfo) -> None:
-        """Bring the trials that have finished since the last look into the cache."""
-        known = {
-            trial._trial_id  # noqa: SLF001 - Optuna has no public name for it
-            for trial in study.trials.values()
-            if trial.state.is_finished()
-        }
-        new = self._finished_ids(study_id, study) - known
-        if not new:
-            return
-        # The mark up to which all trials are known stays: running ones in between have not been looked at.
-        trials = self._backend._get_trials(  # noqa: SLF001
-            study_id, states=None, included_trial_ids=new, trial_id_greater_than=_MAX_ID
+    def _look(self, study_id: int, seen: "_Seen", wanted: frozenset[TrialState]) -> list[FrozenTrial]:
+        """Take in what has finished since the last look; the unfinished trials in the wanted states."""
+        rows, trials = self._storage.read_changes(
+            study_id, after=seen.last_id, among=seen.unfinished, states=wanted | _FINISHED
         )
         self._add_trials_to_cache(study_id, trials)
-        study.unfinished_trial_ids -= new
-
-    def _finished_ids(self, study_id: int, study: _StudyInfo) -> set[int]:
-        query = sa.select(_TRIALS.c.trial_id).where(
-            _TRIALS.c.study_id == study_id,
-            _TRIALS.c.state.in_(_FINISHED),
-            _later_or_among(study.last_finished_trial_id, study.unfinished_trial_ids),
-        )
-        with self._engine.connect() as connection:
-            return set(connection.execute(query).scalars())
+        seen.take_in(rows, [trial for trial in trials if trial.state.is_finished()])
+        return [trial for trial in trials if not trial.state.is_finished()]
 
 
-_MAX_ID = 2**31 - 1
+class _Seen:
+    """What is known of a study's trials.
+
+    Attributes:
+        last_id: All trials up to this id have been looked at. Whoever adds a trial holds the study's row lock
+            until the commit, so ids become visible in their order.
+        unfinished: Those among them that had not finished then.
+    """
+
+    def __init__(self) -> None:
+        self.last_id = -1
+        self.unfinished: set[int] = set()
+        self._finished: dict[frozenset[TrialState], list[FrozenTrial]] = {_FINISHED: []}
+
+    def take_in(self, rows: Iterable[TrialRow], finished: Iterable[FrozenTrial]) -> None:
+        """Note a look at these rows, and the trials that were found finished."""
+        for row in rows:
+            self.last_id = max(self.last_id, row.trial_id)
+            if row.state.is_finished():
+                self.unfinished.discard(row.trial_id)
+            else:
+                self.unfinished.add(row.trial_id)
+        for trial in finished:
+            for states, trials in self._finished.items():
+                if trial.state not in states:
+                    continue
+                if not trials or trials[-1].number < trial.number:  # all of them, when a study is opened
+                    trials.append(trial)
+                else:
+                    bisect.insort(trials, trial, key=_number)
+
+    def finished_in(self, states: frozenset[TrialState]) -> list[FrozenTrial]:
+        """The finished trials in these states, by number; the list is the caller's."""
+        states &= _FINISHED
+        if states not in self._finished:  # kept from now on: whoever asks will ask again
+            every = self._finished[_FINISHED]
+            self._finished[states] = [trial for trial in every if trial.state in states]
+        return self._finished[states].copy()
 
 
-def _later_or_among(last: int, ids: Collection[int]) -> sa.ColumnElement[bool]:
-    return sa.or_(_TRIALS.c.trial_id > last, _TRIALS.c.trial_id.in_(ids))
+def _number(trial: FrozenTrial) -> int:
+    return trial.number

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Final
 
 import optuna
-from optuna.pruners import NopPruner
 
+from hpo.reports import PRUNED_ATTR, LateReports, Reports
 from trainer.callback import Callback, TrainerView
 from trainer.state import DIVERGED, PRUNED
-
-PRUNED_ATTR: Final = "hpo:pruned_at"
 
 
 class PrunerCallback(Callback):
@@ -25,17 +22,20 @@ class PrunerCallback(Callback):
     Args:
         trial: The running trial.
         metric: The metric to report, at step = number of finished epochs.
+        background: Report beside the training. A decision is then acted on one epoch late, or at the run's end.
 
     Raises:
-        optuna.TrialPruned: From ``on_epoch_end``, or from ``on_fit_start`` where a decision made before is due.
+        optuna.TrialPruned: From ``on_epoch_end``; from ``on_fit_start`` where a decision made before is due; from
+            ``on_fit_end`` for a late one about the last epoch.
     """
 
     priority = 85
 
-    def __init__(self, trial: optuna.Trial, metric: str) -> None:
+    def __init__(self, trial: optuna.Trial, metric: str, *, background: bool = False) -> None:
         self.trial = trial
         self.metric = metric
         self.reads = (metric,)
+        self._reports = LateReports(trial) if background else Reports(trial)
         self._asked = 0
         self._decided: int | None = None
 
@@ -48,7 +48,7 @@ class PrunerCallback(Callback):
             if value is None:  # validation was skipped
                 continue
             if step not in stored or not _same(stored[step], value):
-                self._report(step, value)
+                self._reports.store(step, value)
         self._asked = max(stored, default=0) - 1
         self._decided = frozen.user_attrs.get(PRUNED_ATTR)
         if self._decided is not None and trainer.state.epoch >= self._decided:
@@ -60,24 +60,24 @@ class PrunerCallback(Callback):
         value = state.metric(self.metric)
         if value is None:
             return
-        self._report(state.epoch, value)
-        if self._decided is not None:
-            # The checkpoint lay before the epoch it was pruned at: it gets there again, and is not asked about.
-            if state.epoch >= self._decided:
-                self._prune(trainer)
-            return
-        if state.stop_reason == DIVERGED or state.epoch <= self._asked:
-            return
-        if isinstance(self.trial.study.pruner, NopPruner) or not self.trial.should_prune():
-            return
-        self.trial.set_user_attr(PRUNED_ATTR, state.epoch)
-        self._prune(trainer)
+        # With a decision the checkpoint lay before the epoch of it: the trial gets there again, and ends.
+        ask = self._decided is None and state.stop_reason != DIVERGED and state.epoch > self._asked
+        decided = self._reports.send(state.epoch, value, ask=ask)
+        if decided or (self._decided is not None and state.epoch >= self._decided):
+            self._prune(trainer)
 
-    def _report(self, step: int, value: float) -> None:
-        # Not trial.report: that keeps the first value of a step, with a warning. As it does, the value goes
-        # into the trial's own copy too, which is what pruners are shown.
-        self.trial.storage.set_trial_intermediate_value(self.trial._trial_id, step, value)  # noqa: SLF001
-        self.trial._cached_frozen_trial.intermediate_values[step] = value  # noqa: SLF001
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002 - the hook's signature
+        """Store what is under way; the error outranks a decision to prune."""
+        self._reports.finish()
+
+    def on_fit_end(self, trainer: TrainerView) -> None:
+        """Store what is under way; the last epoch may have been one to prune at."""
+        if self._reports.finish():
+            self._prune(trainer)
+
+    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
+        """End the thread, if there is one."""
+        self._reports.close()
 
     def _prune(self, trainer: TrainerView) -> None:
         trainer.state.stop(PRUNED)

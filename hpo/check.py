@@ -8,6 +8,7 @@ from typing import Any
 
 from hpo.config import StudySpec
 from hpo.errors import InputError
+from hpo.filesystems import network_warning
 from hpo.paths import Keys, join_path, lookup, same, split_path, suggest_name
 from hpo.schema import FREE_SECTIONS, SCHEDULER_KEYS
 from hpo.schema_space import CategoricalParam
@@ -37,7 +38,7 @@ def check_spec(
         search: Also check what the search space may set; otherwise the base config must be complete alone.
 
     Returns:
-        Warnings: what can't be told before it runs.
+        Warnings: what can't be told before it runs, and a database in a dangerous place.
 
     Raises:
         InputError: A target can't be imported, or does not fit its arguments.
@@ -45,7 +46,8 @@ def check_spec(
     space = SearchSpace.from_spec(spec) if search else None
     checker = _Checker(spec, TargetResolver(spec.folder), space, dict(callbacks or {}))
     checker.check(known_callbacks=callbacks is not None)
-    return checker.warnings
+    danger = network_warning(spec.storage_url)
+    return checker.warnings if danger is None else [*checker.warnings, danger]
 
 
 def recorded_metrics(spec: StudySpec, extra: Collection[str] = ()) -> list[str]:

@@ -19,6 +19,7 @@ from optuna.storages._rdb import models
 from hpo import ledger
 from hpo.errors import InputError, StudyError
 from hpo.guarded import SINGLE
+from hpo.outage import DatabaseAwayError, DatabaseError, first_line, tell_outages
 
 # The head of Optuna 5.0's migrations. Asking Optuna for it loads every migration script.
 OPTUNA_REVISION = "v3.2.0.a"
@@ -87,8 +88,11 @@ def engine_kwargs(url: sa.URL) -> dict[str, Any]:
         return {"connect_args": connect, "pool_events": [(_tune_sqlite, "connect")]}
     # A worker's threads (training, heartbeat, background writes) need few of the server's connections.
     small = {"pool_pre_ping": True, "pool_size": 2, "max_overflow": 4, "pool_recycle": 1800}
-    timeout = {"connect_timeout": _CONNECT_SECONDS}
+    timeout: dict[str, int] = {"connect_timeout": _CONNECT_SECONDS}
     if backend == "mysql":
+        if "unix_socket" in url.query:
+            # Nobody listens in there; the driver would read the system's certificates for each connection.
+            timeout["ssl_disabled"] = True
         # The default REPEATABLE READ locks gaps between rows: deadlocks among inserting workers.
         return small | {"connect_args": timeout, "isolation_level": "READ COMMITTED"}
     return small | {"connect_args": timeout}
@@ -135,14 +139,15 @@ def explained(url: sa.URL) -> Iterator[None]:
     except sa.exc.NoSuchModuleError:
         problem = f"unknown driver {url.drivername!r}"
         raise InputError(problem, path="storage", value=shown, fix=_EXAMPLES) from None
-    except (sa.exc.DBAPIError, optuna.exceptions.StorageInternalError, OSError) as error:
-        raise StudyError(f"{shown}: can't open the database: {_first_line(error)}") from error
+    except DatabaseError:
+        raise
+    except (sa.exc.DBAPIError, optuna.exceptions.StorageInternalError, DatabaseAwayError, OSError) as error:
+        raise StudyError(f"{shown}: can't open the database: {_cause(error)}") from error
 
 
-def _first_line(error: BaseException) -> str:
+def _cause(error: BaseException) -> str:
     cause = error.__cause__ if isinstance(error, optuna.exceptions.StorageInternalError) else error
-    original = getattr(cause, "orig", None) or cause or error
-    return next(iter(str(original).strip().splitlines()), type(original).__name__)
+    return first_line(getattr(cause, "orig", None) or cause or error)
 
 
 def has_schema(url: sa.URL) -> bool:
@@ -150,8 +155,10 @@ def has_schema(url: sa.URL) -> bool:
 
     Raises:
         StudyError: Optuna's tables are of another version.
+        DatabaseAwayError: It can't be reached, or not now.
     """
     engine = sa.create_engine(url, **engine_kwargs(url))
+    tell_outages(engine, display_url(url.render_as_string(hide_password=False)))
     try:
         with engine.connect() as conn:
             if not sa.inspect(conn).has_table(ledger.ATTEMPTS.name):

@@ -57,7 +57,7 @@ class Failures:
                 self._succeeded = True
 
     def died(self, verdict: Verdict) -> None:
-        """Take note of a worker that is gone.
+        """Take note of a worker that is gone without having got on.
 
         Raises:
             StudyError: Too many have died with no trial finished in between.

@@ -242,8 +242,9 @@ def _best_checkpoint(opened: OpenStudy, number: int) -> dict[str, Any]:
     epoch = newest and best_epoch(newest[1]["state"]["history"], opened.spec.study.metric, mode)
     found = find_checkpoint(folders, epoch) if epoch else None
     if found is None:
-        raise StudyError(
-            f"trial {number} has no readable checkpoint of its best epoch\n"
-            "  fix: train it anew with `--from-scratch`"
-        )
+        made = any(folder.is_dir() for folder in folders)
+        problem = "has no readable checkpoint of its best epoch"
+        if made and not list_checkpoints(folders):
+            problem = "has no checkpoints any more: `hpo clean` or study.disk_quota has removed them"
+        raise StudyError(f"trial {number} {problem}\n  fix: train it anew with `--from-scratch`")
     return found[1]

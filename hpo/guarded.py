@@ -15,7 +15,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from hpo.ledger import ATTEMPTS
 
-# An execution option: the statement is a transaction of its own, SQLite needs no BEGIN around it.
+# An execution option: each statement is a transaction of its own, SQLite needs no BEGIN around it.
 SINGLE = "hpo_single"
 
 _TRIALS = cast("sa.Table", TrialModel.__table__)
@@ -54,7 +54,7 @@ def guarded_insert(
         else:
             insert = insert.on_conflict_do_nothing(index_elements=index)
     # Without preserve_rowcount PostgreSQL's driver answers -1, and a refusal would pass unseen.
-    statement: sa.Executable = insert.inline().execution_options(preserve_rowcount=True, **{SINGLE: True})
+    statement: sa.Executable = insert.inline().execution_options(preserve_rowcount=True)
     return statement
 
 

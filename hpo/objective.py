@@ -85,7 +85,7 @@ class TrialRun:
         builder: Builds the trainer.
         device: Where to train.
         request: What others want of this worker.
-        pulse: Called after each batch.
+        pulse: Called with the number of finished epochs after each batch.
     """
 
     opened: OpenStudy
@@ -93,7 +93,7 @@ class TrialRun:
     builder: Builder
     device: torch.device
     request: StopRequest
-    pulse: Callable[[], None]
+    pulse: Callable[[int], None]
     _trainer: Trainer | None = None
     _failure: _Failure | None = None
     _parts: int = 1
@@ -183,7 +183,7 @@ class TrialRun:
         bridge = [
             Watch(self.request, self.trial.number, self._id, self.pulse),
             MicroBatches(self._parts),
-            PrunerCallback(self.trial, spec.study.metric),
+            PrunerCallback(self.trial, spec.study.metric, background=spec.study.background_reports),
         ]
         trainer = self._trainer = self.builder.trainer(
             cut(config, self._parts),

@@ -1,21 +1,30 @@
-"""What a study has come to, as plain data: the JSON of `status`, `best` and `trials`."""
+"""What a study has come to, as plain data: the JSON of `status`, `best` and `trials`.
+
+All of it is read from the database: Optuna's tables, and the ledger beside them.
+"""
 
 from __future__ import annotations
 
 import math
+import time
+from collections import defaultdict
+from datetime import UTC, datetime
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo import ledger
 from hpo.budget import IMPORTED_ATTR
 from hpo.errors import StudyError
-from hpo.outcome import BEST_ATTR, Outcome, finite, outcome_of
+from hpo.ledger import Attempt
+from hpo.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, finite, outcome_of
+from hpo.storage import REASON_ATTR
 from hpo.study import OpenStudy
 
 
 def study_status(opened: OpenStudy) -> dict[str, Any]:
-    """Counts by state and outcome, and the best trial (None before there is one)."""
-    trials = _trials(opened)
+    """Counts by state and outcome, the best trial (None before there is one), and who runs what."""
+    trials = own_trials(opened)
     outcomes = dict.fromkeys(map(str, Outcome), 0)
     for trial in trials:
         if trial.state.is_finished():
@@ -29,7 +38,30 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
         "waiting": sum(trial.state == TrialState.WAITING for trial in trials),
         "outcomes": outcomes,
         "best": None if best is None else _described(opened, best),
+        "running_trials": running_trials(opened),
     }
+
+
+def running_trials(opened: OpenStudy) -> list[dict[str, Any]]:
+    """One entry a running trial: its attempt, whose it is, and when that was last heard of (seconds ago).
+
+    All but the number is None for a trial that runs without a lease, as one of another tool does.
+    """
+    with opened.storage.engine.connect() as conn:
+        running = ledger.running_trials(conn, opened.study_id)
+    now = time.time()
+    return [
+        {
+            "trial": trial.number,
+            "attempt": lease.attempt if lease else None,
+            "worker": lease.worker if lease else None,
+            "host": lease.host if lease else None,
+            "device": lease.device if lease else None,
+            "last_beat_s": max(0.0, now - lease.beat_at) if lease else None,
+        }
+        for trial in running
+        for lease in (trial.lease,)
+    ]
 
 
 def study_best(opened: OpenStudy) -> dict[str, Any]:
@@ -45,7 +77,13 @@ def study_best(opened: OpenStudy) -> dict[str, Any]:
 
 
 def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
-    """One entry a trial, in the order of their numbers."""
+    """One entry a trial, in the order of their numbers; with what its attempts were, the first one first.
+
+    The reason and the traceback are those of a failed trial, None for any other. The worker and the device are
+    the last attempt's.
+    """
+    with opened.storage.engine.connect() as conn:
+        attempts = _by_trial(ledger.attempts(conn, opened.study_id))
     return [
         {
             "trial": trial.number,
@@ -55,20 +93,66 @@ def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
             "epochs": trial.last_step or 0,
             "seed": opened.trial_seed(trial.number),
             "duration_s": trial.duration.total_seconds() if trial.duration else None,
+            **_cause(trial),
+            **_history(attempts[trial._trial_id]),  # noqa: SLF001 - Optuna has no public name for it
         }
-        for trial in _trials(opened)
+        for trial in own_trials(opened)
     ]
+
+
+def _by_trial(attempts: list[Attempt]) -> defaultdict[int, list[Attempt]]:
+    found: defaultdict[int, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        found[attempt.trial_id].append(attempt)
+    return found
+
+
+def _cause(trial: FrozenTrial) -> dict[str, Any]:
+    """Why a trial failed. What a lost attempt left on a trial that ended well later is not about its end."""
+    attrs = trial.user_attrs if trial.state == TrialState.FAIL else {}
+    return {"reason": attrs.get(REASON_ATTR), "traceback": attrs.get(TRACEBACK_ATTR)}
+
+
+def _history(attempts: list[Attempt]) -> dict[str, Any]:
+    last = attempts[-1] if attempts else None
+    return {
+        "worker": last.worker if last else None,
+        "device": last.device if last else None,
+        "attempts": [
+            {
+                "attempt": each.attempt,
+                "worker": each.worker,
+                "host": each.host,
+                "device": each.device,
+                "started": _instant(each.started_at),
+                "ended": _instant(each.ended_at),
+                "outcome": each.outcome,
+                "reason": each.reason,
+            }
+            for each in attempts
+        ],
+    }
+
+
+def _instant(seconds: float | None) -> str | None:
+    """A time as ISO 8601 has it, in UTC."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
 def best_trial(opened: OpenStudy) -> FrozenTrial | None:
     """The complete trial with the best value, the earliest of equals; a diverged one is never it."""
+    return next(iter(ranked_trials(opened)), None)
+
+
+def ranked_trials(opened: OpenStudy) -> list[FrozenTrial]:
+    """The complete trials, the best value first, the earlier of equals first; diverged ones are not among them."""
     sign = 1 if opened.spec.study.direction == "minimize" else -1
     complete = [
         trial
-        for trial in _trials(opened)
+        for trial in own_trials(opened)
         if outcome_of(trial) == Outcome.COMPLETE and trial.value is not None and math.isfinite(trial.value)
     ]
-    return min(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number), default=None)
+    return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
 
 
 def trial_value(opened: OpenStudy, trial: FrozenTrial) -> float | None:
@@ -93,6 +177,6 @@ def _described(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     }
 
 
-def _trials(opened: OpenStudy) -> list[FrozenTrial]:
+def own_trials(opened: OpenStudy) -> list[FrozenTrial]:
     """The study's own trials; imported ones are the samplers' business only."""
     return [trial for trial in opened.study.get_trials(deepcopy=False) if IMPORTED_ATTR not in trial.system_attrs]

@@ -18,6 +18,7 @@ from optuna.trial import TrialState
 
 from hpo import ledger
 from hpo.budget import BUDGET_ATTR
+from hpo.outage import patient
 from hpo.storage import OUTCOME_ATTR, REASON_ATTR, StudyStorage
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Settled:
     reason: str
 
 
+@patient
 def requeue_dead(
     storage: StudyStorage, study_id: int, *, grace: float = 60.0, max_retries: int = 3, dry_run: bool = False
 ) -> list[Settled]:
@@ -89,6 +91,7 @@ def requeue_dead(
     return _settle_all(storage, dead, GONE, max_retries, dry_run=dry_run)
 
 
+@patient
 def settle_process(
     storage: StudyStorage, study_id: int, pid: int, verdict: Verdict, *, max_retries: int = 3
 ) -> list[Settled]:

@@ -66,7 +66,7 @@ class Watch(Callback):
         request: What others want.
         number: The trial.
         trial_id: Optuna's id of it.
-        pulse: Called after each batch, of training or validation.
+        pulse: Called with the number of finished epochs after each batch, of training or validation.
 
     Raises:
         LeaseLostError: From the hook after a training batch, when another attempt has the trial.
@@ -74,7 +74,7 @@ class Watch(Callback):
 
     priority = 0
 
-    def __init__(self, request: StopRequest, number: int, trial_id: int, pulse: Callable[[], None]) -> None:
+    def __init__(self, request: StopRequest, number: int, trial_id: int, pulse: Callable[[int], None]) -> None:
         self._request = request
         self._number = number
         self._trial_id = trial_id
@@ -82,10 +82,10 @@ class Watch(Callback):
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Show life, and look whether the run is to end."""
-        self._pulse()
+        self._pulse(trainer.state.epoch)
         if self._request.stops(self._number, self._trial_id):
             trainer.state.stop(INTERRUPTED, now=True)
 
-    def on_validation_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+    def on_validation_batch_end(self, trainer: TrainerView) -> None:
         """Show life."""
-        self._pulse()
+        self._pulse(trainer.state.epoch)

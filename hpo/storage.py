@@ -7,14 +7,14 @@ workers need:
 * a trial becomes RUNNING together with its owner's lease (`hpo.ledger`), in one transaction;
 * an owner's write checks the lease in its own transaction, so a requeued trial's old owner can change nothing.
 
-Sessions are thread-local and one transaction long. Optuna's methods open theirs from ``self.scoped_session``; a
-check that must share the transaction runs on that session first, and Optuna's method then commits both.
+Every operation waits for a database that is away (`hpo.outage`). Where the connection broke while an operation was
+being committed, the next try finds in the ledger what the last one has done.
 """
 
+import functools
 import json
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -23,20 +23,20 @@ from optuna.distributions import (
     check_distribution_compatibility,
     distribution_to_json,
 )
-from optuna.exceptions import StorageInternalError
-from optuna.storages import RDBStorage
+from optuna.exceptions import DuplicatedStudyError
 from optuna.storages._rdb import models
-from optuna.storages._rdb.storage import _create_scoped_session
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import orm
 
 from hpo import database, ledger
-from hpo.budget import BUDGET_ATTR, IMPORTED_ATTR, marked, refuse_beyond_budget
+from hpo.budget import BUDGET_ATTR, IMPORTED_ATTR, insert_running, marked, refuse_beyond_budget
 from hpo.database import display_url
 from hpo.errors import LeaseLostError, StudyError
 from hpo.guarded import guarded_insert
 from hpo.ledger import Owner
+from hpo.outage import Patience, all_patient
+from hpo.reader import ReadingStorage
 
 __all__ = [
     "BUDGET_ATTR",
@@ -58,14 +58,15 @@ _REPORTS = cast("sa.Table", models.TrialIntermediateValueModel.__table__)
 _SYSTEM_ATTRS = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
 
 
-class _Local(threading.local):
-    """What belongs to the transaction that the current thread is in."""
+class _Claim(threading.local):
+    """What the current thread's operation has claimed, whether or not that has been committed."""
 
-    writing = 0
-    claimed: int | None = None
+    trial_id: int | None = None
+    attempt: int | None = None
 
 
-class StudyStorage(RDBStorage):
+@all_patient
+class StudyStorage(ReadingStorage):
     """Optuna's storage with a budget, leases and fencing; made by `open_storage`.
 
     Args:
@@ -76,56 +77,26 @@ class StudyStorage(RDBStorage):
 
     def __init__(self, url: str, owner: Owner | None = None) -> None:
         self.owner = owner
-        self._local = _Local()
+        self._claim = _Claim()
         self._held: dict[int, int] = {}
         self._outcomes: dict[int, str] = {}
-        # Optuna fills {SCHEMA_VERSION} in; a password may well hold a brace.
-        template = url.replace("{", "{{").replace("}", "}}")
-        super().__init__(
-            template,
-            database.engine_kwargs(sa.make_url(url)),
-            skip_compatibility_check=True,
-            skip_table_creation=True,
-        )
-        if self.engine.dialect.name == "sqlite":
-            database.begin_immediate(self.engine, self._local)
+        super().__init__(url)
 
     def __reduce__(self) -> tuple[type["StudyStorage"], tuple[str]]:
         """A copy in another process opens its own connections, and owns nothing."""
         return (StudyStorage, (self.url,))
 
-    def close(self) -> None:
-        """Close all connections; the storage opens new ones when it is used again."""
-        self.scoped_session.remove()
-        self.engine.dispose()
-
-    # ------------------------------------------------------------------ transactions
-
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        """Make the transactions begun inside take SQLite's write lock with their first statement.
-
-        Optuna reads before it writes. A transaction that has read on SQLite can't become a writer once another
-        process has written: it fails at once, whatever the busy timeout.
-        """
-        self._local.writing += 1
-        try:
-            yield
-        finally:
-            self._local.writing -= 1
-
-    @contextmanager
-    def transaction(self) -> Iterator[orm.Session]:
-        """A writing transaction on this thread's session; Optuna's methods called inside join and end it."""
-        with self._writing(), _create_scoped_session(self.scoped_session) as session:
-            yield session
-
     # ------------------------------------------------------------------ studies
 
     def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
         """Create a study; DuplicatedStudyError where the name is taken."""
-        with self._writing():
-            return super().create_new_study(directions, study_name)
+        try:
+            with self._writing():
+                return super().create_new_study(directions, study_name)
+        except DuplicatedStudyError:
+            if not self.patience.tries or study_name is None:
+                raise
+            return self.get_study_id_from_name(study_name)  # by the last try, as far as anybody can tell
 
     def delete_study(self, study_id: int) -> None:
         """Delete a study with its trials and their attempts."""
@@ -153,23 +124,38 @@ class StudyStorage(RDBStorage):
         template = template_trial
         if template is not None:
             template = marked(template, budgeted=BUDGET_ATTR in self.get_study_user_attrs(study_id))
-        self._local.claimed = None
+        if not self.patience.tries:
+            self._claim.trial_id = self._claim.attempt = None
         with self._writing():
             trial = super()._create_new_trial(study_id, template)
-        if self._local.claimed is not None:
-            self._held[trial._trial_id] = self._local.claimed  # noqa: SLF001 - the id has no public name
+        if self._claim.attempt is not None:
+            self._held[trial._trial_id] = self._claim.attempt  # noqa: SLF001 - the id has no public name
         return trial
 
     def _get_prepared_new_trial(
         self, study_id: int, template_trial: FrozenTrial | None, session: orm.Session
     ) -> models.TrialModel:
         """Optuna's insertion, after the study's row has been locked, with our conditions in its transaction."""
-        if template_trial is None or not template_trial.state.is_finished():
-            refuse_beyond_budget(session, study_id)
-        trial = super()._get_prepared_new_trial(study_id, template_trial, session)
+        if self._claimed_before(session, self._claim.trial_id):
+            return models.TrialModel.find_or_raise_by_id(cast("int", self._claim.trial_id), session)
+        if template_trial is None:
+            trial = insert_running(session, study_id, refuse_beyond_budget(session, study_id))
+        else:
+            if not template_trial.state.is_finished():
+                refuse_beyond_budget(session, study_id)
+            trial = super()._get_prepared_new_trial(study_id, template_trial, session)
+        self._claim.trial_id = cast("int", trial.trial_id)
         if self.owner is not None and trial.state == TrialState.RUNNING:
-            self._local.claimed = ledger.claim(session, cast("int", trial.trial_id), self.owner)
+            self._claim.attempt = ledger.claim(session, self._claim.trial_id, self.owner)
         return trial
+
+    def _claimed_before(self, session: orm.Session, trial_id: int | None) -> bool:
+        """Whether an earlier try of this operation has got the trial after all."""
+        if trial_id is None or not self.patience.tries:
+            return False
+        if self.owner is None or self._claim.attempt is None:  # without a lease only the id tells; it is new
+            return session.get(models.TrialModel, trial_id) is not None
+        return ledger.is_held_by(session, trial_id, self._claim.attempt, self.owner)
 
     # ------------------------------------------------------------------ fenced writes
 
@@ -211,11 +197,8 @@ class StudyStorage(RDBStorage):
         parameters["trial"] = trial_id
         if fenced:
             parameters["attempt"] = attempt
-        try:
-            with self.engine.begin() as conn:
-                written = conn.execute(statement, parameters).rowcount
-        except sa.exc.SQLAlchemyError as error:
-            raise StorageInternalError(f"trial {trial_id} couldn't be written to: {error}") from error
+        with self.single_statements() as conn:
+            written = conn.execute(statement, parameters).rowcount
         if written == 0:
             self._explain_refusal(trial_id)
 
@@ -298,14 +281,16 @@ class StudyStorage(RDBStorage):
         self._release(trial_id, TrialState.WAITING, None, reason)
 
     def _take(self, trial_id: int, values: Sequence[float] | None) -> bool:
-        attempt: int | None = None
+        if not self.patience.tries:
+            self._claim.attempt = None
         with self.transaction() as session:
             query = sa.select(_TRIALS.c.state).where(_TRIALS.c.trial_id == trial_id).with_for_update()
+            won = self._claim.attempt is not None and self._claimed_before(session, trial_id)
             if self.owner is not None and session.execute(query).scalar() == TrialState.WAITING:
-                attempt = ledger.claim(session, trial_id, self.owner)
-            won = super().set_trial_state_values(trial_id, TrialState.RUNNING, values)
-        if won and attempt is not None:
-            self._held[trial_id] = attempt
+                self._claim.attempt = ledger.claim(session, trial_id, self.owner)
+            won = won or super().set_trial_state_values(trial_id, TrialState.RUNNING, values)
+        if won and self._claim.attempt is not None:
+            self._held[trial_id] = self._claim.attempt
         return won
 
     def _release(
@@ -322,6 +307,9 @@ class StudyStorage(RDBStorage):
                     self._fence(session, trial_id)
                     ledger.end_open(session, trial_id, outcome)
                 elif not ledger.end(session, trial_id, attempt, outcome, reason):
+                    if self.patience.tries and ledger.has_ended_as(session, trial_id, attempt, outcome):
+                        self._outcomes.pop(trial_id, None)
+                        return True  # an earlier try has been stored after all
                     raise _lease_lost(trial_id)  # noqa: TRY301 - the lease is put back all the same
                 done = super().set_trial_state_values(trial_id, state, values)
             except BaseException:
@@ -358,7 +346,8 @@ def open_storage(url: str, *, create: bool, owner: Owner | None = None) -> Study
         url: ``sqlite:///file``, ``postgresql://…`` or ``mysql://…``.
         create: Make the database's folder and tables where they are missing; the main process does so before
             any worker starts.
-        owner: On whose behalf this process runs trials; None for one that doesn't.
+        owner: On whose behalf this process runs trials; None for one that doesn't. It waits for a database that
+            is away: the main process has seen it.
 
     Raises:
         InputError: The URL can't be used.
@@ -372,8 +361,14 @@ def open_storage(url: str, *, create: bool, owner: Owner | None = None) -> Study
     with database.explained(parsed):
         if file is not None and create:
             file.parent.mkdir(parents=True, exist_ok=True)
-        if not database.has_schema(parsed):
-            if not create:
-                raise StudyError(f"{shown}: the database holds no study\n  fix: `hpo run` makes it")
-            database.create_schema(parsed)
-        return StudyStorage(parsed.render_as_string(hide_password=False), owner)
+        reach = functools.partial(_reach, parsed, owner, create=create)
+        return reach() if owner is None else Patience(shown).run(reach)
+
+
+def _reach(url: sa.URL, owner: Owner | None, *, create: bool) -> StudyStorage:
+    text = url.render_as_string(hide_password=False)
+    if not database.has_schema(url):
+        if not create:
+            raise StudyError(f"{display_url(text)}: the database holds no study\n  fix: `hpo run` makes it")
+        database.create_schema(url)
+    return StudyStorage(text, owner)

@@ -22,7 +22,7 @@ from hpo.notice import Notice
 from hpo.recovery import LOST, STOPPED, Settled, Verdict
 from hpo.study import OpenStudy
 from hpo.upkeep import Upkeep
-from hpo.worker import Message, Pulse, Started, Stop, WorkerOrder, work
+from hpo.worker import ADVANCED, BEAT, Message, Pulse, Started, Stop, WorkerOrder, work
 
 #: Seconds between two looks at limits.
 _TICK: Final = 1.0
@@ -132,7 +132,7 @@ class Supervisor:
         ours, theirs = self._context.Pipe()
         log = self._opened.spec.output_dir / "logs" / f"{socket.gethostname()}-{label}.log"
         order = WorkerOrder(self._opened.spec, label, slot, log)
-        pulse = self._context.RawValue("d", 0.0)
+        pulse = self._context.RawArray("d", 2)
         # Not a daemon: those may not have DataLoader workers.
         process = self._context.Process(target=work, args=(order, theirs, pulse), name=label, daemon=False)
         struck = oom_kills()
@@ -195,13 +195,14 @@ class Supervisor:
             reason = death_of(child.process.exitcode, child.struck_before)
             verdict = child.killed_for or Verdict(LOST, reason)
             self._upkeep.settle(child.label, child.pid, verdict)
-            if self._ending is Ending.DONE:
+            # One that got on with its trial before it was taken from us (a machine that is lent) is no fault.
+            if self._ending is Ending.DONE and not child.pulse[ADVANCED]:
                 self._failures.died(verdict)
         self._refill()
 
     def _hold_to_limits(self, child: _Child, running: Running, now: float) -> None:
         if running.verdict is None:
-            idle = now - max(running.since, child.pulse.value)
+            idle = now - max(running.since, child.pulse[BEAT])
             running.verdict = self._limits.broken(child.pid, spent_s=running.spent(now), idle_s=idle)
             if running.verdict is not None:
                 running.kill_at = now + self._grace

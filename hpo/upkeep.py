@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Final, TypeVar
 
-import sqlalchemy as sa
-from optuna.exceptions import StorageInternalError
 from optuna.trial import TrialState
 
+from hpo.errors import StudyError
 from hpo.notice import Notice
+from hpo.outage import DatabaseAwayError
 from hpo.recovery import Settled, Verdict, settle_process
+from hpo.retention import enforce_quota
 from hpo.study import OpenStudy
 
 #: Seconds between two looks at most.
 _LOOK: Final = 10.0
+#: The quota's walk through the folders takes no more than one part in so many of the time.
+_QUOTA_SHARE: Final = 10
 #: Looks in the time after which a silent worker elsewhere counts as dead.
 _LOOKS: Final = 6
 
@@ -33,7 +37,8 @@ class Upkeep:
         self._opened = opened
         self._tell = tell
         self._interval = min(_LOOK, opened.spec.study.lost_after / _LOOKS)
-        self._next_look = 0.0
+        self._next_look = self._next_quota = 0.0
+        self._over_quota = False
         self._unsettled: list[tuple[str, int, Verdict]] = []
         self._away = False
         self._waiting_for = 0
@@ -51,6 +56,9 @@ class Upkeep:
         self._try(self._settle_all)
         for settled in self._try(self._opened.requeue_dead) or ():
             self._tell("", settled)
+        if now >= self._next_quota:
+            self._try(self._keep_to_quota)
+            self._next_quota = now + _QUOTA_SHARE * (time.monotonic() - now)
 
     def claimable(self) -> int:
         """How many trials a worker could take now; 0 as long as nobody can tell."""
@@ -66,6 +74,19 @@ class Upkeep:
             self._waiting_for = running
         return running is None or running > 0 or self.claimable() > 0
 
+    def _keep_to_quota(self) -> None:
+        try:
+            report = enforce_quota(self._opened)
+        except DatabaseAwayError:
+            raise
+        except StudyError as error:  # a file that can't be removed
+            said, over = str(error), True
+        else:
+            said, over = str(report or ""), report is not None and report.exceeded
+        if said and not (over and self._over_quota):
+            self._tell("", Notice(said))
+        self._over_quota = over
+
     def _settle_all(self) -> None:
         study = self._opened.spec.study
         while self._unsettled:
@@ -79,11 +100,12 @@ class Upkeep:
 
     def _try(self, chore: Callable[[], T]) -> T | None:
         try:
-            result = chore()
-        except (StorageInternalError, sa.exc.SQLAlchemyError) as error:
+            # Without patience: a supervisor that waited would be deaf to signals and to its workers.
+            with self._opened.storage.patience.whole():
+                result = chore()
+        except DatabaseAwayError as error:
             if not self._away:
-                reason = str(getattr(error.__cause__ or error, "orig", None) or error).strip().partition("\n")[0]
-                self._tell("", Notice(f"the database is away, and waited for: {reason}"))
+                self._tell("", Notice(f"the database is away, and waited for: {error}"))
             self._away = True
             return None
         if self._away:

@@ -86,10 +86,18 @@ class Stop:
 Message = Started | TrialReport | Failed
 
 
-class Pulse(Protocol):
-    """A number in memory shared with the supervisor: the monotonic clock when the worker last got on."""
+#: The monotonic clock when the worker last finished a batch, or took a trial.
+BEAT: Final = 0
+#: 1 when it has finished an epoch of its trial, else 0.
+ADVANCED: Final = 1
 
-    value: float
+
+class Pulse(Protocol):
+    """Two numbers in memory shared with the supervisor, at the places ``BEAT`` and ``ADVANCED``."""
+
+    def __getitem__(self, place: int) -> float: ...
+
+    def __setitem__(self, place: int, value: float) -> None: ...
 
 
 def work(order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse) -> None:
@@ -99,7 +107,7 @@ def work(order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse) -
         order: What to do.
         channel: To the supervisor: messages out, `Stop` in. When it closes, the supervisor is gone, which counts
             as being asked to leave.
-        pulse: Set after each batch.
+        pulse: Shows that the worker gets on.
     """
     request = StopRequest()
     _detach(request)
@@ -161,6 +169,7 @@ class _Worker:
     channel: Connection[Message, Stop]
     request: StopRequest
     pulse: Pulse
+    _from_epoch: int | None = None
 
     def run(self) -> None:
         """Take trials until there are none, or the process is not to be used any more."""
@@ -179,7 +188,8 @@ class _Worker:
             opened.storage.close()
 
     def _train(self, opened: OpenStudy, trial: optuna.Trial, builder: Builder) -> TrialReport:
-        self._beat()
+        self._from_epoch = None
+        self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
         _send(self.channel, Started(trial.number, self._spent(opened, trial)))
         torch.set_num_threads(self.order.slot.threads)
         device = torch.device(self.order.slot.device)
@@ -187,8 +197,12 @@ class _Worker:
         _send(self.channel, report)
         return report
 
-    def _beat(self) -> None:
-        self.pulse.value = time.monotonic()
+    def _beat(self, epoch: int) -> None:
+        self.pulse[BEAT] = time.monotonic()
+        if self._from_epoch is None:
+            self._from_epoch = epoch
+        elif epoch > self._from_epoch:
+            self.pulse[ADVANCED] = 1.0
 
     def _spent(self, opened: OpenStudy, trial: optuna.Trial) -> float:
         if self.order.spec.study.trial_timeout is None:

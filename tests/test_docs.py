@@ -74,3 +74,13 @@ def test_the_examples_run_as_they_are_printed(tmp_path: Path, capsys: pytest.Cap
     trainer.callbacks.add(names["ScaleLoss"]())  # type: ignore[operator]
     assert trainer.fit(data, data).metrics["best_val_loss"] > 0
     assert "LogDispatch" in capsys.readouterr().out
+
+
+def test_the_tests_and_files_that_documents_name_are_there() -> None:
+    named = {
+        (document.name, path)
+        for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+        for path in re.findall(r"\b(?:tests|benchmarks|hpo|trainer|docs)/[\w/]+\.\w+", document.read_text())
+    }
+    assert named
+    assert not {(document, path) for document, path in named if not (ROOT / path).is_file()}

@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import typer
 
-from hpo.cli import manage, run, show, train
+from hpo.cli import care, manage, run, show, train
 from hpo.errors import HpoError
 
 app = typer.Typer(
@@ -17,7 +17,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-for command in (run.run, show.status, show.best, show.trials, train.train, manage.dashboard, manage.delete):
+COMMANDS = (
+    *(run.run, show.status, show.best, show.trials, train.train),
+    *(care.repair, care.retry, care.clean, manage.dashboard, manage.delete),
+)
+for command in COMMANDS:
     app.command()(command)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from optuna.trial import TrialState
 
+from hpo.cli.output import flushed
 from hpo.database import display_url
 from hpo.notice import Notice
 from hpo.objective import TrialReport
@@ -33,12 +34,13 @@ class Reporter:
             self._best = (self._status["best"]["value"], self._status["best"]["trial"])
 
     def begin(self, slots: list[Any]) -> None:
-        """Say what is about to run."""
+        """Say what is about to run; OSError as in `heard`."""
         spec = self._opened.spec
         devices = ", ".join(dict.fromkeys(slot.label for slot in slots))
         before = f", {self._finished} of them done" if self._finished else ""
-        print(f"study {spec.study.name}: {self._total} trials{before}, {len(slots)} workers on {devices}")
-        print(f"storage {display_url(spec.storage_url)}", flush=True)
+        with flushed():
+            print(f"study {spec.study.name}: {self._total} trials{before}, {len(slots)} workers on {devices}")
+            print(f"storage {display_url(spec.storage_url)}")
 
     def heard(self, label: str, message: Message | Settled | Notice) -> None:
         """Print what a worker or the supervisor says.
@@ -46,32 +48,32 @@ class Reporter:
         Raises:
             OSError: Nobody reads it: the terminal or the pipe is closed.
         """
-        if isinstance(message, Notice):
-            print(message.text, file=sys.stderr, flush=True)
-        elif isinstance(message, Failed):
-            print(f"{label} failed{self._why(message.message)}", file=sys.stderr, flush=True)
-        elif isinstance(message, Settled):
-            self._settled(message)
-        elif isinstance(message, TrialReport):
-            self._reported(message)
+        with flushed():
+            if isinstance(message, Notice):
+                print(message.text, file=sys.stderr)
+            elif isinstance(message, Failed):
+                print(f"{label} failed{self._why(message.message)}", file=sys.stderr)
+            elif isinstance(message, Settled):
+                self._settled(message)
+            elif isinstance(message, TrialReport):
+                self._reported(message)
 
     def _settled(self, settled: Settled) -> None:
         if settled.state == TrialState.WAITING:
-            print(f"trial {settled.number} goes on later: {settled.reason}", flush=True)
+            print(f"trial {settled.number} goes on later: {settled.reason}")
             return
         self._finished += 1
-        print(
-            f"{self._count()} trial {settled.number:<4} {settled.outcome}{self._why(settled.reason)}", flush=True
-        )
+        why = self._why(settled.reason)
+        print(f"{self._count()} trial {settled.number:<4} {settled.outcome}{why}")
 
     def _reported(self, report: TrialReport) -> None:
         if report.outcome is None:
             if report.reason:
-                print(f"trial {report.number} goes on later: {report.reason}", flush=True)
+                print(f"trial {report.number} goes on later: {report.reason}")
             return
         self._finished += 1
         self._keep_best(report)
-        print(self._line(report) + self._why(report.reason), flush=True)
+        print(self._line(report) + self._why(report.reason))
 
     def _why(self, reason: str) -> str:
         """The reason on a line of its own; one that has just been shown is not shown again."""

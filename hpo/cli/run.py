@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -55,6 +54,7 @@ def run(
     import optuna
 
     from hpo.cli.console import Reporter, kept_arguments, print_summary, same_command
+    from hpo.cli.output import read_by_others
     from hpo.folders import make_output_folder
     from hpo.study import start_study
 
@@ -63,13 +63,16 @@ def run(
     try:
         make_output_folder(spec)
         reporter = Reporter(opened)
-        reporter.begin(slots)
+        try:
+            reporter.begin(slots)
+        except OSError:  # nobody reads it
+            raise typer.Exit(130) from None
         ending = Supervisor(opened, slots, context, reporter.heard, spec.study.timeout).run()
-        with contextlib.suppress(OSError):  # nobody reads it any more, which has been dealt with
+        with read_by_others():
             arguments = kept_arguments(study, overrides, storage, output_dir)
             print_summary(opened, arguments, ending is Ending.TIMEOUT)
             if ending is Ending.INTERRUPTED:
-                print(f"interrupted; go on with:\n  {same_command()}", file=sys.stderr, flush=True)
+                print(f"interrupted; go on with:\n  {same_command()}", file=sys.stderr)
     finally:
         opened.storage.close()
     if ending is Ending.INTERRUPTED:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.output import read_by_others
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable
 
     from hpo.study import OpenStudy
+
+_REASON_WIDTH = 80
 
 
 def status(
@@ -29,16 +30,28 @@ def status(
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     from hpo.progress import study_status
 
-    data = _looked_up(spec, study_status)
+    data = looked_up(spec, study_status)
     if json_:
-        _print_json(data)
+        print_json(data)
         return
     rows = [("trials", f"{data['finished']} of {data['n_trials']} finished")]
     rows += [(name, str(data[name])) for name in ("running", "waiting") if data[name]]
     rows += [(name, str(count)) for name, count in data["outcomes"].items() if count]
     if data["best"] is not None:
         rows.append(("best", f"trial {data['best']['trial']}, {spec.study.metric} {data['best']['value']:.6g}"))
+    rows += [(f"trial {entry['trial']}", _whose(entry)) for entry in data["running_trials"]]
     _print_table(data["study"], ("", ""), rows)
+
+
+def _whose(entry: dict[str, Any]) -> str:
+    """Who runs a trial, and when that was last heard of."""
+    if entry["attempt"] is None:
+        return "runs without a lease"
+    device = f" ({entry['device']})" if entry["device"] else ""
+    return (
+        f"{entry['worker']} on {entry['host']}{device}, attempt {entry['attempt']}, "
+        f"last beat {entry['last_beat_s']:.0f} s ago"
+    )
 
 
 def best(
@@ -54,9 +67,9 @@ def best(
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     from hpo.progress import study_best
 
-    data = _looked_up(spec, study_best)
+    data = looked_up(spec, study_best)
     if json_:
-        _print_json(data)
+        print_json(data)
         return
     rows = [("trial", str(data["trial"])), (spec.study.metric, _shown(data["value"]))]
     rows += [(name, _shown(value)) for name, value in data["params"].items()]
@@ -77,11 +90,12 @@ def trials(
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     from hpo.progress import study_trials
 
-    data = _looked_up(spec, study_trials)
+    data = looked_up(spec, study_trials)
     if json_:
-        _print_json(data)
+        print_json(data)
         return
     names = list(spec.search_space)
+    told = any(entry["reason"] for entry in data)
     rows = [
         (
             str(entry["trial"]),
@@ -89,14 +103,25 @@ def trials(
             _shown(entry["value"]),
             str(entry["epochs"]),
             _shown(entry["duration_s"], 1),
+            str(len(entry["attempts"])),
+            _shown(entry["worker"] or None),
+            _shown(entry["device"] or None),
             *(_shown(entry["params"].get(name)) for name in names),
+            *([_first_line(entry["reason"])] if told else []),
         )
         for entry in data
     ]
-    _print_table(spec.study.name, ("trial", "outcome", spec.study.metric, "epochs", "s", *names), rows)
+    about = ("trial", "outcome", spec.study.metric, "epochs", "s", "attempts", "worker", "device")
+    _print_table(spec.study.name, (*about, *names, *(["reason"] if told else [])), rows)
 
 
-def _looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
+def _first_line(reason: str | None) -> str:
+    line = (reason or "").partition("\n")[0]
+    return line if len(line) <= _REASON_WIDTH else line[: _REASON_WIDTH - 1] + "…"
+
+
+def looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
+    """The answer to a question about a study that exists."""
     from hpo.study import load_study
 
     opened = load_study(spec)
@@ -106,22 +131,12 @@ def _looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
         opened.storage.close()
 
 
-def _print_json(data: Any) -> None:
+def print_json(data: Any) -> None:
+    """Print data as JSON, None for numbers that are not finite."""
     from hpo.outcome import finite
 
-    with _read_by_others():
+    with read_by_others():
         print(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))
-
-
-@contextlib.contextmanager
-def _read_by_others() -> Iterator[None]:
-    """Whoever reads what is printed inside may stop reading, as `head` does."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        # What is left in the buffer has to go somewhere; Python would complain at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _shown(value: Any, digits: int | None = None) -> str:
@@ -148,5 +163,5 @@ def _print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]
     # Printed by ourselves: the console would end the process where the reader has stopped.
     with console.capture() as printed:
         console.print(table)
-    with _read_by_others():
+    with read_by_others():
         print(printed.get() + below, end="")

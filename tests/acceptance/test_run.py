@@ -26,9 +26,10 @@ from tests.acceptance.support import (
     wait_until,
 )
 
-STATUS_KEYS = ["study", "n_trials", "finished", "running", "waiting", "outcomes", "best"]
+STATUS_KEYS = ["study", "n_trials", "finished", "running", "waiting", "outcomes", "best", "running_trials"]
 BEST_KEYS = ["study", "trial", "value", "params", "metrics", "checkpoint"]
 TRIAL_KEYS = ["trial", "outcome", "value", "params", "epochs", "seed", "duration_s"]
+TRIAL_KEYS += ["reason", "traceback", "worker", "device", "attempts"]
 OUTCOMES = ["complete", "pruned", "diverged", "out_of_memory", "error", "timed_out", "lost"]
 SLOW = ("model.delay=0.05", "trainer.max_epochs=4")
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.study import StudyDirection
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
+from hpo import reader
 from hpo.cache import StudyCache
 from hpo.ledger import Owner
-from hpo.storage import StudyStorage, open_storage
+from hpo.storage import open_storage
 from tests.trainer.support import quick
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -126,14 +128,13 @@ def test_finished_trials_are_read_once_and_running_ones_not_at_all(
 ) -> None:
     with world(ready_sqlite_file) as made:
         read: list[set[int]] = []
-        original = StudyStorage._get_trials
+        original = reader.whole_trials
 
-        def counted(self: StudyStorage, *args: Any, **kwargs: Any) -> Any:
-            found = original(self, *args, **kwargs)
-            read.append({trial._trial_id for trial in found})
-            return found
+        def counted(conn: sa.Connection, rows: Sequence[reader.TrialRow]) -> list[FrozenTrial]:
+            read.append({row.trial_id for row in rows})
+            return original(conn, rows)
 
-        monkeypatch.setattr(StudyStorage, "_get_trials", counted)
+        monkeypatch.setattr(reader, "whole_trials", counted)
         for _ in range(4):
             made.create(0)
         made.finish(0)
@@ -141,8 +142,8 @@ def test_finished_trials_are_read_once_and_running_ones_not_at_all(
             made.ours.get_all_trials(made.study, deepcopy=False, states=(TrialState.COMPLETE,))
         made.finish(3)
         made.ours.get_all_trials(made.study, deepcopy=False, states=(TrialState.COMPLETE,))
-        assert [len(ids) for ids in read] == [1, 1]
-        assert not read[0] & read[1]
+        assert [len(ids) for ids in read] == [1, 0, 0, 1]
+        assert not read[0] & read[3]
 
 
 def test_a_copy_may_be_changed_without_changing_the_cache(ready_sqlite_file: Path) -> None:

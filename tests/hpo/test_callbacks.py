@@ -14,7 +14,8 @@ from optuna.trial import FrozenTrial, TrialState
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from hpo.callbacks import PRUNED_ATTR, PrunerCallback
+from hpo.callbacks import PrunerCallback
+from hpo.reports import PRUNED_ATTR
 from hpo.study import OpenStudy
 from tests.hpo.support import Studies, ask
 from trainer import Trainer
@@ -49,14 +50,16 @@ class Losses:
         return sum(parameter.sum() * 0 for parameter in model.parameters()) + torch.tensor(value)
 
 
-def make_trainer(view: OpenStudy, trial: optuna.Trial, losses: Sequence[float]) -> Trainer:
+def make_trainer(
+    view: OpenStudy, trial: optuna.Trial, losses: Sequence[float], *, background: bool = False
+) -> Trainer:
     model, step = nn.Linear(1, 1), Losses(losses)
     trainer = Trainer(
         model,
         torch.optim.SGD(model.parameters()),
         step=step,
         callbacks=[NaNDetection(), CSVLogging(view.spec.output_dir / "metrics.csv")],
-        core_callbacks=[PrunerCallback(trial, "val_loss")],
+        core_callbacks=[PrunerCallback(trial, "val_loss", background=background)],
         max_epochs=len(losses),
         device="cpu",
     )

@@ -73,7 +73,7 @@ class From(StopRequest):
 def run(view: OpenStudy, request: StopRequest | None = None) -> TrialReport:
     trial = view.study.ask()
     return TrialRun(
-        view, trial, Builder(view.spec), torch.device("cpu"), request or StopRequest(), lambda: None
+        view, trial, Builder(view.spec), torch.device("cpu"), request or StopRequest(), lambda _: None
     ).run()
 
 

@@ -23,6 +23,7 @@ from hpo.ledger import Heartbeat, Owner
 from hpo.recovery import GONE, _settle, requeue_dead
 from hpo.storage import StudyStorage, display_url, open_storage
 from tests.hpo.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials
+from tests.hpo.workers import finish, start, work
 
 
 @pytest.fixture(autouse=True)
@@ -35,45 +36,15 @@ def quiet() -> Iterator[None]:
 # ---------------------------------------------------------------------- processes
 
 
-def work(url: str, seed: int, pause: float = 0.0) -> None:
-    """A worker's life: ask and tell until the budget is exhausted."""
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    with opened(url, owner=Owner.current(worker=str(seed))) as storage:
-        study = load(storage, seed)
-        with contextlib.suppress(BudgetExhaustedError):
-            while True:
-                trial = study.ask()
-                value = trial.suggest_float("x", 0, 1)
-                for step in (1, 2):
-                    trial.report(value, step)
-                    time.sleep(pause)
-                study.tell(trial, value)
-
-
 def create_at_once(url: str, start: Any) -> None:
     start.wait()
     with opened(url, create=True):
         pass
 
 
-def start(count: int, target: Callable[..., None], *args: Any) -> list[Any]:
-    processes = [forked.Process(target=target, args=(args[0], i, *args[1:])) for i in range(count)]
-    for process in processes:
-        process.start()
-    return processes
-
-
-def finish(processes: list[Any]) -> None:
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0] * len(processes)
-    for process in processes:
-        process.close()
-
-
 def test_the_budget_is_exact_and_the_queue_is_drained_once(ready_url: str) -> None:
     make_study(ready_url, 40, enqueued=20)
-    finish(start(4, work, ready_url))
+    finish([worker for _ in range(2) for worker in start(8, work, ready_url)])  # as two runs of eight workers
     done = trials(ready_url)
     assert sorted(t.number for t in done) == list(range(40))
     assert {t.state for t in done} == {TrialState.COMPLETE}

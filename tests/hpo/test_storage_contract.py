@@ -1,19 +1,20 @@
-"""Optuna's own contract for storages on ours: directly, and wrapped in Optuna's cache as studies use it."""
+"""Optuna's own contract for storages on ours: directly, and through the cache as studies use it."""
 
 import pickle
 from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
-from optuna.storages import BaseStorage, _CachedStorage
+from optuna.storages import BaseStorage
 from optuna.storages._rdb import models
 from optuna.study import StudyDirection
 from optuna.testing.pytest_storages import StorageTestCase
 
 from hpo import ledger
+from hpo.cache import StudyCache
 from hpo.storage import StudyStorage, open_storage
-from tests.hpo.databases import PostgresServer
+from tests.hpo.databases import server_of
 
 
 def empty(storage: StudyStorage) -> None:
@@ -27,16 +28,13 @@ def empty(storage: StudyStorage) -> None:
 
 
 @pytest.fixture(scope="module")
-def sqlite_storage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[StudyStorage]:
-    file: Path = tmp_path_factory.mktemp("contract") / "study.db"
-    storage = open_storage(f"sqlite:///{file}", create=True)
-    yield storage
-    storage.close()
-
-
-@pytest.fixture(scope="module")
-def postgres_storage(postgres_server: PostgresServer) -> Iterator[StudyStorage]:
-    storage = open_storage(postgres_server.new_database(ready=True), create=True)
+def backend(kind: str, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A storage on one kind of database, for all tests of a class."""
+    if kind == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('contract') / 'study.db'}"
+    else:
+        url = server_of(kind, request).new_database(ready=True)
+    storage = open_storage(url, create=True)
     yield storage
     storage.close()
 
@@ -51,15 +49,19 @@ class Contract(StorageTestCase):
         getattr(restored, "_backend", restored).close()
 
 
-class TestPostgres(Contract):
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"], scope="module")
+class TestStorage(Contract):
     @pytest.fixture
-    def storage(self, postgres_storage: StudyStorage) -> BaseStorage:
-        empty(postgres_storage)
-        return postgres_storage
+    def storage(self, backend: StudyStorage) -> BaseStorage:
+        empty(backend)
+        return backend
 
 
-class TestSqliteCached(Contract):
+@pytest.mark.parametrize("kind", ["sqlite", "mariadb"], scope="module")
+class TestCachedStorage(Contract):
+    """As studies use it: through our cache. SQLite, whose transactions are the strangest, is tested here only."""
+
     @pytest.fixture
-    def storage(self, sqlite_storage: StudyStorage) -> BaseStorage:
-        empty(sqlite_storage)
-        return _CachedStorage(sqlite_storage)
+    def storage(self, backend: StudyStorage) -> BaseStorage:
+        empty(backend)
+        return StudyCache(backend)

@@ -1,0 +1,146 @@
+"""`hpo repair`, `hpo retry`, `hpo clean`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.output import read_by_others
+from hpo.cli.show import looked_up, print_json
+from hpo.errors import InputError
+
+if TYPE_CHECKING:
+    from hpo.repair import Repair
+    from hpo.retention import CleanReport
+
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would be done.")]
+
+
+def repair(
+    study: StudyFile,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    json_: Json = False,
+    storage: Storage = None,
+    output_dir: OutputDir = None,
+    debug: Debug = False,
+) -> None:
+    """Requeue or fail what is stale: trials whose workers are gone, leases that nobody holds."""
+    del debug
+    spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
+    from hpo.repair import repair as put_right
+
+    report = looked_up(spec, lambda opened: put_right(opened, dry_run=dry_run))
+    if json_:
+        print_json({"study": spec.study.name, "dry_run": dry_run, **asdict(report)})
+        return
+    with read_by_others():
+        for entry in report.done:
+            print(_repaired(entry, dry_run=dry_run))
+        for entry in report.left:
+            print(f"trial {entry.trial}{_attempt(entry)} left alone: {entry.reason}")
+        if not report.done:
+            print("nothing to repair")
+
+
+def _repaired(entry: Repair, *, dry_run: bool) -> str:
+    whose = "a deleted trial" if entry.trial is None else f"trial {entry.trial}"
+    return f"{whose}{_attempt(entry)} {'would be ' if dry_run else ''}{entry.action}: {entry.reason}"
+
+
+def _attempt(entry: Repair) -> str:
+    return f", attempt {entry.attempt}" if entry.attempt else ""
+
+
+def retry(
+    study: StudyFile,
+    overrides: Overrides = None,
+    failed: Annotated[bool, typer.Option("--failed", help="All trials that have failed.")] = False,
+    trial: Annotated[
+        list[int] | None, typer.Option(metavar="N", min=0, help="A trial that has failed; may be repeated.")
+    ] = None,
+    dry_run: DryRun = False,
+    json_: Json = False,
+    storage: Storage = None,
+    output_dir: OutputDir = None,
+    debug: Debug = False,
+) -> None:
+    """Let failed trials go on from their checkpoints, with the next `hpo run`."""
+    del debug
+    if failed == bool(trial):
+        problem = "give one of them, not both" if failed else "neither says which trials"
+        fix = "`--failed` for all that have failed, or `--trial N`, repeated for several"
+        raise InputError(problem, path="--failed, --trial", fix=fix)
+    spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
+    from hpo.reopen import failed_trials, reopen
+
+    done = looked_up(spec, lambda opened: reopen(opened, trial or failed_trials(opened), dry_run=dry_run))
+    if json_:
+        print_json({"study": spec.study.name, "dry_run": dry_run, "retried": [asdict(entry) for entry in done]})
+        return
+    with read_by_others():
+        for entry in done:
+            waits = "would wait again" if dry_run else "waits again"
+            reason = f": {entry.reason.partition(chr(10))[0]}" if entry.reason else ""
+            print(
+                f"trial {entry.trial} {waits} after {_times(entry.attempts, 'attempt')} ({entry.outcome}{reason})"
+            )
+        if not done:
+            print("no trial has failed")
+        elif not dry_run:
+            print("`hpo run` goes on with them")
+
+
+def clean(
+    study: StudyFile,
+    overrides: Overrides = None,
+    dry_run: DryRun = False,
+    keep_best: Annotated[
+        int | None,
+        typer.Option(min=1, help="Complete trials that keep theirs; study.keep_best if not given."),
+    ] = None,
+    json_: Json = False,
+    storage: Storage = None,
+    output_dir: OutputDir = None,
+    debug: Debug = False,
+) -> None:
+    """Remove checkpoints that nobody can go on from: of pruned, diverged and lesser complete trials."""
+    del debug
+    spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
+    from hpo.retention import clean as clean_up
+
+    report = looked_up(spec, lambda opened: clean_up(opened, keep_best=keep_best, dry_run=dry_run))
+    if json_:
+        print_json({"study": spec.study.name, "dry_run": dry_run, **_as_data(report)})
+        return
+    from hpo.retention import shown_bytes
+
+    would = "would go" if dry_run else "removed"
+    with read_by_others():
+        for each in report.removed:
+            print(
+                f"trial {each.number} ({each.outcome}): {_times(len(each.files), 'file')}, "
+                f"{shown_bytes(each.bytes)} {would}"
+            )
+        total = f"{shown_bytes(report.freed)} {would} in all" if report.removed else "nothing to remove"
+        print(f"{total}; {shown_bytes(report.stays)} of checkpoints stay")
+
+
+def _as_data(report: CleanReport) -> dict[str, object]:
+    removed = [
+        {
+            "trial": each.number,
+            "outcome": each.outcome,
+            "files": [str(file.path) for file in each.files],
+            "bytes": each.bytes,
+        }
+        for each in report.removed
+    ]
+    return {"removed": removed, "freed_bytes": report.freed, "left_bytes": report.stays}
+
+
+def _times(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

@@ -1,0 +1,241 @@
+"""A database that is away for a while: operations wait for it and go on.
+
+A server may be restarted, drop a connection or break off a transaction (deadlock) at any instant. A listener on
+the engine (`tell_outages`) turns such errors into `DatabaseAwayError`, all others stay what they are. Operations
+wrapped with `patient` are tried again until the database is back, or patience ends. An operation is tried again as
+a whole, from its first statement: what is nested in it doesn't wait on its own.
+
+When a connection breaks while a commit is under way, nobody knows whether it was stored. So an operation must find
+out, when it is tried again, what the try before has done (``patience.tries`` is not 0 then), or be harmless to do
+twice.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar
+
+import sqlalchemy as sa
+from optuna.exceptions import StorageInternalError
+
+from hpo.errors import StudyError
+
+logger = logging.getLogger(__name__)
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_C = TypeVar("_C", bound=type)
+
+PATIENCE_SECONDS: Final = 600.0
+_FIRST_PAUSE: Final = 0.1
+_LONGEST_PAUSE: Final = 5.0
+
+#: PostgreSQL: connection trouble, too many of them, shutdown and start-up, a transaction idle for too long.
+_POSTGRES_LOST = ("08", "53300", "57P0", "25P03")
+#: Serialisation failure, deadlock.
+_POSTGRES_BROKEN_OFF = ("40001", "40P01")
+#: MySQL and MariaDB: the same.
+_MYSQL_LOST = frozenset({1040, 1053, 1203, 1927, 2002, 2003, 2006, 2013})
+#: A lock waited for too long, deadlock.
+_MYSQL_BROKEN_OFF = frozenset({1205, 1213})
+_SQLITE_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+
+#: What a storage does on behalf of others, in one transaction or a few.
+OPERATIONS: Final = (
+    "create_new_study",
+    "delete_study",
+    "set_study_user_attr",
+    "set_study_system_attr",
+    "get_study_id_from_name",
+    "get_study_name_from_id",
+    "get_study_directions",
+    "get_study_user_attrs",
+    "get_study_system_attrs",
+    "get_all_studies",
+    "create_new_trial",
+    "_create_new_trial",  # Optuna's cache calls this one
+    "set_trial_param",
+    "_set_trial_param",  # and this one
+    "get_trial_param",
+    "get_trial_id_from_study_id_trial_number",
+    "get_trial_number_from_id",
+    "set_trial_state_values",
+    "requeue",
+    "set_trial_intermediate_value",
+    "set_trial_user_attr",
+    "set_trial_system_attr",
+    "get_trial_params",
+    "get_trial_user_attrs",
+    "get_trial_system_attrs",
+    "get_trial",
+    "get_all_trials",
+    "_get_trials",  # and this one
+    "get_n_trials",
+    "get_best_trial",
+)
+
+
+class DatabaseError(StudyError, StorageInternalError):
+    """The database fails for good: nothing can be stored, and running trials stay as they are for a later run."""
+
+
+class DatabaseAwayError(StudyError):
+    """The database can't be reached, or has broken a transaction off; the same may work a moment later."""
+
+
+class Patience(threading.local):
+    """Each thread's waiting for a database that is away.
+
+    Args:
+        shown: The database's name, for people.
+        limit: Seconds until an operation is given up.
+
+    Attributes:
+        tries: How many tries of the thread's operation have been broken off so far.
+    """
+
+    def __init__(self, shown: str, limit: float = PATIENCE_SECONDS) -> None:
+        self.tries = 0
+        self._shown = shown
+        self._limit = limit
+        self._inside = False
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """What runs inside is one thing: none of its operations waits on its own."""
+        if self._inside:
+            yield
+            return
+        self._inside = True
+        try:
+            yield
+        finally:
+            self._inside = False
+            self.tries = 0
+
+    def run(self, operation: Callable[[], _T]) -> _T:
+        """Do something with the database, as often as it takes.
+
+        Raises:
+            DatabaseError: It has been away for too long.
+        """
+        if self._inside:
+            return operation()
+        began = time.monotonic()
+        with self.whole():
+            while True:
+                try:
+                    result = operation()
+                except DatabaseAwayError as error:
+                    self._wait(error, time.monotonic() - began)
+                else:
+                    break
+            if self.tries > 1:
+                logger.warning("%s: the database is back after %.1f s", self._shown, time.monotonic() - began)
+            return result
+
+    def _wait(self, error: DatabaseAwayError, waited: float) -> None:
+        """Sleep before the next try. The first pause is quiet: a broken connection is nothing to report."""
+        if waited >= self._limit:
+            raise DatabaseError(
+                f"{self._shown}: the database has been away for {waited:.0f} s: {error}\n"
+                "  fix: start it, then `hpo run` goes on where the study stopped"
+            ) from error
+        if self.tries == 1:
+            text = "%s: the database is away, waiting up to %.0f s for it: %s"
+            logger.warning(text, self._shown, self._limit - waited, error)
+        pause = min(_FIRST_PAUSE * 2**self.tries, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
+        self.tries += 1
+        time.sleep(min(pause, max(self._limit - waited, 0.0)))
+
+
+class Patient(Protocol):
+    """Something that has patience with its database."""
+
+    @property
+    def patience(self) -> Patience:
+        """Its patience."""
+
+
+_S = TypeVar("_S", bound=Patient)
+
+
+def patient(function: Callable[Concatenate[_S, _P], _T]) -> Callable[Concatenate[_S, _P], _T]:
+    """Make a function of a storage, or a method of one, wait for the database where it is away."""
+
+    @functools.wraps(function)
+    def waiting(storage: _S, /, *args: _P.args, **kwargs: _P.kwargs) -> _T:
+        return storage.patience.run(lambda: function(storage, *args, **kwargs))
+
+    return waiting
+
+
+def all_patient(cls: _C) -> _C:
+    """Make every operation of a storage class `patient`, inherited ones included."""
+    for name in OPERATIONS:
+        setattr(cls, name, patient(getattr(cls, name)))
+    return cls
+
+
+def tell_outages(engine: sa.Engine, shown: str) -> None:
+    """Make an engine raise `DatabaseAwayError` for what may work later, and `DatabaseError` for a full disk.
+
+    Args:
+        engine: The engine.
+        shown: The database's name, for people.
+    """
+
+    def translate(context: sa.engine.ExceptionContext) -> BaseException | None:
+        error = context.original_exception
+        if not isinstance(error, Exception) or (context.is_pre_ping and context.is_disconnect):
+            return None  # a failed ping makes the pool connect anew
+        if _sqlite_code(error) == sqlite3.SQLITE_FULL:
+            fix = "make room, then `hpo run` goes on where the study stopped; what is stored is intact"
+            return DatabaseError(f"{shown}: the disk is full\n  fix: {fix}")
+        if context.is_disconnect or _is_lost(error, connected=context.connection is not None):
+            context.is_disconnect = True  # the pool lets go of it
+            return DatabaseAwayError(first_line(error))
+        return DatabaseAwayError(first_line(error)) if _is_broken_off(error) else None
+
+    sa.event.listen(engine, "handle_error", translate)
+
+
+def _is_lost(error: Exception, *, connected: bool) -> bool:
+    """Whether a connection is gone, or could not be made."""
+    if isinstance(error, sqlite3.Error):
+        return False
+    return not connected or _sqlstate(error).startswith(_POSTGRES_LOST) or _mysql_code(error) in _MYSQL_LOST
+
+
+def _is_broken_off(error: Exception) -> bool:
+    """Whether the database has given a transaction up for the sake of others."""
+    return (
+        _sqlstate(error) in _POSTGRES_BROKEN_OFF
+        or _mysql_code(error) in _MYSQL_BROKEN_OFF
+        or _sqlite_code(error) in _SQLITE_BUSY
+    )
+
+
+def _sqlstate(error: Exception) -> str:
+    return getattr(error, "sqlstate", None) or ""
+
+
+def _mysql_code(error: Exception) -> object:
+    return error.args[0] if error.args else None
+
+
+def _sqlite_code(error: Exception) -> int:
+    """The primary code; the extended ones hold more in their higher bits."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def first_line(error: BaseException) -> str:
+    """A driver's message for people: they like to write several lines."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

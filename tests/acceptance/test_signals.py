@@ -1,0 +1,95 @@
+"""A run that is to end: signals, a closed terminal, a pipe that nobody reads."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hpo.config import load_spec
+from hpo.ledger import Attempt, attempts
+from hpo.study import load_study
+from tests.acceptance.support import hpo, hpo_json, make_study, start_hpo, wait_until
+
+LONG = ("model.delay=0.05", "trainer.max_epochs=40")
+
+
+def checkpoints(study: Path) -> list[Path]:
+    return list(study.parent.rglob("epoch-00002.pt"))
+
+
+def ledger_of(study: Path) -> list[Attempt]:
+    opened = load_study(load_spec(study))
+    try:
+        with opened.storage.engine.connect() as conn:
+            return attempts(conn, opened.study_id)
+    finally:
+        opened.storage.close()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_puts_trials_down_with_all_they_have_done(tmp_path: Path, number: signal.Signals) -> None:
+    study = make_study(tmp_path)
+    process = start_hpo("run", study, "--workers", 2, *LONG)
+    wait_until(lambda: checkpoints(study))
+    for _ in range(2 if number == signal.SIGHUP else 1):  # a shell passes the hang-up on a second time
+        process.send_signal(number)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "stopping: each worker finishes its batch" in errors
+    assert "go on with:" in errors
+    status = hpo_json("status", study)
+    assert (status["running"], status["waiting"]) == (0, 2)
+    ends = {(each.outcome, each.reason) for each in ledger_of(study)}
+    assert ends == {("requeued", "interrupted")}
+    assert list(tmp_path.rglob("epoch-*-batch-*.pt")), "put down inside an epoch"
+
+
+def test_a_second_ctrl_c_stops_at_once_and_costs_no_retry(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    process = start_hpo("run", study, "--workers", 2, "model.delay=3", "study.max_retries=0")
+    assert process.stderr is not None
+    wait_until(lambda: len(list(tmp_path.rglob("log.txt"))) == 2)
+    process.send_signal(signal.SIGINT)
+    assert "stopping" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
+    assert {(each.outcome, each.reason) for each in ledger_of(study)} == {
+        ("stopped", "its worker was stopped at once")
+    }
+    assert hpo_json("status", study)["waiting"] == 2
+    hpo("run", study, "--workers", 2, "study.max_retries=0")
+    assert hpo_json("status", study)["outcomes"]["complete"] == 6
+
+
+def test_a_run_that_is_to_ignore_the_hang_up_goes_on(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    command = [sys.executable, "-m", "hpo", "run", str(study), "model.delay=0.05"]
+    with (tmp_path / "out").open("w") as out:
+        process = subprocess.Popen(["nohup", *command], stdout=out, stderr=out, start_new_session=True)
+        wait_until(lambda: list(tmp_path.rglob("epoch-*.pt")))
+        os.killpg(process.pid, signal.SIGHUP)
+        assert process.wait(timeout=120) == 0, (tmp_path / "out").read_text()
+    assert hpo_json("status", study)["finished"] == 6
+
+
+def test_a_pipe_that_nobody_reads_any_more_ends_the_run_in_order(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    process = start_hpo("run", study, "--workers", 2, "model.delay=0.05")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    assert process.wait(timeout=60) == 130
+    assert "Traceback" not in errors
+    assert "BrokenPipe" not in errors
+    status = hpo_json("status", study)
+    assert status["running"] == 0
+    assert status["finished"] < 6

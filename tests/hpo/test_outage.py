@@ -1,0 +1,280 @@
+"""Databases that go away, break off or fill up, with real servers."""
+
+import gc
+import json
+import logging
+import random
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import sqlalchemy as sa
+from optuna.trial import TrialState, create_trial
+
+from hpo.errors import BudgetExhaustedError, StudyError
+from hpo.ledger import Heartbeat, Owner
+from hpo.outage import OPERATIONS, DatabaseAwayError, DatabaseError, Patience
+from hpo.storage import StudyStorage, open_storage
+from tests.hpo.databases import server_of
+from tests.hpo.lossy import Losses, lossy
+from tests.hpo.owners import attempts, load, make_study, opened, running, study_id, trials
+from tests.hpo.servers import DatabaseServer
+from tests.hpo.workers import finish, start, work
+
+pytestmark = pytest.mark.filterwarnings("ignore:unclosed <socket:ResourceWarning")
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def collected() -> Iterator[None]:
+    """PyMySQL leaves sockets open that found no server; they are collected while that is no error."""
+    yield
+    gc.collect()
+
+
+@pytest.fixture(params=["postgresql", "mariadb"])
+def server(request: pytest.FixtureRequest) -> DatabaseServer:
+    return server_of(request.param, request)
+
+
+# ---------------------------------------------------------------------- outages
+
+
+def restart_twice(server: DatabaseServer, url: str, alive: Callable[[], bool]) -> None:
+    for immediate in (True, False):
+        time.sleep(0.4)
+        server.restart(immediate=immediate, pause=0.3)
+    assert alive()
+
+
+def break_connections(server: DatabaseServer, url: str, alive: Callable[[], bool]) -> None:
+    dice, name = random.Random(0), str(sa.make_url(url).database)
+    for _ in range(20):
+        time.sleep(dice.uniform(0.0, 0.1))
+        found = server.connections(name)
+        if found:
+            server.disconnect(dice.choice(found))
+    assert alive()
+
+
+@pytest.mark.parametrize("harm", [restart_twice, break_connections])
+def test_nothing_is_lost_or_doubled(
+    server: DatabaseServer, harm: Callable[[DatabaseServer, str, Callable[[], bool]], None]
+) -> None:
+    n_trials = 60
+    url = server.new_database(ready=True)
+    make_study(url, n_trials, enqueued=10)
+    workers = start(3, work, url, 0.02)
+    while not trials(url):
+        time.sleep(0.02)
+    harm(server, url, lambda: any(worker.is_alive() for worker in workers))
+    finish(workers)
+    done = trials(url)
+    assert [trial.number for trial in done] == list(range(n_trials))
+    assert {trial.state for trial in done} == {TrialState.COMPLETE}
+    assert all(set(trial.intermediate_values) == {1, 2} and "x" in trial.params for trial in done)
+    assert [(each.attempt, each.outcome) for each in attempts(url)] == [(1, "complete")] * n_trials
+
+
+@pytest.fixture
+def lossy_owner(server: DatabaseServer) -> Iterator[tuple[StudyStorage, Losses]]:
+    """An owner's storage, with a budget of two trials, whose connections may break while it commits."""
+    url = server.new_database(ready=True)
+    make_study(url, 2)
+    with lossy(url) as (through, losses), opened(through, owner=Owner.current()) as storage:
+        yield storage, losses
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_commit_whose_answer_is_lost_is_done_once(
+    lossy_owner: tuple[StudyStorage, Losses], arrives: bool
+) -> None:
+    storage, losses = lossy_owner
+    study = load(storage)
+
+    def breaking(statement: str, operation: Callable[[], Any]) -> Any:
+        losses.arm(statement, arrives=arrives)
+        result = operation()
+        assert losses.count == 1
+        return result
+
+    trial = breaking("INSERT INTO hpo_attempts", study.ask)
+    assert trial.suggest_float("x", 0, 1) <= 1
+    breaking("UPDATE hpo_attempts", lambda: storage.requeue(trial._trial_id, "for a test"))
+    again = breaking("INSERT INTO hpo_attempts", study.ask)
+    again.report(0.5, 1)
+    breaking("UPDATE hpo_attempts", lambda: study.tell(again, 0.5))
+    other = study.ask()
+    with pytest.raises(BudgetExhaustedError):
+        study.ask()
+    assert (trial.number, again.number, other.number) == (0, 0, 1)
+    assert [t.state for t in study.trials] == [TrialState.COMPLETE, TrialState.RUNNING]
+    history = [(a.trial_id == again._trial_id, a.attempt, a.outcome) for a in attempts(storage.url)]
+    assert history == [(True, 1, "requeued"), (True, 2, "complete"), (False, 1, None)]
+    assert storage.beat() == []
+
+
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_queued_trial_whose_commits_answer_is_lost_is_queued_once(
+    lossy_owner: tuple[StudyStorage, Losses], arrives: bool
+) -> None:
+    storage, losses = lossy_owner
+    losses.arm("INSERT INTO trials", arrives=arrives)
+    load(storage).add_trial(create_trial(state=TrialState.WAITING))
+    assert losses.count == 1
+    assert [trial.state for trial in load(storage).trials] == [TrialState.WAITING]
+
+
+def test_waiting_is_told_once_and_given_up_with_a_fix(
+    server: DatabaseServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = server.new_database(ready=True)
+    make_study(url, 1)
+    with opened(url, owner=Owner.current()) as storage:
+        trial = load(storage).ask()
+        back = threading.Thread(target=server.restart, kwargs={"immediate": True, "pause": 0.6})
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "hpo.outage"):
+            back.start()
+            while not caplog.messages:
+                trial.set_user_attr("note", 1)
+            back.join()
+        told = [message.partition("the database ")[2][:7] for message in caplog.messages]
+        assert told == ["is away", "is back"]
+        server.stop()
+        storage.patience = Patience("here", limit=0.2)
+        with pytest.raises(DatabaseError, match=r"here: the database has been away(.|\n)*fix: start it"):
+            trial.report(1.0, 1)
+        server.start()
+        trial.report(1.0, 1)
+        (seen,) = running(storage)
+        assert seen.lease is not None
+
+
+def test_the_heart_beats_on_after_an_outage(server: DatabaseServer) -> None:
+    url = server.new_database(ready=True)
+    make_study(url, 1)
+    with opened(url, owner=Owner.current()) as storage:
+        load(storage).ask()
+        with Heartbeat(storage.beat, interval=0.02) as heart:
+            server.stop(immediate=True)
+            while heart.error is None:
+                time.sleep(0.01)
+            server.start()
+            came_back = time.time()
+            while (lease := running(storage)[0].lease) is None or lease.beat_at < came_back:
+                time.sleep(0.01)
+            assert heart.error is None
+            assert not heart.lost.is_set()
+
+
+def test_a_worker_may_start_while_the_database_is_away(server: DatabaseServer) -> None:
+    url = server.new_database(ready=True)
+    make_study(url, 1)
+    server.stop()
+    with pytest.raises(StudyError, match="can't open the database"):
+        open_storage(url, create=False)
+    back = threading.Timer(0.3, server.start)
+    back.start()
+    with opened(url, owner=Owner.current()) as storage:
+        assert load(storage).ask().number == 0
+    back.join()
+
+
+def test_only_the_whole_is_tried_again() -> None:
+    patience = Patience("here", limit=5)
+    calls: list[str] = []
+
+    def part() -> None:
+        calls.append("part")
+        if calls.count("part") < 3:
+            raise DatabaseAwayError("gone")
+
+    def whole() -> None:
+        calls.append("whole")
+        patience.run(part)
+
+    patience.run(whole)
+    assert calls == ["whole", "part"] * 3
+    calls.clear()
+    with patience.whole(), pytest.raises(DatabaseAwayError):
+        patience.run(part)
+    assert calls == ["part"]
+
+
+def test_a_locked_sqlite_file_is_waited_for(sqlite_url: str) -> None:
+    make_study(sqlite_url, 1)
+    with opened(sqlite_url) as storage, opened(sqlite_url) as other:
+        sa.event.listen(storage.engine, "connect", lambda conn, _: conn.execute("PRAGMA busy_timeout = 1"))
+        storage.close()
+        with other.transaction() as session:
+            session.execute(sa.text("SELECT 1"))
+            storage.patience = Patience("here", limit=0.3)
+            with pytest.raises(DatabaseError, match="locked"):
+                load(storage).ask()
+        assert load(storage).ask().number == 0
+
+
+def test_every_operation_of_a_storage_waits() -> None:
+    public = {name for name in vars(optuna.storages.BaseStorage) if not name.startswith("_")}
+    assert public - {"remove_session", "check_trial_is_updatable"} <= set(OPERATIONS)
+    assert all(hasattr(getattr(StudyStorage, name), "__wrapped__") for name in OPERATIONS)
+
+
+# ---------------------------------------------------------------------- a full disk
+
+
+def test_a_full_disk_is_said_and_leaves_the_file_intact(tmp_path: Path) -> None:
+    """A file system of 1 MiB in a name space of its own, where the machine allows that to a user."""
+    small = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
+    mount = f"mount -t tmpfs -o size=1m tmpfs {tmp_path}"
+    try:
+        allowed = subprocess.run([*small, mount], capture_output=True, timeout=60, check=False).returncode == 0
+    except FileNotFoundError:
+        allowed = False
+    if not allowed:
+        pytest.skip("this machine lets no user mount a file system")
+    code = f"from {__name__} import on_one_mebibyte; on_one_mebibyte({str(tmp_path)!r})"
+    command = f'{mount} && exec {sys.executable} -c "{code}"'
+    done = subprocess.run([*small, command], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+    assert done.returncode == 0, done.stderr
+    seen = json.loads(done.stdout)
+    first, _, fix = seen["error"].partition("\n")
+    assert first == f"sqlite:///{tmp_path}/study.db: the disk is full"
+    assert "fix: make room" in fix
+    assert seen["running"] == 1
+    assert seen["integrity"] == "ok"
+    assert seen["states"][-1] == "COMPLETE"
+
+
+def on_one_mebibyte(root: str) -> None:
+    """Run in a process of its own: report until the disk is full, make room and go on."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    url, ballast = f"sqlite:///{root}/study.db", Path(root) / "ballast"
+    make_study(url, 10)
+    ballast.write_bytes(b"x" * (200 << 10))
+    seen: dict[str, Any] = {}
+    with opened(url, owner=Owner.current()) as storage:
+        trial = load(storage).ask()
+        step = 0
+        try:
+            while True:
+                step += 1
+                trial.set_user_attr(f"note {step}", "x" * 2000)
+        except DatabaseError as error:
+            seen["error"] = str(error)
+        seen["running"] = len(running(storage))
+        ballast.unlink()
+        with storage.engine.connect() as conn:
+            seen["integrity"] = conn.exec_driver_sql("PRAGMA integrity_check").scalar()
+        load(storage).tell(trial, 1.0)
+        assert len(storage.get_trial(trial._trial_id).user_attrs) == step - 1
+        assert study_id(storage) == 1
+    seen["states"] = [trial.state.name for trial in trials(url)]
+    print(json.dumps(seen))
