@@ -51,6 +51,8 @@ class PrunerCallback(Callback):
                 self._reports.store(step, value)
         self._asked = max(stored, default=0) - 1
         self._decided = frozen.user_attrs.get(PRUNED_ATTR)
+        if self._decided is not None:  # a late decision was reported past
+            self._decided = max(self._decided, *stored)
         if self._decided is not None and trainer.state.epoch >= self._decided:
             self._prune(trainer)
 

@@ -118,6 +118,13 @@ class Attempt(NamedTuple):
         return owner_is_alive(self.host, self.boot_id, self.pid, self.start_time)
 
 
+class Lease(NamedTuple):
+    """An attempt at a trial, as its owner knows it."""
+
+    trial_id: int
+    attempt: int
+
+
 class RunningTrial(NamedTuple):
     """A RUNNING trial and its lease, if it has one."""
 
@@ -334,17 +341,17 @@ class Heartbeat:
     A beat that fails (a database that is away for a moment) is tried again at the next interval.
 
     Args:
-        beat: Beats once for every held trial; returns the ids of those whose lease is lost.
+        beat: Beats once for every held trial; returns the leases that are lost.
         interval: Seconds between beats.
-        on_lost: Called from the thread, once for each trial id whose lease is lost.
+        on_lost: Called from the thread, once for each lease that is lost.
     """
 
     def __init__(
         self,
-        beat: Callable[[], Iterable[int]],
+        beat: Callable[[], Iterable[Lease]],
         *,
         interval: float = 10.0,
-        on_lost: Callable[[int], None] | None = None,
+        on_lost: Callable[[Lease], None] | None = None,
     ) -> None:
         self.lost = threading.Event()
         self.error: Exception | None = None
@@ -372,18 +379,18 @@ class Heartbeat:
         self.stop()
 
     def _run(self) -> None:
-        told: set[int] = set()
+        told: set[Lease] = set()
         while not self._stop.wait(self._interval):
             lost = self._try_beat()
             if lost is None:
                 continue
-            for trial_id in lost - told:
+            for lease in lost - told:
                 self.lost.set()
                 if self._on_lost is not None:
-                    self._on_lost(trial_id)
-            told = lost  # a trial that is won back later can be lost again
+                    self._on_lost(lease)
+            told = lost
 
-    def _try_beat(self) -> set[int] | None:
+    def _try_beat(self) -> set[Lease] | None:
         try:
             lost = set(self._beat())
         except (sa.exc.SQLAlchemyError, StudyError, OSError) as error:

@@ -20,6 +20,7 @@ from hpo.build import Builder, RunPlace
 from hpo.callbacks import PrunerCallback
 from hpo.errors import LeaseLostError
 from hpo.folders import attempt_folder, attempt_folders, redirect_output
+from hpo.ledger import Lease
 from hpo.micro_batch import PARTS_ATTR, MicroBatches, cut, finer
 from hpo.outcome import (
     BEST_ATTR,
@@ -119,7 +120,7 @@ class TrialRun:
             # Another attempt has the trial: nothing of this one counts any more.
             storage.forget(self._id)
             outcome, value, self._failure = None, None, None
-        self.request.forget(number, self._id)
+        self.request.forget(number)
         return TrialReport(
             number,
             outcome,
@@ -180,8 +181,9 @@ class TrialRun:
         self._go_on_as_before(seed)
         OmegaConf.save(OmegaConf.create({**config, "seed": seed}), folder / "config.yaml")
         data = self.builder.data(config)
+        lease = Lease(self._id, self.opened.storage.attempt_of(self._id))
         bridge = [
-            Watch(self.request, self.trial.number, self._id, self.pulse),
+            Watch(self.request, self.trial.number, lease, self.pulse),
             MicroBatches(self._parts),
             PrunerCallback(self.trial, spec.study.metric, background=spec.study.background_reports),
         ]

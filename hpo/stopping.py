@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 
 from hpo.errors import LeaseLostError
+from hpo.ledger import Lease
 from hpo.recovery import Verdict
 from trainer.callback import Callback, TrainerView
 from trainer.state import INTERRUPTED
@@ -20,7 +21,7 @@ class StopRequest:
     def __init__(self) -> None:
         self._leave = threading.Event()
         self._verdicts: dict[int, Verdict] = {}
-        self._lost: set[int] = set()
+        self._lost: set[Lease] = set()
 
     def leave(self) -> None:
         """Ask the worker to put its trial down and to take no other."""
@@ -39,22 +40,21 @@ class StopRequest:
         """How trial ``number`` is to end, if somebody has said so."""
         return self._verdicts.get(number)
 
-    def lose(self, trial_id: int) -> None:
-        """Say that the lease of a trial is lost."""
-        self._lost.add(trial_id)
+    def lose(self, lease: Lease) -> None:
+        """Say that a lease is lost."""
+        self._lost.add(lease)
 
-    def forget(self, number: int, trial_id: int) -> None:
-        """Drop what was said about a trial: it may come back to this worker later."""
+    def forget(self, number: int) -> None:
+        """Drop what was said about a trial's end: it may come back to this worker later."""
         self._verdicts.pop(number, None)
-        self._lost.discard(trial_id)
 
-    def stops(self, number: int, trial_id: int) -> bool:
+    def stops(self, number: int, lease: Lease) -> bool:
         """Whether trial ``number`` is to stop now.
 
         Raises:
             LeaseLostError: Another attempt has it.
         """
-        if trial_id in self._lost:
+        if lease in self._lost:
             raise LeaseLostError(f"trial {number} has been taken from this worker")
         return self._leave.is_set() or number in self._verdicts
 
@@ -65,7 +65,7 @@ class Watch(Callback):
     Args:
         request: What others want.
         number: The trial.
-        trial_id: Optuna's id of it.
+        lease: This worker's attempt at it.
         pulse: Called with the number of finished epochs after each batch, of training or validation.
 
     Raises:
@@ -74,16 +74,16 @@ class Watch(Callback):
 
     priority = 0
 
-    def __init__(self, request: StopRequest, number: int, trial_id: int, pulse: Callable[[int], None]) -> None:
+    def __init__(self, request: StopRequest, number: int, lease: Lease, pulse: Callable[[int], None]) -> None:
         self._request = request
         self._number = number
-        self._trial_id = trial_id
+        self._lease = lease
         self._pulse = pulse
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Show life, and look whether the run is to end."""
         self._pulse(trainer.state.epoch)
-        if self._request.stops(self._number, self._trial_id):
+        if self._request.stops(self._number, self._lease):
             trainer.state.stop(INTERRUPTED, now=True)
 
     def on_validation_batch_end(self, trainer: TrainerView) -> None:

@@ -35,7 +35,7 @@ from hpo.database import display_url
 from hpo.errors import LeaseLostError, StudyError
 from hpo.guarded import guarded_insert
 from hpo.ledger import Owner
-from hpo.outage import Patience, all_patient
+from hpo.outage import Patience, all_patient, patient
 from hpo.reader import ReadingStorage
 
 __all__ = [
@@ -323,15 +323,21 @@ class StudyStorage(ReadingStorage):
 
     # ------------------------------------------------------------------ life and death
 
-    def beat(self) -> list[int]:
-        """Record that the owner of all held trials lives; the ids of those whose lease is lost."""
+    @patient
+    def attempts_of_trial(self, trial_id: int) -> list[ledger.Attempt]:
+        """Every attempt of one trial, oldest first."""
+        with self.engine.connect() as conn:
+            return ledger.attempts_of_trial(conn, trial_id)
+
+    def beat(self) -> list[ledger.Lease]:
+        """Record that the owner of all held trials lives; the leases that are lost."""
         lost = []
         for trial_id, attempt in list(self._held.items()):
             with self._writing(), self.engine.begin() as conn:
                 alive = ledger.beat(conn, trial_id, attempt)
             # A trial that has been finished meanwhile is not held any more.
             if not alive and self._held.get(trial_id) == attempt:
-                lost.append(trial_id)
+                lost.append(ledger.Lease(trial_id, attempt))
         return lost
 
 

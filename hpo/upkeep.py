@@ -41,6 +41,7 @@ class Upkeep:
         self._over_quota = False
         self._unsettled: list[tuple[str, int, Verdict]] = []
         self._away = False
+        self._no_judgement_before = 0.0
         self._waiting_for = 0
 
     def settle(self, label: str, pid: int, verdict: Verdict) -> None:
@@ -53,9 +54,13 @@ class Upkeep:
         if now < self._next_look:
             return
         self._next_look = now + self._interval
-        self._try(self._settle_all)
-        for settled in self._try(self._opened.requeue_dead) or ():
-            self._tell("", settled)
+        if self._away:
+            self._try(self._opened.claimable)  # is it back?
+        if self._unsettled:
+            self._try(self._settle_all)
+        if now >= self._no_judgement_before and not self._away:
+            for settled in self._try(self._opened.requeue_dead) or ():
+                self._tell("", settled)
         if now >= self._next_quota:
             self._try(self._keep_to_quota)
             self._next_quota = now + _QUOTA_SHARE * (time.monotonic() - now)
@@ -110,5 +115,7 @@ class Upkeep:
             return None
         if self._away:
             self._tell("", Notice("the database is back"))
+            # Nobody's sign of life has arrived meanwhile; the living need a moment to give one.
+            self._no_judgement_before = time.monotonic() + self._opened.spec.study.lost_after
         self._away = False
         return result

@@ -18,7 +18,6 @@ from typing import Final, Protocol
 import optuna
 import torch
 
-from hpo import ledger
 from hpo.build import Builder
 from hpo.config import StudySpec
 from hpo.devices import Slot
@@ -207,8 +206,7 @@ class _Worker:
     def _spent(self, opened: OpenStudy, trial: optuna.Trial) -> float:
         if self.order.spec.study.trial_timeout is None:
             return 0.0
-        with opened.storage.engine.connect() as conn:
-            earlier = ledger.attempts_of_trial(conn, trial._trial_id)[:-1]  # noqa: SLF001 - no public name
+        earlier = opened.storage.attempts_of_trial(trial._trial_id)[:-1]  # noqa: SLF001 - no public name
         after = trial.user_attrs.get(RETRIED_ATTR, 0)
         return sum(attempt.seconds for attempt in earlier if attempt.attempt > after)
 

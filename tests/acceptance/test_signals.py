@@ -19,7 +19,7 @@ LONG = ("model.delay=0.05", "trainer.max_epochs=40")
 
 
 def checkpoints(study: Path) -> list[Path]:
-    return list(study.parent.rglob("epoch-00002.pt"))
+    return list(study.parent.rglob("epoch-*.pt"))
 
 
 def ledger_of(study: Path) -> list[Attempt]:
@@ -51,7 +51,8 @@ def test_a_signal_puts_trials_down_with_all_they_have_done(tmp_path: Path, numbe
 
 def test_a_second_ctrl_c_stops_at_once_and_costs_no_retry(tmp_path: Path) -> None:
     study = make_study(tmp_path)
-    process = start_hpo("run", study, "--workers", 2, "model.delay=3", "study.max_retries=0")
+    command = ("run", study, "--workers", 2, "--n-trials", 2, "model.delay=1", "study.max_retries=0")
+    process = start_hpo(*command, "trainer.max_epochs=1")
     assert process.stderr is not None
     wait_until(lambda: len(list(tmp_path.rglob("log.txt"))) == 2)
     process.send_signal(signal.SIGINT)
@@ -64,8 +65,8 @@ def test_a_second_ctrl_c_stops_at_once_and_costs_no_retry(tmp_path: Path) -> Non
         ("stopped", "its worker was stopped at once")
     }
     assert hpo_json("status", study)["waiting"] == 2
-    hpo("run", study, "--workers", 2, "study.max_retries=0")
-    assert hpo_json("status", study)["outcomes"]["complete"] == 6
+    hpo(*command, "trainer.max_epochs=1")
+    assert hpo_json("status", study)["outcomes"]["complete"] == 2
 
 
 def test_a_run_that_is_to_ignore_the_hang_up_goes_on(tmp_path: Path) -> None:
@@ -86,8 +87,9 @@ def test_a_pipe_that_nobody_reads_any_more_ends_the_run_in_order(tmp_path: Path)
     assert process.stderr is not None
     process.stdout.readline()
     process.stdout.close()
-    errors = process.stderr.read()
-    assert process.wait(timeout=60) == 130
+    with process:
+        errors = process.stderr.read()
+    assert process.returncode == 130
     assert "Traceback" not in errors
     assert "BrokenPipe" not in errors
     status = hpo_json("status", study)

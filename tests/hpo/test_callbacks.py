@@ -158,18 +158,24 @@ def test_a_resume_leaves_one_value_a_step_equal_to_the_history(
         assert pruner.steps == [step for step in range(finished + 1, 5) if step >= max(before, default=0)]
 
 
-@pytest.mark.parametrize(("decided", "finished"), [(1, 0), (1, 1), (3, 0), (3, 1), (3, 3)])
+@pytest.mark.parametrize(
+    ("decided", "reported", "finished"),
+    [(1, 1, 0), (1, 1, 1), (3, 3, 0), (3, 3, 1), (3, 3, 3), (2, 3, 1), (2, 3, 2)],
+)
 def test_a_stored_decision_to_prune_holds_and_is_not_asked_for_again(
-    studies: Studies, decided: int, finished: int
+    studies: Studies, decided: int, reported: int, finished: int
 ) -> None:
-    """The checkpoint may lie before the epoch that the trial was pruned at: its files are to hold that one too."""
+    """The checkpoint may lie before the epoch that the trial was pruned at: its files are to hold that one too.
+
+    So they are to hold one that was reported after it, by a decision that came late.
+    """
     losses = [3.0, 2.0, 1.0, 0.5]
     with studies.open() as (view,):
         trial, _ = ask(view)
         first = make_trainer(view, trial, losses[:finished])
         first.callbacks = type(first.callbacks)()
         first.fit(DATA, DATA)
-        for step, value in enumerate(losses[:decided], start=1):
+        for step, value in enumerate(losses[:reported], start=1):
             trial.report(value, step)
         trial.set_user_attr(PRUNED_ATTR, decided)
         view.storage.requeue(trial._trial_id)
@@ -181,9 +187,9 @@ def test_a_stored_decision_to_prune_holds_and_is_not_asked_for_again(
             trainer.fit(DATA, DATA)
         assert pruner.steps == []
         assert trainer.state.stop_reason == PRUNED
-        assert stored(view, trial) == in_history(trainer) == dict(enumerate(losses[:decided], start=1))
+        assert stored(view, trial) == in_history(trainer) == dict(enumerate(losses[:reported], start=1))
         view.study.tell(trial, state=TrialState.PRUNED)
-        assert view.storage.get_trial(trial._trial_id).value == losses[decided - 1]
+        assert view.storage.get_trial(trial._trial_id).value == losses[reported - 1]
 
 
 def test_without_a_pruner_nothing_is_asked(studies: Studies) -> None:

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from optuna.storages._rdb import models
 
 from hpo import ledger
-from hpo.ledger import ATTEMPTS, Heartbeat, Owner, host_name, owner_is_alive
+from hpo.ledger import ATTEMPTS, Heartbeat, Lease, Owner, host_name, owner_is_alive
 
 
 @pytest.fixture
@@ -72,14 +72,17 @@ def test_long_labels_are_cut_to_what_every_database_takes() -> None:
 # ---------------------------------------------------------------------- heartbeat
 
 
+LEASE = Lease(7, 1)
+
+
 def test_the_heartbeat_survives_a_database_that_is_away() -> None:
-    answers: Iterator[Exception | list[int]] = iter(
-        [sa.exc.OperationalError("update", {}, Exception("gone")), [], [7], [7], [], [7]]
+    answers: Iterator[Exception | list[Lease]] = iter(
+        [sa.exc.OperationalError("update", {}, Exception("gone")), [], [LEASE], [LEASE], [], [LEASE]]
     )
     beats: list[int] = []
-    told: list[int] = []
+    told: list[Lease] = []
 
-    def beat() -> list[int]:
+    def beat() -> list[Lease]:
         beats.append(1)
         answer = next(answers, [])
         if isinstance(answer, Exception):
@@ -91,7 +94,7 @@ def test_the_heartbeat_survives_a_database_that_is_away() -> None:
     while len(beats) < 8 and time.monotonic() < deadline:
         time.sleep(0.005)
     heart.stop()
-    assert told == [7, 7], "once for each loss, not for each beat"
+    assert told == [LEASE, LEASE], "once for each loss, not for each beat"
     assert heart.lost.is_set()
     assert heart.error is None
     count = len(beats)

@@ -12,7 +12,7 @@ import torch
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.build import Builder
-from hpo.ledger import Owner
+from hpo.ledger import Lease, Owner
 from hpo.objective import RUN_ATTR, TrialReport, TrialRun
 from hpo.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, outcome_of
 from hpo.progress import best_trial, study_best, study_status, study_trials
@@ -63,11 +63,11 @@ class From(StopRequest):
         self.looks, self.look = 0, look
         self.action = self.leave if action is None else action
 
-    def stops(self, number: int, trial_id: int) -> bool:
+    def stops(self, number: int, lease: Lease) -> bool:
         self.looks += 1
         if self.looks == self.look:
             self.action()
-        return super().stops(number, trial_id)
+        return super().stops(number, lease)
 
 
 def run(view: OpenStudy, request: StopRequest | None = None) -> TrialReport:

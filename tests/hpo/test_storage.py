@@ -19,7 +19,7 @@ from optuna.trial import TrialState, create_trial
 
 from hpo import database, ledger
 from hpo.errors import BudgetExhaustedError, InputError, LeaseLostError, StudyError
-from hpo.ledger import Heartbeat, Owner
+from hpo.ledger import Heartbeat, Lease, Owner
 from hpo.recovery import GONE, _settle, requeue_dead
 from hpo.storage import StudyStorage, display_url, open_storage
 from tests.hpo.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials
@@ -191,7 +191,7 @@ def test_an_old_owner_can_write_nothing(two_owners: tuple[StudyStorage, ...], th
         with pytest.raises(LeaseLostError):
             pytest.fail(f"{name} went through: {write()!r}")
     assert second.get_all_trials(study_id(second)) == before
-    assert first.beat() == [trial._trial_id]
+    assert first.beat() == [(trial._trial_id, 1)]
     first.forget(trial._trial_id)
     assert first.beat() == []
     assert first.get_trial(trial._trial_id).number == trial.number
@@ -310,7 +310,7 @@ def test_deleting_a_study_deletes_its_attempts(sqlite_url: str) -> None:
 def test_a_stopped_heartbeat_tells_what_it_lost(two_owners: tuple[StudyStorage, ...]) -> None:
     first, second = two_owners
     trial = load(first).ask()
-    told: list[int] = []
+    told: list[Lease] = []
     with Heartbeat(first.beat, interval=0.01, on_lost=told.append) as heart:
         time.sleep(0.05)
         assert not heart.lost.is_set()
@@ -321,7 +321,7 @@ def test_a_stopped_heartbeat_tells_what_it_lost(two_owners: tuple[StudyStorage, 
             ledger.end(session, trial._trial_id, 1, "lost")
         assert heart.lost.wait(5)
         time.sleep(0.05)
-    assert told == [trial._trial_id]
+    assert told == [(trial._trial_id, 1)]
 
 
 # ---------------------------------------------------------------------- opening

@@ -1,0 +1,100 @@
+"""A trial's training once more: alone, undisturbed, in a fresh folder."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hpo.build import Builder, RunPlace
+from trainer.callback import Callback, TrainerView
+from trainer.state import DIVERGED, Metrics
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What came of it.
+
+    Attributes:
+        history: The metrics of each finished epoch.
+        diverged: Whether it diverged.
+        error: What it raised.
+        model: The weights at the end; empty where it raised.
+    """
+
+    history: list[Metrics]
+    diverged: bool = False
+    error: Exception | None = None
+    model: Mapping[str, Tensor] | None = None
+
+
+class _StopAfter(Callback):
+    """Ends the training after an epoch, for trials that were ended from outside.
+
+    Args:
+        epochs: After so many.
+    """
+
+    priority = 99
+
+    def __init__(self, epochs: int) -> None:
+        self._epochs = epochs
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        if trainer.state.epoch >= self._epochs:
+            trainer.state.stop("as far as the trial came")
+
+
+def train_alone(
+    builder: Builder, params: Mapping[str, Any], *, seed: int, threads: int, epochs: int | None
+) -> Alone:
+    """Train as `hpo.objective` does, without a pruner, a storage or anybody who disturbs.
+
+    Args:
+        builder: The study's; its data may be there already.
+        params: The trial's parameters.
+        seed: The trial's seed.
+        threads: The trial's number of threads: results are equal bits at an equal number only.
+        epochs: Stop after so many; None: as long as the study file says.
+    """
+    if epochs == 0:
+        return Alone([])
+    kept = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with tempfile.TemporaryDirectory() as folder, _quiet():
+            return _train(builder, params, Path(folder), seed, epochs)
+    finally:
+        torch.set_num_threads(kept)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        yield
+
+
+def _train(builder: Builder, params: Mapping[str, Any], folder: Path, seed: int, epochs: int | None) -> Alone:
+    config = builder.spec.resolve(params)
+    history: list[Metrics] = []
+    try:
+        data = builder.data(config)
+        trainer = builder.trainer(
+            config,
+            RunPlace(folder, "alone", params),
+            seed=seed,
+            device=torch.device("cpu"),
+            bridge=[] if epochs is None else [_StopAfter(epochs)],
+        )
+        history = trainer.state.history
+        trainer.fit(data["train"], data["val"])
+    except Exception as error:  # noqa: BLE001 - a trial's own error is its outcome, whatever it is
+        return Alone(history, error=error)
+    return Alone(history, trainer.state.stop_reason == DIVERGED, None, trainer.model.state_dict())
