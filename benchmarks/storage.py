@@ -39,6 +39,7 @@ from optuna.trial import create_trial
 from hpo.cache import StudyCache
 from hpo.ledger import Owner
 from hpo.storage import open_storage
+from hpo.study import MAX_AGE
 
 CONTESTANTS = ("plain", "ours", "memory")
 REFERENCE = 4  # processes at which the number of trials varies
@@ -96,7 +97,7 @@ def in_memory(trials: int) -> InMemoryStorage:
 def open_study(contestant: str, url: str, seed: int, memory: InMemoryStorage | None) -> optuna.Study:
     storage: str | BaseStorage
     if contestant == "ours":
-        storage = StudyCache(open_storage(url, create=False, owner=Owner.current()))
+        storage = StudyCache(open_storage(url, create=False, owner=Owner.current()), max_age=MAX_AGE)
     else:
         storage = memory or url
     return optuna.load_study(

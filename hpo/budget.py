@@ -6,6 +6,7 @@ A trial's row is its claim; there is no counter that could leak. Trials that wer
 
 import copy
 import json
+from collections.abc import Collection
 from datetime import datetime
 from typing import cast
 
@@ -58,11 +59,14 @@ def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:
 
 def claimable(conn: Executor, study_id: int) -> int:
     """How many trials a worker could take: those that wait, and those that nobody has claimed yet."""
-    waiting = sa.select(sa.func.count()).where(
-        _TRIALS.c.study_id == study_id, _TRIALS.c.state == TrialState.WAITING
-    )
     left, _ = _left_and_trials(conn, study_id)
-    return cast("int", conn.execute(waiting).scalar_one()) + max(0, left or 0)
+    return count_trials(conn, study_id, [TrialState.WAITING]) + max(0, left or 0)
+
+
+def count_trials(conn: Executor, study_id: int, states: Collection[TrialState]) -> int:
+    """How many of a study's trials are in these states."""
+    query = sa.select(sa.func.count()).where(_TRIALS.c.study_id == study_id, _TRIALS.c.state.in_(states))
+    return cast("int", conn.execute(query).scalar_one())
 
 
 def _left_and_trials(conn: Executor, study_id: int) -> tuple[int | None, int]:

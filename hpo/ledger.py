@@ -13,8 +13,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, cast
 
@@ -55,7 +55,9 @@ _TRIALS = cast("sa.Table", TrialModel.__table__)
 class Executor(Protocol):
     """What the functions here need of a `sqlalchemy.Connection` or a `sqlalchemy.orm.Session`."""
 
-    def execute(self, statement: sa.Executable, /) -> sa.Result[tuple[object, ...]]:
+    def execute(
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None, /
+    ) -> sa.Result[tuple[object, ...]]:
         """Run one statement in the caller's transaction."""
 
 
@@ -191,6 +193,13 @@ def owner_is_alive(host: str, boot: str, pid: int, start: float) -> bool | None:
     return process_start(pid) == start
 
 
+# Statements of the hot path are built once: that costs more than to execute them.
+_LAST = sa.select(sa.func.max(ATTEMPTS.c.attempt), sa.func.count() - sa.func.count(ATTEMPTS.c.ended_at)).where(
+    ATTEMPTS.c.trial_id == sa.bindparam("trial", type_=sa.Integer)
+)
+_CLAIM = sa.insert(ATTEMPTS)
+
+
 def claim(conn: Executor, trial_id: int, owner: Owner) -> int:
     """Give ``owner`` the trial's next attempt.
 
@@ -199,36 +208,30 @@ def claim(conn: Executor, trial_id: int, owner: Owner) -> int:
     Returns:
         The number of the new attempt, counted from 1.
     """
-    now = time.time()
-    stale = sa.update(ATTEMPTS).where(ATTEMPTS.c.trial_id == trial_id, ATTEMPTS.c.ended_at.is_(None))
-    last = conn.execute(
-        sa.select(sa.func.max(ATTEMPTS.c.attempt), sa.func.count() - sa.func.count(ATTEMPTS.c.ended_at)).where(
-            ATTEMPTS.c.trial_id == trial_id
-        )
-    ).one()
+    last = conn.execute(_LAST, {"trial": trial_id}).one()
     previous, still_open = cast("tuple[int | None, int]", tuple(last))
     if still_open:  # a tool without leases took the trial from its owner
-        conn.execute(stale.values(ended_at=now, outcome="lost", reason="the trial was taken over"))
+        stale = sa.update(ATTEMPTS).where(ATTEMPTS.c.trial_id == trial_id, ATTEMPTS.c.ended_at.is_(None))
+        conn.execute(stale.values(ended_at=time.time(), outcome="lost", reason="the trial was taken over"))
     attempt = (previous or 0) + 1
-    conn.execute(
-        sa.insert(ATTEMPTS).values(
-            trial_id=trial_id,
-            attempt=attempt,
-            host=owner.host,
-            boot_id=owner.boot_id,
-            pid=owner.pid,
-            start_time=owner.start_time,
-            worker=owner.worker,
-            device=owner.device,
-            started_at=now,
-            beat_at=now,
-        )
-    )
+    now = time.time()
+    row = asdict(owner) | {"trial_id": trial_id, "attempt": attempt, "started_at": now, "beat_at": now}
+    conn.execute(_CLAIM, row)
     return attempt
 
 
-def _is_lease(trial_id: int, attempt: int) -> sa.ColumnElement[bool]:
-    return sa.and_(ATTEMPTS.c.trial_id == trial_id, ATTEMPTS.c.attempt == attempt, ATTEMPTS.c.ended_at.is_(None))
+_IS_LEASE = sa.and_(
+    ATTEMPTS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
+    ATTEMPTS.c.attempt == sa.bindparam("number", type_=sa.Integer),
+    ATTEMPTS.c.ended_at.is_(None),
+)
+_END = (
+    sa.update(ATTEMPTS)
+    .where(_IS_LEASE)
+    .values(ended_at=sa.bindparam("now"), outcome=sa.bindparam("how"), reason=sa.bindparam("why"))
+)
+_BEAT = sa.update(ATTEMPTS).where(_IS_LEASE).values(beat_at=sa.bindparam("now"))
+_LOCK = sa.select(ATTEMPTS.c.attempt).where(_IS_LEASE).with_for_update()
 
 
 def holds(conn: Executor, trial_id: int, attempt: int) -> bool:
@@ -236,20 +239,19 @@ def holds(conn: Executor, trial_id: int, attempt: int) -> bool:
 
     The lock is what keeps a requeue by another process out until the caller's writes are committed.
     """
-    query = sa.select(ATTEMPTS.c.attempt).where(_is_lease(trial_id, attempt)).with_for_update()
-    return conn.execute(query).first() is not None
+    return conn.execute(_LOCK, {"trial": trial_id, "number": attempt}).first() is not None
 
 
 def is_held_by(conn: Executor, trial_id: int, attempt: int, owner: Owner) -> bool:
     """Whether ``attempt`` is the trial's lease, and this process's."""
     query = sa.select(ATTEMPTS.c.attempt).where(
-        _is_lease(trial_id, attempt),
+        _IS_LEASE,
         ATTEMPTS.c.host == owner.host,
         ATTEMPTS.c.boot_id == owner.boot_id,
         ATTEMPTS.c.pid == owner.pid,
         ATTEMPTS.c.start_time == owner.start_time,
     )
-    return conn.execute(query).first() is not None
+    return conn.execute(query, {"trial": trial_id, "number": attempt}).first() is not None
 
 
 def has_ended_as(conn: Executor, trial_id: int, attempt: int, outcome: str) -> bool:
@@ -262,12 +264,8 @@ def has_ended_as(conn: Executor, trial_id: int, attempt: int, outcome: str) -> b
 
 def end(conn: Executor, trial_id: int, attempt: int, outcome: str, reason: str | None = None) -> bool:
     """End an attempt; False if it had ended already."""
-    statement = (
-        sa.update(ATTEMPTS)
-        .where(_is_lease(trial_id, attempt))
-        .values(ended_at=time.time(), outcome=outcome, reason=reason)
-    )
-    return _rows(conn, statement) == 1
+    which = {"trial": trial_id, "number": attempt}
+    return _rows(conn, _END, which | {"now": time.time(), "how": outcome, "why": reason}) == 1
 
 
 def end_open(conn: Executor, trial_id: int, outcome: str) -> None:
@@ -281,11 +279,11 @@ def end_open(conn: Executor, trial_id: int, outcome: str) -> None:
 
 def beat(conn: Executor, trial_id: int, attempt: int) -> bool:
     """Record that the owner lives; False if the attempt is no longer the trial's lease."""
-    return _rows(conn, sa.update(ATTEMPTS).where(_is_lease(trial_id, attempt)).values(beat_at=time.time())) == 1
+    return _rows(conn, _BEAT, {"trial": trial_id, "number": attempt, "now": time.time()}) == 1
 
 
-def _rows(conn: Executor, statement: sa.Update) -> int:
-    return cast("sa.CursorResult[tuple[object, ...]]", conn.execute(statement)).rowcount
+def _rows(conn: Executor, statement: sa.Update, parameters: Mapping[str, Any]) -> int:
+    return cast("sa.CursorResult[tuple[object, ...]]", conn.execute(statement, parameters)).rowcount
 
 
 def is_dead(lease: Attempt, grace: float) -> bool:
@@ -296,8 +294,8 @@ def is_dead(lease: Attempt, grace: float) -> bool:
 
 def lock_unchanged(conn: Executor, lease: Attempt) -> bool:
     """Lock an attempt that was read before; False if its owner has beaten or it has ended since."""
-    unchanged = sa.and_(_is_lease(lease.trial_id, lease.attempt), ATTEMPTS.c.beat_at == lease.beat_at)
-    return conn.execute(sa.select(ATTEMPTS.c.attempt).where(unchanged).with_for_update()).first() is not None
+    unchanged = _LOCK.where(ATTEMPTS.c.beat_at == lease.beat_at)
+    return conn.execute(unchanged, {"trial": lease.trial_id, "number": lease.attempt}).first() is not None
 
 
 def attempts(conn: Executor, study_id: int) -> list[Attempt]:

@@ -93,13 +93,23 @@ class ReadingStorage(TransactionalStorage):
             return rows, whole_trials(conn, [row for row in rows if row.state in states])
 
 
+# Statements are built once: building one costs as much as a small database takes to answer it.
+_AFTER = _TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
+_OF_STUDY = sa.select(*_ROW).where(_TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer))
+_ROWS_AFTER = _OF_STUDY.where(_AFTER).order_by(_TRIALS.c.trial_id)
+_ROWS_OR_AMONG = _OF_STUDY.where(
+    sa.or_(_AFTER, _TRIALS.c.trial_id.in_(sa.bindparam("among", expanding=True, type_=sa.Integer)))
+).order_by(_TRIALS.c.trial_id)
+_ROW_OF_ONE = sa.select(*_ROW).where(_TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
+
+
 def trial_row(conn: sa.Connection, trial_id: int) -> TrialRow:
     """One trial's row.
 
     Raises:
         KeyError: There is no such trial.
     """
-    row = conn.execute(sa.select(*_ROW).where(_TRIALS.c.trial_id == trial_id)).first()
+    row = conn.execute(_ROW_OF_ONE, {"trial": trial_id}).first()
     if row is None:
         raise KeyError(models.NOT_FOUND_MSG)
     return TrialRow._make(row)
@@ -108,12 +118,13 @@ def trial_row(conn: sa.Connection, trial_id: int) -> TrialRow:
 def trial_rows(conn: sa.Connection, study_id: int, *, after: int, among: Collection[int]) -> list[TrialRow]:
     """The rows of a study's trials with an id above ``after`` or among the given ones, by id."""
     few = len(among) <= _AT_ONCE
-    wanted = _TRIALS.c.trial_id > (after if few else min(min(among) - 1, after))
+    bounds = {"study": study_id, "after": after if few else min(min(among) - 1, after)}
     if among and few:
-        wanted = sa.or_(wanted, _TRIALS.c.trial_id.in_(among))
-    query = sa.select(*_ROW).where(_TRIALS.c.study_id == study_id, wanted).order_by(_TRIALS.c.trial_id)
-    rows = map(TrialRow._make, conn.execute(query))
-    return [row for row in rows if few or row.trial_id > after or row.trial_id in among]
+        rows = conn.execute(_ROWS_OR_AMONG, bounds | {"among": list(among)}).all()
+    else:
+        rows = conn.execute(_ROWS_AFTER, bounds).all()
+    found = map(TrialRow._make, rows)
+    return [row for row in found if few or row.trial_id > after or row.trial_id in among]
 
 
 def whole_trials(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:

@@ -11,10 +11,12 @@ Every operation waits for a database that is away (`hpo.outage`). Where the conn
 being committed, the next try finds in the ledger what the last one has done.
 """
 
+import copy
 import functools
 import json
 import threading
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -58,6 +60,17 @@ _REPORTS = cast("sa.Table", models.TrialIntermediateValueModel.__table__)
 _SYSTEM_ATTRS = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
 
 
+_SET_STATE = (
+    sa.update(_TRIALS)
+    .where(
+        _TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
+        _TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING]),
+    )
+    .values(state=sa.bindparam("new_state"), datetime_complete=sa.bindparam("new_completed"))
+)
+_ADD_VALUE = sa.insert(cast("sa.Table", models.TrialValueModel.__table__))
+
+
 class _Claim(threading.local):
     """What the current thread's operation has claimed, whether or not that has been committed."""
 
@@ -80,6 +93,7 @@ class StudyStorage(ReadingStorage):
         self._claim = _Claim()
         self._held: dict[int, int] = {}
         self._outcomes: dict[int, str] = {}
+        self._untouched: dict[int, FrozenTrial] = {}
         super().__init__(url)
 
     def __reduce__(self) -> tuple[type["StudyStorage"], tuple[str]]:
@@ -130,6 +144,8 @@ class StudyStorage(ReadingStorage):
             trial = super()._create_new_trial(study_id, template)
         if self._claim.attempt is not None:
             self._held[trial._trial_id] = self._claim.attempt  # noqa: SLF001 - the id has no public name
+            # Optuna reads next what it has just made. It is this owner's, who has not written to it yet.
+            self._untouched = {trial._trial_id: copy.deepcopy(trial)}  # noqa: SLF001
         return trial
 
     def _get_prepared_new_trial(
@@ -188,6 +204,7 @@ class StudyStorage(ReadingStorage):
         self, table: sa.Table, trial_id: int, key: str, row: dict[str, Any], *, replace: bool = True
     ) -> None:
         """Store one row of a trial in one statement; raises if the trial may not be written to."""
+        self._untouched.clear()
         attempt = self._held.get(trial_id)
         if attempt is None and self.owner is not None:
             self._explain_refusal(trial_id)
@@ -217,6 +234,7 @@ class StudyStorage(ReadingStorage):
         distribution: BaseDistribution,
         previous_distribution: BaseDistribution | None,
     ) -> None:
+        self._untouched.clear()
         if previous_distribution is None:  # only the first time in a process: Optuna looks the distribution up
             with self.transaction() as session:
                 self._fence(session, trial_id)
@@ -256,6 +274,8 @@ class StudyStorage(ReadingStorage):
         Optuna's ``tell`` reads first and answers ValueError when the trial is not RUNNING. The owner has to
         learn the reason, and learns it here, without a statement more.
         """
+        if trial_id in self._untouched:
+            return self._untouched.pop(trial_id)
         trial = super().get_trial(trial_id)
         if trial.state != TrialState.RUNNING and trial_id in self._held:
             raise _lease_lost(trial_id)
@@ -296,6 +316,7 @@ class StudyStorage(ReadingStorage):
     def _release(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None, reason: str | None
     ) -> bool:
+        self._untouched.clear()
         outcome = self._outcomes.get(trial_id, state.name.lower())
         if state == TrialState.WAITING:
             outcome = "requeued"
@@ -311,7 +332,9 @@ class StudyStorage(ReadingStorage):
                         self._outcomes.pop(trial_id, None)
                         return True  # an earlier try has been stored after all
                     raise _lease_lost(trial_id)  # noqa: TRY301 - the lease is put back all the same
-                done = super().set_trial_state_values(trial_id, state, values)
+                done = self._set_state(session, trial_id, state, values or ())
+                if not done:  # Optuna knows why
+                    done = super().set_trial_state_values(trial_id, state, values)
             except BaseException:
                 if attempt is not None:
                     self._held[trial_id] = attempt
@@ -320,6 +343,19 @@ class StudyStorage(ReadingStorage):
                 self._held[trial_id] = attempt
         self._outcomes.pop(trial_id, None)
         return done
+
+    def _set_state(self, session: orm.Session, trial_id: int, state: TrialState, values: Sequence[float]) -> bool:
+        """Set the state and values of an unfinished trial; False where it isn't one."""
+        completed = datetime.now(UTC).replace(tzinfo=None) if state.is_finished() else None
+        row: dict[str, Any] = {"trial": trial_id, "new_state": state, "new_completed": completed}
+        changed = cast("sa.CursorResult[tuple[()]]", session.execute(_SET_STATE, row))
+        if not changed.rowcount:
+            return False
+        for objective, value in enumerate(values):
+            stored, kind = models.TrialValueModel.value_to_stored_repr(value)
+            row = {"trial_id": trial_id, "objective": objective, "value": stored, "value_type": kind}
+            session.execute(_ADD_VALUE, row)
+        return True
 
     # ------------------------------------------------------------------ life and death
 

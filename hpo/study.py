@@ -11,7 +11,7 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
-from hpo.budget import BUDGET_ATTR, claimable
+from hpo.budget import BUDGET_ATTR, claimable, count_trials
 from hpo.cache import StudyCache
 from hpo.config import StudySpec, diff_configs, identity
 from hpo.database import display_url
@@ -28,6 +28,8 @@ CONFIG_ATTR: Final = "hpo:config"
 HASH_ATTR: Final = "hpo:config_hash"
 
 _TRAINING_STREAM: Final = 0x71
+#: Seconds after which a worker looks again for trials that others have finished.
+MAX_AGE: Final = 0.2
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class OpenStudy:
 
     def count(self, *states: TrialState) -> int:
         """How many trials are in these states now."""
-        return len(self.study.get_trials(deepcopy=False, states=states))
+        with self.storage.engine.connect() as conn:
+            return count_trials(conn, self.study_id, states)
 
     def claimable(self) -> int:
         """How many trials could be taken now: those that wait, and those that nobody has claimed yet."""
@@ -124,7 +127,7 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
     storage = open_storage(spec.storage_url, create=False, owner=owner)
     try:
         study = optuna.load_study(
-            storage=StudyCache(storage),
+            storage=StudyCache(storage, max_age=0.0 if owner is None else MAX_AGE),
             study_name=spec.study.name,
             sampler=make_sampler(spec, space),
             pruner=make_pruner(spec),

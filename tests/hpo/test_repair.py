@@ -39,8 +39,15 @@ def attempts(view: OpenStudy) -> list[Attempt]:
         return list(map(Attempt._make, conn.execute(ledger.ATTEMPTS.select())))
 
 
-def optunas_own(view: OpenStudy) -> optuna.storages.RDBStorage:
-    return optuna.storages.RDBStorage(view.storage.url, skip_table_creation=True)
+@contextmanager
+def optunas_own(view: OpenStudy) -> Iterator[optuna.storages.RDBStorage]:
+    """The database as a tool sees it that knows nothing of leases."""
+    storage = optuna.storages.RDBStorage(view.storage.url, skip_table_creation=True)
+    try:
+        yield storage
+    finally:
+        storage.scoped_session.remove()
+        storage.engine.dispose()
 
 
 def planned_and_done(view: OpenStudy) -> RepairReport:
@@ -97,7 +104,8 @@ def test_a_trial_that_runs_without_a_lease_waits_again(view: OpenStudy) -> None:
 def test_a_lease_that_another_tool_has_left_open_is_ended(view: OpenStudy, state: str, outcome: str) -> None:
     trial, _ = ask(view)
     values = [1.0] if state == "COMPLETE" else None
-    optunas_own(view).set_trial_state_values(trial._trial_id, TrialState[state], values)
+    with optunas_own(view) as storage:
+        storage.set_trial_state_values(trial._trial_id, TrialState[state], values)
     (entry,) = planned_and_done(view).done
     assert (entry.trial, entry.attempt, entry.action) == (0, 1, LEASE_ENDED)
     assert [each.outcome for each in attempts(view)] == [outcome]
@@ -109,7 +117,8 @@ def test_attempts_at_trials_that_another_tool_has_deleted_are_removed(view: Open
         other.storage.create_new_study([optuna.study.StudyDirection.MINIMIZE], "other")
         optuna.load_study(storage=other.storage, study_name="other").ask()
     ask(view)
-    optuna.delete_study(storage=optunas_own(view), study_name="other")
+    with optunas_own(view) as storage:
+        optuna.delete_study(storage=storage, study_name="other")
     (entry,) = planned_and_done(view).done
     assert (entry.trial, entry.attempt, entry.action) == (None, 1, ATTEMPT_REMOVED)
     assert [each.worker for each in attempts(view)] == ["worker-0"]
