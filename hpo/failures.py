@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from optuna.trial import TrialState
@@ -10,7 +11,7 @@ from optuna.trial import TrialState
 from hpo.errors import StudyError
 from hpo.objective import TrialReport
 from hpo.outcome import Outcome
-from hpo.recovery import LOST, Verdict
+from hpo.recovery import LOST, Settled, Verdict
 from hpo.study import OpenStudy
 from hpo.worker import Failed, Message
 
@@ -18,6 +19,7 @@ from hpo.worker import Failed, Message
 _ALIKE: Final = 3
 #: This many deaths for each worker, without a trial finished in between, stop the study.
 _DEATHS: Final = 3
+_FAILURES: Final = frozenset({Outcome.ERROR, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT})
 # What differs between two errors of one cause: sizes, addresses, process ids.
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 
@@ -32,7 +34,8 @@ class Failures:
 
     def __init__(self, opened: OpenStudy, workers: int) -> None:
         self._opened = opened
-        self._deaths_allowed = _DEATHS * workers
+        # A trial that kills its workers is to come to its own end before the study does.
+        self._deaths_allowed = max(_DEATHS, opened.spec.study.max_retries + 1) * workers
         self._deaths = 0
         self._succeeded = opened.count(TrialState.COMPLETE, TrialState.PRUNED) > 0
         self._first = ""
@@ -45,16 +48,29 @@ class Failures:
             StudyError: Everything has failed in the same way from the start.
         """
         if isinstance(message, Failed):
-            self._failed(
-                "workers", message.message, f"the workers' logs in {self._opened.spec.output_dir / 'logs'}"
-            )
+            logs = self._opened.spec.output_dir / "logs"
+            self._failed("workers", message.message, f"the workers' logs in {logs}")
         elif isinstance(message, TrialReport) and message.outcome is not None:
             self._deaths = 0
-            if message.outcome in {Outcome.ERROR, Outcome.OUT_OF_MEMORY}:
-                folder = self._opened.spec.output_dir / "trials"
-                self._failed("trials", message.reason, f"the log of trial {message.number} in {folder}")
+            if message.outcome in _FAILURES:
+                self._trial_failed(message.number, message.reason)
             else:
                 self._succeeded = True
+
+    def settled(self, trials: Sequence[Settled]) -> None:
+        """Take note of trials that were taken from dead workers.
+
+        Raises:
+            StudyError: As `hear`.
+        """
+        for trial in trials:
+            if trial.state == TrialState.FAIL:
+                self._deaths = 0
+                self._trial_failed(trial.number, trial.reason)
+
+    def _trial_failed(self, number: int, reason: str) -> None:
+        folder = self._opened.spec.output_dir / "trials"
+        self._failed("trials", reason, f"the log of trial {number} in {folder}")
 
     def died(self, verdict: Verdict) -> None:
         """Take note of a worker that is gone without having got on.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -79,6 +78,8 @@ def memory_of(pid: int) -> int:
 def _memory(process: psutil.Process) -> int:
     try:
         info = process.memory_full_info()
+    except psutil.AccessDenied:  # macOS shows this much of others' processes only
+        return int(process.memory_info().rss)
     except psutil.Error:  # it has just ended
         return 0
     # Only Linux knows the proportional share; elsewhere what is this process's alone.
@@ -92,34 +93,6 @@ def oom_kills() -> int:
     except OSError:
         return 0
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
-
-
-@dataclass
-class Running:
-    """A trial in a worker, as its supervisor sees it.
-
-    Attributes:
-        number: The trial.
-        spent_before_s: Seconds that earlier attempts took.
-        since: The monotonic clock when this attempt began.
-        verdict: How it is to end, once a limit is broken.
-        kill_at: The monotonic clock when patience with that ends.
-    """
-
-    number: int
-    spent_before_s: float
-    since: float
-    verdict: Verdict | None = None
-    kill_at: float = 0.0
-
-    @classmethod
-    def begin(cls, number: int, spent_before_s: float) -> Running:
-        """A trial that begins now."""
-        return cls(number, spent_before_s, time.monotonic())
-
-    def spent(self, now: float) -> float:
-        """Seconds that the trial has taken at ``now``."""
-        return self.spent_before_s + now - self.since
 
 
 def death_of(exitcode: int | None, struck_before: int) -> str:
@@ -144,11 +117,16 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def kill_group(pid: int) -> None:
-    """SIGKILL to a worker's process group; it may be gone, or not have made its group yet."""
-    for kill in (os.killpg, os.kill):
+def kill_group(pid: int, *, only_group: bool = False) -> None:
+    """SIGKILL to a worker's process group; it may be gone, or not have made its group yet.
+
+    Args:
+        pid: The worker.
+        only_group: Spare the process itself where it has no group: it has ended, and its number may be another's.
+    """
+    for kill in (os.killpg,) if only_group else (os.killpg, os.kill):
         try:
             kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # the latter for a group of zombies, on macOS
             continue
         return

@@ -23,11 +23,12 @@ def finer(config: Mapping[str, Any], parts: int) -> int | None:
         parts: Parts that a batch is cut into now.
 
     Returns:
-        None where batches can't be cut further: they have one sample, or their size changes as the trial runs, or
-        a last, smaller one is dropped, which cut batches would not drop.
+        None where batches can't be cut further: they have one sample, their size changes as the trial runs, a
+        last, smaller one is dropped, which cut batches would not drop, or an epoch is a fraction of a pass, which
+        might end inside a batch.
     """
-    callbacks = config["callbacks"]
-    if config["loader"]["drop_last"] or callbacks.get("batch_size_schedule", False) is not False:
+    schedule = config["callbacks"].get("batch_size_schedule", False) is not False
+    if config["loader"]["drop_last"] or schedule or isinstance(config["trainer"]["validate_every"], float):
         return None
     batch = int(config["loader"]["batch_size"])
     return next((number for number in range(2 * parts, batch + 1, parts) if batch % number == 0), None)

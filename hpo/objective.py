@@ -36,7 +36,7 @@ from hpo.storage import OUTCOME_ATTR, REASON_ATTR
 from hpo.study import OpenStudy
 from trainer import Trainer
 from trainer.checkpoint import find_checkpoint, newest_checkpoint
-from trainer.state import DIVERGED, INTERRUPTED, best_epoch
+from trainer.state import DIVERGED, INTERRUPTED, Metrics, best_epoch
 
 RUN_ATTR = "hpo:run"
 
@@ -152,17 +152,23 @@ class TrialRun:
         state = trainer.state
         if state.stop_reason == DIVERGED:
             return Outcome.DIVERGED
-        if not state.batch_index and (state.stop_reason != INTERRUPTED or trainer.finished):
-            return Outcome.COMPLETE
-        verdict = self.request.verdict(self.trial.number)
-        if verdict is None:
-            return None
-        self._failure = _Failure(Outcome(verdict.outcome), verdict.reason)
-        return self._failure.outcome
+        if state.stop_reason == INTERRUPTED and not trainer.finished:
+            verdict = self.request.verdict(self.trial.number)
+            if verdict is None and self.request.leaving:
+                return None
+            if verdict is not None:
+                self._failure = _Failure(Outcome(verdict.outcome), verdict.reason)
+                return self._failure.outcome
+        if self._best_epoch() is None:
+            metric = self.opened.spec.study.metric
+            said = f" ({state.stop_reason})" if state.stop_reason else ""
+            self._failure = _Failure(Outcome.ERROR, f"it ended{said} before an epoch with a finite {metric}")
+            return Outcome.ERROR
+        return Outcome.COMPLETE
 
     def _failure_of(self, error: BaseException) -> _Failure:
         outcome = failure_outcome(error)
-        reason, text = f"{type(error).__name__}: {error}", "".join(traceback.format_exception(error))
+        reason, text = f"{type(error).__name__}: {error}"[:2000], "".join(traceback.format_exception(error))
         again = self.opened.spec.study.on_oom == "retry_with_accumulation"
         if outcome != Outcome.OUT_OF_MEMORY or not again or not is_device_memory(error) or self._trainer is None:
             return _Failure(outcome, reason, text)
@@ -217,15 +223,15 @@ class TrialRun:
 
     def _tell(self, outcome: Outcome | None) -> float | None:
         """Store the outcome; returns the best value."""
-        study, trial = self.opened.study, self.trial
-        best = self._best()
-        value: float | None = None if best is None else best["metrics"][self.opened.spec.study.metric]
+        study, trial, epoch = self.opened.study, self.trial, self._best_epoch()
+        value = None if epoch is None else self._history[epoch - 1][self.opened.spec.study.metric]
         if outcome is None:
             self._put_back()
         elif outcome == Outcome.PRUNED:
             study.tell(trial, state=TrialState.PRUNED)
         elif outcome == Outcome.COMPLETE:
-            trial.set_user_attr(BEST_ATTR, finite(best))
+            assert epoch is not None
+            trial.set_user_attr(BEST_ATTR, finite(self._best(epoch)))
             study.tell(trial, value)
         elif outcome == Outcome.DIVERGED:
             trial.set_user_attr(OUTCOME_ATTR, outcome)
@@ -244,7 +250,7 @@ class TrialRun:
     def _tell_failure(self, failure: _Failure) -> None:
         owner = self.opened.storage.owner
         attrs = {
-            REASON_ATTR: failure.reason[:2000],
+            REASON_ATTR: failure.reason,
             TRACEBACK_ATTR: failure.traceback[-10_000:],
             WORKER_ATTR: None if owner is None else f"{owner.worker} on {owner.host}, {owner.device}",
             OUTCOME_ATTR: failure.outcome,
@@ -254,14 +260,15 @@ class TrialRun:
                 self.trial.set_user_attr(name, value)
         self.opened.study.tell(self.trial, state=TrialState.FAIL)
 
-    def _best(self) -> dict[str, Any] | None:
+    @property
+    def _history(self) -> list[Metrics]:
+        return [] if self._trainer is None else self._trainer.state.history
+
+    def _best_epoch(self) -> int | None:
+        return best_epoch(self._history, self.opened.spec.study.metric, self.builder.mode)
+
+    def _best(self, epoch: int) -> dict[str, Any]:
         """The best epoch: its number, its metrics and its checkpoint, relative to the output folder."""
-        if self._trainer is None:
-            return None
-        history = self._trainer.state.history
-        epoch = best_epoch(history, self.opened.spec.study.metric, self.builder.mode)
-        if epoch is None:
-            return None
         found = find_checkpoint(self._checkpoint_folders(), epoch)
         path = None if found is None else str(found[0].path.relative_to(self.opened.spec.output_dir))
-        return {"epoch": epoch, "metrics": dict(history[epoch - 1]), "checkpoint": path}
+        return {"epoch": epoch, "metrics": dict(self._history[epoch - 1]), "checkpoint": path}

@@ -1,7 +1,7 @@
 """What became of a trial: seven different ends, and the two states before them."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Final
 
@@ -14,13 +14,13 @@ BEST_ATTR: Final = "hpo:best"
 TRACEBACK_ATTR: Final = "hpo:traceback"
 WORKER_ATTR: Final = "hpo:worker"
 
+_NO_DEVICE_MEMORY: Final = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 #: Plain RuntimeErrors are raised by the CPU's allocator (on Linux, on Windows), by CUDA calls that are not torch's
 #: own, and by a loader whose process has no shared memory left; their text is all there is to tell them by.
 _NO_MEMORY: Final = (
     "can't allocate memory",
     "not enough memory",
-    "CUDA error: out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
+    *_NO_DEVICE_MEMORY,
     "unable to allocate shared memory",
 )
 
@@ -71,17 +71,23 @@ def failure_outcome(error: BaseException) -> Outcome:
     An error that another one was made of (a model's constructor runs out of memory, and what called it says that
     it failed) counts as what it was at first.
     """
-    seen: BaseException | None = error
-    while seen is not None:
-        if _is_out_of_memory(seen):
-            return Outcome.OUT_OF_MEMORY
-        seen = seen.__cause__
-    return Outcome.ERROR
+    return Outcome.OUT_OF_MEMORY if any(map(_is_out_of_memory, _causes(error))) else Outcome.ERROR
 
 
 def is_device_memory(error: BaseException) -> bool:
     """Whether it was an accelerator's memory that ran out."""
-    return isinstance(error, torch.OutOfMemoryError) or "CUDA error: out of memory" in str(error)
+    return any(
+        isinstance(each, torch.OutOfMemoryError) or any(text in str(each) for text in _NO_DEVICE_MEMORY)
+        for each in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it was made of."""
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

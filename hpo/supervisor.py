@@ -8,21 +8,22 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from enum import Enum
 from multiprocessing import connection
-from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from multiprocessing.context import ForkServerContext
 from typing import Any, Final
 
+from hpo.child import Child
 from hpo.devices import Slot
+from hpo.errors import StudyError
 from hpo.failures import Failures
-from hpo.limits import Limits, Running, death_of, kill_group, oom_kills
+from hpo.limits import Limits, oom_kills
 from hpo.notice import Notice
-from hpo.recovery import LOST, STOPPED, Settled, Verdict
+from hpo.outage import DatabaseError
+from hpo.recovery import Settled
 from hpo.study import OpenStudy
 from hpo.upkeep import Upkeep
-from hpo.worker import ADVANCED, BEAT, Message, Pulse, Started, Stop, WorkerOrder, work
+from hpo.worker import Leaving, Message, Stop, WorkerOrder, work
 
 #: Seconds between two looks at limits.
 _TICK: Final = 1.0
@@ -42,28 +43,6 @@ class Ending(Enum):
     DONE = "done"
     TIMEOUT = "timeout"
     INTERRUPTED = "interrupted"
-
-
-@dataclass
-class _Child:
-    label: str
-    slot: Slot
-    process: ForkServerProcess
-    channel: Connection[Stop, Message]
-    pulse: Pulse
-    struck_before: int
-    running: Running | None = None
-    killed_for: Verdict | None = None
-
-    @property
-    def pid(self) -> int:
-        assert self.process.pid is not None
-        return self.process.pid
-
-    def kill(self, verdict: Verdict) -> None:
-        """End it with all its processes."""
-        self.killed_for = verdict
-        kill_group(self.pid)
 
 
 class Supervisor:
@@ -97,7 +76,7 @@ class Supervisor:
         self._limits = Limits.of(opened.spec.study)
         self._upkeep = Upkeep(opened, self._tell)
         self._failures = Failures(opened, len(self._slots))
-        self._children: list[_Child] = []
+        self._children: list[Child] = []
         self._ending = Ending.DONE
         self._asked = 0
         self._next_tick = 0.0
@@ -136,9 +115,15 @@ class Supervisor:
         # Not a daemon: those may not have DataLoader workers.
         process = self._context.Process(target=work, args=(order, theirs, pulse), name=label, daemon=False)
         struck = oom_kills()
-        process.start()
+        try:
+            process.start()
+        except (OSError, EOFError) as error:  # no processes left, or the fork server is gone
+            raise StudyError(
+                f"a worker can't be started: {error or type(error).__name__}\n"
+                "  fix: see how many processes you may have (`ulimit -u`); then the same command goes on"
+            ) from error
         theirs.close()
-        self._children.append(_Child(label, slot, process, ours, pulse, struck))
+        self._children.append(Child(label, slot, process, ours, pulse, struck))
 
     # ---- what happens
 
@@ -153,10 +138,8 @@ class Supervisor:
             self._on_signal(self._wake.recv(64))
         for child in list(self._children):
             if child.channel in ready:
-                self._drain(child)
-            if child.process.sentinel in ready:
-                self._drain(child)
-                self._on_end(child)
+                self._hear(child)
+        self._reap()
         if time.monotonic() >= self._next_tick:
             self._tick()
 
@@ -167,48 +150,40 @@ class Supervisor:
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             self._ask_to_stop(Ending.TIMEOUT)
-        for child in self._children:
-            if child.running is not None:
-                self._hold_to_limits(child, child.running, now)
+        for child in list(self._children):
+            self._hear(child)  # what it has just ended breaks no limit any more
+            if self._upkeep.away:
+                child.excuse(now)
+            if child.hold_to(self._limits, self._grace, now):
+                child.process.join()
+        # Before anybody looks for dead owners: we know why ours are dead.
+        self._reap()
         self._upkeep.look(now)
         self._refill()
 
-    def _drain(self, child: _Child) -> None:
-        try:
-            while child.channel.poll():
-                self._on_message(child, child.channel.recv())
-        except (EOFError, OSError):
-            pass  # closed at its end; the sentinel tells how it ended
+    def _hear(self, child: Child) -> None:
+        for message in child.messages():
+            if isinstance(message, Leaving):
+                continue
+            self._tell(child.label, message)
+            self._failures.hear(message)
 
-    def _on_message(self, child: _Child, message: Message) -> None:
-        child.running = None
-        if isinstance(message, Started):
-            child.running = Running.begin(message.number, message.spent_s)
-        self._tell(child.label, message)
-        self._failures.hear(message)
-
-    def _on_end(self, child: _Child) -> None:
-        self._children.remove(child)
-        child.channel.close()
-        child.process.join()
-        if child.process.exitcode or child.running is not None:
-            reason = death_of(child.process.exitcode, child.struck_before)
-            verdict = child.killed_for or Verdict(LOST, reason)
-            self._upkeep.settle(child.label, child.pid, verdict)
+    def _reap(self) -> None:
+        """Settle what children held that have ended, and replace them."""
+        ended = [child for child in self._children if child.process.exitcode is not None]
+        for child in ended:
+            self._hear(child)
+            self._children.remove(child)
+            verdict = child.bury()
+            if verdict is None:
+                continue
+            settled = self._upkeep.settle(child.label, child.pid, verdict)
+            self._failures.settled(settled)
             # One that got on with its trial before it was taken from us (a machine that is lent) is no fault.
-            if self._ending is Ending.DONE and not child.pulse[ADVANCED]:
+            if self._ending is Ending.DONE and not child.advanced:
                 self._failures.died(verdict)
-        self._refill()
-
-    def _hold_to_limits(self, child: _Child, running: Running, now: float) -> None:
-        if running.verdict is None:
-            idle = now - max(running.since, child.pulse[BEAT])
-            running.verdict = self._limits.broken(child.pid, spent_s=running.spent(now), idle_s=idle)
-            if running.verdict is not None:
-                running.kill_at = now + self._grace
-                self._send(child, Stop(running.number, running.verdict))
-        elif now >= running.kill_at and child.killed_for is None:
-            child.kill(running.verdict)
+        if ended:
+            self._refill()
 
     def _tell(self, label: str, message: Message | Settled | Notice) -> None:
         try:
@@ -219,14 +194,10 @@ class Supervisor:
 
     # ---- stopping
 
-    def _send(self, child: _Child, stop: Stop) -> None:
-        with contextlib.suppress(OSError):  # it is gone; the sentinel tells
-            child.channel.send(stop)
-
     def _ask_to_stop(self, ending: Ending) -> None:
         self._ending = ending
         for child in self._children:
-            self._send(child, Stop())
+            child.tell(Stop())
 
     def _on_signal(self, received: bytes) -> None:
         # A terminal that closes may send its hang-up twice; that is no second request.
@@ -249,13 +220,15 @@ class Supervisor:
         """End every worker left, with its children, and give their trials back."""
         children, self._children = self._children, []
         for child in children:
-            child.kill(child.killed_for or Verdict(STOPPED, "its worker was stopped at once"))
+            child.kill()
         for child in children:
-            self._drain(child)
             child.process.join()
-            child.channel.close()
-            assert child.killed_for is not None
-            self._upkeep.settle(child.label, child.pid, child.killed_for)
+            for message in child.messages():
+                self._tell(child.label, message)
+            verdict = child.bury()
+            with contextlib.suppress(DatabaseError):  # a full disk; the others are to be buried all the same
+                if verdict is not None:
+                    self._upkeep.settle(child.label, child.pid, verdict)
 
     @contextlib.contextmanager
     def _handled_signals(self) -> Iterator[None]:
@@ -263,14 +236,10 @@ class Supervisor:
 
         One that is ignored stays so: `nohup` asks for that.
         """
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        kept = {
-            number: signal.signal(number, lambda got, _: self._waker.send(_SIGNALS[signal.Signals(got)]))
-            for number in heard
-        }
+        heard: list[signal.Signals] = []
+        if threading.current_thread() is threading.main_thread():
+            heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        kept = {number: signal.signal(number, self._wake_up) for number in heard}
         try:
             yield
         finally:

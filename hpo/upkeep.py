@@ -44,10 +44,15 @@ class Upkeep:
         self._no_judgement_before = 0.0
         self._waiting_for = 0
 
-    def settle(self, label: str, pid: int, verdict: Verdict) -> None:
-        """Give back, or end, what a dead worker held."""
+    @property
+    def away(self) -> bool:
+        """Whether the database was away when it was last asked for something."""
+        return self._away
+
+    def settle(self, label: str, pid: int, verdict: Verdict) -> list[Settled]:
+        """Give back, or end, what a dead worker held, as soon as the database is there; what was done now."""
         self._unsettled.append((label, pid, verdict))
-        self._try(self._settle_all)
+        return self._try(self._settle_all) or []
 
     def look(self, now: float) -> None:
         """Take trials back whose workers elsewhere are dead, if it is time to look again."""
@@ -92,8 +97,9 @@ class Upkeep:
             self._tell("", Notice(said))
         self._over_quota = over
 
-    def _settle_all(self) -> None:
+    def _settle_all(self) -> list[Settled]:
         study = self._opened.spec.study
+        done: list[Settled] = []
         while self._unsettled:
             label, pid, verdict = self._unsettled[0]
             settled = settle_process(
@@ -102,6 +108,8 @@ class Upkeep:
             self._unsettled.pop(0)
             for each in settled:
                 self._tell(label, each)
+            done += settled
+        return done
 
     def _try(self, chore: Callable[[], T]) -> T | None:
         try:

@@ -21,7 +21,7 @@ import torch
 from hpo.build import Builder
 from hpo.config import StudySpec
 from hpo.devices import Slot
-from hpo.errors import BudgetExhaustedError, HpoError
+from hpo.errors import BudgetExhaustedError, HpoError, LeaseLostError
 from hpo.folders import redirect_output
 from hpo.ledger import Heartbeat, Owner
 from hpo.objective import TrialReport, TrialRun
@@ -75,6 +75,17 @@ class Failed:
 
 
 @dataclass(frozen=True)
+class Leaving:
+    """A worker is about to end.
+
+    Attributes:
+        within_s: Seconds that this may take.
+    """
+
+    within_s: float = 30.0
+
+
+@dataclass(frozen=True)
 class Stop:
     """To a worker: end trial ``number`` with a verdict; without one, put down what runs and leave."""
 
@@ -82,7 +93,7 @@ class Stop:
     verdict: Verdict | None = None
 
 
-Message = Started | TrialReport | Failed
+Message = Started | TrialReport | Failed | Leaving
 
 
 #: The monotonic clock when the worker last finished a batch, or took a trial.
@@ -125,6 +136,8 @@ def work(order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse) -
             text = str(error) if isinstance(error, HpoError) else f"{type(error).__name__}: {error}"
             _send(channel, Failed(text))
             sys.exit(1)
+        finally:
+            _send(channel, Leaving())
 
 
 def _detach(request: StopRequest) -> None:
@@ -133,6 +146,8 @@ def _detach(request: StopRequest) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: request.leave())
+    # What a study's code forks is to end at a SIGTERM, as its pools expect.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
 
 
 def _check_preload() -> None:
@@ -180,9 +195,10 @@ class _Worker:
         try:
             with Heartbeat(opened.storage.beat, interval=interval, on_lost=self.request.lose):
                 while not self.request.leaving:
-                    trial = _ask(opened)
-                    if trial is None or self._train(opened, trial, builder).worn:
-                        return
+                    with contextlib.suppress(LeaseLostError):  # stopped for so long inside the asking
+                        trial = _ask(opened)
+                        if trial is None or self._train(opened, trial, builder).worn:
+                            return
         finally:
             opened.storage.close()
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.errors import StudyError
 
 if TYPE_CHECKING:
     from hpo.config import StudySpec
@@ -53,7 +55,7 @@ def run(
     slots = _checked_slots(spec)
     import optuna
 
-    from hpo.cli.console import Reporter, kept_arguments, print_summary, same_command
+    from hpo.cli.console import Reporter, kept_arguments, same_command
     from hpo.cli.output import read_by_others
     from hpo.folders import make_output_folder
     from hpo.study import start_study
@@ -68,15 +70,30 @@ def run(
         except OSError:  # nobody reads it
             raise typer.Exit(130) from None
         ending = Supervisor(opened, slots, context, reporter.heard, spec.study.timeout).run()
-        with read_by_others():
-            arguments = kept_arguments(study, overrides, storage, output_dir)
-            print_summary(opened, arguments, ending is Ending.TIMEOUT)
-            if ending is Ending.INTERRUPTED:
-                print(f"interrupted; go on with:\n  {same_command()}", file=sys.stderr)
     finally:
         opened.storage.close()
     if ending is Ending.INTERRUPTED:
+        with read_by_others():
+            print(f"interrupted; go on with:\n  {same_command()}", file=sys.stderr)
+    # An interrupted run ends as one, also where the database is away.
+    with contextlib.suppress(*([StudyError] if ending is Ending.INTERRUPTED else [])):
+        _summarise(spec, kept_arguments(study, overrides, storage, output_dir), ending is Ending.TIMEOUT)
+    if ending is Ending.INTERRUPTED:
         raise typer.Exit(130)
+
+
+def _summarise(spec: StudySpec, arguments: str, timed_out: bool) -> None:
+    """Say what the study has come to, as it is stored now: others may have worked on it too."""
+    from hpo.cli.console import print_summary
+    from hpo.cli.output import read_by_others
+    from hpo.study import load_study
+
+    opened = load_study(spec)
+    try:
+        with read_by_others(), opened.storage.patience.whole():
+            print_summary(opened, arguments, timed_out)
+    finally:
+        opened.storage.close()
 
 
 def _checked_slots(spec: StudySpec) -> list[Any]:

@@ -24,7 +24,7 @@ OVERRIDES = (
 
 def config_of(batch: int, **callbacks: Any) -> dict[str, Any]:
     loader = {"batch_size": batch, "eval_batch_size": None, "drop_last": False}
-    return {"loader": loader, "callbacks": callbacks}
+    return {"loader": loader, "callbacks": callbacks, "trainer": {"validate_every": None}}
 
 
 @given(st.integers(1, 200))
@@ -46,9 +46,10 @@ def test_parts_are_equal_and_shrink_to_single_samples(batch: int) -> None:
     [
         config_of(1),
         config_of(8, batch_size_schedule={"sizes": {}}),
-        {"loader": {"batch_size": 8, "drop_last": True}, "callbacks": {}},
+        config_of(8) | {"loader": {"batch_size": 8, "drop_last": True}},
+        config_of(8) | {"trainer": {"validate_every": 0.5}},
     ],
-    ids=["one sample", "sizes that change", "a dropped rest"],
+    ids=["one sample", "sizes that change", "a dropped rest", "a part of a pass"],
 )
 def test_what_can_not_be_cut_is_said_to_be_so(config: dict[str, Any]) -> None:
     assert finer(config, 1) is None

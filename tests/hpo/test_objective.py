@@ -259,3 +259,35 @@ def test_what_a_trial_prints_is_in_its_own_log(studies: Studies, capfd: pytest.C
         ]
     for outcome, log in zip(outcomes, logs, strict=True):
         assert ("ValueError: this loss fails" if outcome == Outcome.ERROR else "val_loss") in log
+
+
+STOPPING = """
+from trainer import Callback
+
+
+class Enough(Callback):
+    priority = 60
+
+    def __init__(self, after):
+        self.after = after
+
+    def on_train_batch_end(self, trainer):
+        if trainer.state.step >= self.after:
+            trainer.state.stop("enough", now=True)
+"""
+
+
+@pytest.mark.parametrize(("after", "outcome"), [(6, Outcome.COMPLETE), (2, Outcome.ERROR)])
+def test_a_callback_that_stops_inside_an_epoch_ends_the_trial(studies: Studies, after: int, outcome: str) -> None:
+    """It would wait, be taken again, and stop again, for ever."""
+    studies.spec()
+    (studies.folder / "stopping.py").write_text(STOPPING)
+    with studies.open(f"callbacks={{enough: {{_target_: stopping.Enough, after: {after}}}}}") as (view,):
+        report = run(view)
+        assert report.outcome == outcome
+        trial = stored(view)
+        assert trial.state.is_finished()
+        if outcome == Outcome.ERROR:
+            assert trial.user_attrs["hpo:reason"] == "it ended (enough) before an epoch with a finite val_loss"
+        else:
+            assert trial.value == trial.intermediate_values[1]

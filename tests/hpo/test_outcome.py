@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from hpo.outcome import Outcome, failure_outcome, finite, outcome_of
+from hpo.outcome import Outcome, failure_outcome, finite, is_device_memory, outcome_of
 from hpo.storage import OUTCOME_ATTR
 from tests.trainer.support import quick
 
@@ -78,3 +78,12 @@ def test_only_what_is_not_finite_becomes_null() -> None:
         "c": "nan",
         "d": True,
     }
+
+
+def test_an_error_made_of_one_about_memory_is_about_memory() -> None:
+    error = ValueError("could not call model.Net")
+    error.__cause__ = torch.OutOfMemoryError("CUDA out of memory")
+    assert failure_outcome(error) == Outcome.OUT_OF_MEMORY
+    assert is_device_memory(error)
+    assert not is_device_memory(MemoryError())
+    assert is_device_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))

@@ -26,6 +26,7 @@ from tests.acceptance.support import wait_until
 from tests.hpo.support import Studies
 
 FAULTS = '''
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -46,6 +47,12 @@ def vanish(code, times):
     return load()
 
 
+
+
+def pooled():
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        pool.map(abs, [1, 2])
+    return load()
 
 
 class Hang(Explode):
@@ -142,10 +149,25 @@ def test_a_worker_that_leaves_inside_a_trial_is_replaced_even_if_it_leaves_in_or
     assert (shown["finished"], shown["running"]) == (3, 0)
 
 
+def test_a_trial_that_kills_its_workers_comes_to_its_end_before_the_study_does(studies: Studies) -> None:
+    override = "data={_target_: faults.vanish, code: 1, times: 4}"
+    ending, heard = supervise(studies, override)
+    assert ending is Ending.DONE
+    assert [each.state.name for each in of(Settled, heard)] == ["WAITING"] * 3 + ["FAIL"]
+    outcomes = status(studies, override)["outcomes"]
+    assert (outcomes["lost"], outcomes["complete"]) == (1, 2)
+
+
+def test_a_pool_of_a_studys_own_ends_in_a_worker(studies: Studies) -> None:
+    overrides = ("data={_target_: faults.pooled}", "study.no_progress_timeout=60")
+    supervise(studies, *overrides)
+    assert status(studies, *overrides)["outcomes"]["complete"] == 3
+
+
 def test_workers_that_die_again_and_again_stop_the_study(studies: Studies) -> None:
     (studies.folder / "runs" / "tiny").mkdir(parents=True)
     (studies.folder / "runs" / "tiny" / "logs").write_text("in the way of the workers' logs")
-    with pytest.raises(StudyError, match="6 workers died without a trial finished"):
+    with pytest.raises(StudyError, match="8 workers died without a trial finished"):
         supervise(studies, "study.storage=sqlite:///other.db", workers=2)
 
 
