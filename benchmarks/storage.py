@@ -1,7 +1,7 @@
 """The shared storage as workers use it, against plain Optuna on the same databases.
 
     python benchmarks/storage.py [--databases sqlite postgresql] [--processes 1 4 8] [--trials 50 500 5000 10000]
-                                 [--rounds 3] [--sleep-trials 10]
+                                 [--rounds 3] [--sleep-trials 10] [--pauses 0.05 0.25]
 
 TPE, three parameters, ten reports a trial, MedianPruner; processes start together and take a few trials each.
 "Plain" is `optuna.load_study(storage=URL)`; "ours" is the same study opened as `hpo run`'s workers open it:
@@ -44,7 +44,6 @@ from hpo.study import MAX_AGE
 CONTESTANTS = ("plain", "ours", "memory")
 REFERENCE = 4  # processes at which the number of trials varies
 TRIALS_EACH = 4
-EPOCH_SECONDS = 0.05
 
 forked = multiprocessing.get_context("forkserver")
 
@@ -149,7 +148,9 @@ def measure(contestant: str, url: str, seed: int, trials: int, barrier: Barrier)
     return times
 
 
-def sleep_through(contestant: str, url: str, seed: int, trials: int, barrier: Barrier) -> tuple[float, float]:
+def sleep_through(
+    contestant: str, url: str, seed: int, trials: int, barrier: Barrier, *, pause: float
+) -> tuple[float, float]:
     """Trials that sleep instead of computing; when it began and when it was done."""
     study = open_study(contestant, url, seed, None)
     study.get_trials(deepcopy=False)
@@ -159,7 +160,7 @@ def sleep_through(contestant: str, url: str, seed: int, trials: int, barrier: Ba
         trial = study.ask()
         suggest(trial)
         for step, value in enumerate(curve(trial.number), start=1):
-            time.sleep(EPOCH_SECONDS)
+            time.sleep(pause)
             trial.report(value, step)
             trial.should_prune()
         study.tell(trial, curve(trial.number)[-1])
@@ -251,16 +252,17 @@ def print_growth(kind: str, cells: list[Cell], found: Measured) -> None:
     print(f"| last ÷ first | {asks} | {reports} | | |", flush=True)
 
 
-def print_efficiency(databases: Databases, rounds: int, trials: int) -> None:
+def print_efficiency(databases: Databases, rounds: int, trials: int, pause: float) -> None:
     workers = 8
-    ideal = trials * EPOCHS * EPOCH_SECONDS
-    print(f"\n### {databases.kind}: {workers} workers, {trials} trials each that sleep, ideal {ideal:.1f} s\n")
+    ideal = trials * EPOCHS * pause
+    each = f"{trials} trials each of {EPOCHS} epochs that sleep {pause:g} s"
+    print(f"\n### {databases.kind}: {workers} workers, {each}\n")
     print("| contestant | seconds | of the ideal |")
     print("|---|---|---|")
     seconds: dict[str, list[float]] = {"plain": [], "ours": []}
     for _, name in itertools.product(range(rounds), seconds):
         with databases.fresh(name, 50) as url:
-            spans = in_processes(workers, sleep_through, name, url, trials)
+            spans = in_processes(workers, partial(sleep_through, pause=pause), name, url, trials)
             seconds[name].append(max(end for _, end in spans) - min(begin for begin, _ in spans))
     for name, taken in seconds.items():
         middle = statistics.median(taken)
@@ -274,6 +276,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, nargs="+", default=[50, 500, 5000, 10000])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--sleep-trials", type=int, default=10, help="trials of a sleeping worker; 0: left out")
+    parser.add_argument("--pauses", type=float, nargs="+", default=[0.05, 0.25], help="seconds of such an epoch")
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     forked.set_forkserver_preload(["hpo.cache", "optuna.samplers", "sqlalchemy.dialects.postgresql.psycopg"])
@@ -294,7 +297,8 @@ def main() -> None:
             if len(along) > 1:
                 print_growth(kind, along, found)
             if arguments.sleep_trials:
-                print_efficiency(databases, arguments.rounds, arguments.sleep_trials)
+                for pause in arguments.pauses:
+                    print_efficiency(databases, arguments.rounds, arguments.sleep_trials, pause)
 
 
 if __name__ == "__main__":

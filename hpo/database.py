@@ -2,6 +2,10 @@
 
 SQLite is used as recommended for concurrent writers: a write-ahead log, a busy timeout, and the write lock taken
 at the beginning of a writing transaction. Readers take no lock at all and never wait.
+
+No client waits without limit: neither for a lock that another one holds, nor for a server that does not answer.
+What has waited too long is broken off, and tried again with patience (`hpo.outage`). A server ends transactions
+whose client has stopped or vanished, and their locks with them.
 """
 
 import sqlite3
@@ -9,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
 import optuna
@@ -21,11 +25,16 @@ from hpo.errors import InputError, StudyError
 from hpo.guarded import SINGLE
 from hpo.outage import DatabaseAwayError, DatabaseError, first_line, tell_outages
 
+if TYPE_CHECKING:
+    import psycopg
+
 # The head of Optuna 5.0's migrations. Asking Optuna for it loads every migration script.
 OPTUNA_REVISION = "v3.2.0.a"
 
-_BUSY_SECONDS = 60.0
 _CONNECT_SECONDS = 10
+_LOCK_SECONDS = 10  # far more than the busiest writers wait for each other
+_SILENCE_SECONDS = 60  # of a client inside a transaction, or of a server that was asked something
+_PROBE_SECONDS = 20  # between two questions whether a silent server is still there
 _SCHEMA_TRIES = 3
 _SCHEMA_LOCK = 0x68706F  # "hpo"; any number that no other program of the database uses
 _DRIVERS = {
@@ -84,18 +93,50 @@ def engine_kwargs(url: sa.URL) -> dict[str, Any]:
     backend = url.get_backend_name()
     if backend == "sqlite":
         # isolation_level None: Python's sqlite3 begins no transaction by itself; `begin_immediate` does.
-        connect = {"timeout": _BUSY_SECONDS, "isolation_level": None}
+        connect = {"timeout": float(_LOCK_SECONDS), "isolation_level": None}
         return {"connect_args": connect, "pool_events": [(_tune_sqlite, "connect")]}
     # A worker's threads (training, heartbeat, background writes) need few of the server's connections.
     small = {"pool_pre_ping": True, "pool_size": 2, "max_overflow": 4, "pool_recycle": 1800}
-    timeout: dict[str, int] = {"connect_timeout": _CONNECT_SECONDS}
     if backend == "mysql":
-        if "unix_socket" in url.query:
-            # Nobody listens in there; the driver would read the system's certificates for each connection.
-            timeout["ssl_disabled"] = True
         # The default REPEATABLE READ locks gaps between rows: deadlocks among inserting workers.
-        return small | {"connect_args": timeout, "isolation_level": "READ COMMITTED"}
-    return small | {"connect_args": timeout}
+        return small | {"connect_args": _mysql_options(url), "isolation_level": "READ COMMITTED"}
+    return small | {"connect_args": _postgres_options(url), "pool_events": [(_tune_postgres, "connect")]}
+
+
+def _mysql_options(url: sa.URL) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "connect_timeout": _CONNECT_SECONDS,
+        "read_timeout": _SILENCE_SECONDS,
+        "write_timeout": _SILENCE_SECONDS,
+        # MySQL knows no limit for idle transactions, only one for idle connections; the pool replaces those.
+        "init_command": f"SET innodb_lock_wait_timeout={_LOCK_SECONDS}, wait_timeout={_SILENCE_SECONDS}",
+    }
+    if "unix_socket" in url.query:
+        # Nobody listens in there; the driver would read the system's certificates for each connection.
+        options["ssl_disabled"] = True
+    return _unless_given(url, options)
+
+
+def _postgres_options(url: sa.URL) -> dict[str, Any]:
+    options = {
+        "connect_timeout": _CONNECT_SECONDS,
+        "keepalives_idle": _PROBE_SECONDS,
+        "keepalives_interval": _PROBE_SECONDS,
+        "tcp_user_timeout": _SILENCE_SECONDS * 1000,
+    }
+    return _unless_given(url, options)
+
+
+def _unless_given(url: sa.URL, options: dict[str, Any]) -> dict[str, Any]:
+    """What a URL says itself goes first."""
+    return {name: value for name, value in options.items() if name not in url.query}
+
+
+def _tune_postgres(connection: "psycopg.Connection[Any]", _: object) -> None:
+    # Not as options of the connection, which poolers between client and server refuse.
+    limits = {"lock_timeout": _LOCK_SECONDS, "idle_in_transaction_session_timeout": _SILENCE_SECONDS}
+    connection.execute("; ".join(f"SET {name} = '{seconds}s'" for name, seconds in limits.items()))
+    connection.commit()
 
 
 def _tune_sqlite(connection: sqlite3.Connection, _: object) -> None:
@@ -210,7 +251,7 @@ def create_schema(url: sa.URL) -> None:
 
 def _use_wal(engine: sa.Engine) -> None:
     """Switch the file to a write-ahead log, which it keeps from then on."""
-    deadline = time.monotonic() + _BUSY_SECONDS
+    deadline = time.monotonic() + _LOCK_SECONDS
     while True:
         try:
             with engine.connect() as conn:
@@ -231,8 +272,8 @@ def _schema_lock(conn: sa.Connection) -> Iterator[None]:
         conn.exec_driver_sql("BEGIN IMMEDIATE")
     elif backend == "postgresql":
         conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_SCHEMA_LOCK)))
-    else:
-        conn.execute(sa.select(sa.func.get_lock("hpo_schema", int(_BUSY_SECONDS))))
+    elif not conn.execute(sa.select(sa.func.get_lock("hpo_schema", _LOCK_SECONDS))).scalar():
+        raise DatabaseAwayError(f"another process has been making the tables for more than {_LOCK_SECONDS} s")
     try:
         yield
         conn.commit()

@@ -33,8 +33,13 @@ def attempt_folder(spec: StudySpec, number: int, attempt: int) -> Path:
 
 def attempt_folders(spec: StudySpec, number: int) -> list[Path]:
     """Folders of all attempts at a trial so far, the first attempt first."""
-    found = trial_folder(spec, number).glob("attempt-*")
-    return sorted(found, key=lambda folder: int(folder.name.rpartition("-")[2]))
+    found = (folder for folder in trial_folder(spec, number).glob("attempt-*") if is_attempt(folder.name))
+    return sorted(found, key=lambda folder: int(folder.name.removeprefix("attempt-")))
+
+
+def is_attempt(name: str) -> bool:
+    """Whether a folder of this name is an attempt's: not a copy, ``attempt-1.bak``, that somebody keeps beside."""
+    return name.startswith("attempt-") and name.removeprefix("attempt-").isdecimal()
 
 
 @contextlib.contextmanager

@@ -9,6 +9,7 @@ since the epoch by the caller's clock, so they mean the same in every database.
 """
 
 import functools
+import logging
 import os
 import socket
 import threading
@@ -24,9 +25,14 @@ from optuna.storages._rdb.models import TrialModel
 from optuna.trial import TrialState
 
 from hpo.errors import StudyError
+from hpo.outage import first_line
+
+logger = logging.getLogger(__name__)
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's constant for the namespace of the machine itself
 _NAME_LENGTH = 255
+_HIDDEN = 0.0  # the start of a process that its system tells nothing of
+_CLOCK_STEPS = 10.0  # seconds by which a process's start may seem to move where it is told by the clock
 
 metadata = sa.MetaData()
 
@@ -50,6 +56,7 @@ ATTEMPTS = sa.Table(
 )
 
 _TRIALS = cast("sa.Table", TrialModel.__table__)
+_HAS_PROC = Path("/proc/self/stat").exists()
 
 
 class Executor(Protocol):
@@ -88,7 +95,7 @@ class Owner:
         pid = os.getpid()
         start = process_start(pid)
         if start is None:  # the caller is alive, so the system hides its processes
-            start = 0.0
+            start = _HIDDEN
         return cls(host_name(), boot_id(), pid, start, worker[:_NAME_LENGTH], device[:_NAME_LENGTH])
 
 
@@ -171,7 +178,7 @@ def process_start(pid: int) -> float | None:
 
 
 def _process_start_without_proc(pid: int) -> float | None:
-    if Path("/proc/self/stat").exists():
+    if _HAS_PROC:
         return None
     try:
         process = psutil.Process(pid)
@@ -181,7 +188,7 @@ def _process_start_without_proc(pid: int) -> float | None:
 
 
 def owner_is_alive(host: str, boot: str, pid: int, start: float) -> bool | None:
-    """Whether a process still runs; None where that can't be known because it is on another host.
+    """Whether a process still runs; None where that can't be known: on another host, or hidden by the system.
 
     A stopped process (SIGSTOP) lives. A process of an earlier boot, one that is gone or a zombie, and one
     whose id belongs to another process by now, do not.
@@ -190,7 +197,10 @@ def owner_is_alive(host: str, boot: str, pid: int, start: float) -> bool | None:
         return None
     if boot != boot_id():
         return False
-    return process_start(pid) == start
+    if start == _HIDDEN:
+        return None
+    found = process_start(pid)
+    return found is not None and abs(found - start) <= (0.0 if _HAS_PROC else _CLOCK_STEPS)
 
 
 # Statements of the hot path are built once: that costs more than to execute them.
@@ -286,12 +296,6 @@ def _rows(conn: Executor, statement: sa.Update, parameters: Mapping[str, Any]) -
     return cast("sa.CursorResult[tuple[object, ...]]", conn.execute(statement, parameters)).rowcount
 
 
-def is_dead(lease: Attempt, grace: float) -> bool:
-    """Whether the lease's owner is dead; one on another host is, after ``grace`` seconds without a beat."""
-    alive = lease.owner_is_alive()
-    return time.time() - lease.beat_at > grace if alive is None else not alive
-
-
 def lock_unchanged(conn: Executor, lease: Attempt) -> bool:
     """Lock an attempt that was read before; False if its owner has beaten or it has ended since."""
     unchanged = _LOCK.where(ATTEMPTS.c.beat_at == lease.beat_at)
@@ -329,14 +333,15 @@ def running_trials(conn: Executor, study_id: int) -> list[RunningTrial]:
 
 
 def forget_trials(conn: Executor, trial_ids: sa.Select[tuple[int]]) -> None:
-    """Delete the attempts of trials that are about to be deleted (SQLite gives their ids to new trials)."""
+    """Delete the attempts of trials that are about to go, or that had a new trial's id before it."""
     conn.execute(sa.delete(ATTEMPTS).where(ATTEMPTS.c.trial_id.in_(trial_ids)))
 
 
 class Heartbeat:
     """A thread that beats for what a worker holds, and says when a lease has been lost.
 
-    A beat that fails (a database that is away for a moment) is tried again at the next interval.
+    A beat that fails, whatever the reason, is tried again at the next interval: without beats a living worker
+    would be taken for dead.
 
     Args:
         beat: Beats once for every held trial; returns the leases that are lost.
@@ -351,8 +356,6 @@ class Heartbeat:
         interval: float = 10.0,
         on_lost: Callable[[Lease], None] | None = None,
     ) -> None:
-        self.lost = threading.Event()
-        self.error: Exception | None = None
         self._beat = beat
         self._interval = interval
         self._on_lost = on_lost
@@ -378,21 +381,18 @@ class Heartbeat:
 
     def _run(self) -> None:
         told: set[Lease] = set()
+        failing = False
         while not self._stop.wait(self._interval):
-            lost = self._try_beat()
-            if lost is None:
-                continue
-            for lease in lost - told:
-                self.lost.set()
-                if self._on_lost is not None:
-                    self._on_lost(lease)
-            told = lost
-
-    def _try_beat(self) -> set[Lease] | None:
-        try:
-            lost = set(self._beat())
-        except (sa.exc.SQLAlchemyError, StudyError, OSError) as error:
-            self.error = error  # for the worker's log; the next interval tries again
-            return None
-        self.error = None
-        return lost
+            try:
+                lost = set(self._beat())
+                for lease in lost - told:
+                    if self._on_lost is not None:
+                        self._on_lost(lease)
+            except Exception as error:
+                if not failing:
+                    text = "a sign of life could not be given, tried again every %.0f s: %s"
+                    expected = isinstance(error, StudyError | sa.exc.SQLAlchemyError | OSError)
+                    logger.warning(text, self._interval, first_line(error), exc_info=not expected)
+                failing = True
+            else:
+                failing, told = False, lost

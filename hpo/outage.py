@@ -39,8 +39,8 @@ _LONGEST_PAUSE: Final = 5.0
 
 #: PostgreSQL: connection trouble, too many of them, shutdown and start-up, a transaction idle for too long.
 _POSTGRES_LOST = ("08", "53300", "57P0", "25P03")
-#: Serialisation failure, deadlock.
-_POSTGRES_BROKEN_OFF = ("40001", "40P01")
+#: Serialisation failure, deadlock, a lock waited for too long.
+_POSTGRES_BROKEN_OFF = ("40001", "40P01", "55P03")
 #: MySQL and MariaDB: the same.
 _MYSQL_LOST = frozenset({1040, 1053, 1203, 1927, 2002, 2003, 2006, 2013})
 #: A lock waited for too long, deadlock.
@@ -79,6 +79,7 @@ OPERATIONS: Final = (
     "_get_trials",  # and this one
     "get_n_trials",
     "get_best_trial",
+    "_get_best_trial_id",  # and this one
 )
 
 
@@ -87,7 +88,15 @@ class DatabaseError(StudyError, StorageInternalError):
 
 
 class DatabaseAwayError(StudyError):
-    """The database can't be reached, or has broken a transaction off; the same may work a moment later."""
+    """The database can't be reached, or has broken a transaction off; the same may work a moment later.
+
+    Args:
+        problem: What the database or its driver says, in one line.
+    """
+
+    def __init__(self, problem: str) -> None:
+        self.problem = problem
+        super().__init__(f"{problem}\n  fix: see that the database runs and can be reached, then try again")
 
 
 class Patience(threading.local):
@@ -145,12 +154,12 @@ class Patience(threading.local):
         """Sleep before the next try. The first pause is quiet: a broken connection is nothing to report."""
         if waited >= self._limit:
             raise DatabaseError(
-                f"{self._shown}: the database has been away for {waited:.0f} s: {error}\n"
+                f"{self._shown}: the database has been away for {waited:.0f} s: {error.problem}\n"
                 "  fix: start it, then `hpo run` goes on where the study stopped"
             ) from error
         if self.tries == 1:
             text = "%s: the database is away, waiting up to %.0f s for it: %s"
-            logger.warning(text, self._shown, self._limit - waited, error)
+            logger.warning(text, self._shown, self._limit - waited, error.problem)
         pause = min(_FIRST_PAUSE * 2**self.tries, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
         self.tries += 1
         time.sleep(min(pause, max(self._limit - waited, 0.0)))

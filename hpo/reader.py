@@ -8,6 +8,7 @@ statement found finished is read whole.
 import functools
 import json
 import math
+from collections import defaultdict
 from collections.abc import Collection, Container, Sequence
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple, cast
@@ -29,7 +30,14 @@ _SYSTEM_ATTRS = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
 
 # Ids in one statement: far below what any database takes, and enough for the statement's own cost not to count.
 _AT_ONCE: Final = 500
+# Rows in hand at a time: all that are held at once count as new objects, which start long garbage collections.
+_FETCHED: Final = 200
+_FINITE: Final = "FINITE"
 _NOT_FINITE: Final = {"INF_POS": math.inf, "INF_NEG": -math.inf, "NAN": math.nan}
+
+
+#: Place, name or kind, number, text.
+_Part = tuple[int, str, Any, Any]
 
 
 class TrialRow(NamedTuple):
@@ -179,50 +187,50 @@ _PARTS = sa.union_all(
 
 
 def _whole(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:
-    parts: dict[str, dict[int, list[tuple[int, str, Any, Any]]]] = {
-        table.name: {} for table in (_PARAMS, _VALUES, _REPORTS, _USER_ATTRS, _SYSTEM_ATTRS)
-    }
-    found = conn.execute(_PARTS, {"trials": [row.trial_id for row in rows]}).all()
-    for part, trial_id, place, name, number, text in found:
-        parts[part].setdefault(trial_id, []).append((place, name, number, text))
-    params, values, reports, user_attrs, system = parts.values()
+    params, values = defaultdict[int, list[_Part]](list), defaultdict[int, list[_Part]](list)
+    reports = defaultdict[int, dict[int, float]](dict)
+    user_attrs, system = defaultdict[int, dict[str, Any]](dict), defaultdict[int, dict[str, Any]](dict)
+    for found in conn.execute(_PARTS, {"trials": [row.trial_id for row in rows]}).partitions(_FETCHED):
+        for part, trial_id, place, name, number, text in found:
+            if part == _REPORTS.name:
+                reports[trial_id][place] = number if name == _FINITE else _NOT_FINITE[name]
+            elif part == _PARAMS.name:
+                params[trial_id].append((place, name, number, text))
+            elif part == _VALUES.name:
+                values[trial_id].append((place, name, number, text))
+            else:
+                (user_attrs if part == _USER_ATTRS.name else system)[trial_id][name] = json.loads(text)
     return [
         _trial(
             row,
-            sorted(params.get(row.trial_id, ())),
-            sorted(values.get(row.trial_id, ())),
-            reports.get(row.trial_id, ()),
-            user_attrs.get(row.trial_id, ()),
-            system.get(row.trial_id, ()),
+            sorted(params.pop(row.trial_id, ())),
+            sorted(values.pop(row.trial_id, ())),
+            intermediate_values=reports.pop(row.trial_id, {}),
+            user_attrs=user_attrs.pop(row.trial_id, {}),
+            system_attrs=system.pop(row.trial_id, {}),
         )
         for row in rows
     ]
 
 
-def _trial(row: TrialRow, params: Any, values: Any, reports: Any, user_attrs: Any, system: Any) -> FrozenTrial:
+def _trial(row: TrialRow, params: list[_Part], values: list[_Part], **parts: dict[Any, Any]) -> FrozenTrial:
     distributions = {name: _distribution(text) for _, name, _, text in params}
     return FrozenTrial(
         number=row.number,
         state=row.state,
         value=None,
-        values=[_stored(kind, number) for _, kind, number, _ in values] or None,
+        values=[number if kind == _FINITE else _NOT_FINITE[kind] for _, kind, number, _ in values] or None,
         datetime_start=_local(row.started),
         datetime_complete=_local(row.completed),
         params={name: distributions[name].to_external_repr(number) for _, name, number, _ in params},
         distributions=distributions,
-        user_attrs={key: json.loads(text) for _, key, _, text in user_attrs},
-        system_attrs={key: json.loads(text) for _, key, _, text in system},
-        intermediate_values={step: _stored(kind, number) for step, kind, number, _ in reports},
         trial_id=row.trial_id,
+        **parts,
     )
 
 
 # Trials share their distributions: a study has a few, and nothing changes one.
 _distribution = functools.lru_cache(maxsize=1024)(json_to_distribution)
-
-
-def _stored(kind: str, number: float | None) -> float:
-    return cast("float", number) if kind == "FINITE" else _NOT_FINITE[kind]
 
 
 def _local(stored: datetime | None) -> datetime | None:

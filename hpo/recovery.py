@@ -8,17 +8,20 @@ and wakes up finds its attempt ended, and can write nothing any more.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, cast
 
+import sqlalchemy as sa
 from optuna.storages._rdb import models
 from optuna.trial import TrialState
 
 from hpo import ledger
 from hpo.budget import BUDGET_ATTR
 from hpo.outage import patient
+from hpo.outcome import TRACEBACK_ATTR, WORKER_ATTR
 from hpo.storage import OUTCOME_ATTR, REASON_ATTR, StudyStorage
 
 if TYPE_CHECKING:
@@ -68,9 +71,37 @@ class Settled:
     reason: str
 
 
+class Sightings:
+    """For how long a process that looks again and again has seen each lease without a new beat.
+
+    It goes by that process's own clock, so another machine's may be wrong. While nobody looked (the database was
+    away, the machine asleep) nobody may have been able to beat either: of the time between two looks no more
+    than a third of the grace counts.
+    """
+
+    def __init__(self) -> None:
+        self._looked_at = time.monotonic()
+        self._silent: dict[tuple[int, int, float], float] = {}
+
+    def look(self, leases: Iterable[ledger.Attempt], grace: float) -> list[float]:
+        """Seconds for which each of these leases has been seen as it is; all others are forgotten."""
+        now = time.monotonic()
+        passed = min(now - self._looked_at, grace / 3)
+        keys = [(lease.trial_id, lease.attempt, lease.beat_at) for lease in leases]
+        silent = [self._silent[key] + passed if key in self._silent else 0.0 for key in keys]
+        self._looked_at, self._silent = now, dict(zip(keys, silent, strict=True))
+        return silent
+
+
 @patient
 def requeue_dead(
-    storage: StudyStorage, study_id: int, *, grace: float = 60.0, max_retries: int = 3, dry_run: bool = False
+    storage: StudyStorage,
+    study_id: int,
+    *,
+    grace: float = 60.0,
+    max_retries: int = 3,
+    sightings: Sightings | None = None,
+    dry_run: bool = False,
 ) -> list[Settled]:
     """Take every RUNNING trial back whose owner is dead.
 
@@ -82,13 +113,32 @@ def requeue_dead(
         study_id: Optuna's id of the study.
         grace: Seconds.
         max_retries: How many deaths a trial survives; the next one ends it as FAIL with the outcome ``lost``.
+        sightings: What this process has seen when it looked before. Without any, the clocks of all machines must
+            agree, and the database must not have been away just now.
         dry_run: Only say what would be done.
     """
     ours = BUDGET_ATTR in storage.get_study_user_attrs(study_id)
     with storage.engine.connect() as conn:
         running = ledger.running_trials(conn, study_id)
-    dead = [trial for trial in running if (ours if trial.lease is None else ledger.is_dead(trial.lease, grace))]
-    return _settle_all(storage, dead, GONE, max_retries, dry_run=dry_run)
+    dead = [trial for trial in running if trial.lease is None and ours]
+    dead += _with_dead_owners([trial for trial in running if trial.lease is not None], grace, sightings)
+    return _settle_all(storage, sorted(dead, key=lambda trial: trial.number), GONE, max_retries, dry_run=dry_run)
+
+
+def _with_dead_owners(
+    trials: list[ledger.RunningTrial], grace: float, sightings: Sightings | None
+) -> list[ledger.RunningTrial]:
+    leases = [cast("ledger.Attempt", trial.lease) for trial in trials]
+    if sightings is None:
+        silent = [time.time() - lease.beat_at for lease in leases]
+    else:
+        silent = sightings.look(leases, grace)
+    alive = [lease.owner_is_alive() for lease in leases]
+    return [
+        trial
+        for trial, lives, seconds in zip(trials, alive, silent, strict=True)
+        if (seconds > grace if lives is None else not lives)
+    ]
 
 
 @patient
@@ -104,14 +154,33 @@ def settle_process(
         verdict: Why it is gone.
         max_retries: See `requeue_dead`.
     """
+    settled: list[Settled] = []
+    # A server may store what the process had sent after it has died, a beat say; then the lease has moved when it
+    # is to be taken. So look until nothing is held.
+    start, held = _held_by(storage, study_id, pid, 0.0)
+    while held:
+        settled += _settle_all(storage, held, verdict, max_retries)
+        start, held = _held_by(storage, study_id, pid, start)
+    return settled
+
+
+def _held_by(
+    storage: StudyStorage, study_id: int, pid: int, since: float
+) -> tuple[float, list[ledger.RunningTrial]]:
+    """What the latest process of this boot with the id holds, and its start; nothing if it still runs.
+
+    Earlier ones with that id, and those that started before ``since``, died of something else.
+    """
     with storage.engine.connect() as conn:
         running = ledger.running_trials(conn, study_id)
-    held = [
-        trial
-        for trial in running
-        if trial.lease is not None and trial.lease.pid == pid and trial.lease.owner_is_alive() is False
-    ]
-    return _settle_all(storage, held, verdict, max_retries)
+    leases = [trial.lease for trial in running if trial.lease is not None]
+    here = (ledger.host_name(), ledger.boot_id(), pid)
+    owners = [lease for lease in leases if (lease.host, lease.boot_id, lease.pid) == here]
+    latest = max((lease.start_time for lease in owners), default=since)
+    if latest < since:
+        return since, []
+    held = {lease for lease in owners if lease.start_time == latest and lease.owner_is_alive() is not True}
+    return latest, [trial for trial in running if trial.lease in held]
 
 
 def _settle_all(
@@ -183,9 +252,18 @@ def _forgiven(session: orm.Session, trial: models.TrialModel) -> int:
 
 
 def _fail(storage: StudyStorage, session: orm.Session, trial: models.TrialModel, attrs: dict[str, str]) -> None:
+    trial_id = cast("int", trial.trial_id)
+    forget_failure(session, trial_id)
     for key, value in attrs.items():
         storage._set_trial_attr_without_commit(  # noqa: SLF001 - Optuna's, in our transaction
-            session, models.TrialUserAttributeModel, cast("int", trial.trial_id), key, value
+            session, models.TrialUserAttributeModel, trial_id, key, value
         )
     trial.state = TrialState.FAIL
     trial.datetime_complete = datetime.now()
+
+
+def forget_failure(session: orm.Session, trial_id: int) -> None:
+    """Delete what an earlier attempt has left on a trial about its failure."""
+    attrs = cast("sa.Table", models.TrialUserAttributeModel.__table__)
+    failure = attrs.c.key.in_([OUTCOME_ATTR, REASON_ATTR, TRACEBACK_ATTR, WORKER_ATTR])
+    session.execute(sa.delete(attrs).where(attrs.c.trial_id == trial_id, failure))

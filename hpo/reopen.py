@@ -23,13 +23,12 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo import ledger
 from hpo.budget import IMPORTED_ATTR
 from hpo.errors import StudyError
-from hpo.outcome import TRACEBACK_ATTR, WORKER_ATTR, outcome_of
-from hpo.recovery import RETRIED_ATTR
-from hpo.storage import OUTCOME_ATTR, REASON_ATTR, StudyStorage
+from hpo.outage import patient
+from hpo.outcome import outcome_of
+from hpo.recovery import RETRIED_ATTR, forget_failure
+from hpo.storage import REASON_ATTR, StudyStorage
 
 if TYPE_CHECKING:
-    from sqlalchemy import orm
-
     from hpo.study import OpenStudy
 
 
@@ -75,7 +74,7 @@ def reopen(opened: OpenStudy, numbers: Iterable[int], *, dry_run: bool = False) 
     for number in wanted:
         _check_failed(opened, number, trials.get(number))
     if dry_run:
-        return [_foreseen(opened, trials[number]) for number in wanted]
+        return [_foreseen(opened.storage, trials[number]) for number in wanted]
     done = (_reopen(opened.storage, trials[number]) for number in wanted)
     return [each for each in done if each is not None]
 
@@ -99,16 +98,15 @@ _WHY_NOT = {
 }
 
 
-def _foreseen(opened: OpenStudy, trial: FrozenTrial) -> Reopened:
-    with opened.storage.engine.connect() as conn:
-        history = ledger.attempts_of_trial(conn, trial._trial_id)  # noqa: SLF001 - Optuna has no public name
-    return _described(trial, history)
+def _foreseen(storage: StudyStorage, trial: FrozenTrial) -> Reopened:
+    return _described(trial, storage.attempts_of_trial(trial._trial_id))  # noqa: SLF001 - no public name
 
 
 def _described(trial: FrozenTrial, history: Sequence[ledger.Attempt]) -> Reopened:
     return Reopened(trial.number, len(history), outcome_of(trial), str(trial.user_attrs.get(REASON_ATTR, "")))
 
 
+@patient
 def _reopen(storage: StudyStorage, failed: FrozenTrial) -> Reopened | None:
     trial_id = failed._trial_id  # noqa: SLF001 - Optuna has no public name
     with storage.transaction() as session:
@@ -116,14 +114,17 @@ def _reopen(storage: StudyStorage, failed: FrozenTrial) -> Reopened | None:
         # knows nothing of leases has ended it; its owner must not be able to write to the trial that waits.
         ledger.end_open(session, trial_id, "fail")
         trial = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
+        history = ledger.attempts_of_trial(session, trial_id)
         if trial.state != TrialState.FAIL:
             session.rollback()
-            return None
-        history = ledger.attempts_of_trial(session, trial_id)
+            by_last_try = storage.patience.tries and trial.state == TrialState.WAITING
+            return _described(failed, history) if by_last_try else None
         trial.state = TrialState.WAITING
         trial.datetime_complete = None
         session.flush()
-        _forget_the_failure(session, trial_id)
+        forget_failure(session, trial_id)
+        values = cast("sa.Table", models.TrialValueModel.__table__)
+        session.execute(sa.delete(values).where(values.c.trial_id == trial_id))
         storage._set_trial_attr_without_commit(  # noqa: SLF001 - Optuna's, in our transaction
             session,
             models.TrialUserAttributeModel,
@@ -132,11 +133,3 @@ def _reopen(storage: StudyStorage, failed: FrozenTrial) -> Reopened | None:
             max((attempt.attempt for attempt in history), default=0),
         )
         return _described(failed, history)
-
-
-def _forget_the_failure(session: orm.Session, trial_id: int) -> None:
-    attrs = cast("sa.Table", models.TrialUserAttributeModel.__table__)
-    values = cast("sa.Table", models.TrialValueModel.__table__)
-    failure = attrs.c.key.in_([OUTCOME_ATTR, REASON_ATTR, TRACEBACK_ATTR, WORKER_ATTR])
-    session.execute(sa.delete(attrs).where(attrs.c.trial_id == trial_id, failure))
-    session.execute(sa.delete(values).where(values.c.trial_id == trial_id))

@@ -16,6 +16,7 @@ from optuna.trial import TrialState
 
 from hpo import ledger
 from hpo.ledger import ATTEMPTS, Attempt
+from hpo.outage import patient
 from hpo.recovery import requeue_dead
 from hpo.storage import StudyStorage
 
@@ -83,14 +84,18 @@ def repair(opened: OpenStudy, *, dry_run: bool = False) -> RepairReport:
         for each in settled
     ]
     taken = {each.number for each in settled}
-    with storage.engine.connect() as conn:
-        running = ledger.running_trials(conn, opened.study_id)
-        stale = _stale_leases(conn, opened.study_id)
+    running, stale = _look(storage, opened.study_id)
     left = [_left_alone(trial, study.lost_after) for trial in running if trial.number not in taken]
     ended = (_end_lease(storage, number, lease, dry_run=dry_run) for number, lease in stale)
     done += [each for each in ended if each is not None]
     done += _remove_orphans(storage, dry_run=dry_run)
     return RepairReport(done, left)
+
+
+@patient
+def _look(storage: StudyStorage, study_id: int) -> tuple[list[ledger.RunningTrial], list[tuple[int, Attempt]]]:
+    with storage.engine.connect() as conn:
+        return ledger.running_trials(conn, study_id), _stale_leases(conn, study_id)
 
 
 def _left_alone(trial: ledger.RunningTrial, grace: float) -> Repair:
@@ -121,6 +126,7 @@ def _stale_leases(conn: sa.Connection, study_id: int) -> list[tuple[int, Attempt
     return [(row[0], Attempt._make(row[1:])) for row in conn.execute(query)]
 
 
+@patient
 def _end_lease(storage: StudyStorage, number: int, lease: Attempt, *, dry_run: bool) -> Repair | None:
     """End the lease of a trial that does not run; None where it runs by now, or the lease has ended."""
     with storage.transaction() as session:
@@ -143,6 +149,7 @@ def _state_of(session: orm.Session, trial_id: int) -> TrialState | None:
     return cast("TrialState | None", session.execute(query).scalar())
 
 
+@patient
 def _remove_orphans(storage: StudyStorage, *, dry_run: bool) -> list[Repair]:
     """Remove the attempts at trials that Optuna's own tools have deleted."""
     orphan = ~sa.exists().where(_TRIALS.c.trial_id == ATTEMPTS.c.trial_id)

@@ -7,19 +7,25 @@ checkpoints may go, and so may what killed writers left half written. Nothing el
 
 from __future__ import annotations
 
+import errno
+import logging
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
-import sqlalchemy as sa
-from optuna.storages._rdb import models
+import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.cache import StudyCache
+from hpo.database import display_url
 from hpo.errors import StudyError
-from hpo.folders import attempt_folders
+from hpo.folders import attempt_folders, is_attempt
+from hpo.outage import DatabaseError, first_line
 from hpo.outcome import BEST_ATTR, outcome_of
 from hpo.progress import own_trials, ranked_trials
 from trainer.checkpoint import CheckpointError, CheckpointFile, list_checkpoints, load_checkpoint
@@ -27,10 +33,15 @@ from trainer.checkpoint import CheckpointError, CheckpointFile, list_checkpoints
 if TYPE_CHECKING:
     from hpo.study import OpenStudy
 
-_TRIALS = cast("sa.Table", models.TrialModel.__table__)
+logger = logging.getLogger(__name__)
+
 _HALF_WRITTEN: Final = ".epoch-"
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _RESUMABLE: Final = (TrialState.WAITING, TrialState.FAIL)
+#: The place of trials that somebody can still go on from: after all others.
+_SPARE_ONLY: Final = 2
+#: No file, and how a system answers an offset that a damaged file has named: these errors are about the file.
+_UNREADABLE: Final = (errno.ENOENT, errno.EINVAL)
 
 
 @dataclass(frozen=True)
@@ -53,12 +64,14 @@ class Removal:
     """What goes of one trial.
 
     Attributes:
+        trial_id: Optuna's id of the trial.
         number: The trial.
         outcome: How it ended, ``running`` excepted.
         state: Its state when it was looked at.
         files: The files to go.
     """
 
+    trial_id: int
     number: int
     outcome: str
     state: TrialState
@@ -127,11 +140,12 @@ def clean(opened: OpenStudy, *, keep_best: int | None = None, dry_run: bool = Fa
         dry_run: Only say what would go.
 
     Raises:
-        StudyError: A file can't be removed.
+        StudyError: A file can't be removed, or a folder can't be read.
     """
-    files = _scan(opened.spec.output_dir)
-    plan = removals(opened, files, keep_best or opened.spec.study.keep_best)
-    removed = plan if dry_run else [gone for each in plan if (gone := _remove(opened, each)) is not None]
+    with _explained(opened):
+        files = _scan(opened.spec.output_dir)
+        plan = removals(opened, files, keep_best or opened.spec.study.keep_best)
+        removed = list(plan) if dry_run else [gone for each in plan if (gone := _remove(opened, each)) is not None]
     removed.sort(key=lambda removal: removal.number)
     return CleanReport(removed, _total(files) - sum(removal.bytes for removal in removed))
 
@@ -146,59 +160,82 @@ def enforce_quota(opened: OpenStudy) -> QuotaReport | None:
         What was done; None where there is no quota or the checkpoints fit.
 
     Raises:
-        StudyError: A file can't be removed.
+        StudyError: A file can't be removed, a folder can't be read, or the database fails.
     """
     quota = opened.spec.study.disk_quota
     if quota is None:
         return None
-    files = _scan(opened.spec.output_dir)
-    total = _total(files)
-    if total <= quota:
-        return None
     removed: list[Removal] = []
-    for each in removals(opened, files, opened.spec.study.keep_best):
+    with _explained(opened):
+        files = _scan(opened.spec.output_dir)
+        total = _total(files)
         if total <= quota:
-            break
-        gone = _remove(opened, each)
-        if gone is not None:
-            removed.append(gone)
-            total -= gone.bytes
+            return None
+        for each in removals(opened, files, opened.spec.study.keep_best):
+            gone = _remove(opened, each)
+            if gone is not None:
+                removed.append(gone)
+                total -= gone.bytes
+            if total <= quota:
+                break
     return QuotaReport(quota, total, removed)
 
 
-def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_best: int) -> list[Removal]:
+def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_best: int) -> Iterator[Removal]:
     """What may go, the least useful first.
 
     First what pruned and diverged trials left, then the complete ones that are not among the best, the worst
-    first, then the spare checkpoints of all others.
+    first, then the spare checkpoints of all others. Checkpoints are read, which takes long, only to tell which
+    are spare, and only when those are reached.
 
     Args:
         opened: The study.
         files: What there is, by trial.
         keep_best: Complete trials that keep theirs.
     """
-    spec = opened.spec
-    ranks = {trial.number: rank for rank, trial in enumerate(ranked_trials(opened))}
-    plan: list[tuple[tuple[int, int], Removal]] = []
-    for trial in own_trials(opened):
-        there = {file.path: file for file in files.get(trial.number, ())}
-        if trial.state == TrialState.RUNNING or not there:
-            continue
-        folders = [folder / "checkpoints" for folder in attempt_folders(spec, trial.number)]
-        checkpoints = [file for file in list_checkpoints(folders) if file.path in there]
+    present = _as_of_now(opened)
+    ranks = {trial.number: rank for rank, trial in enumerate(ranked_trials(present))}
+
+    def order(trial: FrozenTrial) -> tuple[int, int]:
         rank = ranks.get(trial.number)
-        stays: set[Path] = set()
         if trial.state in _RESUMABLE or (rank is not None and rank < keep_best):
-            order = (2, trial.number)
-            stays = kept(checkpoints, _best_first(trial, spec.study.direction), _is_readable)
-        else:
-            order = (0, trial.number) if rank is None else (1, -rank)
-        going = {file.path for file in checkpoints} - stays
-        going |= {path for path in there if path.name.startswith(_HALF_WRITTEN)}
-        if going:
-            chosen = tuple(there[path] for path in sorted(going))
-            plan.append((order, Removal(trial.number, outcome_of(trial), trial.state, chosen)))
-    return [removal for _, removal in sorted(plan, key=lambda item: item[0])]
+            return (_SPARE_ONLY, trial.number)
+        return (0, trial.number) if rank is None else (1, -rank)
+
+    for trial in sorted(own_trials(present), key=order):
+        there = files.get(trial.number, ())
+        if there and trial.state != TrialState.RUNNING:
+            going = _going(present, trial, there, spare_only=order(trial)[0] == _SPARE_ONLY)
+            if going:
+                yield Removal(trial._trial_id, trial.number, outcome_of(trial), trial.state, going)  # noqa: SLF001 - Optuna has no public name for it
+
+
+def _as_of_now(opened: OpenStudy) -> OpenStudy:
+    """The study past this process's cache: that holds a failed trial as it was, though it may have run again."""
+    try:
+        study = optuna.load_study(study_name=opened.spec.study.name, storage=StudyCache(opened.storage))
+    except KeyError:
+        problem = f"{display_url(opened.spec.storage_url)}: the study {opened.spec.study.name} is gone"
+        raise StudyError(f"{problem}\n  fix: start it again with `hpo run`") from None
+    return replace(opened, study=study)
+
+
+def _going(
+    opened: OpenStudy, trial: FrozenTrial, files: Sequence[StoredFile], *, spare_only: bool
+) -> tuple[StoredFile, ...]:
+    """Which of a trial's files may go."""
+    there = {file.path: file for file in files}
+    folders = [folder / "checkpoints" for folder in attempt_folders(opened.spec, trial.number)]
+    checkpoints = [file for file in list_checkpoints(folders) if file.path in there]
+    going = {file.path for file in checkpoints}
+    if spare_only:
+        try:
+            going -= kept(checkpoints, _best_first(trial, opened.spec.study.direction), _is_readable)
+        except (OSError, MemoryError) as error:
+            logger.warning("trial %d keeps all its checkpoints: one can't be read now: %s", trial.number, error)
+            going = set()
+    going |= {path for path in there if path.name.startswith(_HALF_WRITTEN)}
+    return tuple(there[path] for path in sorted(going))
 
 
 def kept(
@@ -243,21 +280,46 @@ def _best_first(trial: FrozenTrial, direction: str) -> list[int]:
 
 
 def _is_readable(path: Path) -> bool:
+    """Whether a checkpoint is whole.
+
+    Raises:
+        OSError: Nobody can tell now: a network file system is away, no file can be opened.
+        MemoryError: Likewise.
+    """
     try:
         load_checkpoint(path)
-    except CheckpointError:
+    except CheckpointError as error:
+        cause = error.__cause__
+        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno not in _UNREADABLE):
+            raise cause from None
         return False
     return True
 
 
+@contextmanager
+def _explained(opened: OpenStudy) -> Iterator[None]:
+    """Turn what goes wrong with the folders and the database into errors that name the fix."""
+    try:
+        yield
+    except StudyError:
+        raise
+    except OSError as error:
+        problem = f"{error.filename or opened.spec.output_dir}: can't be read: {error.strerror or error}"
+        raise StudyError(f"{problem}\n  fix: run this as a user who may read it, on a disk that works") from error
+    except StorageInternalError as error:
+        shown = display_url(opened.spec.storage_url)
+        raise DatabaseError(
+            f"{shown}: {first_line(error)}\n  fix: see that the database works, then try again"
+        ) from error
+
+
 def _remove(opened: OpenStudy, removal: Removal) -> Removal | None:
     """Remove files that are still as they were looked at, of a trial that still is; None where none went."""
-    query = sa.select(_TRIALS.c.state).where(
-        _TRIALS.c.study_id == opened.study_id, _TRIALS.c.number == removal.number
-    )
-    with opened.storage.engine.connect() as conn:  # not through the cache: a failed trial may wait again
-        state = conn.execute(query).scalar()
-    if state != removal.state:
+    try:
+        trial = opened.storage.get_trial(removal.trial_id)  # not through a cache: a failed trial may wait again
+    except KeyError:
+        return None
+    if trial.state != removal.state:
         return None
     gone = tuple(file for file in removal.files if _unlink(file))
     return replace(removal, files=gone) if gone else None
@@ -288,7 +350,7 @@ def _scan(output_dir: Path) -> dict[int, list[StoredFile]]:
             found[int(trial.name)] = [
                 file
                 for attempt in _entries(trial)
-                if attempt.name.startswith("attempt-")
+                if is_attempt(attempt.name)
                 for file in _stored_files(Path(attempt.path, "checkpoints"))
             ]
     return found

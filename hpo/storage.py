@@ -144,6 +144,7 @@ class StudyStorage(ReadingStorage):
             trial = super()._create_new_trial(study_id, template)
         if self._claim.attempt is not None:
             self._held[trial._trial_id] = self._claim.attempt  # noqa: SLF001 - the id has no public name
+        if self._claim.attempt is not None and template is None:
             # Optuna reads next what it has just made. It is this owner's, who has not written to it yet.
             self._untouched = {trial._trial_id: copy.deepcopy(trial)}  # noqa: SLF001
         return trial
@@ -161,6 +162,8 @@ class StudyStorage(ReadingStorage):
                 refuse_beyond_budget(session, study_id)
             trial = super()._get_prepared_new_trial(study_id, template_trial, session)
         self._claim.trial_id = cast("int", trial.trial_id)
+        if self.engine.name == "sqlite":  # which gives out the ids of deleted trials again
+            ledger.forget_trials(session, sa.select(sa.literal(self._claim.trial_id)))
         if self.owner is not None and trial.state == TrialState.RUNNING:
             self._claim.attempt = ledger.claim(session, self._claim.trial_id, self.owner)
         return trial
@@ -320,10 +323,10 @@ class StudyStorage(ReadingStorage):
         outcome = self._outcomes.get(trial_id, state.name.lower())
         if state == TrialState.WAITING:
             outcome = "requeued"
-        with self.transaction() as session:
-            # Out of sight of the heartbeat, which would take the ended attempt for a lost one.
-            attempt = self._held.pop(trial_id, None)
-            try:
+        # Out of sight of the heartbeat, which would take the ended attempt for a lost one.
+        attempt = self._held.pop(trial_id, None)
+        try:
+            with self.transaction() as session:
                 if attempt is None:
                     self._fence(session, trial_id)
                     ledger.end_open(session, trial_id, outcome)
@@ -335,12 +338,12 @@ class StudyStorage(ReadingStorage):
                 done = self._set_state(session, trial_id, state, values or ())
                 if not done:  # Optuna knows why
                     done = super().set_trial_state_values(trial_id, state, values)
-            except BaseException:
-                if attempt is not None:
-                    self._held[trial_id] = attempt
-                raise
-            if attempt is not None and not done:
+        except BaseException:  # of the commit, too
+            if attempt is not None:
                 self._held[trial_id] = attempt
+            raise
+        if attempt is not None and not done:
+            self._held[trial_id] = attempt
         self._outcomes.pop(trial_id, None)
         return done
 

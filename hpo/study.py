@@ -18,7 +18,7 @@ from hpo.database import display_url
 from hpo.errors import InputError, StudyError
 from hpo.ledger import Owner
 from hpo.pruners import make_pruner
-from hpo.recovery import Settled, requeue_dead
+from hpo.recovery import Settled, Sightings, requeue_dead
 from hpo.samplers import ExhaustiveSampler, make_sampler
 from hpo.space import SearchSpace
 from hpo.storage import StudyStorage, open_storage
@@ -71,10 +71,16 @@ class OpenStudy:
         with self.storage.engine.connect() as conn:
             return claimable(conn, self.study_id)
 
-    def requeue_dead(self) -> list[Settled]:
+    def requeue_dead(self, sightings: Sightings | None = None) -> list[Settled]:
         """Take the trials back whose workers are dead, by the study file's patience; see `hpo.recovery`."""
         study = self.spec.study
-        return requeue_dead(self.storage, self.study_id, grace=study.lost_after, max_retries=study.max_retries)
+        return requeue_dead(
+            self.storage,
+            self.study_id,
+            grace=study.lost_after,
+            max_retries=study.max_retries,
+            sightings=sightings,
+        )
 
 
 def study_seed(spec: StudySpec) -> int:

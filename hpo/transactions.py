@@ -90,3 +90,6 @@ class TransactionalStorage(RDBStorage):
                 yield conn
         except sa.exc.SQLAlchemyError as error:
             raise StorageInternalError(f"the database refused a statement: {error}") from error
+        except self.engine.dialect.loaded_dbapi.Error as error:
+            # The statement is done, and the connection broke while it was given back.
+            raise DatabaseAwayError(first_line(error)) from error

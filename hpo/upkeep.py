@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 from hpo.errors import StudyError
 from hpo.notice import Notice
 from hpo.outage import DatabaseAwayError
-from hpo.recovery import Settled, Verdict, settle_process
+from hpo.recovery import Settled, Sightings, Verdict, settle_process
 from hpo.retention import enforce_quota
 from hpo.study import OpenStudy
 
@@ -41,7 +41,7 @@ class Upkeep:
         self._over_quota = False
         self._unsettled: list[tuple[str, int, Verdict]] = []
         self._away = False
-        self._no_judgement_before = 0.0
+        self._sightings = Sightings()
         self._waiting_for = 0
 
     @property
@@ -59,13 +59,10 @@ class Upkeep:
         if now < self._next_look:
             return
         self._next_look = now + self._interval
-        if self._away:
-            self._try(self._opened.claimable)  # is it back?
         if self._unsettled:
             self._try(self._settle_all)
-        if now >= self._no_judgement_before and not self._away:
-            for settled in self._try(self._opened.requeue_dead) or ():
-                self._tell("", settled)
+        for settled in self._try(lambda: self._opened.requeue_dead(self._sightings)) or ():
+            self._tell("", settled)
         if now >= self._next_quota:
             self._try(self._keep_to_quota)
             self._next_quota = now + _QUOTA_SHARE * (time.monotonic() - now)
@@ -118,12 +115,10 @@ class Upkeep:
                 result = chore()
         except DatabaseAwayError as error:
             if not self._away:
-                self._tell("", Notice(f"the database is away, and waited for: {error}"))
+                self._tell("", Notice(f"the database is away, and waited for: {error.problem}"))
             self._away = True
             return None
         if self._away:
             self._tell("", Notice("the database is back"))
-            # Nobody's sign of life has arrived meanwhile; the living need a moment to give one.
-            self._no_judgement_before = time.monotonic() + self._opened.spec.study.lost_after
         self._away = False
         return result

@@ -45,6 +45,15 @@ def test_death_is_told_from_what_only_looks_like_it() -> None:
     assert alive(me, boot_id="another boot") is False
     assert alive(me, host="elsewhere") is None
     assert alive(me, host="elsewhere", boot_id="another boot", pid=1) is None
+    assert alive(me, start_time=0.0) is None, "it could not see itself, and others may not see it either"
+    assert alive(me, start_time=0.0, boot_id="another boot") is False
+
+
+def test_where_the_clock_tells_a_start_the_clock_may_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    me = Owner.current()
+    monkeypatch.setattr(ledger, "_HAS_PROC", False)  # as on macOS
+    assert alive(me, start_time=me.start_time + 2) is True
+    assert alive(me, start_time=me.start_time + 60) is False
 
 
 def test_a_stopped_process_lives_and_a_zombie_does_not(child: "subprocess.Popen[bytes]") -> None:
@@ -75,9 +84,9 @@ def test_long_labels_are_cut_to_what_every_database_takes() -> None:
 LEASE = Lease(7, 1)
 
 
-def test_the_heartbeat_survives_a_database_that_is_away() -> None:
+def test_the_heartbeat_survives_whatever_goes_wrong(caplog: pytest.LogCaptureFixture) -> None:
     answers: Iterator[Exception | list[Lease]] = iter(
-        [sa.exc.OperationalError("update", {}, Exception("gone")), [], [LEASE], [LEASE], [], [LEASE]]
+        [sa.exc.OperationalError("update", {}, Exception("gone")), KeyError(1), [], [LEASE], [LEASE], [], [LEASE]]
     )
     beats: list[int] = []
     told: list[Lease] = []
@@ -91,12 +100,12 @@ def test_the_heartbeat_survives_a_database_that_is_away() -> None:
 
     heart = Heartbeat(beat, interval=0.005, on_lost=told.append).start()
     deadline = time.monotonic() + 5
-    while len(beats) < 8 and time.monotonic() < deadline:
+    while len(beats) < 9 and time.monotonic() < deadline:
         time.sleep(0.005)
     heart.stop()
     assert told == [LEASE, LEASE], "once for each loss, not for each beat"
-    assert heart.lost.is_set()
-    assert heart.error is None
+    (said,) = caplog.messages  # once for each time of trouble
+    assert said.startswith("a sign of life could not be given")
     count = len(beats)
     time.sleep(0.03)
     assert len(beats) == count

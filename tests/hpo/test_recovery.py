@@ -1,10 +1,14 @@
 """Trials whose owners are gone, on real databases."""
 
 import time
+from dataclasses import replace
+from functools import partial
 
+import sqlalchemy as sa
 from optuna.trial import TrialState
 
-from hpo.recovery import GONE, Settled, _settle, requeue_dead
+from hpo.ledger import Owner
+from hpo.recovery import GONE, Settled, Sightings, _settle, requeue_dead, settle_process
 from hpo.storage import StudyStorage
 from tests.hpo.owners import attempts, dead_owner, load, make_study, opened, running, study_id
 
@@ -20,6 +24,7 @@ def test_a_trial_that_kills_its_workers_fails_as_lost(ready_url: str) -> None:
         results = []
         for _ in range(3):
             trial = load(dead).ask()
+            trial.set_user_attr("hpo:traceback", "why an attempt failed that was tried again")
             results.append(requeue_dead(plain, study_id(plain), max_retries=2))
         reason = "its worker died 3 times, the last time: its process is gone"
         assert results == [[waits(0, 1)], [waits(0, 2)], [Settled(0, 3, TrialState.FAIL, "lost", reason)]]
@@ -40,6 +45,57 @@ def test_another_hosts_owner_is_dead_after_the_grace(sqlite_url: str) -> None:
         assert requeue_dead(plain, study_id(plain), grace=0.04) == []
         time.sleep(0.05)
         assert requeue_dead(plain, study_id(plain), grace=0.04) == [waits(0, 1)]
+
+
+def test_who_looks_again_and_again_goes_by_what_it_has_seen(sqlite_url: str) -> None:
+    make_study(sqlite_url, 5)
+    with opened(sqlite_url, owner=dead_owner(host="elsewhere")) as remote, opened(sqlite_url) as plain:
+        load(remote).ask()
+        look = partial(requeue_dead, plain, study_id(plain), grace=0.06, sightings=Sightings())
+        time.sleep(0.1)
+        assert look() == [], "it has only just been seen"
+        time.sleep(0.1)
+        assert look() == [], "nobody looked in the meantime: an outage, maybe"
+        for _ in range(4):
+            time.sleep(0.1)
+            remote.beat()
+            assert look() == []
+        looks = 1
+        while not (settled := look()):
+            looks += 1
+            time.sleep(0.02)
+        assert settled == [waits(0, 1)]
+        assert looks > 3
+
+
+def test_an_owner_that_its_system_hides_gets_the_grace(sqlite_url: str) -> None:
+    make_study(sqlite_url, 5)
+    hidden = replace(Owner.current(), start_time=0.0)
+    with opened(sqlite_url, owner=hidden) as storage, opened(sqlite_url) as plain:
+        load(storage).ask()
+        assert requeue_dead(plain, study_id(plain)) == []
+        assert settle_process(plain, study_id(plain), hidden.pid, GONE) == [waits(0, 1)], "who says so knows"
+
+
+def test_a_verdict_outlasts_a_beat_that_was_still_under_way(ready_url: str) -> None:
+    make_study(ready_url, 1)
+    dead = dead_owner()
+    with opened(ready_url, owner=dead) as owner, opened(ready_url) as plain:
+        load(owner).ask()
+        study, beats = study_id(plain), iter([owner.beat])
+        sa.event.listen(plain.engine, "checkin", lambda *_: [beat() for beat in beats])  # after the first look
+        assert settle_process(plain, study, dead.pid, GONE) == [waits(0, 1)]
+        assert list(beats) == []
+
+
+def test_a_verdict_is_not_for_an_earlier_process_with_the_same_id(sqlite_url: str) -> None:
+    make_study(sqlite_url, 3)
+    dead = dead_owner()
+    for owner in (replace(dead, boot_id="before"), replace(dead, start_time=0.5), dead):
+        with opened(sqlite_url, owner=owner) as storage:
+            load(storage).ask()
+    with opened(sqlite_url) as plain:
+        assert settle_process(plain, study_id(plain), dead.pid, GONE) == [waits(2, 1)]
 
 
 def test_a_beat_after_the_judgement_saves_the_trial(two_owners: tuple[StudyStorage, ...]) -> None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import functools
 import io
 import math
 import os
+import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pytest
 import torch
@@ -19,13 +22,16 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from hpo.errors import StudyError
+from hpo.folders import attempt_folders
+from hpo.outage import DatabaseError
 from hpo.outcome import BEST_ATTR
 from hpo.progress import study_best
+from hpo.reopen import reopen
 from hpo.retention import _remove, _scan, clean, enforce_quota, kept, removals, shown_bytes
 from hpo.storage import OUTCOME_ATTR
 from hpo.study import OpenStudy, load_study
 from tests.hpo.support import Studies, ask
-from trainer.checkpoint import CheckpointFile, find_checkpoint, newest_checkpoint
+from trainer.checkpoint import CheckpointError, CheckpointFile, find_checkpoint, load_checkpoint, newest_checkpoint
 
 KINDS = ("complete", "pruned", "diverged", "failed", "waiting", "running")
 EPOCHS = 4
@@ -178,10 +184,11 @@ def test_what_somebody_may_load_stays_and_a_second_clean_finds_nothing(
         assert everything(opened) == before - gone
         assert all(path.parent.name == "checkpoints" for path in gone)
         assert matters(opened, trials, best) == needed
+        touched = {removal.number for removal in done.removed}  # of others nothing may go, damaged or not
         for number, (one, paths) in enumerate(zip(trials, needed, strict=True)):
             if one.kind in {"pruned", "diverged"}:
                 assert left(opened, number) == []
-            elif one.kind != "running" and None not in paths:
+            elif one.kind != "running" and None not in paths and number in touched:
                 assert set(left(opened, number)) == {path.name for path in paths if path}
         assert clean(opened, keep_best=best).removed == []
 
@@ -303,6 +310,97 @@ def test_a_quota_that_cannot_be_kept_is_said(studies: Studies) -> None:
         assert first.exceeded
         assert second == replace(first, removed=[])
         assert "of checkpoints, 1 kB allowed; nothing more can be removed\n  fix: " in str(second)
+
+
+NO_VERDICT = [OSError(errno.EIO, "Input/output error"), OSError(errno.EMFILE, "Too many files"), MemoryError()]
+
+
+@pytest.mark.parametrize("error", NO_VERDICT, ids=["EIO", "EMFILE", "memory"])
+def test_a_trial_whose_checkpoints_cannot_be_read_for_now_keeps_them_all(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    with study_of(studies, [made("failed"), made("pruned")]) as opened:
+
+        def load(path: Path) -> dict[str, Any]:
+            if path.name == "epoch-00004.pt":
+                raise CheckpointError("no readable checkpoint") from error
+            return load_checkpoint(path)
+
+        monkeypatch.setattr("hpo.retention.load_checkpoint", load)
+        assert [removal.number for removal in clean(opened).removed] == [1]
+        assert len(left(opened, 0)) == 4
+
+
+@pytest.mark.parametrize(("files", "numbers"), [(12, set()), (11, {"1"})])
+def test_a_quota_reads_no_checkpoints_before_it_needs_to(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, files: int, numbers: set[str]
+) -> None:
+    read: list[Path] = []
+    monkeypatch.setattr("hpo.retention.load_checkpoint", read.append)
+    trials = [made("pruned"), made("failed"), made("failed"), complete(1, 2, 3, 4)]
+    with study_of(studies, trials, f"study.disk_quota={files * len(content())}") as opened:
+        assert enforce_quota(opened) is not None
+        assert {path.parents[2].name for path in read} == numbers
+
+
+@pytest.mark.parametrize("end", ["pruned", "complete"])
+def test_a_quota_knows_how_a_trial_that_was_retried_has_ended(studies: Studies, end: str) -> None:
+    trials = [made("failed"), complete(2, 3, 4, 5)]
+    with study_of(studies, trials, f"study.disk_quota={5 * len(content())}", "study.keep_best=1") as opened:
+        assert len(opened.study.get_trials()) == 2  # from now on this process has seen it fail
+        reopen(load_study(opened.spec), [0])
+        again = load_study(opened.spec)
+        trial = again.study.ask()
+        if end == "complete":
+            again.study.tell(trial, 1.0)
+        else:
+            again.study.tell(trial, state=TrialState.PRUNED)
+        again.storage.close()
+        enforce_quota(opened)
+        assert [len(left(opened, number)) for number in (0, 1)] == ([4, 0] if end == "complete" else [0, 4])
+
+
+def test_what_is_no_attempts_folder_is_left_alone(studies: Studies) -> None:
+    with study_of(studies, [made("pruned"), made("waiting")]) as opened:
+        for number in (0, 1):
+            folder = checkpoints(opened, number)[0].parent
+            shutil.copytree(folder, folder.with_name("attempt-1.bak"))
+            (folder.parent / "attempt-10").mkdir()
+            (folder.parent / "attempt-2").mkdir()
+        assert [folder.name for folder in attempt_folders(opened.spec, 0)] == [
+            "attempt-1",
+            "attempt-2",
+            "attempt-10",
+        ]
+        clean(opened)
+        copies = [
+            folder.parent.with_name("attempt-1.bak") for folder in (checkpoints(opened, n)[0] for n in (0, 1))
+        ]
+        assert [len(list((copy / "checkpoints").iterdir())) for copy in copies] == [4, 4]
+        assert left(opened, 0) == []
+
+
+def test_a_quota_that_cannot_look_says_what_to_do(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
+    with study_of(studies, [made("pruned")], "study.disk_quota=1kB") as opened:
+        folder = checkpoints(opened, 0)[0]
+
+        def refuse(path: Any) -> Any:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "scandir", refuse)
+            with pytest.raises(StudyError, match=r"trials: can't be read: Permission denied\n  fix: "):
+                enforce_quota(opened)
+        with opened.storage.engine.begin() as conn:
+            conn.exec_driver_sql("ALTER TABLE trials RENAME TO hidden")
+        with pytest.raises(DatabaseError, match=r"study.db: .*no such table.*\n  fix: "):
+            enforce_quota(opened)
+        with opened.storage.engine.begin() as conn:
+            conn.exec_driver_sql("ALTER TABLE hidden RENAME TO trials")
+        opened.storage.delete_study(opened.study_id)
+        with pytest.raises(StudyError, match=r"the study .* is gone\n  fix: "):
+            enforce_quota(opened)
+        assert len(list(folder.iterdir())) == 4
 
 
 def test_without_a_quota_nothing_is_done(studies: Studies) -> None:
