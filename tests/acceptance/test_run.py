@@ -201,7 +201,7 @@ def test_one_worker_and_one_seed_give_the_same_study_twice(tmp_path: Path) -> No
     for name in ("first", "second"):
         study = make_study(tmp_path / name, text)
         hpo("run", study, "--n-trials", 8)
-        seen.append([{**entry, "duration_s": None} for entry in hpo_json("trials", study)])
+        seen.append([{**entry, "duration_s": None, "attempts": None} for entry in hpo_json("trials", study)])
     assert seen[0] == seen[1]
     assert {entry["outcome"] for entry in seen[0]} == {"complete", "pruned"}
 

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hpo.cli.app import main
-from hpo.cli.run import _kept_arguments
+from hpo.cli.console import kept_arguments
 from hpo.config import load_spec
 from hpo.database import normalize_url, sqlite_file
 from hpo.storage import OUTCOME_ATTR
@@ -282,7 +282,7 @@ def test_a_study_that_runs_is_not_deleted(looked_at: Path) -> None:
 def test_the_next_commands_name_the_same_study(
     overrides: list[str] | None, storage: str | None, output_dir: str | None, expected: list[str]
 ) -> None:
-    assert shlex.split(_kept_arguments(Path("a b/study.yaml"), overrides, storage, output_dir)) == expected
+    assert shlex.split(kept_arguments(Path("a b/study.yaml"), overrides, storage, output_dir)) == expected
 
 
 def test_the_commands_that_a_run_ends_with_work(tmp_path: Path) -> None:
