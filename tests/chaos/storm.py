@@ -258,8 +258,13 @@ class Storm:
         text = self._log_of(supervisor).read_text(errors="replace")
         if code == 0 and not finished:
             self.record.surprises.append(f"{supervisor.name} ended before the study had")
-        elif code not in {0, *supervisor.expected} and "workers died" not in text[-2000:]:
+        elif code not in {0, *supervisor.expected} and not self._is_explained(text[-2000:]):
             self.record.surprises.append(f"{supervisor.name} ended with {code}:\n{text[-2000:]}")
+
+    def _is_explained(self, last_words: str) -> bool:
+        """Whether a supervisor gave up for a reason that the weather gave it: it must find the database at first."""
+        unreachable = self._weather.restarts and "can't open the database" in last_words
+        return bool(unreachable) or "workers died" in last_words
 
     def _start(self, supervisor: _Supervisor) -> None:
         options = {"--workers": self._weather.workers, "--n-trials": self._n_trials}
