@@ -262,7 +262,7 @@ class Storm:
             self.record.surprises.append(f"{supervisor.name} ended with {code}:\n{text[-2000:]}")
 
     def _is_explained(self, last_words: str) -> bool:
-        """Whether a supervisor gave up for a reason that the weather gave it: it must find the database at first."""
+        """Whether a supervisor gave up for a reason that the weather gave it: it has to find the database."""
         unreachable = self._weather.restarts and "can't open the database" in last_words
         return bool(unreachable) or "workers died" in last_words
 
