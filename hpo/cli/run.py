@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.output import read_by_others
 from hpo.errors import StudyError
 
 if TYPE_CHECKING:
@@ -46,6 +47,22 @@ def run(
         devices=devices,
         output_dir=output_dir,
     )
+    interrupted, timed_out = _work(spec)
+    from hpo.cli.console import kept_arguments, same_command
+
+    arguments = kept_arguments(study, overrides, storage, output_dir)
+    if not interrupted:
+        _summarise(spec, arguments, timed_out)
+        return
+    with read_by_others():
+        print(f"interrupted; go on with:\n  {same_command()}", file=sys.stderr)
+    with contextlib.suppress(StudyError):  # the database may be away: an interrupted run ends as one all the same
+        _summarise(spec, arguments, timed_out)
+    raise typer.Exit(130)
+
+
+def _work(spec: StudySpec) -> tuple[bool, bool]:
+    """Bring the study's trials to their end; whether that was interrupted, and whether the time is over."""
     from hpo.forkserver import start_fork_server
 
     # Its imports run beside ours.
@@ -55,8 +72,7 @@ def run(
     slots = _checked_slots(spec)
     import optuna
 
-    from hpo.cli.console import Reporter, kept_arguments, same_command
-    from hpo.cli.output import read_by_others
+    from hpo.cli.console import Reporter
     from hpo.folders import make_output_folder
     from hpo.study import start_study
 
@@ -72,20 +88,12 @@ def run(
         ending = Supervisor(opened, slots, context, reporter.heard, spec.study.timeout).run()
     finally:
         opened.storage.close()
-    if ending is Ending.INTERRUPTED:
-        with read_by_others():
-            print(f"interrupted; go on with:\n  {same_command()}", file=sys.stderr)
-    # An interrupted run ends as one, also where the database is away.
-    with contextlib.suppress(*([StudyError] if ending is Ending.INTERRUPTED else [])):
-        _summarise(spec, kept_arguments(study, overrides, storage, output_dir), ending is Ending.TIMEOUT)
-    if ending is Ending.INTERRUPTED:
-        raise typer.Exit(130)
+    return ending is Ending.INTERRUPTED, ending is Ending.TIMEOUT
 
 
 def _summarise(spec: StudySpec, arguments: str, timed_out: bool) -> None:
     """Say what the study has come to, as it is stored now: others may have worked on it too."""
     from hpo.cli.console import print_summary
-    from hpo.cli.output import read_by_others
     from hpo.study import load_study
 
     opened = load_study(spec)
