@@ -1,19 +1,36 @@
-"""Extrapolation of a loss curve to its last epoch; numpy only."""
+"""Prediction of a learning curve's last value, with its uncertainty; numpy only."""
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-_Array = npt.NDArray[np.float64]
+from trainer.curve_families import FAMILIES, Array, Design, design
 
-# Decay over the whole observed window: from hardly bent to gone within its first point.
-_SLOWEST, _FASTEST = 1e-3, 50.0
-_GRID: Final = 48
-_REFINEMENTS: Final = 6
+#: Most epochs that are fitted; of a longer history, evenly spread ones.
+_MOST_POINTS: Final = 64
+#: Prior standard deviation of a shape's fall over the run, in ranges of the losses seen.
+_AMPLITUDE: Final = 3.0
+#: Power of the evidence; below 1 because no real curve obeys a shape to the letter.
+_TEMPER: Final = 0.7
+#: Smallest prior scale of the walk, in ranges of the losses seen.
+_FINEST: Final = 1e-3
+#: A point so many median steps beyond both its neighbours is a spike; a first point so many ranges of all the
+#: others away from the second belongs to no decay.
+_SPIKE, _COLD_START = 5.0, 20.0
+#: Most of a further fall, as a share of what the log-law allows, and of what the straight line allows.
+_LOG_SHARE, _LINE_SHARE = 0.8, 1 / 3
+#: Share of the way back to the best value that a curve goes, with all of the run still to come.
+_COMEBACK: Final = 0.6
+#: Standard deviations from the mean to the upper end, for a run whose end is near; fewer before: most of what is
+#: still to come is fall.
+_UPPER: Final = 0.5
+#: Standard deviations between the ends of a normal distribution's 80 % interval.
+_NORMAL_WIDTH: Final = 2.5631
 
 
 @dataclass(frozen=True)
@@ -22,11 +39,21 @@ class Prediction:
 
     Attributes:
         mean: The value, in units of the loss.
-        family: ``"exponential"``, or ``"last"`` where the curve is no decay and its last value was repeated.
+        std: Standard deviation of the normal distribution whose 80 % interval is as wide; finite, at least 0.
+        lower: Lower end of the interval that holds about 80 % of the true values.
+        upper: Its upper end. The mean lies between them, not in their middle.
+        family: Family of the weightiest shapes: ``"exponential"``, ``"power"``, ``"log-power"`` or ``"constant"``;
+            where no fit earned trust, ``"last"``, the last value repeated, or ``"best"``, between it and the best.
+        quality: Weight that decaying shapes earned against a constant level, 0 to 1 (before anything is seen it
+            would be 0.5); 0 for ``"last"`` and ``"best"``.
     """
 
     mean: float
+    std: float
+    lower: float
+    upper: float
     family: str
+    quality: float
 
     @property
     def neg_log10(self) -> float | None:
@@ -34,66 +61,194 @@ class Prediction:
         return -math.log10(self.mean) if self.mean > 0 else None
 
 
-def predict_final_loss(history: Sequence[float], max_epochs: int, *, min_epochs: int = 10) -> Prediction | None:
-    """Extrapolate a loss curve to its last epoch with ``a * exp(-b * t) + c``, a and b positive.
+@dataclass(frozen=True)
+class _Forecast:
+    """The change from the last value to the final one; all in ranges of the losses seen, relative to the last."""
 
-    For a given rate b the best a and c are a linear regression (variable projection: Golub & Pereyra 1973,
-    SIAM J. Numer. Anal. 10), so only b is searched, on a grid refined around its minimum. A loss that has always
-    been positive is taken to stay so: its c is 0 or more. A curve that does not fall towards an asymptote is
-    answered with its last finite value.
+    mean: float
+    lower: float
+    upper: float
+    family: str
+    quality: float
+
+
+def predict_final_loss(
+    history: Sequence[float] | Array, max_epochs: int, *, min_epochs: int = 10, mode: Literal["min", "max"] = "min"
+) -> Prediction | None:
+    """Extrapolate a learning curve to its last epoch.
+
+    Decaying shapes of several families, each with a random walk and noise around it (`trainer.curve_families`),
+    are averaged by how well they explain the curve: Bayesian model averaging (Hoeting, Madigan, Raftery &
+    Volinsky 1999, Statistical Science 14) of conjugate normal and inverse-gamma models, in closed form. A constant
+    level with such a walk is among them, so a fit must earn its weight; and what is predicted passes four gates:
+
+    - A loss is not predicted to rise.
+    - One that has come down to something better than its last value goes some of the way back to it.
+    - It falls no further than a curve that goes on as it did lately: on the axis of log-epochs since half the
+      epochs seen, and on that of epochs since the last five, where a slope that runs out towards the end (as a
+      schedule's does) leaves a third of the line.
+    - A loss that has always been positive stays so.
+
+    A change of scale or of level changes the answer likewise. The exceptions are a single epoch and a constant
+    curve, which have shown no scale of their own: their standard deviation is the last value's magnitude divided
+    by the number of epochs.
 
     Args:
-        history: Loss of each finished epoch, the first epoch first; non-finite ones are left out of the fit.
-        max_epochs: Number of the epoch to predict, counted from 1.
+        history: Loss of each finished epoch, the first epoch first; those that are not finite are left out, and
+            keep their places in time.
+        max_epochs: Number of the epoch to predict, counted from 1. A history that has reached it is answered with
+            its last finite value.
         min_epochs: No answer before this many epochs.
+        mode: ``"min"`` for a loss, ``"max"`` for a metric that should rise: as a loss of opposite sign.
 
     Returns:
         The prediction; None before ``min_epochs`` or where no value is finite.
     """
-    losses = np.asarray(history, dtype=np.float64)
-    if len(losses) < min_epochs:
+    values = np.asarray(history, dtype=np.float64)
+    finite = np.flatnonzero(np.isfinite(values))
+    if len(values) < min_epochs or not len(finite):
         return None
-    epochs = np.arange(1, len(losses) + 1, dtype=np.float64)
-    finite = np.isfinite(losses)
-    if not finite.any():
-        return None
-    last = float(losses[finite][-1])
-    mean = _extrapolate(epochs[finite], losses[finite], max_epochs) if finite.sum() >= 4 else None
-    return Prediction(last, "last") if mean is None else Prediction(mean, "exponential")
+    if mode == "min":
+        return _predict(values[finite], finite + 1, max_epochs)
+    found = _predict(-values[finite], finite + 1, max_epochs)
+    return Prediction(-found.mean, found.std, -found.upper, -found.lower, found.family, found.quality)
 
 
-def _extrapolate(epochs: _Array, losses: _Array, final: int) -> float | None:
-    """The fitted curve's value at ``final``; None where no decay fits."""
-    span = float(epochs[-1] - epochs[0])
-    scale = float(np.abs(losses).max())
-    if scale == 0 or not span:
-        return None
-    times, values = (epochs - epochs[0]) / span, losses / scale
-    rates = np.geomspace(_SLOWEST, _FASTEST, _GRID)
-    for _ in range(_REFINEMENTS):
-        amplitudes, offsets, errors = _fit(times, values, rates)
-        best = int(np.argmin(errors))
-        rate, amplitude, offset = rates[best], amplitudes[best], offsets[best]
-        rates = np.geomspace(rates[max(best - 1, 0)], rates[min(best + 1, _GRID - 1)], _GRID)
-    if amplitude <= 0:
-        return None
-    time = (final - epochs[0]) / span
-    predicted = float((amplitude * np.exp(-rate * time) + offset) * scale)
-    return predicted if math.isfinite(predicted) else None
+def _predict(losses: Array, epochs: npt.NDArray[np.intp], final: int) -> Prediction:
+    """The prediction for finite losses [n], n at least 1, of these epochs."""
+    last = float(losses[-1])
+    if epochs[-1] >= final:
+        return Prediction(last, 0.0, last, last, "last", 0.0)
+    positive = bool(losses.min() > 0)
+    losses, epochs = _thinned(*_warm(losses, epochs))
+    # By the magnitude first, so that no difference overflows.
+    magnitude = float(np.abs(losses).max()) or 1.0
+    z = losses / magnitude - last / magnitude
+    spread = float(z.max() - z.min())
+    if spread == 0:
+        wide = _NORMAL_WIDTH / 2 / len(losses) * abs(last) / magnitude
+        return _answer(last, _Forecast(0.0, -wide, wide, "last", 0.0), 1.0, magnitude, positive)
+    room = last / magnitude / spread if positive else math.inf
+    return _answer(last, _forecast(z / spread, epochs, final, room), spread, magnitude, positive)
 
 
-def _fit(times: _Array, values: _Array, rates: _Array) -> tuple[_Array, _Array, _Array]:
-    """Least-squares a and c, and the squared error, for each rate; arrays of [rates]."""
-    basis = np.exp(-np.outer(rates, times))
-    centred = basis - basis.mean(axis=1, keepdims=True)
-    target = values - values.mean()
-    spread = np.maximum((centred**2).sum(axis=1), np.finfo(np.float64).tiny)
-    amplitudes = centred @ target / spread
-    offsets = values.mean() - amplitudes * basis.mean(axis=1)
-    if values.min() > 0:
-        # Where the line falls below zero, the best with c = 0.
-        below = offsets < 0
-        amplitudes = np.where(below, basis @ values / (basis**2).sum(axis=1), amplitudes)
-        offsets = np.where(below, 0.0, offsets)
-    residuals = values - amplitudes[:, None] * basis - offsets[:, None]
-    return amplitudes, offsets, (residuals**2).sum(axis=1)
+def _answer(last: float, change: _Forecast, spread: float, magnitude: float, positive: bool) -> Prediction:
+    """The forecast in units of the loss, within what a float can hold."""
+    floor, ceiling = 0.0 if positive else -sys.float_info.max, sys.float_info.max
+    # The range in units of the loss, spread times magnitude, may be more than a float holds.
+    mean = min(max(last + change.mean * spread * magnitude, floor), ceiling)
+    lower = min(max(last + change.lower * spread * magnitude, floor), mean)
+    upper = max(min(last + change.upper * spread * magnitude, ceiling), mean)
+    std = upper / _NORMAL_WIDTH - lower / _NORMAL_WIDTH
+    return Prediction(mean, std, lower, upper, change.family, change.quality)
+
+
+def _warm(losses: Array, epochs: npt.NDArray[np.intp]) -> tuple[Array, npt.NDArray[np.intp]]:
+    """Without the first epochs of a start so far off that the rest would look flat."""
+    while len(losses) > 4:
+        # Halves, so that nothing overflows.
+        rest = losses[1:] / 2
+        if abs(losses[0] / 2 - rest[0]) <= _COLD_START * min(
+            float(rest.max() - rest.min()), sys.float_info.max / 20
+        ):
+            break
+        losses, epochs = losses[1:], epochs[1:]
+    return losses, epochs
+
+
+def _thinned(losses: Array, epochs: npt.NDArray[np.intp]) -> tuple[Array, npt.NDArray[np.intp]]:
+    """At most so many epochs as are fitted, the first and the last among them."""
+    if len(losses) <= _MOST_POINTS:
+        return losses, epochs
+    chosen = np.linspace(0, len(losses) - 1, _MOST_POINTS).round().astype(np.intp)
+    return losses[chosen], epochs[chosen]
+
+
+def _forecast(z: Array, epochs: npt.NDArray[np.intp], final: int, room: float) -> _Forecast:
+    """The average over shapes and kernels.
+
+    Args:
+        z: Losses less the last one, in units of their range, [n]; n at least 2.
+        epochs: Their epochs, [n].
+        final: The epoch asked for.
+        room: How far the loss may fall at all.
+    """
+    z = _without_spikes(z)
+    deepest = min(_deepest(z, epochs, final), room)
+    plan = design(tuple(epochs.tolist()), final)
+    weight, decaying, means, variances = _posterior(plan, z, _walk_scale(z, epochs, final))
+    means = np.maximum(means, -deepest)
+    centre = float((weight * means).sum())
+    std = math.sqrt(float((weight * (variances + (means - centre) ** 2)).sum()))
+    centre = min(centre, 0.0)
+    lower = min(centre - std, -deepest)
+    upper = centre + _UPPER * math.sqrt(int(epochs[-1]) / final) * std
+    again = -_COMEBACK * (1 - int(epochs[-1]) / final) * _to_best(z)
+    if again <= centre:
+        return _Forecast(again, min(lower, again), upper, "best" if again < 0 else "last", 0.0)
+    # Where a shape would have to rise, its amplitude is 0: it says what the constant says.
+    by_family = np.bincount(plan.family, weights=(weight * decaying).sum(axis=0), minlength=len(FAMILIES))
+    quality = min(float(by_family.sum()), 1.0)
+    by_family[-1] = 1 - quality
+    return _Forecast(centre, lower, upper, FAMILIES[int(by_family.argmax())], quality)
+
+
+def _posterior(plan: Design, z: Array, scale: float) -> tuple[Array, npt.NDArray[np.bool_], Array, Array]:
+    """Weight, whether it decays, mean and variance at the final epoch of each kernel and shape, each [K, F].
+
+    A shape's amplitude is normal around 0, its walk's variance inverse-gamma with one degree of freedom around
+    ``scale`` squared; the level has no prior. A negative amplitude is taken for 0.
+    """
+    prior = (scale / _AMPLITUDE) ** 2
+    weighed = plan.precision @ z
+    precision = prior + plan.information
+    amplitude = np.maximum(weighed @ plan.shapes.T / precision, 0)
+    squares = np.maximum((weighed @ z)[:, None] - precision * amplitude**2, 0) + scale**2
+    evidence = np.log(precision / prior) + len(z) * np.log(squares) + plan.log_determinant[:, None]
+    logarithm = _TEMPER * (plan.log_prior - evidence / 2)
+    weight = np.exp(logarithm - logarithm.max())
+    means = (plan.weights @ z)[:, None] + amplitude * plan.remainder
+    variances = squares / len(z) * (plan.variance[:, None] + plan.remainder**2 / precision)
+    return weight / weight.sum(), amplitude > 0, means, variances
+
+
+def _walk_scale(z: Array, epochs: npt.NDArray[np.intp], final: int) -> float:
+    """The walk's standard deviation per unit of its clock, guessed from the median step from epoch to epoch."""
+    step = _median(np.abs(np.diff(z)) / np.sqrt(np.diff(epochs)))
+    # 1.48: a normal distribution's standard deviation ÷ its median magnitude; see the clock of `_kriging`.
+    return max(1.48 * step * math.sqrt(final / math.log(final)), _FINEST)
+
+
+def _without_spikes(z: Array) -> Array:
+    """Points that stick out of both their neighbours, replaced by the nearer one (Hampel 1974, JASA 69)."""
+    if len(z) < 4:
+        return z
+    before, here, after = z[:-2], z[1:-1], z[2:]
+    nearest = np.clip(here, np.minimum(before, after), np.maximum(before, after))
+    cleaned = z.copy()
+    cleaned[1:-1] = np.where(np.abs(here - nearest) > _SPIKE * _median(np.abs(np.diff(z))), nearest, here)
+    return cleaned
+
+
+def _deepest(z: Array, epochs: npt.NDArray[np.intp], final: int) -> float:
+    """How far a curve falls that goes on as it did lately, at most; see `predict_final_loss`."""
+    now = int(epochs[-1])
+    half = min(int(np.searchsorted(epochs, now - now // 2)), len(z) - 2)
+    doubling = math.log(final / now) / math.log(now / int(epochs[half]))
+    recent = max(len(z) - 6, 0)
+    stretch = (final - now) / (now - int(epochs[recent]))
+    fallen, lately = max(float(z[half] - z[-1]), 0.0), max(float(z[recent] - z[-1]), 0.0)
+    return min(_LOG_SHARE * doubling * fallen, _LINE_SHARE * stretch * lately)
+
+
+def _to_best(z: Array) -> float:
+    """From the last value to the best one, at most all that the curve fell on its way here; at least 0."""
+    fallen = -float(np.minimum(np.diff(z), 0).sum())
+    return min(float(z[-1] - z.min()), fallen)
+
+
+def _median(values: Array) -> float:
+    """The median of [n] values, several times as fast as NumPy's for few."""
+    ordered = np.sort(values)
+    middle = len(ordered) // 2
+    return float(ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2)

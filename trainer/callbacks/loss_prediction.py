@@ -1,14 +1,18 @@
 """LossPrediction: where the loss curve is heading."""
 
+import math
+
 from trainer.callback import Callback, TrainerView
 from trainer.prediction import predict_final_loss
+from trainer.state import Mode
 
 
 class LossPrediction(Callback):
     """Records the loss predicted for the last epoch, from ``min_epochs`` finished epochs on.
 
-    Writes ``predicted_final_loss`` in units of the loss and, where that is positive,
-    ``predicted_final_neg_log10``. See `trainer.prediction.predict_final_loss`.
+    Writes ``predicted_final_loss`` and its standard deviation ``predicted_final_loss_std`` in units of the loss
+    and, where the prediction is positive, ``predicted_final_neg_log10``. An epoch that was not validated keeps its
+    place in time. See `trainer.prediction.predict_final_loss`.
 
     Example::
 
@@ -19,14 +23,21 @@ class LossPrediction(Callback):
     Args:
         metric: The loss to predict.
         min_epochs: Epochs before the first prediction.
+        mode: ``"min"`` for a loss, ``"max"`` for a metric that should rise.
+
+    Raises:
+        ValueError: ``mode`` is neither.
     """
 
     priority = 70
-    writes = ("predicted_final_loss", "predicted_final_neg_log10")
+    writes = ("predicted_final_loss", "predicted_final_loss_std", "predicted_final_neg_log10")
 
-    def __init__(self, metric: str = "val_loss", min_epochs: int = 10) -> None:
+    def __init__(self, metric: str = "val_loss", min_epochs: int = 10, mode: Mode = "min") -> None:
+        if mode not in {"min", "max"}:
+            raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
         self.metric = metric
         self.min_epochs = min_epochs
+        self.mode = mode
         self.reads = (metric,)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
@@ -34,10 +45,11 @@ class LossPrediction(Callback):
         state = trainer.state
         if self.metric not in state.metrics:
             return
-        losses = [metrics[self.metric] for metrics in state.history if self.metric in metrics]
-        prediction = predict_final_loss(losses, state.max_epochs, min_epochs=self.min_epochs)
+        losses = [metrics.get(self.metric, math.nan) for metrics in state.history]
+        prediction = predict_final_loss(losses, state.max_epochs, min_epochs=self.min_epochs, mode=self.mode)
         if prediction is None:
             return
         state.metrics["predicted_final_loss"] = prediction.mean
+        state.metrics["predicted_final_loss_std"] = prediction.std
         if prediction.neg_log10 is not None:
             state.metrics["predicted_final_neg_log10"] = prediction.neg_log10
