@@ -59,5 +59,5 @@ def construct(spec: StudySpec, path: str, kind: type, arguments: Mapping[str, An
             f"{kind.__name__} refuses its arguments: {error}",
             path=path,
             value=arguments,
-            fix="see the class of that name in Optuna's documentation",
+            fix="see the class of that name in Optuna's documentation, or predicted_loss in docs/pruning.md",
         ) from error

@@ -24,17 +24,20 @@ from hpo.ledger import Lease
 from hpo.micro_batch import PARTS_ATTR, MicroBatches, cut, finer
 from hpo.outcome import (
     BEST_ATTR,
+    PREDICTION_ATTR,
     TRACEBACK_ATTR,
     WORKER_ATTR,
     Outcome,
     failure_outcome,
     finite,
     is_device_memory,
+    prediction_record,
 )
 from hpo.stopping import StopRequest, Watch
 from hpo.storage import OUTCOME_ATTR, REASON_ATTR
 from hpo.study import OpenStudy
 from trainer import Trainer
+from trainer.callbacks import LossPrediction
 from trainer.checkpoint import find_checkpoint, newest_checkpoint
 from trainer.state import DIVERGED, INTERRUPTED, Metrics, best_epoch
 
@@ -225,6 +228,8 @@ class TrialRun:
         """Store the outcome; returns the best value."""
         study, trial, epoch = self.opened.study, self.trial, self._best_epoch()
         value = None if epoch is None else self._history[epoch - 1][self.opened.spec.study.metric]
+        if outcome in (Outcome.COMPLETE, Outcome.PRUNED, Outcome.DIVERGED):
+            self._keep_prediction()
         if outcome is None:
             self._put_back()
         elif outcome == Outcome.PRUNED:
@@ -259,6 +264,17 @@ class TrialRun:
             if value:
                 self.trial.set_user_attr(name, value)
         self.opened.study.tell(self.trial, state=TrialState.FAIL)
+
+    def _keep_prediction(self) -> None:
+        """Store the predictions of the final loss beside what it came to, if there are any."""
+        assert self._trainer is not None
+        state = self._trainer.state
+        for callback in self._trainer.callbacks.callbacks:
+            if isinstance(callback, LossPrediction):
+                whole = self._trainer.finished
+                record = prediction_record(state.history, callback.metric, state.max_epochs, whole=whole)
+                if record is not None:
+                    self.trial.set_user_attr(PREDICTION_ATTR, finite(record))
 
     @property
     def _history(self) -> list[Metrics]:

@@ -1,7 +1,7 @@
 """What became of a trial: seven different ends, and the two states before them."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from enum import StrEnum
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.storage import OUTCOME_ATTR
 
 BEST_ATTR: Final = "hpo:best"
+PREDICTION_ATTR: Final = "hpo:prediction"
 TRACEBACK_ATTR: Final = "hpo:traceback"
 WORKER_ATTR: Final = "hpo:worker"
 
@@ -94,6 +95,41 @@ def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+
+
+def prediction_record(
+    history: Sequence[Mapping[str, float]], metric: str, length: int, *, whole: bool
+) -> dict[str, Any] | None:
+    """What a trial was predicted to end at, beside what it ended at; see `trainer.callbacks.LossPrediction`.
+
+    Args:
+        history: The metrics of each epoch.
+        metric: The predicted metric.
+        length: Epochs of a run to the end. What is said at the last of them is no prediction.
+        whole: Whether the trial has run to its end.
+
+    Returns:
+        ``metric``; ``epoch``, ``predicted_final_loss`` and ``std`` of the first prediction; ``final_loss``, None
+        for a trial that has not run to its end; ``latest_epoch`` and ``latest`` of the last prediction, which is
+        what a pruned trial was expected to end at. None where no prediction was made.
+    """
+    made = [
+        (epoch, metrics)
+        for epoch, metrics in enumerate(history, start=1)
+        if epoch < length and "predicted_final_loss" in metrics
+    ]
+    if not made:
+        return None
+    (epoch, first), (latest_epoch, latest) = made[0], made[-1]
+    return {
+        "metric": metric,
+        "epoch": epoch,
+        "predicted_final_loss": first["predicted_final_loss"],
+        "std": first.get("predicted_final_loss_std"),
+        "final_loss": history[-1].get(metric) if whole else None,
+        "latest_epoch": latest_epoch,
+        "latest": latest["predicted_final_loss"],
+    }
 
 
 def finite(value: Any) -> Any:

@@ -8,6 +8,8 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,12 +20,17 @@ from hpo.budget import IMPORTED_ATTR
 from hpo.errors import StudyError
 from hpo.ledger import Attempt
 from hpo.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, finite, outcome_of
+from hpo.predicted_loss import MAX_EPOCHS_ATTR
+from hpo.pruning import PruningSummary, best_count, summarize_pruning
 from hpo.storage import REASON_ATTR
 from hpo.study import OpenStudy
 
 
 def study_status(opened: OpenStudy) -> dict[str, Any]:
-    """Counts by state and outcome, the best trial (None before there is one), and who runs what."""
+    """Counts by state and outcome, the best trial (or None), what pruning saved, and who runs what.
+
+    See `hpo.pruning.PruningSummary` for ``pruning``.
+    """
     trials = own_trials(opened)
     outcomes = dict.fromkeys(map(str, Outcome), 0)
     for trial in trials:
@@ -38,8 +45,20 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
         "waiting": sum(trial.state == TrialState.WAITING for trial in trials),
         "outcomes": outcomes,
         "best": None if best is None else _described(opened, best),
+        "pruning": asdict(study_pruning(opened, trials)),
         "running_trials": running_trials(opened),
     }
+
+
+def study_pruning(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> PruningSummary:
+    """What pruning saved among these trials of the study, and how often an audit found it wrong."""
+    pruner = opened.spec.study.pruner
+    return summarize_pruning(
+        trials,
+        _ranked(opened, trials),
+        horizon=opened.study.user_attrs.get(MAX_EPOCHS_ATTR),
+        top_k=best_count(pruner.name, pruner.kwargs),
+    )
 
 
 def running_trials(opened: OpenStudy) -> list[dict[str, Any]]:
@@ -146,10 +165,14 @@ def best_trial(opened: OpenStudy) -> FrozenTrial | None:
 
 def ranked_trials(opened: OpenStudy) -> list[FrozenTrial]:
     """The complete trials, the best value first, the earlier of equals first; diverged ones are not among them."""
+    return _ranked(opened, own_trials(opened))
+
+
+def _ranked(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
     sign = 1 if opened.spec.study.direction == "minimize" else -1
     complete = [
         trial
-        for trial in own_trials(opened)
+        for trial in trials
         if outcome_of(trial) == Outcome.COMPLETE and trial.value is not None and math.isfinite(trial.value)
     ]
     return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))

@@ -1,4 +1,4 @@
-"""Pruners by name."""
+"""Pruners by name: Optuna's, and `PredictedLossPruner`."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -9,6 +9,9 @@ from optuna import pruners
 
 from hpo.by_name import check_arguments, construct, find_class
 from hpo.config import StudySpec
+from hpo.predicted_loss import PredictedLossPruner
+
+__all__ = ["PRUNERS", "PredictedLossPruner", "make_pruner"]
 
 PRUNERS: Final[Mapping[str, type[pruners.BasePruner]]] = MappingProxyType(
     {
@@ -20,6 +23,7 @@ PRUNERS: Final[Mapping[str, type[pruners.BasePruner]]] = MappingProxyType(
         "threshold": pruners.ThresholdPruner,
         "patient": pruners.PatientPruner,
         "wilcoxon": pruners.WilcoxonPruner,
+        "predicted_loss": PredictedLossPruner,
     }
 )
 

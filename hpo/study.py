@@ -17,6 +17,7 @@ from hpo.config import StudySpec, diff_configs, identity
 from hpo.database import display_url
 from hpo.errors import InputError, StudyError
 from hpo.ledger import Owner
+from hpo.predicted_loss import MAX_EPOCHS_ATTR
 from hpo.pruners import make_pruner
 from hpo.recovery import Settled, Sightings, requeue_dead
 from hpo.samplers import ExhaustiveSampler, make_sampler
@@ -116,6 +117,8 @@ def start_study(spec: StudySpec) -> OpenStudy:
         _refuse_other_config(spec, study)
     opened = OpenStudy(spec, space, storage, study)
     storage.set_budget(opened.study_id, _budget(spec, study, sampler))
+    if spec.trainer.known_epochs is not None:
+        study.set_user_attr(MAX_EPOCHS_ATTR, spec.trainer.known_epochs)
     return opened
 
 

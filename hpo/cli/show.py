@@ -39,8 +39,27 @@ def status(
     rows += [(name, str(count)) for name, count in data["outcomes"].items() if count]
     if data["best"] is not None:
         rows.append(("best", f"trial {data['best']['trial']}, {spec.study.metric} {data['best']['value']:.6g}"))
+    rows += _pruning_rows(data["pruning"])
     rows += [(f"trial {entry['trial']}", _whose(entry)) for entry in data["running_trials"]]
-    _print_table(data["study"], ("", ""), rows)
+    print_table(data["study"], ("", ""), rows)
+
+
+def _pruning_rows(pruning: dict[str, Any]) -> list[tuple[str, str]]:
+    """What pruning saved, where it ended a trial, and what the audit found, where there was one."""
+    rows = []
+    if pruning["pruned"]:
+        told = f"{pruning['pruned']} of {pruning['ended']} pruned"
+        if pruning["epochs_unpruned"]:
+            saved, of = pruning["epochs_saved"], pruning["epochs_unpruned"]
+            told += f", {saved} of {of} epochs saved ({saved / of * 100:.0f} %)"
+        rows.append(("pruning", told))
+    if pruning["audited"]:
+        wrong, of, rate = (pruning[name] for name in ("wrongly_condemned", "audited", "false_prune_rate"))
+        low, high = pruning["false_prune_interval"]
+        shares = f"{rate * 100:.0f} %, 95 % interval {low * 100:.0f}-{high * 100:.0f} %"
+        trials = "trial" if of == 1 else "trials"
+        rows.append(("audit", f"{wrong} of {of} audited {trials} ended among the best ({shares})"))
+    return rows
 
 
 def _whose(entry: dict[str, Any]) -> str:
@@ -74,7 +93,7 @@ def best(
     rows = [("trial", str(data["trial"])), (spec.study.metric, _shown(data["value"]))]
     rows += [(name, _shown(value)) for name, value in data["params"].items()]
     rows += [(f"({name})", _shown(value)) for name, value in data["metrics"].items()]
-    _print_table(f"best of {data['study']}", ("", ""), rows, below=f"checkpoint: {data['checkpoint']}\n")
+    print_table(f"best of {data['study']}", ("", ""), rows, below=f"checkpoint: {data['checkpoint']}\n")
 
 
 def trials(
@@ -112,7 +131,7 @@ def trials(
         for entry in data
     ]
     about = ("trial", "outcome", spec.study.metric, "epochs", "s", "attempts", "worker", "device")
-    _print_table(spec.study.name, (*about, *names, *(["reason"] if told else [])), rows)
+    print_table(spec.study.name, (*about, *names, *(["reason"] if told else [])), rows)
 
 
 def _first_line(reason: str | None) -> str:
@@ -147,7 +166,8 @@ def _shown(value: Any, digits: int | None = None) -> str:
     return str(value)
 
 
-def _print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]], *, below: str = "") -> None:
+def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]], *, below: str = "") -> None:
+    """Print a table, with a line of text below it; no header where all its names are empty."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text

@@ -14,7 +14,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.build import Builder
 from hpo.ledger import Lease, Owner
 from hpo.objective import RUN_ATTR, TrialReport, TrialRun
-from hpo.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, outcome_of
+from hpo.outcome import BEST_ATTR, PREDICTION_ATTR, TRACEBACK_ATTR, Outcome, outcome_of
 from hpo.progress import best_trial, study_best, study_status, study_trials
 from hpo.stopping import StopRequest
 from hpo.storage import OUTCOME_ATTR, REASON_ATTR
@@ -291,3 +291,64 @@ def test_a_callback_that_stops_inside_an_epoch_ends_the_trial(studies: Studies, 
             assert trial.user_attrs["hpo:reason"] == "it ended (enough) before an epoch with a finite val_loss"
         else:
             assert trial.value == trial.intermediate_values[1]
+
+
+SIX = ("trainer.max_epochs=6", "callbacks={loss_prediction: {min_epochs: 2}}")
+
+
+def test_what_was_predicted_is_kept_with_what_it_became(studies: Studies) -> None:
+    with studies.open(*SIX) as (view,):
+        assert run(view).outcome == Outcome.COMPLETE
+        trial = stored(view)
+    kept = trial.user_attrs[PREDICTION_ATTR]
+    assert (kept["metric"], kept["epoch"], kept["latest_epoch"]) == ("val_loss", 2, 5)
+    assert kept["final_loss"] == trial.intermediate_values[6]
+    assert all(math.isfinite(kept[name]) for name in ("predicted_final_loss", "std", "latest"))
+    assert kept["std"] > 0
+
+
+def test_the_predicted_metric_is_the_callbacks_not_the_studys(studies: Studies) -> None:
+    follow = "callbacks={loss_prediction: {min_epochs: 2, metric: val_mae}}"
+    with studies.open("trainer.max_epochs=6", follow) as (view,):
+        run(view)
+        kept = stored(view).user_attrs[PREDICTION_ATTR]
+        last = curve(view).splitlines()
+    assert kept["metric"] == "val_mae"
+    assert kept["final_loss"] == pytest.approx(float(last[-1].split(",")[last[0].split(",").index("val_mae")]))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "outcome", "epochs"),
+    [
+        (("study.pruner={name: threshold, upper: 0.0, n_warmup_steps: 4}",), Outcome.PRUNED, 4),
+        (("callbacks.early_stopping={patience: 1, min_delta: 0.999}",), Outcome.COMPLETE, 2),
+    ],
+)
+def test_a_trial_that_ended_early_has_a_prediction_and_no_outcome_of_it(
+    studies: Studies, overrides: tuple[str, ...], outcome: str, epochs: int
+) -> None:
+    with studies.open(*SIX, *overrides) as (view,):
+        report = run(view)
+        kept = stored(view).user_attrs[PREDICTION_ATTR]
+    assert (report.outcome, report.epochs) == (outcome, epochs)
+    assert kept["final_loss"] is None
+    assert (kept["epoch"], kept["latest_epoch"]) == (2, epochs)
+    assert math.isfinite(kept["latest"])
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("trainer.max_epochs=3",),  # too short to predict
+        ("trainer.max_epochs=6", "callbacks={loss_prediction: false}"),
+        ("trainer.max_epochs=6", "callbacks={loss_prediction: {min_epochs: 6}}"),  # known by then
+        (*SIX, "loss.nan=true"),
+        (*SIX, "loss.fail=true"),
+    ],
+)
+def test_without_a_prediction_nothing_is_kept(studies: Studies, overrides: tuple[str, ...]) -> None:
+    with studies.open(*overrides) as (view,):
+        run(view)
+        trial = stored(view)
+    assert trial.state.is_finished()
+    assert PREDICTION_ATTR not in trial.user_attrs

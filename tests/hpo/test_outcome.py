@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from hpo.outcome import Outcome, failure_outcome, finite, is_device_memory, outcome_of
+from hpo.outcome import Outcome, failure_outcome, finite, is_device_memory, outcome_of, prediction_record
 from hpo.storage import OUTCOME_ATTR
 from tests.trainer.support import quick
 
@@ -87,3 +87,47 @@ def test_an_error_made_of_one_about_memory_is_about_memory() -> None:
     assert is_device_memory(error)
     assert not is_device_memory(MemoryError())
     assert is_device_memory(RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling"))
+
+
+def predicted(loss: float, final: float | None = None, std: float = 0.5) -> dict[str, float]:
+    made = {} if final is None else {"predicted_final_loss": final, "predicted_final_loss_std": std}
+    return {"val_loss": loss, **made}
+
+
+HISTORY = [predicted(4.0), predicted(3.0, 1.5), predicted(2.0, 1.2, 0.25), predicted(1.0, 1.0, 0.0)]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "whole", "final", "latest"),
+    [
+        (4, True, 1.0, (3, 1.2)),  # what is said at the last epoch is known by then
+        (4, False, None, (3, 1.2)),
+        (3, False, None, (3, 1.2)),
+        (2, False, None, (2, 1.5)),
+    ],
+)
+def test_a_prediction_is_kept_beside_the_outcome(
+    epochs: int, whole: bool, final: float | None, latest: tuple[int, float]
+) -> None:
+    assert prediction_record(HISTORY[:epochs], "val_loss", 4, whole=whole) == {
+        "metric": "val_loss",
+        "epoch": 2,
+        "predicted_final_loss": 1.5,
+        "std": 0.5,
+        "final_loss": final,
+        "latest_epoch": latest[0],
+        "latest": latest[1],
+    }
+
+
+def test_without_a_prediction_before_the_end_nothing_is_kept() -> None:
+    assert prediction_record([], "val_loss", 4, whole=False) is None
+    assert prediction_record(HISTORY[:1], "val_loss", 4, whole=False) is None
+    assert prediction_record([HISTORY[0], HISTORY[3]], "val_loss", 2, whole=True) is None
+
+
+def test_a_prediction_may_lack_its_deviation_and_an_end_its_validation() -> None:
+    history = [{"val_loss": 1.0, "predicted_final_loss": 0.5}, {"train_loss": 1.0}]
+    found = prediction_record(history, "val_loss", 2, whole=True)
+    assert found is not None
+    assert (found["std"], found["final_loss"]) == (None, None)

@@ -8,7 +8,7 @@ from optuna import pruners
 from optuna.trial import TrialState
 
 from hpo.errors import InputError
-from hpo.pruners import PRUNERS, make_pruner
+from hpo.pruners import PRUNERS, PredictedLossPruner, make_pruner
 from hpo.study import OpenStudy
 from tests.hpo.support import Studies
 
@@ -21,6 +21,7 @@ QUICK = {
     "threshold": "upper: 5.0",
     "patient": "patience: 1, wrapped_pruner: {name: threshold, upper: 5.0}",
     "wilcoxon": "p_threshold: 0.3, n_startup_steps: 1",
+    "predicted_loss": "alpha: 0.3",
 }
 
 
@@ -35,6 +36,7 @@ def own(name: str) -> pruners.BasePruner:
         "threshold": lambda: pruners.ThresholdPruner(upper=5.0),
         "patient": lambda: pruners.PatientPruner(pruners.ThresholdPruner(upper=5.0), patience=1),
         "wilcoxon": lambda: pruners.WilcoxonPruner(p_threshold=0.3, n_startup_steps=1),
+        "predicted_loss": lambda: PredictedLossPruner(max_epochs=4, alpha=0.3),
     }[name]()
 
 
@@ -80,6 +82,17 @@ def test_hyperband_knows_from_the_start_how_long_training_is(studies: Studies) -
     assert isinstance(given, pruners.HyperbandPruner)
     assert given._max_resource == 9
     assert isinstance(make_pruner(studies.spec("study.pruner={name: hyperband, max_resource: auto}")), type(given))
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+@pytest.mark.parametrize("name", [name for name in PRUNERS if name not in ("none", "patient")])
+def test_patient_wraps_each_pruner(studies: Studies, name: str) -> None:
+    wrapped = f"{{name: {name}, {QUICK[name]}}}"
+    text = f"study.pruner={{name: patient, patience: 1, wrapped_pruner: {wrapped}}}"
+    with studies.open(text, "trainer.max_epochs=4", "study.n_trials=20") as (view,):
+        seen = ends(view.study)
+    patient = pruners.PatientPruner(own(name), patience=1)
+    assert seen == ends(optuna.create_study(study_name="tiny", pruner=patient))
 
 
 def test_patient_wraps_a_pruner_by_name_or_with_arguments_or_none(studies: Studies) -> None:
