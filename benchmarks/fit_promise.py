@@ -26,7 +26,9 @@ from hpo.promise import FITTED, Weights, score
 from trainer.prediction import Prediction, predict_final_loss
 
 # The others are factors of a length, searched on a logarithmic scale.
-_LINEAR = frozenset(("standing", "reach_fades", "crowd", "early", "agreement", "learning", "settling", "offset"))
+_LINEAR = frozenset(
+    ("standing", "reach_fades", "crowd", "early", "agreement", "learning", "settling", "forecast", "offset")
+)
 _NOT_SEARCHED = frozenset(("slope", "base"))
 
 

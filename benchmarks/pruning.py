@@ -158,7 +158,7 @@ def print_tables(tasks: list[Task], workers: int, arguments: argparse.Namespace)
 def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", type=Path, help="files NAME.npz with an array `valid`")
-    parser.add_argument("--pruner", nargs="+", metavar="NAME[,key=value]", help="default: all")
+    parser.add_argument("--pruner", nargs="+", action="extend", metavar="NAME[,key=value]", help="default: all")
     parser.add_argument("--tasks", nargs="+", metavar="PART", help="files whose names contain one of these")
     parser.add_argument("--orders", type=int, default=4)
     parser.add_argument("--configs", type=int, default=100)

@@ -51,8 +51,8 @@ class PredictedLossPruner(BasePruner):
             the study, else the last step of the longest complete trial; nothing is pruned before there is one.
         alpha: A trial goes on while its probability is at least this; 0 prunes diverged trials only.
         top_k: How many trials are "the best".
-        n_startup_trials: So many complete trials come before the first decision, and the trials with the first
-            numbers are never pruned by one.
+        n_startup_trials: So many complete trials come before the first decision, or running ones that are as far
+            where the last step is known beforehand; and as many of the lowest numbers are never pruned by one.
         n_warmup_epochs: No decision up to this epoch.
         min_epochs: Reports of a trial before its first decision.
         audit_fraction: Share of the trials to be pruned that run on instead, to measure how often pruning is
@@ -66,7 +66,7 @@ class PredictedLossPruner(BasePruner):
     def __init__(
         self,
         max_epochs: int | None = None,
-        alpha: float = 0.075,
+        alpha: float = 0.055,
         top_k: int = 1,
         n_startup_trials: int = 1,
         n_warmup_epochs: int = 0,

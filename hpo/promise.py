@@ -13,7 +13,7 @@ Three things are weighed against each other, each free of the loss's unit:
   they do where the learning rate decays, for then late crossings are to be expected.
 
 A logistic model turns the weighted sum into a probability. Its weights were fitted on learning curves of many
-tasks by `benchmarks/fit_promise.py`; nothing is fitted within a study.
+tasks (`benchmarks/fit_promise.py` goes on from them); nothing is fitted within a study.
 """
 
 from __future__ import annotations
@@ -58,6 +58,9 @@ class Weights:
         agreement_prior: Number of complete trials that the usual agreement stands for.
         learning: Weight of the share of trials that learn.
         settling: Weight of each octave by which complete trials were calmer at their end.
+        forecast: Weight of the distance from the value to beat to the predicted one, in standard deviations.
+        forecast_settles: How much less that weighs with each octave of settling: a single curve does not know what
+            the rest of a schedule brings.
         margin: By this share of the distance between best and median trial the best is to be beaten.
         offset: Score of an average trial.
         slope: Log-odds per unit of score.
@@ -81,6 +84,8 @@ class Weights:
     agreement_prior: float
     learning: float
     settling: float
+    forecast: float
+    forecast_settles: float
     margin: float
     offset: float
     slope: float
@@ -88,27 +93,29 @@ class Weights:
 
 
 FITTED: Final = Weights(
-    own_fall=0.2044,
-    predicted_fall=0.4546,
-    predicted_std=0.002,
-    like_best=2.716,
-    like_others=1.095,
-    others=1.304,
-    gap=0.0858,
-    still=0.4107,
-    usual_spread=2.772,
+    own_fall=0.214,
+    predicted_fall=0.3336,
+    predicted_std=0.0015,
+    like_best=2.773,
+    like_others=1.206,
+    others=1.325,
+    gap=0.0695,
+    still=0.205,
+    usual_spread=4.157,
     standing=3.538,
-    reach_fades=0.89,
-    crowd=0.4219,
-    early=0.256,
+    reach_fades=0.8969,
+    crowd=0.398,
+    early=0.1472,
     agreement=6.341,
-    agreement_prior=3.199,
-    learning=0.0659,
-    settling=0.2421,
-    margin=0.022,
-    offset=-2.465,
-    slope=0.664,
-    base=-2.505,
+    agreement_prior=3.208,
+    learning=0.2218,
+    settling=0.1774,
+    forecast=0.3453,
+    forecast_settles=0.2598,
+    margin=0.0221,
+    offset=-1.671,
+    slope=0.682,
+    base=-2.835,
 )
 
 
@@ -162,6 +169,7 @@ def score(
     )
     reach = math.asinh((now - among.to_beat + weights.margin * gap) / (may_fall + _TINY))
     to_come = math.log(max_epochs / step)
+    settled = min(max(among.settling, 0.0), _SETTLED)
     fading = 1 - weights.reach_fades * to_come / math.log(50)
     return (
         weights.offset
@@ -171,7 +179,8 @@ def score(
         + weights.early * to_come
         - weights.agreement * _agreement_beyond_usual(among, weights)
         + weights.learning * _share_learning(among)
-        + weights.settling * min(max(among.settling, 0.0), _SETTLED)
+        + weights.settling * settled
+        - weights.forecast * max(1 - weights.forecast_settles * settled, 0.0) * _forecast(prediction, among)
     )
 
 
@@ -192,6 +201,13 @@ def _by_prediction(now: float, prediction: Prediction | None, weights: Weights) 
     if prediction is None:
         return 0.0
     return weights.predicted_fall * max(now - prediction.mean, 0.0) + weights.predicted_std * prediction.std
+
+
+def _forecast(prediction: Prediction | None, among: Population) -> float:
+    """How far the predicted value lies above the one to beat, in standard deviations, cut far out."""
+    if prediction is None:
+        return 0.0
+    return min(max((prediction.mean - among.to_beat) / (prediction.std + _TINY), -2.0), 6.0)
 
 
 def _by_others(fallen: float, gap: float, among: Population, weights: Weights) -> float:
