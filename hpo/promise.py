@@ -58,6 +58,7 @@ class Weights:
         agreement_prior: Number of complete trials that the usual agreement stands for.
         learning: Weight of the share of trials that learn.
         settling: Weight of each octave by which complete trials were calmer at their end.
+        settling_early: The same once more, times how much earlier it is than a third of the run (as `early`).
         forecast: Weight of the distance from the value to beat to the predicted one, in standard deviations.
         forecast_settles: How much less that weighs with each octave of settling: a single curve does not know what
             the rest of a schedule brings.
@@ -84,6 +85,7 @@ class Weights:
     agreement_prior: float
     learning: float
     settling: float
+    settling_early: float
     forecast: float
     forecast_settles: float
     margin: float
@@ -109,7 +111,8 @@ FITTED: Final = Weights(
     agreement=6.341,
     agreement_prior=3.208,
     learning=0.2218,
-    settling=0.1774,
+    settling=0.2774,
+    settling_early=-0.1,
     forecast=0.3453,
     forecast_settles=0.2598,
     margin=0.0221,
@@ -179,7 +182,7 @@ def score(
         + weights.early * to_come
         - weights.agreement * _agreement_beyond_usual(among, weights)
         + weights.learning * _share_learning(among)
-        + weights.settling * settled
+        + (weights.settling + weights.settling_early * (to_come - 1)) * settled
         - weights.forecast * max(1 - weights.forecast_settles * settled, 0.0) * _forecast(prediction, among)
     )
 

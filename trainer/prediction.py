@@ -148,10 +148,9 @@ def _warm(losses: Array, epochs: npt.NDArray[np.intp]) -> tuple[Array, npt.NDArr
     while len(losses) > 4:
         # Halves, so that nothing overflows.
         rest = losses[1:] / 2
-        if abs(losses[0] / 2 - rest[0]) <= _COLD_START * min(
-            float(rest.max() - rest.min()), sys.float_info.max / 20
-        ):
-            break
+        moves = min(float(rest.max() - rest.min()), sys.float_info.max / 20)
+        if not moves or abs(losses[0] / 2 - rest[0]) <= _COLD_START * moves:
+            break  # where the rest does not move at all, the start is the only scale there is
         losses, epochs = losses[1:], epochs[1:]
     return losses, epochs
 

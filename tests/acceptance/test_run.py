@@ -26,7 +26,17 @@ from tests.acceptance.support import (
     wait_until,
 )
 
-STATUS_KEYS = ["study", "n_trials", "finished", "running", "waiting", "outcomes", "best", "running_trials"]
+STATUS_KEYS = [
+    "study",
+    "n_trials",
+    "finished",
+    "running",
+    "waiting",
+    "outcomes",
+    "best",
+    "pruning",
+    "running_trials",
+]
 BEST_KEYS = ["study", "trial", "value", "params", "metrics", "checkpoint"]
 TRIAL_KEYS = ["trial", "outcome", "value", "params", "epochs", "seed", "duration_s"]
 TRIAL_KEYS += ["reason", "traceback", "worker", "device", "attempts"]
