@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import typer
 
-from hpo.cli import care, manage, replay, report, run, show, train
+from hpo.cli import best, care, manage, replay, report, run, show, train
 from hpo.errors import HpoError
 
 app = typer.Typer(
@@ -18,7 +18,7 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 COMMANDS = (
-    *(run.run, show.status, show.best, show.trials, report.report, replay.replay, train.train),
+    *(run.run, show.status, best.best, show.trials, report.report, replay.replay, train.train),
     *(care.repair, care.retry, care.clean, manage.dashboard, manage.delete),
 )
 for command in COMMANDS:

@@ -1,4 +1,4 @@
-"""`hpo status`, `hpo best`, `hpo trials`."""
+"""`hpo status`, `hpo trials`."""
 
 from __future__ import annotations
 
@@ -73,29 +73,6 @@ def _whose(entry: dict[str, Any]) -> str:
     )
 
 
-def best(
-    study: StudyFile,
-    overrides: Overrides = None,
-    json_: Json = False,
-    storage: Storage = None,
-    output_dir: OutputDir = None,
-    debug: Debug = False,
-) -> None:
-    """Show the best trial: value, parameters, metrics, and where its checkpoint lies."""
-    del debug
-    spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.progress import study_best
-
-    data = looked_up(spec, study_best)
-    if json_:
-        print_json(data)
-        return
-    rows = [("trial", str(data["trial"])), (spec.study.metric, _shown(data["value"]))]
-    rows += [(name, _shown(value)) for name, value in data["params"].items()]
-    rows += [(f"({name})", _shown(value)) for name, value in data["metrics"].items()]
-    print_table(f"best of {data['study']}", ("", ""), rows, below=f"checkpoint: {data['checkpoint']}\n")
-
-
 def trials(
     study: StudyFile,
     overrides: Overrides = None,
@@ -119,13 +96,13 @@ def trials(
         (
             str(entry["trial"]),
             entry["outcome"],
-            _shown(entry["value"]),
+            shown(entry["value"]),
             str(entry["epochs"]),
-            _shown(entry["duration_s"], 1),
+            shown(entry["duration_s"], 1),
             str(len(entry["attempts"])),
-            _shown(entry["worker"] or None),
-            _shown(entry["device"] or None),
-            *(_shown(entry["params"].get(name)) for name in names),
+            shown(entry["worker"] or None),
+            shown(entry["device"] or None),
+            *(shown(entry["params"].get(name)) for name in names),
             *([_first_line(entry["reason"])] if told else []),
         )
         for entry in data
@@ -158,7 +135,8 @@ def print_json(data: Any) -> None:
         print(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def _shown(value: Any, digits: int | None = None) -> str:
+def shown(value: Any, digits: int | None = None) -> str:
+    """A value as a table shows it."""
     if value is None:
         return "-"
     if isinstance(value, float):
