@@ -38,6 +38,7 @@ from hpo.schema import (
 )
 from hpo.schema_errors import first_error
 from hpo.schema_space import ParamSpec
+from hpo.schema_study import NO_PRUNER
 from hpo.yaml_source import read_yaml
 
 __all__ = ["StudySpec", "diff_configs", "identity", "json_schema", "load_spec", "path_problem"]
@@ -49,7 +50,7 @@ _NOT_HASHED = (
         for key in (
             *("n_trials", "timeout", "workers", "devices", "storage", "output_dir", "name"),
             *("max_retries", "trial_timeout", "no_progress_timeout", "trial_memory", "on_oom", "lost_after"),
-            *("background_reports", "keep_best", "disk_quota"),
+            *("background_reports", "keep_best", "disk_quota", "target_value", "stop_after_no_improvement"),
         )
     ),
     ("trainer", "device"),
@@ -275,10 +276,11 @@ def _complete(raw: dict[str, Any]) -> dict[str, Any]:
             if name in study and isinstance(study[name], str | None):
                 study[name] = {"name": study[name] or "none"}
         _fill(study, "sampler", SamplerSection().model_dump())
-        _fill(study, "pruner", PrunerSection().model_dump())
+        several = study.get("objectives") is not None
+        _fill(study, "pruner", {"name": NO_PRUNER} if several else PrunerSection().model_dump())
         for name, field_info in StudySection.model_fields.items():
-            if name not in ("name", "direction", "sampler", "pruner"):
-                study.setdefault(name, field_info.default)
+            if name not in ("name", "direction", "sampler", "pruner") and not (several and name == "metric"):
+                study.setdefault(name, copy_plain(field_info.default))
     return raw
 
 

@@ -7,9 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     WithJsonSchema,
     model_validator,
@@ -17,7 +15,8 @@ from pydantic import (
 
 from hpo.paths import suggest_name
 from hpo.schema_space import ParamSpec
-from hpo.schema_types import CompileOptions, Devices, Duration, Interval, Seconds, Size, fail
+from hpo.schema_study import METRIC_NAME, PrunerSection, SamplerSection, StudySection
+from hpo.schema_types import CompileOptions, Interval, Section, fail
 
 __all__ = ["FREE_SECTIONS", "LoaderSection", "PrunerSection", "SamplerSection", "StudyFile", "StudySection"]
 
@@ -26,26 +25,15 @@ SCHEDULER_KEYS = ("interval", "warmup")
 #: Sections whose keys belong to the person's own code, in the order in which they are built.
 FREE_SECTIONS = ("data", "model", "loss", "step", "optimizer", "scheduler", "metrics", "callbacks")
 
-#: Seconds; of the time after which a silent worker is taken for dead, a beat takes a sixth.
-MIN_LOST_AFTER = 3
-
-_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _BUILT_IN_METRICS = ("loss", "lr")
-
-
-def _study_name(value: str) -> str:
-    if not _NAME.fullmatch(value):
-        problem = "may hold only letters, digits, `.`, `_` and `-`, and not start with `.` or `-`"
-        raise fail(problem, "it names the study's folder too; write for example `digits-mlp`")
-    return value
 
 
 def _metric_names(value: dict[str, Any]) -> dict[str, Any]:
     for name in value:
         if name in _BUILT_IN_METRICS:
             raise fail(f"`{name}` is recorded already", "give this metric another name", name)
-        if not _NAME.fullmatch(name):
+        if not METRIC_NAME.fullmatch(name):
             fix = "use letters, digits, `.`, `_` and `-`"
             raise fail("is not a name for a metric", fix, name)
     return value
@@ -79,19 +67,6 @@ def _callback(value: Any) -> Any:
     return _with_target(value) if isinstance(value, dict) and "_target_" in value else value
 
 
-def _named(value: Any) -> Any:
-    if value is None:
-        return {"name": "none"}
-    return {"name": value} if isinstance(value, str) else value
-
-
-_NAMED_SCHEMA = {
-    "anyOf": [
-        {"type": "string"},
-        {"type": "null"},
-        {"type": "object", "properties": {"name": {"type": "string"}}},
-    ]
-}
 _TARGET_SCHEMA = {
     "type": "object",
     "properties": {"_target_": {"type": "string"}},
@@ -119,128 +94,6 @@ CallbackNode = Annotated[
     BeforeValidator(_callback),
     WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "null"}]}),
 ]
-
-
-class Section(BaseModel):
-    """Base of every section: frozen, strict about types, and without room for unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
-
-
-class SamplerSection(Section):
-    """Which sampler draws the trials; further keys are its arguments."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str = Field(default="tpe", description="The sampler's name.", examples=["tpe"])
-    seed: int = Field(default=0, ge=0, description="Seed of the study's randomness.", examples=[0])
-    allow_pickle: bool = Field(
-        default=False, description="Let the sampler keep pickled state in the storage.", examples=[False]
-    )
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The further arguments of the Optuna sampler."""
-        return dict(self.model_extra or {})
-
-
-class PrunerSection(Section):
-    """Which pruner ends trials early; further keys are its arguments."""
-
-    model_config = ConfigDict(extra="allow")
-
-    name: str = Field(default="median", description="The pruner's name, or none.", examples=["median"])
-
-    @property
-    def kwargs(self) -> dict[str, Any]:
-        """The further arguments of the Optuna pruner."""
-        return dict(self.model_extra or {})
-
-
-Sampler = Annotated[SamplerSection, BeforeValidator(_named), WithJsonSchema(_NAMED_SCHEMA)]
-Pruner = Annotated[PrunerSection, BeforeValidator(_named), WithJsonSchema(_NAMED_SCHEMA)]
-
-
-class StudySection(Section):
-    """What is optimised, how often, by what, and where it is kept."""
-
-    name: Annotated[str, AfterValidator(_study_name)] = Field(
-        description="The study's name, in the storage and on disk.", examples=["digits"]
-    )
-    metric: str = Field(default="val_loss", description="The metric to optimise.", examples=["val_loss"])
-    direction: Literal["minimize", "maximize"] = Field(
-        default="minimize", description="Needed unless the metric is a loss.", examples=["minimize"]
-    )
-    n_trials: int = Field(default=100, ge=1, description="Trials to bring to an end.", examples=[100])
-    timeout: Duration = Field(default=None, description='Seconds, or "2h", "1h30m", "1d".', examples=["2h"])
-    sampler: Sampler = Field(default=SamplerSection(), description="A name, or a mapping.", examples=["tpe"])
-    pruner: Pruner = Field(default=PrunerSection(), description="A name, or a mapping.", examples=["median"])
-    storage: str | None = Field(
-        default=None,
-        min_length=1,
-        description="URL of the database; a file in the output folder when left out.",
-        examples=["sqlite:///study.db"],
-    )
-    output_dir: str | None = Field(
-        default=None, min_length=1, description="Folder of results, seen from this file.", examples=["runs/digits"]
-    )
-    workers: int | None = Field(default=None, ge=1, description="Processes to run side by side.", examples=[4])
-    devices: Devices = Field(
-        default=None, description="Devices that the workers share.", examples=["cuda:0,cuda:1"]
-    )
-    max_retries: int = Field(
-        default=3, ge=0, description="Deaths of its worker that a trial survives.", examples=[3]
-    )
-    trial_timeout: Duration = Field(
-        default=None, description="Time that a trial may take, over all its attempts.", examples=["6h"]
-    )
-    no_progress_timeout: Duration = Field(
-        default=None, description="Time after which a trial without a finished batch is ended.", examples=["30m"]
-    )
-    trial_memory: Size = Field(
-        default=None, description="Main memory that a trial's processes may use.", examples=["16GiB"]
-    )
-    on_oom: Literal["fail", "retry_with_accumulation"] = Field(
-        default="fail",
-        description="What to do when a device's memory runs out; the other choice halves the micro-batch.",
-        examples=["retry_with_accumulation"],
-    )
-    lost_after: Seconds = Field(
-        default=60.0,
-        description="Silence after which a worker on another machine counts as dead.",
-        examples=["60s"],
-    )
-    background_reports: bool = Field(
-        default=False,
-        description="Report beside the training; pruning then acts at most one epoch late.",
-        examples=[True],
-    )
-    keep_best: int = Field(
-        default=5, ge=1, description="Complete trials whose checkpoints `hpo clean` keeps.", examples=[5]
-    )
-    disk_quota: Size = Field(
-        default=None,
-        description="Room for checkpoints; above it the study is cleaned as it runs.",
-        examples=["200GB"],
-    )
-
-    @model_validator(mode="after")
-    def _beats_fit_into_the_silence(self) -> Self:
-        if self.lost_after < MIN_LOST_AFTER:
-            fix = f"a worker gives a sign of life several times in that time; write {MIN_LOST_AFTER} s or more"
-            raise fail("is too short", fix, "lost_after")
-        return self
-
-    @model_validator(mode="before")
-    @classmethod
-    def _direction_of_metric(cls, data: Any) -> Any:
-        if not isinstance(data, Mapping) or data.get("direction") is not None:
-            return data
-        metric = data.get("metric", "val_loss")
-        if isinstance(metric, str) and not metric.endswith("loss"):
-            fix = f"write `direction: maximize` or `direction: minimize` for `{metric}`"
-            raise fail("required key is missing; only a metric named …loss has a default", fix, "direction")
-        return {**data, "direction": "minimize"}
 
 
 class LoaderSection(Section):

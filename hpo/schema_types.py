@@ -1,10 +1,10 @@
-"""The kinds of values in a study file that people write in a way of their own: durations, sizes, devices."""
+"""The base of a study file's sections, and values that people write in a way of their own: durations, sizes."""
 
 import math
 import re
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hpo.paths import suggest_name
@@ -112,3 +112,9 @@ CompileOptions = Annotated[
     BeforeValidator(_compile_options),
     WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "object"}]}),
 ]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, strict about types, and without room for unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
