@@ -91,7 +91,7 @@ class EndedCurves:
                 if trial.number not in self._seen:
                     self._seen.add(trial.number)
                     if trial.intermediate_values:
-                        final = trial.value if trial.state == TrialState.COMPLETE else None
+                        final = trial.values[0] if trial.values and trial.state == TrialState.COMPLETE else None
                         self.add(trial.intermediate_values, final)
         return True
 

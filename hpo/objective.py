@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -39,9 +41,11 @@ from hpo.study import OpenStudy
 from trainer import Trainer
 from trainer.callbacks import LossPrediction
 from trainer.checkpoint import find_checkpoint, newest_checkpoint
-from trainer.state import DIVERGED, INTERRUPTED, Metrics, best_epoch
+from trainer.state import DIVERGED, INTERRUPTED, Metrics, TrainState, best_epoch
 
 RUN_ATTR = "hpo:run"
+#: Beyond every bound; infinity is no JSON, which attributes are shown as.
+_UNKNOWN = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -89,7 +93,7 @@ class TrialRun:
         builder: Builds the trainer.
         device: Where to train.
         request: What others want of this worker.
-        pulse: Called with the number of finished epochs after each batch.
+        pulse: Shown the run's state again and again, see `hpo.stopping.Watch`.
     """
 
     opened: OpenStudy
@@ -97,7 +101,7 @@ class TrialRun:
     builder: Builder
     device: torch.device
     request: StopRequest
-    pulse: Callable[[int], None]
+    pulse: Callable[[TrainState], None]
     _trainer: Trainer | None = None
     _failure: _Failure | None = None
     _parts: int = 1
@@ -162,12 +166,19 @@ class TrialRun:
             if verdict is not None:
                 self._failure = _Failure(Outcome(verdict.outcome), verdict.reason)
                 return self._failure.outcome
-        if self._best_epoch() is None:
-            metric = self.opened.spec.study.metric
+        if (missing := self._missing_metric()) is not None:
             said = f" ({state.stop_reason})" if state.stop_reason else ""
-            self._failure = _Failure(Outcome.ERROR, f"it ended{said} before an epoch with a finite {metric}")
+            self._failure = _Failure(Outcome.ERROR, f"it ended{said} before an epoch with a finite {missing}")
             return Outcome.ERROR
         return Outcome.COMPLETE
+
+    def _missing_metric(self) -> str | None:
+        """The first of the study's metrics that its best epoch has no finite value of."""
+        study, epoch = self.opened.spec.study, self._best_epoch()
+        if epoch is None:
+            return study.metric
+        metrics = self._history[epoch - 1]
+        return next((name for name in study.goals if not math.isfinite(metrics.get(name, math.nan))), None)
 
     def _failure_of(self, error: BaseException) -> _Failure:
         outcome = failure_outcome(error)
@@ -227,9 +238,11 @@ class TrialRun:
     def _tell(self, outcome: Outcome | None) -> float | None:
         """Store the outcome; returns the best value."""
         study, trial, epoch = self.opened.study, self.trial, self._best_epoch()
+        goals = self.opened.spec.study.goals
         value = None if epoch is None else self._history[epoch - 1][self.opened.spec.study.metric]
         if outcome in (Outcome.COMPLETE, Outcome.PRUNED, Outcome.DIVERGED):
             self._keep_prediction()
+            self._keep_constraints(epoch)
         if outcome is None:
             self._put_back()
         elif outcome == Outcome.PRUNED:
@@ -237,10 +250,10 @@ class TrialRun:
         elif outcome == Outcome.COMPLETE:
             assert epoch is not None
             trial.set_user_attr(BEST_ATTR, finite(self._best(epoch)))
-            study.tell(trial, value)
+            study.tell(trial, [self._history[epoch - 1][name] for name in goals])
         elif outcome == Outcome.DIVERGED:
             trial.set_user_attr(OUTCOME_ATTR, outcome)
-            study.tell(trial, float("inf") if self.builder.mode == "min" else float("-inf"))
+            study.tell(trial, [math.inf if each == "minimize" else -math.inf for each in goals.values()])
         else:
             assert self._failure is not None
             self._tell_failure(self._failure)
@@ -264,6 +277,16 @@ class TrialRun:
             if value:
                 self.trial.set_user_attr(name, value)
         self.opened.study.tell(self.trial, state=TrialState.FAIL)
+
+    def _keep_constraints(self, epoch: int | None) -> None:
+        """Store how far the trial is beyond each bound, at its best epoch, or its last where none is the best."""
+        if not self._history:
+            return
+        metrics = self._history[-1 if epoch is None else epoch - 1]
+        for bound in self.opened.spec.study.bounds:
+            violation = bound.violation(metrics.get(bound.metric, math.nan))
+            # What could not be measured is not known to keep to the bound.
+            self.trial.set_constraint(bound.metric, _UNKNOWN if math.isnan(violation) else violation)
 
     def _keep_prediction(self) -> None:
         """Store the predictions of the final loss beside what it came to, if there are any."""

@@ -61,9 +61,14 @@ def outcome_of(trial: FrozenTrial) -> str:
     stored = trial.user_attrs.get(OUTCOME_ATTR)
     if stored is None or trial.state != _STATE_OF.get(stored, TrialState.FAIL):
         return str(_OF_STATE[trial.state])
-    if stored == Outcome.DIVERGED and trial.value is not None and math.isfinite(trial.value):
+    if stored == Outcome.DIVERGED and (value := leading_value(trial)) is not None and math.isfinite(value):
         return str(Outcome.COMPLETE)
     return str(stored)
+
+
+def leading_value(trial: FrozenTrial) -> float | None:
+    """A trial's value; of several objectives the first, which leads. (Optuna's ``value`` raises there.)"""
+    return trial.values[0] if trial.values else None
 
 
 def failure_outcome(error: BaseException) -> Outcome:

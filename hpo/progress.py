@@ -19,9 +19,10 @@ from hpo import ledger
 from hpo.budget import IMPORTED_ATTR
 from hpo.errors import StudyError
 from hpo.ledger import Attempt
-from hpo.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, finite, outcome_of
+from hpo.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, finite, leading_value, outcome_of
 from hpo.predicted_loss import MAX_EPOCHS_ATTR
 from hpo.pruning import PruningSummary, best_count, summarize_pruning
+from hpo.ranking import best_of, ranked
 from hpo.storage import REASON_ATTR
 from hpo.study import OpenStudy
 
@@ -29,14 +30,13 @@ from hpo.study import OpenStudy
 def study_status(opened: OpenStudy) -> dict[str, Any]:
     """Counts by state and outcome, the best trial (or None), what pruning saved, and who runs what.
 
-    See `hpo.pruning.PruningSummary` for ``pruning``.
+    With several objectives the best is a list, the Pareto front. See `hpo.pruning.PruningSummary` for ``pruning``.
     """
     trials = own_trials(opened)
     outcomes = dict.fromkeys(map(str, Outcome), 0)
     for trial in trials:
         if trial.state.is_finished():
             outcomes[outcome_of(trial)] += 1
-    best = best_trial(opened)
     return {
         "study": opened.spec.study.name,
         "n_trials": opened.budget(),
@@ -44,7 +44,7 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
         "running": sum(trial.state == TrialState.RUNNING for trial in trials),
         "waiting": sum(trial.state == TrialState.WAITING for trial in trials),
         "outcomes": outcomes,
-        "best": None if best is None else _described(opened, best),
+        "best": _best(opened, trials),
         "pruning": asdict(study_pruning(opened, trials)),
         "running_trials": running_trials(opened),
     }
@@ -55,7 +55,7 @@ def study_pruning(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> PruningSu
     pruner = opened.spec.study.pruner
     return summarize_pruning(
         trials,
-        _ranked(opened, trials),
+        ranked(trials, opened.spec.study.goals),
         horizon=opened.study.user_attrs.get(MAX_EPOCHS_ATTR),
         top_k=best_count(pruner.name, pruner.kwargs),
     )
@@ -83,16 +83,34 @@ def running_trials(opened: OpenStudy) -> list[dict[str, Any]]:
     ]
 
 
-def study_best(opened: OpenStudy) -> dict[str, Any]:
-    """The best trial: value, metrics and checkpoint of its best epoch.
+def study_best(opened: OpenStudy) -> dict[str, Any] | list[dict[str, Any]]:
+    """The best trial: value, metrics and checkpoint of its best epoch; with several objectives the Pareto front.
 
     Raises:
-        StudyError: No trial is complete yet.
+        StudyError: No trial is complete yet, or none keeps to the constraints.
     """
-    best = best_trial(opened)
-    if best is None:
-        raise StudyError(f"the study {opened.spec.study.name} has no complete trial yet")
-    return _described(opened, best)
+    trials = own_trials(opened)
+    best: dict[str, Any] | list[dict[str, Any]] | None = _best(opened, trials)
+    if best:
+        return best
+    raise no_best(opened, trials)
+
+
+def no_best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> StudyError:
+    """Why there is no best trial among these."""
+    complete = sum(outcome_of(trial) == Outcome.COMPLETE for trial in trials)
+    if not complete:
+        return StudyError(f"the study {opened.spec.study.name} has no complete trial yet")
+    bounds = ", ".join(f"{name} {text}" for name, text in opened.spec.study.constraints.items())
+    return StudyError(
+        f"none of the {complete} complete trials of {opened.spec.study.name} keeps to its constraints: {bounds}\n"
+        "  fix: run more trials, or start a study with looser bounds"
+    )
+
+
+def _best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> Any:
+    found = [_described(opened, trial) for trial in best_of(trials, opened.spec.study.goals)]
+    return found if opened.spec.study.objectives else next(iter(found), None)
 
 
 def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
@@ -108,6 +126,7 @@ def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
             "trial": trial.number,
             "outcome": outcome_of(trial),
             "value": finite(trial_value(opened, trial)),
+            **_values(opened, trial),
             "params": trial.params,
             "epochs": trial.last_step or 0,
             "seed": opened.trial_seed(trial.number),
@@ -159,30 +178,31 @@ def _instant(seconds: float | None) -> str | None:
 
 
 def best_trial(opened: OpenStudy) -> FrozenTrial | None:
-    """The complete trial with the best value, the earliest of equals; a diverged one is never it."""
-    return next(iter(ranked_trials(opened)), None)
+    """The complete trial with the best value, the earliest of equals; a diverged one is never it.
+
+    Raises:
+        StudyError: The study has several objectives, and so no single best.
+    """
+    best = best_of(own_trials(opened), opened.spec.study.goals)
+    if opened.spec.study.objectives:
+        listed = ", ".join(str(trial.number) for trial in best) or "none is complete yet"
+        raise StudyError(
+            f"the study {opened.spec.study.name} has several objectives, and so no single best trial\n"
+            f"  fix: choose one of its Pareto front: {listed}"
+        )
+    return next(iter(best), None)
 
 
 def ranked_trials(opened: OpenStudy) -> list[FrozenTrial]:
-    """The complete trials, the best value first, the earlier of equals first; diverged ones are not among them."""
-    return _ranked(opened, own_trials(opened))
-
-
-def _ranked(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-    sign = 1 if opened.spec.study.direction == "minimize" else -1
-    complete = [
-        trial
-        for trial in trials
-        if outcome_of(trial) == Outcome.COMPLETE and trial.value is not None and math.isfinite(trial.value)
-    ]
-    return sorted(complete, key=lambda trial: (sign * (trial.value or 0.0), trial.number))
+    """The complete trials, the best first, the earlier of equals first; diverged ones are not among them."""
+    return ranked(own_trials(opened), opened.spec.study.goals)
 
 
 def trial_value(opened: OpenStudy, trial: FrozenTrial) -> float | None:
     """A trial's best value so far; None where no epoch has a finite one."""
     reported = [value for value in trial.intermediate_values.values() if math.isfinite(value)]
     if outcome_of(trial) == Outcome.COMPLETE:
-        return trial.value
+        return leading_value(trial)
     pick = min if opened.spec.study.direction == "minimize" else max
     return pick(reported, default=None)
 
@@ -193,11 +213,26 @@ def _described(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     return {
         "study": opened.spec.study.name,
         "trial": trial.number,
-        "value": finite(trial.value),
+        "value": finite(leading_value(trial)),
+        **_values(opened, trial),
         "params": trial.params,
         "metrics": finite(kept.get("metrics", {})),
         "checkpoint": None if relative is None else str(opened.spec.output_dir / relative),
     }
+
+
+def _values(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
+    """A trial's value by objective, where there are several, and how far it is beyond each bound, if any.
+
+    A number up to 0 means that the bound is kept.
+    """
+    study = opened.spec.study
+    found: dict[str, Any] = {}
+    if study.objectives:
+        found["values"] = dict(zip(study.goals, finite(trial.values or [None] * len(study.goals)), strict=True))
+    if study.constraints:
+        found["constraints"] = finite(trial.constraints)
+    return found
 
 
 def own_trials(opened: OpenStudy) -> list[FrozenTrial]:

@@ -81,7 +81,7 @@ def study_curves(opened: OpenStudy) -> list[Curve]:
         Curve(
             values=tuple(trial.intermediate_values[step] for step in sorted(trial.intermediate_values)),
             steps=tuple(sorted(trial.intermediate_values)),
-            final=math.nan if trial.value is None or trial.state != TrialState.COMPLETE else trial.value,
+            final=math.nan if trial.values is None or trial.state != TrialState.COMPLETE else trial.values[0],
             end=trial.state,
         )
         for trial in own_trials(opened)

@@ -4,7 +4,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
@@ -16,6 +16,7 @@ Direction = Literal["minimize", "maximize"]
 NO_PRUNER: Final = "none"
 #: What a study, or a metric of its own, may be called.
 METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+_SEVERAL: Final = 2
 _BOUND: Final = re.compile(r"\s*(<=|>=)\s*(\S+)\s*")
 #: Seconds; of the time after which a silent worker is taken for dead, a beat takes a sixth.
 MIN_LOST_AFTER = 3
@@ -133,7 +134,6 @@ class StudySection(Section):
     )
     objectives: dict[str, Direction] | None = Field(
         default=None,
-        min_length=2,
         description="Metrics with a direction each, in place of `metric` and `direction`; the first leads.",
         examples=[{"val_loss": "minimize", "parameters": "minimize"}],
     )
@@ -266,8 +266,11 @@ def _led(data: Mapping[str, Any]) -> Any:
     for key in ("metric", "direction"):
         if data.get(key) is not None:
             raise fail("can't stand beside `objectives`", "leave it out: the first objective leads", key)
-    objectives = data["objectives"]
-    if not isinstance(objectives, Mapping) or not objectives:
-        return data
-    metric, direction = next(iter(objectives.items()))
+    objectives, leading = data["objectives"], ("val_loss", "minimize")
+    if isinstance(objectives, Mapping):
+        if len(objectives) < _SEVERAL:
+            raise fail("are less than two", "for one write `metric: …` and `direction: …`", "objectives")
+        leading = next(iter(objectives.items()))
+    # What is wrong with the first of them is said where it is written.
+    metric, direction = leading if leading[1] in get_args(Direction) else ("val_loss", "minimize")
     return {**data, "metric": metric, "direction": direction}

@@ -80,6 +80,20 @@ class SearchSpace:
         active = {path for path, param in self.params.items() if self._active(param, params)}
         return set(params) == active and all(_possible(self.params[path], params[path]) for path in active)
 
+    def problem(self, path: str, value: Any) -> str | None:
+        """What to write in place of a value that an entry can't have; None if it can."""
+        param = self.params[path]
+        return None if _possible(param, self.as_stored(path, value)) else _possible_values(param, value)
+
+    def as_stored(self, path: str, value: Any) -> Any:
+        """A number as its entry's type has it: 1e2 for a whole number is 100, 1 for a real one is 1.0."""
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return value
+        param = self.params[path]
+        if isinstance(param, FloatParam):
+            return float(value)
+        return int(value) if isinstance(param, IntParam) and float(value).is_integer() else value
+
     def active(self, values: Mapping[str, Any]) -> list[str]:
         """The entries whose conditions hold for these values, in order."""
         return [path for path, param in self.params.items() if self._active(param, values)]

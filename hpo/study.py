@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import optuna
@@ -11,6 +12,7 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
+from hpo.beginning import begin, check_beginning
 from hpo.budget import BUDGET_ATTR, claimable, count_trials
 from hpo.cache import StudyCache
 from hpo.config import StudySpec, diff_configs, identity
@@ -19,6 +21,7 @@ from hpo.errors import InputError, StudyError
 from hpo.ledger import Owner
 from hpo.predicted_loss import MAX_EPOCHS_ATTR
 from hpo.pruners import make_pruner
+from hpo.ranking import study_directions
 from hpo.recovery import Settled, Sightings, requeue_dead
 from hpo.samplers import ExhaustiveSampler, make_sampler
 from hpo.space import SearchSpace
@@ -42,12 +45,14 @@ class OpenStudy:
         space: Its search space.
         storage: The storage; fenced where this process owns trials.
         study: Optuna's study on that storage.
+        notes: What a person should know of its beginning, a line each.
     """
 
     spec: StudySpec
     space: SearchSpace
     storage: StudyStorage
     study: optuna.Study
+    notes: Sequence[str] = ()
 
     @property
     def study_id(self) -> int:
@@ -100,12 +105,13 @@ def start_study(spec: StudySpec) -> OpenStudy:
     space = SearchSpace.from_spec(spec)
     sampler, pruner = make_sampler(spec, space), make_pruner(spec)
     _try_out(spec, space, sampler, pruner)
+    check_beginning(spec, space)
     storage = open_storage(spec.storage_url, create=True)
     try:
         study = optuna.create_study(
             storage=StudyCache(storage),
             study_name=spec.study.name,
-            direction=spec.study.direction,
+            directions=study_directions(spec.study.goals),
             sampler=sampler,
             pruner=pruner,
         )
@@ -117,6 +123,7 @@ def start_study(spec: StudySpec) -> OpenStudy:
         _refuse_other_config(spec, study)
     opened = OpenStudy(spec, space, storage, study)
     storage.set_budget(opened.study_id, _budget(spec, study, sampler))
+    opened = replace(opened, notes=begin(spec, space, storage, study))
     if spec.trainer.known_epochs is not None:
         study.set_user_attr(MAX_EPOCHS_ATTR, spec.trainer.known_epochs)
     return opened
@@ -151,14 +158,15 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
 
 def _try_out(spec: StudySpec, space: SearchSpace, sampler: BaseSampler, pruner: BasePruner) -> None:
     """Draw one point in memory: Optuna looks at the types of some arguments no earlier than that."""
-    study = optuna.create_study(direction=spec.study.direction, sampler=sampler, pruner=pruner)
+    study = optuna.create_study(directions=study_directions(spec.study.goals), sampler=sampler, pruner=pruner)
     part = "sampler"
     try:
         trial = study.ask()
         space.suggest(trial)
         part = "pruner"
-        trial.report(0.0, 1)
-        trial.should_prune()
+        if spec.study.objectives is None:
+            trial.report(0.0, 1)
+            trial.should_prune()
     except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
         section = spec.study.sampler if part == "sampler" else spec.study.pruner
         raise spec.error(

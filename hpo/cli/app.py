@@ -6,7 +6,7 @@ from typing import NoReturn
 
 import typer
 
-from hpo.cli import best, care, manage, replay, report, run, show, train
+from hpo.cli import best, care, enqueue, manage, replay, report, run, show, train
 from hpo.errors import HpoError
 
 app = typer.Typer(
@@ -19,7 +19,7 @@ app = typer.Typer(
 )
 COMMANDS = (
     *(run.run, show.status, best.best, show.trials, report.report, replay.replay, train.train),
-    *(care.repair, care.retry, care.clean, manage.dashboard, manage.delete),
+    *(enqueue.enqueue, care.repair, care.retry, care.clean, manage.dashboard, manage.delete),
 )
 for command in COMMANDS:
     app.command()(command)

@@ -1,0 +1,233 @@
+"""What a study begins with: trials known from another study, the base config, and trials that people enqueue."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import optuna
+import sqlalchemy as sa
+from optuna.storages._rdb.models import StudySystemAttributeModel
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.exc import IntegrityError
+
+from hpo.budget import IMPORTED_ATTR
+from hpo.config import StudySpec, load_spec
+from hpo.database import display_url
+from hpo.errors import InputError, StudyError
+from hpo.marks import COMMAND_LINE
+from hpo.outcome import Outcome, outcome_of
+from hpo.paths import join_path, lookup, same, show, split_path, suggest_name
+from hpo.samplers import ExhaustiveSampler
+from hpo.space import SearchSpace
+from hpo.storage import OUTCOME_ATTR, StudyStorage, open_storage
+
+#: Marks the trial of the base config.
+BASELINE_ATTR: Final = "hpo:baseline"
+#: Study and number that an imported trial had.
+ORIGIN_ATTR: Final = "hpo:imported_from"
+
+_BEGUN_ATTR: Final = "hpo:begun"
+_BEGINNING_ATTR: Final = "hpo:beginning"
+#: Seconds for which another process may be busy with the beginning, before it is taken to have died at it.
+_PATIENCE: Final = 30.0
+_LOOK: Final = 0.2
+
+
+def check_beginning(spec: StudySpec, space: SearchSpace) -> None:
+    """Refuse a base config outside of the search space, and a study to start from that does not fit.
+
+    Raises:
+        InputError: Either is the case.
+        StudyError: The other study, or its storage, is not there.
+    """
+    if spec.study.baseline:
+        base_point(spec, space)
+    if spec.study.warm_start is not None:
+        known_trials(spec, space)
+
+
+def begin(spec: StudySpec, space: SearchSpace, storage: StudyStorage, study: optuna.Study) -> list[str]:
+    """Give a new study what it begins with, once, whatever the number of processes that start it.
+
+    Returns:
+        What a person should know of it, a line each.
+    """
+    study_id = study._study_id  # noqa: SLF001 - Optuna has no public name for it
+    if not (spec.study.baseline or spec.study.warm_start) or _is_begun(storage, study_id):
+        return []
+    if not _is_ours_to_do(storage, study_id) and _others_do_it(storage, study_id):
+        return []
+    # Each step leaves out what is there already: an earlier process may have died in the middle.
+    notes = _warm_start(spec, space, study) if spec.study.warm_start is not None else []
+    trials = study.get_trials(deepcopy=False)
+    if spec.study.baseline and not any(BASELINE_ATTR in trial.user_attrs for trial in trials):
+        study.enqueue_trial(base_point(spec, space), user_attrs={BASELINE_ATTR: True})
+    storage.set_study_system_attr(study_id, _BEGUN_ATTR, True)
+    return notes
+
+
+def base_point(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
+    """The base config as a point of the search space.
+
+    Raises:
+        InputError: It has no value for a searched path, or one that is not searched.
+    """
+    config, absent = spec.base_config(), object()
+    values = {path: lookup(config, split_path(path), absent) for path in space.params}
+    known = {path: value for path, value in values.items() if value is not absent}
+    point: dict[str, Any] = {}
+    for path in space.active(known):
+        if path not in known:
+            fix = f"write `{path}` in the config, or leave `study.baseline` out"
+            raise spec.error("the base config has no value of it", path=join_path(("search_space", path)), fix=fix)
+        found = space.problem(path, known[path])
+        if found is not None:
+            fix = f"{found}; or leave `study.baseline` out"
+            problem = "the base config can't be the first trial: its value is not in the search space"
+            raise spec.error(problem, path=path, value=known[path], fix=fix)
+        point[path] = space.as_stored(path, known[path])
+    return point
+
+
+def known_trials(spec: StudySpec, space: SearchSpace) -> tuple[list[FrozenTrial], int]:
+    """The finished trials of ``study.warm_start`` as trials of this study, and how many did not fit its space.
+
+    Raises:
+        InputError: The other study optimises something else, or is this study.
+        StudyError: It is not there.
+    """
+    other = load_spec(_other_file(spec))
+    if other.study.goals != spec.study.goals:
+        goals = ", ".join(f"{metric} ({direction})" for metric, direction in other.study.goals.items())
+        fix = "start from a study with the same metrics and directions"
+        raise spec.error(f"that study optimises {goals}", path="study.warm_start", value=str(other.path), fix=fix)
+    if (other.storage_url, other.study.name) == (spec.storage_url, spec.study.name):
+        raise spec.error("is this study", path="study.warm_start", value=str(other.path), fix="name another one")
+    storage = open_storage(other.storage_url, create=False)
+    try:
+        source = optuna.load_study(study_name=other.study.name, storage=storage)
+        finished = [trial for trial in source.get_trials(deepcopy=False) if _tells_something(trial)]
+    except KeyError as error:
+        raise StudyError(
+            f"study.warm_start: no study named {other.study.name} in {display_url(other.storage_url)}\n"
+            f"  fix: run it first with `hpo run {other.path}`, or leave `study.warm_start` out"
+        ) from error
+    finally:
+        storage.close()
+    fitting = [trial for trial in finished if space.contains(trial.params)]
+    return [_as_ours(trial, space, other.study.name) for trial in fitting], len(finished) - len(fitting)
+
+
+def _other_file(spec: StudySpec) -> Path:
+    path = spec.folder / Path(str(spec.study.warm_start)).expanduser()
+    if not path.is_file():
+        raise spec.error(
+            "there is no such file",
+            path="study.warm_start",
+            value=str(path),
+            fix="write the path of another study's YAML file, seen from this file's folder",
+        )
+    return path
+
+
+def _tells_something(trial: FrozenTrial) -> bool:
+    return trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and bool(trial.values)
+
+
+def _as_ours(trial: FrozenTrial, space: SearchSpace, origin: str) -> FrozenTrial:
+    """A copy with this study's ranges: samplers pass over trials whose ranges differ from those they draw from."""
+    distributions = {path: space.distributions[path] for path in trial.params}
+    attrs = {OUTCOME_ATTR: Outcome.DIVERGED} if outcome_of(trial) == Outcome.DIVERGED else {}
+    constraints = {key: value for key, value in trial.system_attrs.items() if key.startswith("constraints:")}
+    return create_trial(
+        state=trial.state,
+        values=trial.values,
+        params=trial.params,
+        distributions=distributions,
+        intermediate_values=trial.intermediate_values,
+        user_attrs=attrs,
+        system_attrs={**constraints, ORIGIN_ATTR: [origin, trial.number]},
+    )
+
+
+def _warm_start(spec: StudySpec, space: SearchSpace, study: optuna.Study) -> list[str]:
+    trials, unfit = known_trials(spec, space)
+    have = [trial.system_attrs.get(ORIGIN_ATTR) for trial in study.get_trials(deepcopy=False)]
+    study.add_trials(trial for trial in trials if trial.system_attrs[ORIGIN_ATTR] not in have)
+    left = f"; {unfit} more lie outside this search space" if unfit else ""
+    return [f"{len(trials)} trials are known from {spec.study.warm_start}{left}"]
+
+
+def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:
+    """Whether this process is the first to say that it gives the study its beginning."""
+    row = {"study_id": study_id, "key": _BEGINNING_ATTR, "value_json": "true"}
+    try:
+        with storage.engine.begin() as conn:
+            conn.execute(sa.insert(StudySystemAttributeModel), row)
+    except IntegrityError:
+        return False
+    return True
+
+
+def _is_begun(storage: StudyStorage, study_id: int) -> bool:
+    return _BEGUN_ATTR in storage.get_study_system_attrs(study_id)
+
+
+def _others_do_it(storage: StudyStorage, study_id: int) -> bool:
+    """Wait for the process that said so; False where it seems to have died at it."""
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        if _is_begun(storage, study_id):
+            return True
+        time.sleep(_LOOK)
+    return False
+
+
+def enqueue(space: SearchSpace, study: optuna.Study, given: Mapping[str, Any]) -> tuple[int, list[int]]:
+    """Put a trial with these parameters in the queue; what is not given is drawn when it starts.
+
+    Args:
+        space: The study's search space.
+        study: The study, which exists.
+        given: Values by dotted path.
+
+    Returns:
+        The trial's number, and the numbers of trials that had the same parameters.
+
+    Raises:
+        InputError: A value is not in the space, or will never be used.
+        BudgetExhaustedError: All of the study's trials have been claimed.
+    """
+    point = _checked_point(space, study, given)
+    earlier = [
+        trial.number
+        for trial in study.get_trials(deepcopy=False)
+        if IMPORTED_ATTR not in trial.system_attrs
+        and (trial.params or trial.system_attrs.get("fixed_params")) == point
+    ]
+    study.enqueue_trial(point)
+    waiting = study.get_trials(deepcopy=False, states=(TrialState.WAITING,))
+    return max(trial.number for trial in waiting), earlier
+
+
+def _checked_point(space: SearchSpace, study: optuna.Study, given: Mapping[str, Any]) -> dict[str, Any]:
+    for path, value in given.items():
+        if path not in space.params:
+            fix = suggest_name(path, list(space.params), what="searched are")
+            raise InputError("is not searched", file=COMMAND_LINE, path=path, value=show(value), fix=fix)
+        if (instead := space.problem(path, value)) is not None:
+            problem = "is not in the search space"
+            raise InputError(problem, file=COMMAND_LINE, path=path, value=show(value), fix=instead)
+        for other, wanted in space.params[path].when.items():
+            if other in space.params and not any(same(given.get(other), each) for each in wanted):
+                fix = f"give `{other}` too: {', '.join(map(show, wanted))}"
+                problem = f"is searched only under a condition on `{other}`"
+                raise InputError(problem, file=COMMAND_LINE, path=path, value=show(value), fix=fix)
+    missing = [path for path in space.active(given) if path not in given]
+    if isinstance(study.sampler, ExhaustiveSampler) and missing:
+        fix = f"give {', '.join(missing)} too"
+        raise InputError("a grid draws no single values", file=COMMAND_LINE, path="enqueue", fix=fix)
+    return {path: space.as_stored(path, value) for path, value in given.items()}

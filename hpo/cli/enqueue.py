@@ -1,0 +1,69 @@
+"""`hpo enqueue`."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from hpo.cli.options import Debug, Json, OutputDir, Storage, StudyFile, read_spec
+from hpo.cli.output import read_by_others
+from hpo.cli.show import print_json
+from hpo.errors import BudgetExhaustedError, InputError, StudyError
+
+Params = Annotated[
+    list[str],
+    typer.Argument(metavar="path=value…", help="Values of searched parameters.", show_default=False),
+]
+
+
+def enqueue(
+    study: StudyFile,
+    params: Params,
+    json_: Json = False,
+    storage: Storage = None,
+    output_dir: OutputDir = None,
+    debug: Debug = False,
+) -> None:
+    """Put a trial with chosen parameters in the queue; workers take it before they draw new ones.
+
+    What is not given is drawn by the sampler when the trial starts. The trial is one of the study's `n_trials`. A
+    study that does not exist yet is created.
+
+    Example: hpo enqueue study.yaml optimizer.lr=1e-3 model.hidden=64
+    """
+    del debug
+    given = dict(map(_parsed, params))
+    spec = read_spec(study, None, require_search_space=True, storage=storage, output_dir=output_dir)
+    from hpo.beginning import enqueue as put
+    from hpo.study import start_study
+
+    opened = start_study(spec)
+    try:
+        number, earlier = put(opened.space, opened.study, given)
+    except BudgetExhaustedError as error:
+        raise StudyError(
+            f"{error}\n  fix: give the study more with `study.n_trials` in its file; enqueued trials count"
+        ) from error
+    finally:
+        opened.storage.close()
+    if json_:
+        print_json({"study": spec.study.name, "trial": number, "params": given, "same_as": earlier})
+        return
+    with read_by_others():
+        print(f"trial {number} waits for the next free worker")
+        if earlier:
+            print(f"the same parameters are those of trial {', '.join(map(str, earlier))}")
+
+
+def _parsed(text: str) -> tuple[str, Any]:
+    from hpo.yaml_source import parse_value
+
+    path, equals, value = text.partition("=")
+    if not equals:
+        fix = "write it as `path=value`, for example `optimizer.lr=1e-3`"
+        raise InputError("is not a parameter with its value", file="command line", path=path, fix=fix)
+    try:
+        return path.strip(), parse_value(value)
+    except InputError as error:
+        raise InputError(error.problem, file="command line", path=path, value=value, fix=error.fix) from error
