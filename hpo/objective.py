@@ -15,11 +15,12 @@ import optuna
 import torch
 from omegaconf import OmegaConf
 from optuna.exceptions import StorageInternalError
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 from torch.utils.data import DataLoader
 
 from hpo.build import Builder, RunPlace
 from hpo.callbacks import PrunerCallback
+from hpo.distinct import twin
 from hpo.errors import LeaseLostError
 from hpo.folders import attempt_folder, attempt_folders, redirect_output
 from hpo.ledger import Lease
@@ -33,6 +34,8 @@ from hpo.outcome import (
     failure_outcome,
     finite,
     is_device_memory,
+    leading_value,
+    outcome_of,
     prediction_record,
 )
 from hpo.stopping import StopRequest, Watch
@@ -44,6 +47,8 @@ from trainer.checkpoint import find_checkpoint, newest_checkpoint
 from trainer.state import DIVERGED, INTERRUPTED, Metrics, TrainState, best_epoch
 
 RUN_ATTR = "hpo:run"
+#: The trial whose result was taken over.
+SAME_AS_ATTR = "hpo:same_as"
 #: Beyond every bound; infinity is no JSON, which attributes are shown as.
 _UNKNOWN = sys.float_info.max
 
@@ -121,8 +126,9 @@ class TrialRun:
         try:
             folder = attempt_folder(self.opened.spec, number, storage.attempt_of(self._id))
             with redirect_output(folder / "log.txt"):
-                outcome = self._train(folder)
-            value = self._tell(outcome)
+                known = self._known()
+                outcome = self._train(folder) if known is None else Outcome(outcome_of(known))
+            value = self._tell(outcome) if known is None else self._tell_as(known)
         except LeaseLostError:
             # Another attempt has the trial: nothing of this one counts any more.
             storage.forget(self._id)
@@ -134,14 +140,44 @@ class TrialRun:
             value,
             epochs=self._trainer.state.epoch if self._trainer else 0,
             duration_s=time.monotonic() - started,
-            reason="" if self._failure is None else self._failure.reason,
+            reason=self._told,
             params=dict(self.trial.params),
             worn=self._failure is not None,
         )
 
     @property
+    def _told(self) -> str:
+        """What is to be said of its end beside the outcome."""
+        if self._failure is not None:
+            return self._failure.reason
+        same = self.trial.user_attrs.get(SAME_AS_ATTR)
+        return "" if same is None else f"the same parameters as trial {same}: its result was taken over"
+
+    @property
     def _id(self) -> int:
         return self.trial._trial_id  # noqa: SLF001 - Optuna has no public name for it
+
+    def _known(self) -> FrozenTrial | None:
+        """A trial with the same parameters whose result is to be taken over."""
+        if self.opened.spec.study.duplicates != "reuse":
+            return None
+        return twin(self.opened.study, self.trial.number, self.opened.space.suggest(self.trial))
+
+    def _tell_as(self, known: FrozenTrial) -> float | None:
+        """Store another trial's result as this one's; returns the value."""
+        trial, outcome = self.trial, Outcome(outcome_of(known))
+        for step, value in known.intermediate_values.items():
+            trial.storage.set_trial_intermediate_value(self._id, step, value)
+        for metric, violation in known.constraints.items():
+            trial.set_constraint(metric, violation)
+        kept = {name: known.user_attrs[name] for name in (BEST_ATTR, OUTCOME_ATTR) if name in known.user_attrs}
+        for name, value in {**kept, SAME_AS_ATTR: known.number}.items():
+            trial.set_user_attr(name, value)
+        if outcome == Outcome.PRUNED:
+            self.opened.study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self.opened.study.tell(trial, known.values)
+        return leading_value(known)
 
     def _train(self, folder: Path) -> Outcome | None:
         """Build and fit; returns the outcome, None for a trial that is to go on later."""

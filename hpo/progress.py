@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo import ledger
 from hpo.budget import IMPORTED_ATTR
 from hpo.errors import StudyError
+from hpo.goals import goal_reached
 from hpo.ledger import Attempt
 from hpo.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, finite, leading_value, outcome_of
 from hpo.predicted_loss import MAX_EPOCHS_ATTR
@@ -30,7 +31,8 @@ from hpo.study import OpenStudy
 def study_status(opened: OpenStudy) -> dict[str, Any]:
     """Counts by state and outcome, the best trial (or None), what pruning saved, and who runs what.
 
-    With several objectives the best is a list, the Pareto front. See `hpo.pruning.PruningSummary` for ``pruning``.
+    With several objectives the best is a list, the Pareto front. ``goal`` says why the study is done early, if it
+    is. See `hpo.pruning.PruningSummary` for ``pruning``.
     """
     trials = own_trials(opened)
     outcomes = dict.fromkeys(map(str, Outcome), 0)
@@ -45,6 +47,7 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
         "waiting": sum(trial.state == TrialState.WAITING for trial in trials),
         "outcomes": outcomes,
         "best": _best(opened, trials),
+        "goal": goal_reached(opened.spec.study, trials),
         "pruning": asdict(study_pruning(opened, trials)),
         "running_trials": running_trials(opened),
     }

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -55,11 +55,26 @@ class SearchSpace:
 
     def suggest(self, trial: "optuna.Trial | optuna.trial.BaseTrial") -> dict[str, Any]:
         """Ask a trial for a value of every entry whose conditions hold; names are the dotted paths."""
+        return self._walk(lambda path, param: _suggest(trial, path, param))
+
+    def draw(self, value: "Callable[[str, BaseDistribution], Any]") -> dict[str, Any]:
+        """A point of the values that a function gives for the path and the distribution of each active entry."""
+        return self._walk(lambda path, param: value(path, _distribution(param)))
+
+    def _walk(self, value: "Callable[[str, ParamSpec], Any]") -> dict[str, Any]:
         values: dict[str, Any] = {}
         for path, param in self.params.items():
             if self._active(param, values):
-                values[path] = _suggest(trial, path, param)
+                values[path] = value(path, param)
         return values
+
+    @property
+    def is_continuous(self) -> bool:
+        """Whether every point has a value from a real range without steps."""
+        return any(
+            isinstance(param, FloatParam) and param.step is None and param.low < param.high and not param.when
+            for param in self.params.values()
+        )
 
     def grid(self) -> list[dict[str, Any]]:
         """Every point of the space once, entries whose conditions do not hold left out.

@@ -9,8 +9,10 @@ from typing import Final, TypeVar
 from optuna.trial import TrialState
 
 from hpo.errors import StudyError
+from hpo.goals import goal_reached
 from hpo.notice import Notice
 from hpo.outage import DatabaseAwayError
+from hpo.progress import own_trials
 from hpo.recovery import Settled, Sightings, Verdict, settle_process
 from hpo.retention import enforce_quota
 from hpo.study import OpenStudy
@@ -70,6 +72,13 @@ class Upkeep:
     def claimable(self) -> int:
         """How many trials a worker could take now; 0 as long as nobody can tell."""
         return self._try(self._opened.claimable) or 0
+
+    def goal_reached(self) -> str | None:
+        """Why the study is done before its trials are used up; None if it is not, or nobody can tell for now."""
+        study = self._opened.spec.study
+        if study.target_value is None and study.stop_after_no_improvement is None:
+            return None
+        return self._try(lambda: goal_reached(study, own_trials(self._opened)))
 
     def is_more_to_come(self) -> bool:
         """Whether trials run elsewhere, or can't be counted for now: they may have to go on here."""

@@ -51,6 +51,8 @@ def enqueue(
         print_json({"study": spec.study.name, "trial": number, "params": given, "same_as": earlier})
         return
     with read_by_others():
+        for note in opened.notes:
+            print(note)
         print(f"trial {number} waits for the next free worker")
         if earlier:
             print(f"the same parameters are those of trial {', '.join(map(str, earlier))}")

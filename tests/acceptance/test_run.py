@@ -34,6 +34,7 @@ STATUS_KEYS = [
     "waiting",
     "outcomes",
     "best",
+    "goal",
     "pruning",
     "running_trials",
 ]

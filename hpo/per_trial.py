@@ -1,0 +1,99 @@
+"""Samplers whose draws depend on the study's seed and the trial's number alone, so that workers draw apart."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+from optuna import Study, samplers
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial, TrialState
+
+from trainer.seeding import derive_seed
+
+_SAMPLER_STREAM: Final = 0x5A
+_AGAIN_STREAM: Final = 0xA6
+
+
+class PerTrialSampler(samplers.BaseSampler):
+    """Makes its sampler anew for each trial, from a seed of that trial's own.
+
+    Optuna's samplers keep what they learn in the storage, so one made anew knows as much as an old one; what is
+    new is its random stream, which then depends on the study's seed and the trial's number and on nothing that
+    happened in this process before.
+
+    Args:
+        make: Makes the sampler from a seed in [0, 2**32).
+        seed: The study's seed.
+    """
+
+    def __init__(self, make: Callable[[int], samplers.BaseSampler], seed: int) -> None:
+        self._make = make
+        self._seed = seed
+        self._inner = make(seed)
+        self._again = 0
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Give the trial its sampler."""
+        self._again = 0
+        self._renew(study, trial)
+
+    def draw_again(self, study: Study, trial: FrozenTrial) -> None:
+        """Give the trial another one, which draws other values."""
+        self._again += 1
+        self._renew(study, trial)
+
+    def _renew(self, study: Study, trial: FrozenTrial) -> None:
+        self._inner = self._make(self._seed_of(trial))
+        self._inner.before_trial(study, trial)
+
+    def _seed_of(self, trial: FrozenTrial, *parts: int) -> int:
+        again = (_AGAIN_STREAM, self._again) if self._again else ()
+        return derive_seed(self._seed, _SAMPLER_STREAM, trial.number, *parts, *again) % 2**32
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
+        """As the trial's sampler does."""
+        return self._inner.infer_relative_search_space(study, trial)
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """As the trial's sampler does."""
+        return self._inner.sample_relative(study, trial, search_space)
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """As such a sampler does, from a seed of the parameter's own.
+
+        So it does not matter which parameters were drawn before: a trial that was lost after some of them gets
+        the others as it would have.
+        """
+        sampler = self._make(self._seed_of(trial, zlib.crc32(param_name.encode())))
+        return sampler.sample_independent(study, trial, param_name, param_distribution)
+
+    def after_trial(
+        self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None
+    ) -> None:
+        """As the trial's sampler does."""
+        self._inner.after_trial(study, trial, state, values)
+
+
+class NumberedQMCSampler(samplers.QMCSampler):
+    """Optuna's, with the trial's number as its place in the sequence.
+
+    Optuna counts places in the storage, by a read and a write: workers that ask at the same time take the same.
+    """
+
+    _place = 0
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """The point at the trial's place."""
+        self._place = trial.number
+        return super().sample_relative(study, trial, search_space)
+
+    def _find_sample_id(self, study: Study, search_space: dict[str, BaseDistribution]) -> int:  # noqa: ARG002
+        return self._place
