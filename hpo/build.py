@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpo.config import StudySpec
+from hpo.mirrors import Shown
 from hpo.schema import SCHEDULER_KEYS
 from hpo.study import study_seed
 from hpo.targets import TargetResolver, instantiate
@@ -53,6 +54,7 @@ CALLBACKS: Final[Mapping[str, type[Callback]]] = MappingProxyType(
         "profiler": callbacks.Profiler,
         "time_limit": callbacks.TimeLimit,
         "wandb": callbacks.WandbLogging,
+        "mlflow": callbacks.MLflowLogging,
         "tensorboard": callbacks.TensorBoardLogging,
         "json": callbacks.JSONLogging,
         "notifier": callbacks.Notifier,
@@ -78,7 +80,6 @@ _FILES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
     {
         "csv": ("path", "metrics.csv"),
         "json": ("path", "metrics.jsonl"),
-        "tensorboard": ("folder", "tensorboard"),
         "profiler": ("folder", "profile"),
     }
 )
@@ -89,9 +90,15 @@ _GIVEN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "checkpoint": ("folder", "monitor", "mode"),
         "best_weights": ("monitor", "mode"),
         "notifier": ("name", "monitor", "mode"),
-        "wandb": ("folder", "run_id", "config"),
+        "tensorboard": ("folder", "hparams"),
+        "wandb": ("folder", "earlier", "checkpoints", "run_id", "config", "monitor", "mode"),
+        "mlflow": ("folder", "run_key", "params", "monitor", "mode"),
     }
 )
+
+
+#: What those call the study that show it elsewhere; its own name if the study file gives none.
+_NAMED_AFTER_STUDY: Final = frozenset({"project", "experiment"})
 
 
 @dataclass(frozen=True)
@@ -100,7 +107,7 @@ class RunPlace:
 
     Attributes:
         folder: Folder for its files.
-        name: Name shown in W&B.
+        name: Name shown in W&B and MLflow.
         params: The trial's parameters.
     """
 
@@ -234,22 +241,36 @@ class Builder:
             if "_target_" in arguments:
                 built.append(instantiate(self.resolver, arguments))
             else:
-                built.append(self.built_in(name, arguments, place))
+                built.append(self.built_in(name, arguments, place, config))
         return built
 
-    def built_in(self, name: str, arguments: Mapping[str, Any], place: RunPlace) -> Callback:
+    def built_in(
+        self,
+        name: str,
+        arguments: Mapping[str, Any],
+        place: RunPlace,
+        config: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Callback:
         """One of `CALLBACKS`, with the arguments of the study file and those that the service gives.
+
+        Args:
+            name: Its name in a study file.
+            arguments: What the study file gives it.
+            place: Where it writes.
+            config: The resolved config that it is part of, which some show.
 
         Raises:
             InputError: The callback refuses an argument.
         """
         try:
-            return CALLBACKS[name](**self._completed(name, arguments, place))
+            return CALLBACKS[name](**self._completed(name, arguments, place, config))
         except (TypeError, ValueError) as error:
             fix = f"it takes {', '.join(inspect.signature(offered_callbacks()[name]).parameters) or 'no argument'}"
             raise self.spec.error(str(error), path=f"callbacks.{name}", fix=fix) from error
 
-    def _completed(self, name: str, arguments: Mapping[str, Any], place: RunPlace) -> dict[str, Any]:
+    def _completed(
+        self, name: str, arguments: Mapping[str, Any], place: RunPlace, config: Mapping[str, Any]
+    ) -> dict[str, Any]:
         study, given = self.spec.study, dict(arguments)
         followed = {"monitor": study.metric, "mode": self.mode}
         if name == "nan_detection":
@@ -258,9 +279,9 @@ class Builder:
         elif name == "early_stopping":
             given.setdefault("monitor", study.metric)
             given.setdefault("mode", self.mode if given["monitor"] == study.metric else "min")
-        elif name == "wandb":
-            given = {"project": study.name, "group": study.name, "name": place.name, **given}
-            given |= {"folder": place.folder, "run_id": f"{study.name}-{place.name}", "config": dict(place.params)}
+        elif name in {"wandb", "mlflow", "tensorboard"}:
+            shown = Shown(self.spec, self.mode, place.folder, place.name, place.params, config)
+            given = shown.arguments(name, given)
         elif name == "checkpoint":
             given |= {"folder": place.checkpoints, **followed}
         elif name == "best_weights":
@@ -281,10 +302,10 @@ def offered_callbacks() -> dict[str, Callable[..., Callback]]:
 def _offered(kind: type[Callback], given: tuple[str, ...]) -> Callable[..., Callback]:
     signature = inspect.signature(kind)
     left = [parameter for name, parameter in signature.parameters.items() if name not in given]
-    if kind is callbacks.WandbLogging:
-        left = [
-            parameter.replace(default=None) if parameter.name == "project" else parameter for parameter in left
-        ]
+    left = [
+        parameter.replace(default=None) if parameter.name in _NAMED_AFTER_STUDY else parameter
+        for parameter in left
+    ]
 
     def make(**arguments: Any) -> Callback:
         return kind(**arguments)

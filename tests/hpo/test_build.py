@@ -23,9 +23,18 @@ from hpo.check_callbacks import check_callbacks
 from hpo.config import StudySpec
 from hpo.errors import InputError
 from tests.hpo.support import Studies
+from tests.trainer import mlflow_store
 from trainer import Callback, Trainer
 from trainer.callback import LogDispatch
-from trainer.callbacks import Checkpoint, CSVLogging, EarlyStopping, NaNDetection
+from trainer.callbacks import (
+    Checkpoint,
+    CSVLogging,
+    EarlyStopping,
+    MLflowLogging,
+    NaNDetection,
+    TensorBoardLogging,
+    WandbLogging,
+)
 from trainer.schedulers import Warmup
 
 CPU = torch.device("cpu")
@@ -223,6 +232,9 @@ def test_what_a_study_needs_cannot_be_switched_off(studies: Studies, name: str) 
         ("{early_stopping: {patience: 3, paitence: 4}}", "callbacks.early_stopping.paitence"),
         ("{checkpoint: {folder: /tmp}}", "callbacks.checkpoint.folder"),
         ("{csv: {path: x.csv}}", "callbacks.csv.path"),
+        ("{wandb: {run_id: x}}", "callbacks.wandb.run_id"),
+        ("{mlflow: {params: {}}}", "callbacks.mlflow.params"),
+        ("{tensorboard: {hparams: {}}}", "callbacks.tensorboard.hparams"),
         ("{mine: {_target_: own.Mine, facto: 1}}", "callbacks.mine.facto"),
         ("{mine: {_target_: own.Nobody}}", "callbacks.mine._target_"),
     ],
@@ -307,6 +319,7 @@ def test_each_built_in_callback_goes_by_its_name_and_writes_inside_the_runs_fold
     studies: Studies, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store.uri() if name == "mlflow" else "")
     override = f"callbacks.{name}={NEEDED.get(name, '{}')}"
     spec = studies.spec(override)
     check(spec)
@@ -331,6 +344,8 @@ def caches(studies: Studies) -> set[Path]:
         ("checkpoint={keep_best: 0}", "callbacks.checkpoint: keep_best is 0"),
         ("gradient_accumulation={batches: 2.5}", "callbacks.gradient_accumulation: batches is 2.5"),
         ("ema={decay: abc}", "callbacks.ema: "),
+        ("wandb={tags: one}", "callbacks.wandb: tags is 'one': give a list"),
+        ("mlflow={tags: one}", "callbacks.mlflow: tags is 'one': give names and values"),
         ("early_stopping={monitor: val_acc}", "callbacks.early_stopping: nothing records this metric"),
         ("loss_prediction={metric: los}", "callbacks.loss_prediction: nothing records this metric"),
         ("notifier={url: 'env:NOT_SET_ANYWHERE'}", "callbacks.notifier: url is 'env:NOT_SET_ANYWHERE'"),
@@ -378,3 +393,58 @@ def test_values_that_fit_are_no_trouble(studies: Studies) -> None:
     )
     spec = studies.spec("callbacks={ema: {}, gradient_clipping: {max_norm: 1.0}}", f"search_space={space}")
     check(spec)
+
+
+SHOWN = "callbacks={wandb: {tags: [a], job_type: mine}, mlflow: {tags: {a: 1}}, tensorboard: {}}"
+
+
+def shown(studies: Studies, folder: Path, params: dict[str, Any], *overrides: str) -> tuple[Any, Any, Any]:
+    """The callbacks that show a run elsewhere, as a run in this folder gets them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    spec = studies.spec(SHOWN, *overrides)
+    place = RunPlace(folder, "trial-3", params)
+    trainer = Builder(spec).trainer(spec.resolve(params), place, seed=1, device=CPU)
+    kinds = (WandbLogging, MLflowLogging, TensorBoardLogging)
+    wandb, mlflow, tensorboard = (by_type(trainer, kind) for kind in kinds)
+    return wandb, mlflow, tensorboard
+
+
+def test_each_attempt_at_a_trial_is_the_same_run_elsewhere(studies: Studies) -> None:
+    trial, params = studies.folder / "trials" / "3", {"optimizer.lr": 0.05}
+    first = shown(studies, trial / "attempt-1", params)
+    (trial / "attempt-1.bak").mkdir()
+    second = shown(studies, trial / "attempt-2", params)
+    assert first[0].run_id == second[0].run_id == first[1].run_key == second[1].run_key
+    assert first[0].run_id.startswith("trial-3-")
+    assert (first[0].earlier, second[0].earlier) == ((), (trial / "attempt-1",))
+    assert set(second[0].checkpoints) == {trial / f"attempt-{number}" / "checkpoints" for number in (1, 2)}
+    assert first[2].folder == second[2].folder == trial / "tensorboard"
+    assert first[0].config == first[1].params == first[2].hparams == params
+    assert (first[0].monitor, first[0].mode, first[1].monitor, first[1].mode) == ("val_loss", "min") * 2
+    assert shown(studies, studies.folder / "trials" / "4" / "attempt-1", params)[0].run_id != first[0].run_id
+
+
+def test_a_run_elsewhere_is_named_after_the_study_unless_the_file_says_otherwise(studies: Studies) -> None:
+    wandb, mlflow, _ = shown(studies, studies.folder / "trials" / "3" / "attempt-1", {})
+    assert (wandb.project, wandb.group, wandb.run_name, wandb.job_type) == ("tiny", "tiny", "trial-3", "mine")
+    assert (wandb.tags, wandb.log_model) == (("a",), False)
+    assert (mlflow.experiment, mlflow.tags) == ("tiny", {"group": "tiny", "job_type": "trial", "a": "1"})
+
+
+def test_each_final_training_is_a_run_of_its_own_with_the_base_config_as_parameters(studies: Studies) -> None:
+    final = studies.folder / "final"
+    one, other = (shown(studies, final, {}) for _ in range(2))
+    assert one[0].run_id != other[0].run_id
+    assert one[1].tags["job_type"] == "final"
+    assert one[2].folder == final / "tensorboard"
+    hparams = one[2].hparams
+    assert (hparams["optimizer.lr"], hparams["model.hidden"], hparams["model._target_"]) == (0.01, 4, "parts.Net")
+    assert list(final.iterdir()) == []
+
+
+def test_a_key_that_a_process_died_over_is_made_anew(studies: Studies) -> None:
+    trial = studies.folder / "trials" / "3"
+    trial.mkdir(parents=True)
+    (trial / "run_key").write_text("")
+    keys = [shown(studies, trial / f"attempt-{number}", {})[0].run_id for number in (1, 2)]
+    assert keys[0] == keys[1] != ""

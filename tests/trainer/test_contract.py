@@ -12,6 +12,7 @@ import torch
 import wandb
 from torch import nn
 
+from tests.trainer import mlflow_store
 from tests.trainer.support import (
     At,
     assert_same,
@@ -56,7 +57,8 @@ ALL: dict[str, tuple[Make, int]] = {
     "CSVLogging": (lambda folder: shipped.CSVLogging(folder / "metrics.csv"), 80),
     "ConsoleLogging": (lambda folder: shipped.ConsoleLogging(), 80),
     "JSONLogging": (lambda folder: shipped.JSONLogging(folder / "metrics.jsonl"), 80),
-    "TensorBoardLogging": (lambda folder: shipped.TensorBoardLogging(folder / "tensorboard"), 80),
+    "MLflowLogging": (lambda folder: shipped.MLflowLogging("p", tracking_uri=mlflow_store.uri()), 80),
+    "TensorBoardLogging": (lambda folder: shipped.TensorBoardLogging(folder / "tensorboard", {"lr": 0.1}), 80),
     "WandbLogging": (lambda folder: shipped.WandbLogging("p", folder=folder), 80),
     "EarlyStopping": (lambda folder: shipped.EarlyStopping(), 90),
     "BestWeights": (lambda folder: shipped.BestWeights(), 94),

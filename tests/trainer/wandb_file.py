@@ -1,38 +1,10 @@
-"""Reader of the `.wandb` file that an offline run leaves: LevelDB-style records of protocol buffers."""
+"""What the `.wandb` file of an offline run says."""
 
 import json
-import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from wandb.proto.wandb_internal_pb2 import Record
-
-_BLOCK = 32 * 1024
-_FILE_HEADER, _RECORD_HEADER = 7, 7
-_FULL, _LAST = 1, 4
-
-
-def read_records(path: Path) -> Iterator[Record]:
-    """Every record of the file, its checksums verified."""
-    data = path.read_bytes()
-    assert data[:4] == b":W&B"
-    position, parts = _FILE_HEADER, []
-    while position + _RECORD_HEADER <= len(data):
-        left = _BLOCK - position % _BLOCK
-        if left < _RECORD_HEADER:
-            position += left
-            continue
-        checksum = int.from_bytes(data[position : position + 4], "little")
-        length = int.from_bytes(data[position + 4 : position + 6], "little")
-        kind = data[position + 6]
-        payload = data[position + _RECORD_HEADER : position + _RECORD_HEADER + length]
-        assert checksum == zlib.crc32(payload, zlib.crc32(bytes([kind])))
-        position += _RECORD_HEADER + length
-        parts.append(payload)
-        if kind in {_FULL, _LAST}:
-            yield Record.FromString(b"".join(parts))
-            parts = []
+from trainer.wandb_files import read_records
 
 
 def history(path: Path) -> list[dict[str, Any]]:
@@ -57,3 +29,13 @@ def config(path: Path) -> dict[str, Any]:
     """The run's configuration, without W&B's own."""
     update = run_record(path).config.update
     return {item.key: json.loads(item.value_json) for item in update if not item.key.startswith("_")}
+
+
+def summary(path: Path) -> dict[str, Any]:
+    """The run's summary as it ended, without W&B's own."""
+    values: dict[str, Any] = {}
+    for record in read_records(path):
+        if record.HasField("summary"):
+            for item in record.summary.update:
+                values[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+    return {key: value for key, value in values.items() if key[0] != "_"}

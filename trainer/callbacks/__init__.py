@@ -17,6 +17,7 @@ from trainer.callbacks.gradient_monitor import GradientMonitor
 from trainer.callbacks.json_logging import JSONLogging
 from trainer.callbacks.loss_prediction import LossPrediction
 from trainer.callbacks.lr_finder import LRFinder
+from trainer.callbacks.mlflow_logging import MLflowLogging
 from trainer.callbacks.nan_detection import NaNDetection
 from trainer.callbacks.notifier import Notifier
 from trainer.callbacks.optimizer_mode import OptimizerMode
@@ -48,6 +49,7 @@ __all__ = [
     "JSONLogging",
     "LRFinder",
     "LossPrediction",
+    "MLflowLogging",
     "NaNDetection",
     "Notifier",
     "OptimizerMode",

@@ -1,4 +1,4 @@
-"""TensorBoardLogging: an event file of every epoch's metrics."""
+"""TensorBoardLogging: an event file of every epoch's metrics, and the run's parameters."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.hparams import session_end, session_start
+from trainer.callbacks.mirror import COMPLETE, outcome_of
 from trainer.events import LOG_PRIORITY
+from trainer.state import INTERRUPTED, PRUNED
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -33,8 +36,12 @@ class TensorBoardLogging(Callback):
     in the middle it is said once and training goes on; the next fit writes all of it again. Scalars are stored
     in single precision, NaN and infinities as such.
 
+    With ``hparams`` the run is a row of the HParams tab, beside the latest value of each metric: a session that
+    ends as a success, where it was pruned too, or as a failure. One that was interrupted goes on in the next fit.
+
     Args:
         folder: The event files' folder, one for each run; made if needed.
+        hparams: The run's parameters by name: numbers, booleans, texts; anything else is shown as text.
 
     Raises:
         ImportError: tensorboard is not installed.
@@ -49,14 +56,17 @@ class TensorBoardLogging(Callback):
     reads = ("*",)
     reads_in = "on_log_metrics"
     rank_zero_only = True
-    transient = ("_writer",)
+    transient = ("_writer", "_error")
 
-    def __init__(self, folder: Path | str) -> None:
+    def __init__(self, folder: Path | str, hparams: Mapping[str, Any] | None = None) -> None:
         self.folder = Path(folder)
+        self.hparams = dict(hparams or {})
         self._writer: SummaryWriter | None = None
+        self._error: BaseException | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Write the history into a new event file, in place of the older ones."""
+        self._error = None
         writer_type = _import_writer()
         older = sorted(self.folder.glob(f"events.out.tfevents.*{_SUFFIX}"))
         times = _epoch_times(older)
@@ -64,6 +74,7 @@ class TensorBoardLogging(Callback):
             _clear(file)
         # In the first file too: TensorBoard takes a run's first such mark for its start, not for a restart.
         self._writer = writer_type(str(self.folder), purge_step=1, filename_suffix=_SUFFIX)
+        self._start_session(self._writer, times.get(0))
         for epoch, metrics in enumerate(trainer.state.history, start=1):
             _add_epoch(self._writer, epoch, metrics, times.get(epoch))
         self._writer.flush()
@@ -78,15 +89,32 @@ class TensorBoardLogging(Callback):
         except OSError as error:
             self._give_up(self._writer, error)
 
-    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Close the event file."""
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
+        """Note what training died of."""
+        self._error = error
+
+    def teardown(self, trainer: TrainerView) -> None:
+        """Say how the run ended, and close the event file."""
         if self._writer is None:
             return
         try:
+            self._end_session(self._writer, trainer)
             self._writer.close()
         except OSError as error:
             self._give_up(self._writer, error)
-        self._writer = None
+        self._writer, self._error = None, None
+
+    def _start_session(self, writer: SummaryWriter, at: float | None) -> None:
+        """Write the parameters, as step 0."""
+        if self.hparams:
+            at = time.time() if at is None else at
+            _add_to_session(writer, session_start(self.hparams, at), 0, at)
+
+    def _end_session(self, writer: SummaryWriter, trainer: TrainerView) -> None:
+        outcome = outcome_of(trainer, self._error)
+        if self.hparams and outcome != INTERRUPTED:
+            ended = session_end(time.time(), success=outcome in {COMPLETE, PRUNED})
+            _add_to_session(writer, ended, trainer.state.epoch, time.time())
 
     def _give_up(self, writer: SummaryWriter, error: OSError) -> None:
         logger.warning("TensorBoard gets nothing more of this run, %s can't be written: %s", self.folder, error)
@@ -116,6 +144,10 @@ def _add_epoch(
         writer.add_scalar(name, float(value), epoch, walltime=at)
 
 
+def _add_to_session(writer: Any, summary: Any, step: int, at: float) -> None:
+    writer._get_file_writer().add_summary(summary, step, at)  # noqa: SLF001 - add_hparams would open another run
+
+
 def _clear(file: Path) -> None:
     """Empty a file; the next fit removes it. A TensorBoard that is reading it would wait for its return."""
     if file.stat().st_size:
@@ -125,10 +157,14 @@ def _clear(file: Path) -> None:
 
 
 def _epoch_times(files: list[Path]) -> dict[int, float]:
-    """When each epoch was logged, in seconds since 1970."""
+    """When each epoch was logged, in seconds since 1970; 0 is the start of the run."""
     if not files:
         return {}
     from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 
     events: list[Any] = [event for file in files for event in EventFileLoader(str(file)).Load()]
-    return {event.step: event.wall_time for event in events if event.HasField("summary")}
+    times: dict[int, float] = {}
+    for event in events:
+        if event.HasField("summary"):
+            times.setdefault(event.step, event.wall_time)
+    return times

@@ -4,78 +4,133 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.mirror import Service, best_of, outcome_of
+from trainer.checkpoint import find_checkpoint
+from trainer.events import LOG_PRIORITY
 from trainer.history_file import epoch_record
-from trainer.state import ERROR
+from trainer.state import ERROR, INTERRUPTED, Mode, TrainState
+from trainer.wandb_files import logged_steps
 
 if TYPE_CHECKING:
     import wandb
 
 logger = logging.getLogger(__name__)
 
+SERVICE: Final = Service("W&B")
+#: Seconds between writes of an offline run's file: a killed process loses no more. W&B's own default is 15.
+_FLUSH_S: Final = 1.0
+
+
+class NotLoggedInError(Exception):
+    """Nobody has logged in to W&B on this machine."""
+
 
 class WandbLogging(Callback):
     """Mirrors every epoch's metrics to Weights & Biases, one record an epoch.
 
     ``WANDB_MODE=offline`` writes a run on disk that ``wandb sync`` sends later. W&B mirrors what this run keeps
-    itself, so when it fails in the middle it is said once and training goes on. A resumed run first sends the
-    epochs of its history that W&B lacks (offline, or under a new id: all of them); those that W&B has, stay.
-    A run that ended with an exception is marked as failed, unless it was pruned.
+    itself: without a login, while W&B is away, or when it fails in the middle, that is said once and training
+    goes on. A resumed run first sends the epochs of its history that W&B lacks. Which those are, W&B's server
+    says; offline, where each attempt has a file of its own, the files of the attempts before say it, so that
+    their steps join without overlap.
+
+    The run's summary ends with ``outcome`` (``complete``, ``pruned``, ``diverged``, ``out_of_memory``, ``error``,
+    ``interrupted``), ``stop_reason``, ``best_epoch`` and the ``best_`` value of ``monitor``. A run that ended with
+    an exception is marked as failed, unless it was pruned.
 
     Args:
         project: W&B project.
         group: Group of the run, such as the study.
+        job_type: What kind of run it is, such as ``trial``.
         name: Name of the run.
-        run_id: Stable id of the run, so that a resumed one goes on in it.
+        run_id: Stable id of the run, so that a resumed one goes on in it. One id is one course of epochs: a
+            training from anew needs another.
         config: Parameters shown with the run.
+        notes: A text shown with the run.
         folder: Where W&B keeps its files; made if needed.
+        earlier: The ``folder`` of each earlier attempt at this run.
         entity: W&B user or team; None for the login's default.
         tags: Tags of the run.
+        monitor: The metric that says which epoch is best.
+        mode: ``"min"`` or ``"max"``.
+        log_model: Whether the best epoch's checkpoint is sent as an artifact when the run has ended.
+        checkpoints: Folders in which that checkpoint may lie.
+        timeout_s: Seconds that opening the run may wait for W&B, and closing it for what is still to be sent;
+            what is not sent by then stays on disk, for ``wandb sync``.
 
     Raises:
         ImportError: wandb is not installed.
-        ValueError: A metric is called ``epoch``.
+        ValueError: A metric is called ``epoch``, or an argument is out of range.
 
     Example::
 
         Trainer(model, optimizer, loss, callbacks=[WandbLogging("digits", name="first", run_id="first")])
+
+        callbacks: {wandb: {project: digits, tags: [baseline], log_model: true}}  # in a study file
     """
 
-    priority = 80
+    priority = LOG_PRIORITY
     reads = ("*",)
     reads_in = "on_log_metrics"
     rank_zero_only = True
-    transient = ("_run",)
+    transient = ("_run", "_held", "_error")
 
     def __init__(
         self,
         project: str,
         *,
         group: str | None = None,
+        job_type: str | None = None,
         name: str | None = None,
         run_id: str | None = None,
         config: Mapping[str, Any] | None = None,
+        notes: str | None = None,
         folder: Path | str = ".",
+        earlier: Sequence[Path | str] = (),
         entity: str | None = None,
-        tags: tuple[str, ...] | list[str] = (),
+        tags: Sequence[str] = (),
+        monitor: str = "val_loss",
+        mode: Mode = "min",
+        log_model: bool = False,
+        checkpoints: Sequence[Path | str] = (),
+        timeout_s: float = 30.0,
     ) -> None:
+        if isinstance(tags, str):
+            raise ValueError(f"tags is {tags!r}: give a list, [{tags}]")  # noqa: TRY004 - as for other arguments
+        if not timeout_s > 0:
+            raise ValueError(f"timeout_s is {timeout_s}: give seconds above 0")
         self.project = project
         self.group = group
+        self.job_type = job_type
         self.run_name = name
         self.run_id = run_id
         self.config = dict(config or {})
+        self.notes = notes
         self.folder = Path(folder)
+        self.earlier = tuple(map(Path, earlier))
         self.entity = entity
         self.tags = tuple(tags)
+        self.monitor = monitor
+        self.mode: Mode = mode
+        self.log_model = log_model
+        self.checkpoints = tuple(map(Path, checkpoints))
+        self.timeout_s = timeout_s
         self._run: wandb.Run | None = None
+        self._held: set[int] = set()
+        self._error: BaseException | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Open the run, and send what it lacks of the history."""
-        self._run = self._open()
+        self._error = None
+        self._held = set()
+        self._run = self._opened()
+        if self._run is None:
+            return
         first = self._run.starting_step  # of a resumed run the step after its last one, else 0
         for epoch, metrics in enumerate(trainer.state.history, start=1):
             if epoch >= first:
@@ -85,43 +140,109 @@ class WandbLogging(Callback):
         """Log the epoch as one record; its step is the number of finished epochs."""
         self._log(trainer.state.epoch, metrics)
 
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
+        """Note what training died of."""
+        self._error = error
+
     def teardown(self, trainer: TrainerView) -> None:
-        """Close the run."""
-        exit_code = 1 if trainer.state.stop_reason == ERROR else 0
+        """Send the summary, and the model if it is wanted, and close the run."""
+        state, outcome = trainer.state, outcome_of(trainer, self._error)
+        summary = {"outcome": outcome, "stop_reason": state.stop_reason, **best_of(state, self.monitor, self.mode)}
+        self._mirror(lambda run: run.summary.update(summary))
+        if self.log_model and outcome != INTERRUPTED:
+            self._mirror(lambda run: self._send_model(run, state))
+        exit_code = 1 if state.stop_reason == ERROR else 0
         self._mirror(lambda run: run.finish(exit_code=exit_code))
-        self._run = None
+        self._run, self._error = None, None
+
+    def _opened(self) -> wandb.Run | None:
+        """The run; None where there can be none, which is said."""
+        if SERVICE.is_away:
+            return None
+        try:
+            run = self._open()
+            if self.run_id and getattr(run, "offline", False):
+                self._held = logged_steps((*self.earlier, self.folder), self.run_id)
+        except ImportError:
+            raise
+        except NotLoggedInError:
+            fix = "run `wandb login`, or set WANDB_MODE to offline or disabled"
+            SERVICE.failed("this run is not shown in W&B", f"nobody is logged in; {fix}")
+        except Exception as error:  # noqa: BLE001 - whatever keeps W&B from starting, training goes on
+            what = (
+                "this run is not shown in W&B, which could not be started (WANDB_MODE=offline keeps runs on disk)"
+            )
+            SERVICE.failed(what, error, away=True)
+            _drop_service()
+        else:
+            SERVICE.answered()
+            return run
+        return None
 
     def _open(self) -> wandb.Run:
         import wandb
 
+        _require_login()
         self.folder.mkdir(parents=True, exist_ok=True)
         return wandb.init(
             project=self.project,
             entity=self.entity,
             group=self.group,
+            job_type=self.job_type,
             name=self.run_name,
+            notes=self.notes,
             id=self.run_id,
             resume="allow" if self.run_id else None,
             config=self.config,
             dir=str(self.folder),
             tags=self.tags,
             reinit="finish_previous",
-            settings=wandb.Settings(console="off", silent=True),
+            settings=wandb.Settings(
+                console="off",
+                silent=True,
+                init_timeout=self.timeout_s,
+                finish_timeout=self.timeout_s,
+                finish_timeout_raises=True,
+                x_transaction_log_flush_interval=_FLUSH_S,
+            ),
         )
 
     def _log(self, epoch: int, metrics: Mapping[str, float]) -> None:
         record = epoch_record(epoch, metrics)
-        self._mirror(lambda run: run.log(record, step=epoch))
+        if epoch not in self._held:
+            self._mirror(lambda run: run.log(record, step=epoch))
 
-    def _mirror(self, action: Callable[[wandb.Run], None]) -> None:
+    def _send_model(self, run: wandb.Run, state: TrainState) -> None:
+        import wandb
+
+        best = best_of(state, self.monitor, self.mode)
+        found = find_checkpoint(self.checkpoints, best["best_epoch"]) if best else None
+        if found is None:
+            logger.warning("W&B gets no model: there is no checkpoint of the best epoch")
+            return
+        artifact = wandb.Artifact(f"model-{run.id}", type="model", metadata=best)
+        artifact.add_file(str(found[0].path))
+        run.log_artifact(artifact)
+
+    def _mirror(self, action: Callable[[wandb.Run], Any]) -> None:
         if self._run is None:
             return
         try:
             action(self._run)
         except Exception as error:  # noqa: BLE001 - whatever its service process dies of, training goes on
-            logger.warning("W&B failed and gets nothing more of this run: %s", error)
+            SERVICE.failed("W&B failed and gets nothing more of this run", error)
             self._run = None
             _drop_service()
+
+
+def _require_login() -> None:
+    """Refuse to begin without a login: `wandb.init` would ask for one wherever there is a terminal, and wait."""
+    import wandb
+
+    online = wandb.setup().settings.mode in {"online", "shared"}
+    # With a run that somebody else has open there is a login, and W&B says nothing more about it.
+    if online and wandb.run is None and not wandb.login(prompt=False, verify=False):
+        raise NotLoggedInError
 
 
 def _drop_service() -> None:

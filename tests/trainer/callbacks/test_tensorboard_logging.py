@@ -9,8 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tensorboard.backend.event_processing.data_provider import MultiplexerDataProvider
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.backend.event_processing.plugin_event_accumulator import EventAccumulator as ServersAccumulator
+from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+from tensorboard.context import RequestContext
+from tensorboard.plugins.base_plugin import TBContext
+from tensorboard.plugins.hparams import api_pb2
+from tensorboard.plugins.hparams.backend_context import Context
+from tensorboard.plugins.hparams.get_experiment import Handler as GetExperiment
+from tensorboard.plugins.hparams.list_session_groups import Handler as ListSessionGroups
 from tensorboard.summary.writer.record_writer import RecordWriter
 from torch.utils.tensorboard import SummaryWriter
 
@@ -263,3 +271,98 @@ def test_a_full_disk_is_said_once_training_goes_on_and_the_next_fit_writes_all(
     full.clear()
     trainer.fit(one_batch(), one_batch())
     assert shown(tmp_path) == expected(trainer.state.history)
+
+
+def hparams_tab(folder: Path) -> tuple[Any, list[Any]]:
+    """What the backend of TensorBoard's HParams tab answers: the experiment, and its session groups."""
+    multiplexer = EventMultiplexer().AddRunsFromDirectory(str(folder))
+    multiplexer.Reload()
+    provider = MultiplexerDataProvider(multiplexer, str(folder))
+    backend, request_context = Context(TBContext(data_provider=provider)), RequestContext()
+    asked_experiment = api_pb2.GetExperimentRequest()
+    experiment = GetExperiment(request_context, backend, "", asked_experiment).run()
+    columns = [api_pb2.ColParams(hparam=info.name, include_in_result=True) for info in experiment.hparam_infos]
+    columns += [api_pb2.ColParams(metric=info.name, include_in_result=True) for info in experiment.metric_infos]
+    request = api_pb2.ListSessionGroupsRequest(
+        start_index=0,
+        slice_size=100,
+        col_params=columns,
+        allowed_statuses=[
+            api_pb2.STATUS_UNKNOWN,
+            api_pb2.STATUS_SUCCESS,
+            api_pb2.STATUS_FAILURE,
+            api_pb2.STATUS_RUNNING,
+        ],
+    )
+    answer = ListSessionGroups(request_context, backend, "", request).run()
+    return experiment, list(answer.session_groups)
+
+
+def value_of(value: Any) -> Any:
+    return getattr(value, value.WhichOneof("kind"))
+
+
+def metric_of(group: Any, name: str) -> float:
+    (found,) = [value.value for value in group.metric_values if value.name.tag == name]
+    return float(found)
+
+
+def status_of(folder: Path) -> Any:
+    """The status of the only session."""
+    (group,) = hparams_tab(folder)[1]
+    (session,) = group.sessions
+    return session.status
+
+
+def test_the_hparams_tab_shows_each_run_with_its_parameters_and_latest_metrics(tmp_path: Path) -> None:
+    params = [
+        {"optimizer.lr": 0.1, "model.hidden": 8, "model.bias": True, "optimizer": "SGD", "path": None},
+        {"optimizer.lr": 0.2, "model.hidden": 16, "model.bias": False, "optimizer": "Adam", "path": [1, 2]},
+    ]
+    for number, values in enumerate(params):
+        callback = TensorBoardLogging(tmp_path / str(number) / "tensorboard", values)
+        run_scripted([callback], [3.0, 2.0 + number])
+    experiment, groups = hparams_tab(tmp_path)
+    assert {info.name for info in experiment.hparam_infos} == params[0].keys()
+    assert {"val_loss", "train_loss", "lr"} <= {info.name.tag for info in experiment.metric_infos}
+    assert len(groups) == 2
+    groups.sort(key=lambda group: value_of(group.hparams["optimizer.lr"]))
+    for number, group in enumerate(groups):
+        shown = {name: value_of(value) for name, value in group.hparams.items()}
+        assert shown == {name: str(value) if name == "path" else value for name, value in params[number].items()}
+        assert metric_of(group, "val_loss") == 2.0 + number
+        (session,) = group.sessions
+        assert session.status == api_pb2.STATUS_SUCCESS
+        assert session.end_time_secs >= session.start_time_secs > 0
+
+
+def test_a_resumed_run_stays_one_session_with_its_first_start(tmp_path: Path) -> None:
+    kept: list[Any] = []
+    hparams, run = {"lr": 0.1}, tmp_path / "0"
+    callbacks = [TensorBoardLogging(run, hparams), checkpoint_of(2, kept), interrupt_at(3, now=False)]
+    run_scripted(callbacks, [5.0, 4.0, 3.0], max_epochs=4)
+    assert status_of(tmp_path) == api_pb2.STATUS_UNKNOWN  # it may go on
+    started = hparams_tab(tmp_path)[1][0].sessions[0].start_time_secs
+    resumed([TensorBoardLogging(run, hparams)], kept[0], [3.0, 2.0], max_epochs=4)
+    (group,) = hparams_tab(tmp_path)[1]
+    (session,) = group.sessions
+    assert (session.start_time_secs, session.status) == (started, api_pb2.STATUS_SUCCESS)
+    assert metric_of(group, "val_loss") == 2.0
+    assert shown(run)["val_loss"] == [(1, 5.0), (2, 4.0), (3, 3.0), (4, 2.0)]
+
+
+@pytest.mark.parametrize(("reason", "status"), [("pruned", api_pb2.STATUS_SUCCESS), ("", api_pb2.STATUS_FAILURE)])
+def test_a_run_that_raised_is_a_failure_unless_it_was_pruned(reason: str, status: Any, tmp_path: Path) -> None:
+    def end(trainer: Any) -> None:
+        if reason:
+            trainer.state.stop(reason)
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run_scripted([TensorBoardLogging(tmp_path, {"lr": 0.1}), At("on_epoch_end", end, priority=85)], [3.0])
+    assert status_of(tmp_path) == status
+
+
+def test_without_parameters_there_is_no_session(tmp_path: Path) -> None:
+    run_scripted([TensorBoardLogging(tmp_path)], [3.0])
+    assert hparams_tab(tmp_path)[1] == []

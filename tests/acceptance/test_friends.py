@@ -1,0 +1,57 @@
+"""W&B, MLflow and TensorBoard beside a study whose machine fails: one run, one curve, and how it ended."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from tests.acceptance.support import STUDY, hpo, hpo_json, kill_all, make_study, start_hpo, wait_until
+from tests.trainer import mlflow_store, wandb_file
+from trainer.wandb_files import logged_steps
+
+FRIENDS = "callbacks: {wandb: {tags: [tests]}, mlflow: {}, tensorboard: {}}\nsearch_space:"
+EPOCHS = 30
+
+
+def test_a_trial_that_is_killed_and_goes_on_is_one_run_everywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    study = make_study(tmp_path, STUDY.replace("search_space:", FRIENDS))
+    output = tmp_path / "runs" / "tiny"
+    mlflow_store.put_copy(output)
+    trial = output / "trials" / "0"
+    command = ("run", study, "--n-trials", 1, f"trainer.max_epochs={EPOCHS}", "model.delay=0.03")
+
+    process = start_hpo(*command)
+    key = trial / "run_key"
+    wait_until(lambda: key.exists() and logged_steps([trial / "attempt-1"], key.read_text()))
+    kill_all(process)
+    hpo(*command)
+
+    files = sorted(trial.glob("attempt-*/wandb/offline-run-*/run-*.wandb"))
+    assert len(files) == 2
+    assert {wandb_file.run_record(file).run_id for file in files} == {key.read_text()}
+    steps = [[row["_step"] for row in wandb_file.history(file)] for file in files]
+    assert all(steps)
+    assert [step for each in steps for step in each] == list(range(1, EPOCHS + 1))
+    run = wandb_file.run_record(files[-1])
+    assert (run.run_group, run.job_type, list(run.tags)) == ("tiny", "trial", ["tests"])
+    summary, best = wandb_file.summary(files[-1]), hpo_json("best", study)
+    assert (summary["outcome"], summary["best_val_loss"]) == ("complete", best["value"])
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{output / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("tiny")
+    assert experiment is not None
+    (mirrored,) = client.search_runs([experiment.experiment_id])
+    assert (mirrored.info.run_name, mirrored.info.status) == ("trial-0", "FINISHED")
+    points = client.get_metric_history(mirrored.info.run_id, "val_loss")
+    assert [point.step for point in points] == list(range(1, EPOCHS + 1))
+
+    events = EventAccumulator(str(trial / "tensorboard"), size_guidance={"scalars": 0}).Reload()
+    assert [event.step for event in events.Scalars("val_loss")] == list(range(1, EPOCHS + 1))
+    assert not list(trial.glob("attempt-*/tensorboard"))

@@ -1,0 +1,286 @@
+"""MLflowLogging: one MLflow run per training run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from trainer.callback import Callback, TrainerView
+from trainer.callbacks.mirror import COMPLETE, Service, best_of, outcome_of
+from trainer.events import LOG_PRIORITY
+from trainer.history_file import epoch_record
+from trainer.state import INTERRUPTED, PRUNED, Mode
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Param, RunTag
+
+Item = TypeVar("Item")
+
+SERVICE: Final = Service("MLflow")
+#: The tag by which a resumed run finds itself.
+RUN_KEY_TAG: Final = "trainer.run_key"
+_STATUS: Final = {COMPLETE: "FINISHED", PRUNED: "KILLED", INTERRUPTED: "KILLED"}
+# What MLflow takes at once.
+_METRICS_AT_ONCE, _PARAMS_AT_ONCE = 1000, 100
+# Epochs are sent together if they take less, so that short ones do not wait for the server each.
+_SEND_EVERY_S: Final = 1.0
+_SQLITE: Final = "sqlite:///"
+_NOT_IN_NAMES: Final = re.compile(r"[^\w\-. :/]")
+
+
+class MLflowLogging(Callback):
+    """Mirrors every epoch's metrics to MLflow, with the run's parameters; the step is the number of the epoch.
+
+    MLflow mirrors what this run keeps itself: where it can't be reached, or fails in the middle, that is said
+    once and training goes on; a resumed run sends what MLflow lacks of its history, and nothing twice. The
+    run's status ends as ``FINISHED``, as ``KILLED`` if it was pruned or interrupted, else as ``FAILED``; its
+    tags say ``outcome`` (see `trainer.callbacks.mirror.outcome_of`) and ``best_epoch``. Epochs are sent about once
+    a second, and at the end.
+
+    Args:
+        experiment: MLflow experiment; made if needed.
+        name: Name of the run.
+        run_key: Stable key of the run, kept as a tag, by which a resumed one goes on in it.
+        params: Parameters shown with the run.
+        tags: Tags of the run.
+        tracking_uri: The tracking server or database. None: what MLFLOW_TRACKING_URI says, else the SQLite file
+            ``mlflow.db`` in ``folder``, which ``mlflow ui --backend-store-uri sqlite:///…`` shows.
+        folder: Where that file goes; runs may share it.
+        monitor: The metric that says which epoch is best.
+        mode: ``"min"`` or ``"max"``.
+        timeout_s: Seconds that an answer of a server may take, at least 1. Each is asked for twice at most, unless
+            MLflow's own environment variables say otherwise.
+
+    Raises:
+        ImportError: mlflow is not installed.
+        ValueError: A metric is called ``epoch``, or an argument is out of range.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[MLflowLogging("digits", name="first", folder="runs")])
+
+        callbacks: {mlflow: {tracking_uri: "http://tracking:5000"}}  # in a study file
+    """
+
+    priority = LOG_PRIORITY
+    reads = ("*",)
+    reads_in = "on_log_metrics"
+    rank_zero_only = True
+    transient = ("_client", "_run", "_held", "_waiting", "_sent", "_error")
+
+    def __init__(
+        self,
+        experiment: str,
+        *,
+        name: str | None = None,
+        run_key: str | None = None,
+        params: Mapping[str, Any] | None = None,
+        tags: Mapping[str, Any] | None = None,
+        tracking_uri: str | None = None,
+        folder: Path | str = ".",
+        monitor: str = "val_loss",
+        mode: Mode = "min",
+        timeout_s: int = 10,
+    ) -> None:
+        if timeout_s < 1:
+            raise ValueError(f"timeout_s is {timeout_s}: give at least 1 second")
+        if tags is not None and not isinstance(tags, Mapping):
+            raise ValueError(f"tags is {tags!r}: give names and values, {{stage: test}}")
+        self.experiment = experiment
+        self.run_name = name
+        self.run_key = None if run_key is None else _name(run_key)  # it becomes part of a query
+        self.params = dict(params or {})
+        self.tags = {key: str(value) for key, value in (tags or {}).items()}
+        self.tracking_uri = tracking_uri
+        self.folder = Path(folder)
+        self.monitor = monitor
+        self.mode: Mode = mode
+        self.timeout_s = int(timeout_s)
+        self._client: MlflowClient | None = None
+        self._run = ""
+        self._held: set[int] = set()
+        self._waiting: list[Metric] = []
+        self._sent = 0.0
+        self._error: BaseException | None = None
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Open the run, and send what it lacks of the history."""
+        self._client, self._error, self._waiting, self._held = None, None, [], set()
+        if SERVICE.is_away:
+            return
+        client_type = _import_client(self.timeout_s)
+        try:
+            with _sqlalchemys_warning_ignored():
+                uri = self._uri()
+                _make_database(client_type, uri)
+                self._open(client_type(tracking_uri=uri))
+        except Exception as error:  # noqa: BLE001 - whatever keeps MLflow from starting, training goes on
+            SERVICE.failed("this run is not shown in MLflow, which could not be started", error, away=True)
+            return
+        SERVICE.answered()
+        for epoch, metrics in enumerate(trainer.state.history, start=1):
+            self._add(epoch, metrics)
+        self._send()
+
+    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
+        """Take the epoch down, and send what waits if it has waited long enough."""
+        self._add(trainer.state.epoch, metrics)
+        if time.monotonic() - self._sent >= _SEND_EVERY_S:
+            self._send()
+
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
+        """Note what training died of."""
+        self._error = error
+
+    def teardown(self, trainer: TrainerView) -> None:
+        """Send the rest, and close the run."""
+        if self._client is None:
+            return
+        outcome = outcome_of(trainer, self._error)
+        ends = {"outcome": outcome, **best_of(trainer.state, self.monitor, self.mode)}
+        self._send()
+        self._mirror(lambda client: client.log_batch(self._run, tags=_tags(ends)))
+        self._mirror(lambda client: client.set_terminated(self._run, _STATUS.get(outcome, "FAILED")))
+        self._client, self._error = None, None
+
+    def _uri(self) -> str:
+        uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+        return uri or f"{_SQLITE}{(self.folder / 'mlflow.db').resolve()}"
+
+    def _open(self, client: MlflowClient) -> None:
+        """Find the run of an earlier attempt, or make one."""
+        experiment = self._experiment_id(client)
+        found = self._find(client, experiment)
+        if found is None:
+            key = {} if self.run_key is None else {RUN_KEY_TAG: self.run_key}
+            self._run = client.create_run(experiment, run_name=self.run_name, tags=self.tags | key).info.run_id
+        else:
+            self._run = found
+            client.update_run(found, status="RUNNING")
+            # An epoch's number is the last of its metrics to be sent: where it is, they all are.
+            self._held = {metric.step for metric in client.get_metric_history(found, "epoch")}
+        for params in _cut(_params(self.params), _PARAMS_AT_ONCE):
+            client.log_batch(self._run, params=params)
+        self._client = client
+
+    def _experiment_id(self, client: MlflowClient) -> str:
+        from mlflow.exceptions import MlflowException
+
+        found = client.get_experiment_by_name(self.experiment)
+        if found is not None:
+            return str(found.experiment_id)
+        local = self._uri().startswith(_SQLITE)  # which has no place for artifacts but the working folder
+        place = (self.folder / "mlartifacts").resolve().as_uri() if local else None
+        try:
+            return str(client.create_experiment(self.experiment, artifact_location=place))
+        except MlflowException:  # another worker was faster
+            found = client.get_experiment_by_name(self.experiment)
+            if found is None:
+                raise
+            return str(found.experiment_id)
+
+    def _find(self, client: MlflowClient, experiment: str) -> str | None:
+        if self.run_key is None:
+            return None
+        runs = client.search_runs([experiment], f"tags.`{RUN_KEY_TAG}` = '{self.run_key}'", max_results=1)
+        return str(runs[0].info.run_id) if runs else None
+
+    def _add(self, epoch: int, metrics: Mapping[str, float]) -> None:
+        record = epoch_record(epoch, metrics)
+        if self._client is None or epoch in self._held:
+            return
+        from mlflow.entities import Metric
+
+        now = int(time.time() * 1000)
+        record["epoch"] = record.pop("epoch")  # to the end
+        self._waiting += [Metric(_name(name), value, now, epoch) for name, value in record.items()]
+
+    def _send(self) -> None:
+        for metrics in _cut(self._waiting, _METRICS_AT_ONCE):
+            self._mirror(lambda client, metrics=metrics: client.log_batch(self._run, metrics=metrics))  # type: ignore[misc]
+        self._waiting = []
+        self._sent = time.monotonic()
+
+    def _mirror(self, action: Callable[[MlflowClient], Any]) -> None:
+        if self._client is None:
+            return
+        try:
+            action(self._client)
+        except Exception as error:  # noqa: BLE001 - whatever happens to the server, training goes on
+            SERVICE.failed("MLflow failed and gets nothing more of this run", error)
+            self._client = None
+
+
+def _import_client(timeout_s: int) -> type[MlflowClient]:
+    # Read by MLflow at each request; by default it would try eight times, for minutes.
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(timeout_s))
+    # What a run says goes to its tracking server and nowhere else.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    try:
+        from mlflow import MlflowClient
+    except ImportError as error:
+        raise ImportError("MLflowLogging needs the mlflow package: pip install 'hpo-service[mlflow]'") from error
+    return MlflowClient
+
+
+@contextlib.contextmanager
+def _sqlalchemys_warning_ignored() -> Iterator[None]:
+    """MLflow 3.17 maps its tables in a way that SQLAlchemy 2.1 calls deprecated."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The ``noload`` loader strategy is deprecated")
+        yield
+
+
+def _make_database(client_type: type[MlflowClient], uri: str) -> None:
+    """Make a SQLite file with MLflow's tables, if it is not there, at once and as a whole.
+
+    MLflow itself makes the tables one by one, and two workers that begin together would spoil it for each other.
+    """
+    if not uri.startswith(_SQLITE):
+        return
+    path = Path(uri.removeprefix(_SQLITE))
+    if path.exists():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    aside = _aside(path)
+    try:
+        client_type(tracking_uri=f"{_SQLITE}{aside}").search_experiments(max_results=1)
+        with contextlib.suppress(FileExistsError):  # another worker was faster
+            path.hardlink_to(aside)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _aside(path: Path) -> Path:
+    return path.with_name(f".{path.name}.{socket.gethostname()}-{os.getpid()}")
+
+
+def _params(params: Mapping[str, Any]) -> list[Param]:
+    from mlflow.entities import Param
+
+    return [Param(_name(name), str(value)) for name, value in params.items()]
+
+
+def _tags(tags: Mapping[str, Any]) -> list[RunTag]:
+    from mlflow.entities import RunTag
+
+    return [RunTag(_name(name), str(value)) for name, value in tags.items()]
+
+
+def _name(name: str) -> str:
+    """The name with what MLflow refuses in names replaced."""
+    return _NOT_IN_NAMES.sub("_", name)
+
+
+def _cut(items: Sequence[Item], size: int) -> Iterator[Sequence[Item]]:
+    for start in range(0, len(items), size):
+        yield items[start : start + size]
