@@ -18,6 +18,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
 from torch.utils.data import DataLoader
 
+from hpo.artifacts import keep_artifacts
 from hpo.build import Builder, RunPlace
 from hpo.callbacks import PrunerCallback
 from hpo.distinct import twin
@@ -128,6 +129,8 @@ class TrialRun:
             with redirect_output(folder / "log.txt"):
                 known = self._known()
                 outcome = self._train(folder) if known is None else Outcome(outcome_of(known))
+                if outcome is not None:
+                    self._keep_artifacts(folder)
             value = self._tell(outcome) if known is None else self._tell_as(known)
         except LeaseLostError:
             # Another attempt has the trial: nothing of this one counts any more.
@@ -156,6 +159,10 @@ class TrialRun:
     @property
     def _id(self) -> int:
         return self.trial._trial_id  # noqa: SLF001 - Optuna has no public name for it
+
+    def _keep_artifacts(self, folder: Path) -> None:
+        metric = self.opened.spec.study.metric
+        keep_artifacts(self.opened, self._id, self.trial.number, folder, self._history, metric=metric)
 
     def _known(self) -> FrozenTrial | None:
         """A trial with the same parameters whose result is to be taken over."""

@@ -26,6 +26,7 @@ from hpo.recovery import Settled, Sightings, requeue_dead
 from hpo.samplers import ExhaustiveSampler, make_sampler
 from hpo.space import SearchSpace
 from hpo.storage import StudyStorage, open_storage
+from hpo.study_note import write_note
 from trainer.seeding import derive_seed
 
 CONFIG_ATTR: Final = "hpo:config"
@@ -106,7 +107,8 @@ def start_study(spec: StudySpec) -> OpenStudy:
     sampler, pruner = make_sampler(spec, space), make_pruner(spec)
     _try_out(spec, space, sampler, pruner)
     check_beginning(spec, space)
-    storage = open_storage(spec.storage_url, create=True)
+    storage = _opened_storage(spec, create=True)
+    is_new = False
     try:
         study = optuna.create_study(
             storage=StudyCache(storage),
@@ -115,6 +117,7 @@ def start_study(spec: StudySpec) -> OpenStudy:
             sampler=sampler,
             pruner=pruner,
         )
+        is_new = True
         _keep_config(spec, study)
     except optuna.exceptions.DuplicatedStudyError:
         study = optuna.load_study(
@@ -123,6 +126,8 @@ def start_study(spec: StudySpec) -> OpenStudy:
         _refuse_other_config(spec, study)
     opened = OpenStudy(spec, space, storage, study)
     storage.set_budget(opened.study_id, _budget(spec, study, sampler))
+    if is_new:
+        write_note(opened)
     opened = replace(opened, notes=begin(spec, space, storage, study))
     if spec.trainer.known_epochs is not None:
         study.set_user_attr(MAX_EPOCHS_ATTR, spec.trainer.known_epochs)
@@ -140,7 +145,7 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
         StudyError: There is no such study.
     """
     space = SearchSpace.from_spec(spec)
-    storage = open_storage(spec.storage_url, create=False, owner=owner)
+    storage = _opened_storage(spec, create=False, owner=owner)
     try:
         study = optuna.load_study(
             storage=StudyCache(storage, max_age=0.0 if owner is None else MAX_AGE),
@@ -154,6 +159,13 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
             f"no study named {spec.study.name} in {display_url(spec.storage_url)}\n  fix: start it with `hpo run`"
         ) from None
     return OpenStudy(spec, space, storage, study)
+
+
+def _opened_storage(spec: StudySpec, *, create: bool, owner: Owner | None = None) -> StudyStorage:
+    try:
+        return open_storage(spec.storage_url, create=create, owner=owner)
+    except InputError as error:
+        raise spec.error(error.problem, path="study.storage", value=error.value, fix=error.fix) from error
 
 
 def _try_out(spec: StudySpec, space: SearchSpace, sampler: BaseSampler, pruner: BasePruner) -> None:
@@ -186,7 +198,10 @@ def _budget(spec: StudySpec, study: optuna.Study, sampler: BaseSampler) -> int:
 
 
 def _keep_config(spec: StudySpec, study: optuna.Study) -> None:
-    study.set_user_attr(CONFIG_ATTR, spec.base_config())
+    config = spec.base_config()
+    if config["study"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
+        config["study"]["storage"] = display_url(config["study"]["storage"])
+    study.set_user_attr(CONFIG_ATTR, config)
     study.set_user_attr(HASH_ATTR, spec.config_hash())
 
 

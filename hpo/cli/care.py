@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpo.cli.confirm import Yes, ask, must_be_sure
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.output import read_by_others
 from hpo.cli.show import looked_up, print_json
@@ -15,6 +16,7 @@ from hpo.errors import InputError
 if TYPE_CHECKING:
     from hpo.repair import Repair
     from hpo.retention import CleanReport
+    from hpo.study import OpenStudy
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would be done.")]
 
@@ -28,7 +30,10 @@ def repair(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Requeue or fail what is stale: trials whose workers are gone, leases that nobody holds."""
+    """Requeue or fail what is stale: trials whose workers are gone, leases that nobody holds.
+
+    Example: hpo repair study.yaml --dry-run
+    """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     from hpo.repair import repair as put_right
@@ -68,7 +73,10 @@ def retry(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Let failed trials go on from their checkpoints, with the next `hpo run`."""
+    """Let failed trials go on from their checkpoints, with the next `hpo run`.
+
+    Example: hpo retry study.yaml --trial 3 --trial 8
+    """
     del debug
     if failed == bool(trial):
         problem = "give one of them, not both" if failed else "neither says which trials"
@@ -102,17 +110,20 @@ def clean(
         int | None,
         typer.Option(min=1, help="Complete trials that keep theirs; study.keep_best if not given."),
     ] = None,
+    yes: Yes = False,
     json_: Json = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Remove checkpoints that nobody can go on from: of pruned, diverged and lesser complete trials."""
+    """Remove checkpoints that nobody can go on from: of pruned, diverged and lesser complete trials.
+
+    Example: hpo clean study.yaml --keep-best 3 --dry-run
+    """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.retention import clean as clean_up
-
-    report = looked_up(spec, lambda opened: clean_up(opened, keep_best=keep_best, dry_run=dry_run))
+    must_be_sure("clean", f"removes checkpoints of the study {spec.study.name}", yes=yes or dry_run)
+    report = looked_up(spec, lambda opened: _cleaned(opened, keep_best, dry_run=dry_run, asks=not yes))
     if json_:
         print_json({"study": spec.study.name, "dry_run": dry_run, **_as_data(report)})
         return
@@ -127,6 +138,20 @@ def clean(
             )
         total = f"{shown_bytes(report.freed)} {would} in all" if report.removed else "nothing to remove"
         print(f"{total}; {shown_bytes(report.stays)} of checkpoints stay")
+
+
+def _cleaned(opened: OpenStudy, keep_best: int | None, *, dry_run: bool, asks: bool) -> CleanReport:
+    """What went; where it is to be asked first, that takes a look at what would go."""
+    from hpo.retention import clean as clean_up
+    from hpo.retention import shown_bytes
+
+    if dry_run or asks:
+        plan = clean_up(opened, keep_best=keep_best, dry_run=True)
+        if dry_run or not plan.removed:
+            return plan
+        count = _times(len(plan.removed), "trial")
+        ask(f"This removes {shown_bytes(plan.freed)} of checkpoints, of {count}; `--dry-run` lists them.")
+    return clean_up(opened, keep_best=keep_best)
 
 
 def _as_data(report: CleanReport) -> dict[str, object]:

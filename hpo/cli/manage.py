@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hpo.cli.confirm import Yes, ask, must_be_sure
 from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.errors import InputError, StudyError
+from hpo.errors import StudyError
 
 if TYPE_CHECKING:
     from hpo.study import OpenStudy
@@ -18,20 +19,41 @@ def dashboard(
     study: StudyFile,
     overrides: Overrides = None,
     port: Annotated[int, typer.Option(min=0, max=65535, help="TCP port; 0 picks a free one.")] = 8080,
-    host: Annotated[str, typer.Option(help="Interface; the dashboard has no password.")] = "127.0.0.1",
+    host: Annotated[str, typer.Option(help="Interface to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
+    token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="HPO_DASHBOARD_TOKEN",
+            help="Ask for this token; in the list of processes others can read it, in the variable they can't. "
+            "Without one, other interfaces than 127.0.0.1 get one that is made and printed as a link.",
+            show_default=False,
+        ),
+    ] = None,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every change.")] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="A further name under which it is reached, such as a proxy's; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Serve optuna-dashboard on the study's storage."""
+    """Serve optuna-dashboard on the study's storage, with every trial's curve, config and log.
+
+    Example: hpo dashboard study.yaml --host 0.0.0.0 --read-only
+    """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.dashboard import serve
+    from hpo.dashboard import Access, serve
     from hpo.study import load_study
 
     opened = load_study(spec)
     try:
-        serve(opened, port, host)
+        serve(opened, port, host, Access(token, read_only=read_only, allow_hosts=tuple(allow_host or ())))
     finally:
         opened.storage.close()
 
@@ -39,29 +61,32 @@ def dashboard(
 def delete(
     study: StudyFile,
     overrides: Overrides = None,
-    yes: Annotated[bool, typer.Option("--yes", help="Really delete.")] = False,
+    yes: Yes = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Delete a study: its trials in the storage, and its output folder."""
+    """Delete a study: its trials in the storage, and its output folder.
+
+    Example: hpo delete study.yaml --yes
+    """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    if not yes:
-        raise InputError(
-            f"deletes the study {spec.study.name}, and the trials, the logs and the final training in "
-            f"{spec.output_dir}",
-            path="delete",
-            fix="say so with `--yes`",
-        )
+    name = spec.study.name
+    effect = f"deletes the study {name}, and the trials, the logs and the final training in {spec.output_dir}"
+    must_be_sure("delete", effect, yes=yes)
+    from optuna.trial import TrialState
+
     from hpo.study import load_study
 
     opened = load_study(spec)
     try:
+        if not yes:
+            ask(f"This {effect}. Trials in it: {opened.count(*TrialState)}.")
         _delete(opened)
     finally:
         opened.storage.close()
-    print(f"deleted the study {spec.study.name}")
+    print(f"deleted the study {name}")
 
 
 def _delete(opened: OpenStudy) -> None:
@@ -74,7 +99,7 @@ def _delete(opened: OpenStudy) -> None:
     if running:
         raise StudyError(f"{running} trials are running\n  fix: end the `hpo run` that runs them first")
     opened.storage.delete_study(opened.study_id)
-    for name in ("trials", "final", "logs"):
+    for name in ("trials", "artifacts", "final", "logs"):
         folder = opened.spec.output_dir / name
         if folder.exists():
             shutil.rmtree(folder)

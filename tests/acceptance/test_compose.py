@@ -7,10 +7,11 @@ import re
 import subprocess
 import sys
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from urllib.parse import urljoin
 
 import pytest
 import sqlalchemy as sa
@@ -104,9 +105,16 @@ def test_a_service_calls_a_command_that_exists_on_the_database_that_exists(
     url, database = sa.make_url(context.params["storage"]), services["db"]["environment"]
     assert url.host == "db"
     assert (url.username, url.database) == (database["POSTGRES_USER"], database["POSTGRES_DB"])
-    assert services[name]["environment"] == {"PGPASSWORD": database["POSTGRES_PASSWORD"]}
+    assert services[name]["environment"]["PGPASSWORD"] == database["POSTGRES_PASSWORD"]
     study = context.params["study"]
     assert study.parent == Path(services[name]["volumes"][0]["target"])
+
+
+def test_the_dashboards_token_is_the_one_that_is_set() -> None:
+    env = {"POSTGRES_PASSWORD": "secret", "DASHBOARD_TOKEN": "chosen"}
+    dashboard = yaml.safe_load(substituted(COMPOSE.read_text(), env))["services"]["dashboard"]
+    assert dashboard["environment"] == {"PGPASSWORD": "secret", "HPO_DASHBOARD_TOKEN": "chosen"}
+    assert "chosen" not in str(dashboard["command"])
 
 
 def test_the_image_is_made_of_what_is_there_and_of_the_pinned_versions() -> None:
@@ -135,11 +143,10 @@ def test_the_image_runs_hpo_as_an_ordinary_user() -> None:
 
 
 def here(service: dict[str, Any], folder: Path, url: str) -> list[str]:
-    """A service's command with the container's folder, database, interface and port replaced by ours."""
+    """A service's command with the container's folder, database and port replaced by ours."""
     replaced = {
         "/study/study.yaml": str(folder / "study.yaml"),
         "--storage=postgresql+psycopg://hpo@db/hpo": f"--storage={url}",
-        "--host=0.0.0.0": "--host=127.0.0.1",
         "--port=8080": "--port=0",
     }
     return [replaced.get(word, word) for word in service["command"]]
@@ -147,26 +154,32 @@ def here(service: dict[str, Any], folder: Path, url: str) -> list[str]:
 
 @contextmanager
 def served(command: list[str]) -> Iterator[str]:
-    """The address of a dashboard that runs meanwhile."""
+    """The link of a dashboard that runs meanwhile."""
     process = start_hpo(*command)
     assert process.stdout is not None
     try:
         line = process.stdout.readline()
-        match = re.search(r"http://127\.0\.0\.1:\d+", line)
+        match = re.search(r"http://localhost:\d+/\?token=\S+", line)
         if match is None:
             process.kill()
             raise AssertionError(line + process.communicate()[1])
-        yield match[0]
+        yield match[0].replace("localhost", "127.0.0.1")
     finally:
         process.terminate()
         process.communicate(timeout=20)
 
 
-def answered(address: str) -> Any:
-    """The JSON at an address, without a proxy."""
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with opener.open(address, timeout=10) as response:
-        return json.load(response)
+def logged_in(link: str) -> Callable[[str], Any]:
+    """Gives the JSON at a path of the link's server, without a proxy."""
+    cookies = urllib.request.HTTPCookieProcessor()
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), cookies)
+    opener.open(link, timeout=10).close()
+
+    def answered(path: str) -> Any:
+        with opener.open(urljoin(link, path), timeout=10) as response:
+            return json.load(response)
+
+    return answered
 
 
 def test_two_workers_and_the_dashboard_share_one_database(
@@ -182,8 +195,9 @@ def test_two_workers_and_the_dashboard_share_one_database(
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
     assert {item.name for item in (tmp_path / "runs" / "tiny" / "trials").iterdir()} == set("01234")
-    with served(dashboard) as address:
-        [summary] = answered(f"{address}/api/studies")["study_summaries"]
-        trials = answered(f"{address}/api/studies/{summary['study_id']}")["trials"]
+    with served(dashboard) as link:
+        answered = logged_in(link)
+        [summary] = answered("/api/studies")["study_summaries"]
+        trials = answered(f"/api/studies/{summary['study_id']}")["trials"]
     assert summary["study_name"] == "tiny"
     assert [(trial["number"], trial["state"]) for trial in trials] == [(number, "Complete") for number in range(5)]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from wsgiref.util import setup_testing_defaults
@@ -148,10 +152,59 @@ def test_a_clean_says_what_goes_and_training_on_from_it_says_that_it_went(small:
     dry = hpo("clean", small, "--dry-run").stdout
     assert dry == "trial 1 (pruned): 1 file, 1.5 kB would go\n1.5 kB would go in all; 0 B of checkpoints stay\n"
     assert hpo_json("clean", small, "--dry-run")["freed_bytes"] == 1500
-    assert hpo("clean", small).stdout == dry.replace("would go", "removed")
-    assert hpo("clean", small).stdout == "nothing to remove; 0 B of checkpoints stay\n"
+    assert hpo("clean", small, "--yes").stdout == dry.replace("would go", "removed")
+    assert hpo("clean", small, "--yes").stdout == "nothing to remove; 0 B of checkpoints stay\n"
     said = hpo("train", small, "--trial", 1, code=3).stderr
     assert "trial 1 has no checkpoints any more: `hpo clean`" in said
     assert "--from-scratch" in said
     # This one never had any.
     assert "no readable checkpoint" in hpo("train", small, "--trial", 0, code=3).stderr
+
+
+@pytest.fixture
+def answered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
+    """A terminal as standard input, at which somebody answers."""
+    keyboard, screen = pty.openpty()
+    with open(screen) as terminal:  # noqa: PTH123 - a descriptor
+        monkeypatch.setattr(sys, "stdin", terminal)
+
+        def answer(text: str) -> None:
+            os.write(keyboard, f"{text}\n".encode())
+
+        yield answer
+    os.close(keyboard)
+
+
+def test_a_clean_that_cannot_ask_is_refused_with_the_fix(small: Path) -> None:
+    refused = hpo("clean", small, code=2)
+    assert refused.stderr == "clean: removes checkpoints of the study tiny\n  fix: say so with `--yes`\n"
+    assert hpo_json("clean", small, "--dry-run")["freed_bytes"] == 1500
+
+
+def test_a_clean_asks_at_a_terminal(small: Path, answered: Callable[[str], None]) -> None:
+    for no in ("n", "", "yesterday"):
+        answered(no)
+        kept = hpo("clean", small, "--json", code=1)
+        assert kept.stdout == ""
+        assert kept.stderr == (
+            "This removes 1.5 kB of checkpoints, of 1 trial; `--dry-run` lists them.\n"
+            "Go on? [y/N] nothing was changed\n"
+        )
+    answered("y")
+    assert json.loads(hpo("clean", small, "--json").stdout)["freed_bytes"] == 1500
+    assert hpo("clean", small).stdout.startswith("nothing to remove")  # so nothing is asked
+
+
+def test_a_delete_asks_at_a_terminal(studies: Studies, answered: Callable[[str], None]) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        view.study.tell(trial, 0.5)
+    study = studies.folder / "study.yaml"
+    answered("no")
+    kept = hpo("delete", study, code=1)
+    assert "This deletes the study tiny, and the trials, the logs and the final training in" in kept.stderr
+    assert "Trials in it: 1." in kept.stderr
+    assert hpo_json("status", study)["finished"] == 1
+    answered("yes")
+    assert hpo("delete", study).stdout == "deleted the study tiny\n"
+    assert "no study named tiny" in hpo("status", study, code=3).stderr

@@ -1,0 +1,42 @@
+"""Asking before something is destroyed."""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated
+
+import typer
+
+from hpo.errors import InputError
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
+
+
+def must_be_sure(command: str, effect: str, *, yes: bool) -> None:
+    """Refuse a command that destroys something where nobody has said so, and nobody can be asked.
+
+    Args:
+        command: The command's name.
+        effect: What it does, such as ``deletes the study tiny``.
+        yes: Whether ``--yes`` was given.
+
+    Raises:
+        InputError: It wasn't, and the standard input is no terminal.
+    """
+    if not yes and not sys.stdin.isatty():
+        raise InputError(effect, path=command, fix="say so with `--yes`")
+
+
+def ask(effect: str) -> None:
+    """Ask at the terminal whether to go on; the question goes to standard error.
+
+    Args:
+        effect: What would be done.
+
+    Raises:
+        Exit: The answer isn't yes: exit code 1.
+    """
+    print(f"{effect}\nGo on? [y/N] ", end="", file=sys.stderr, flush=True)
+    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        print("nothing was changed", file=sys.stderr)
+        raise typer.Exit(1)
