@@ -1,3 +1,58 @@
-"""Hyperparameter optimisation for PyTorch: parallel Optuna studies over a callback-driven Trainer."""
+"""Hyperparameter optimisation for PyTorch: parallel Optuna studies over a callback-driven Trainer.
+
+```python
+import hpo
+
+result = hpo.run("study.yaml", workers=4)
+model = hpo.load_best_model("study.yaml")
+```
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hpo.api import best_params, load_best_model, load_study, run
+    from hpo.errors import HpoError, InputError, StudyError
+    from hpo.python_study import Study
+    from hpo.python_values import Call, Categorical, Float, Int
+    from hpo.run_result import RunResult
 
 __version__ = "0.1.0"
+
+__all__ = [
+    "Call",
+    "Categorical",
+    "Float",
+    "HpoError",
+    "InputError",
+    "Int",
+    "RunResult",
+    "Study",
+    "StudyError",
+    "best_params",
+    "load_best_model",
+    "load_study",
+    "run",
+]
+
+_HOMES = {
+    "hpo.api": ("best_params", "load_best_model", "load_study", "run"),
+    "hpo.errors": ("HpoError", "InputError", "StudyError"),
+    "hpo.python_study": ("Study",),
+    "hpo.python_values": ("Call", "Categorical", "Float", "Int"),
+    "hpo.run_result": ("RunResult",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when it is asked for: `import hpo` is part of every command, `hpo --help` included.
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,42 @@
+"""What `hpo.run` returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import optuna
+
+
+@dataclass(frozen=True, repr=False)
+class RunResult:
+    """What a study has come to at the end of `hpo.run`.
+
+    Attributes:
+        study: Optuna's study, for reading; see `hpo.load_study`.
+        n_trials: Trials that the study is to bring to an end.
+        finished: Trials that have ended.
+        outcomes: How many ended as what: ``complete``, ``pruned``, ``diverged``, …
+        best: The best trial as `hpo best --json` has it: ``trial`` (its number), ``value``, ``params``,
+            ``metrics``, ``checkpoint``. None if no trial is complete; with several objectives a list, the Pareto
+            front.
+        ending: Why the run ended: ``done``, ``timeout``, or ``goal`` (the study has what it is after).
+    """
+
+    study: optuna.Study
+    n_trials: int
+    finished: int
+    outcomes: Mapping[str, int]
+    best: Any
+    ending: str
+
+    def __repr__(self) -> str:
+        counts = [f"{count} {name}" for name, count in self.outcomes.items() if count]
+        told = f"{self.study.study_name}: {', '.join([f'{self.finished} of {self.n_trials} trials', *counts])}"
+        if isinstance(self.best, list):
+            told += f"; best: trials {', '.join(str(each['trial']) for each in self.best)}"
+        elif self.best is not None:
+            told += f"; best: trial {self.best['trial']}, {self.best['value']:.6g}"
+        return f"<RunResult {told}>"

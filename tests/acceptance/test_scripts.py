@@ -1,0 +1,135 @@
+"""Programs that run studies, as people start them: a script, `python -c`, and an interrupt."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.acceptance.support import MODEL, hpo, hpo_json, make_study, wait_until
+
+PLAIN = """
+    import hpo
+    print("the script runs")
+    result = hpo.run("study.yaml", ["trainer.max_epochs=1"], workers=2, n_trials=2, progress=False)
+    print(result.finished, "trials", type(hpo.load_best_model("study.yaml", ["trainer.max_epochs=1"])).__name__)
+"""
+OWN = """
+    import hpo
+    import torch
+
+    print("the top level of", __name__)
+    study = hpo.Study(
+        "own",
+        n_trials=2,
+        sampler={"name": "random", "seed": 0},
+        pruner=None,
+        data=load,
+        model=Net,
+        loss=torch.nn.MSELoss,
+        optimizer=hpo.Call(torch.optim.AdamW, lr=1e-2),
+        metrics={"mae": mae},
+        trainer={"max_epochs": 1},
+        search_space={"model.hidden": hpo.Int(2, 8)},
+    )
+    if __name__ == "__main__":
+        result = study.run(workers=2, progress=False)
+        print(result.finished, "trials", type(hpo.load_best_model(study)).__name__)
+"""
+
+
+def python(folder: Path, *arguments: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def script(folder: Path, text: str, *, model: str = "") -> Path:
+    path = folder / "train.py"
+    path.write_text(model + textwrap.dedent(text))
+    return path
+
+
+@pytest.mark.parametrize("how", ["script", "-c"])
+def test_no_guard_is_needed_for_a_study_file(tmp_path: Path, how: str) -> None:
+    """Workers run nothing of the calling program: it says its first line once."""
+    make_study(tmp_path)
+    path = script(tmp_path, PLAIN)
+    done = python(tmp_path, *([str(path)] if how == "script" else ["-c", path.read_text()]))
+    assert done.stdout.splitlines() == ["the script runs", "2 trials Net"]
+    assert done.stderr == ""
+    logs = "".join(log.read_text() for log in (tmp_path / "runs/tiny/logs").iterdir())
+    assert "the script runs" not in logs
+
+
+def test_a_study_with_the_scripts_own_classes(tmp_path: Path) -> None:
+    """The script is imported for them, under its own name; then the command line goes on with the study."""
+    path = script(tmp_path, OWN, model=MODEL)
+    first, *imported, last = python(tmp_path, str(path)).stdout.splitlines()
+    assert first == "the top level of __main__"
+    assert imported
+    assert all(line.endswith(".train") for line in imported)
+    assert last == "2 trials Net"
+    written = tmp_path / "own.yaml"
+    assert written.read_text().startswith("# Written by hpo.Study")
+    assert hpo_json("status", written)["finished"] == 2
+    hpo("run", written, "--n-trials", 3)
+    assert hpo_json("status", written)["finished"] == 3
+    assert (
+        "4 trials"
+        in python(tmp_path, "-c", "import train; print(train.study.run(n_trials=4, progress=False))").stdout
+    )
+
+
+@pytest.mark.parametrize("named_by", ["hpo.Study", "a study file"])
+def test_a_script_that_is_imported_must_not_start_the_study_then(tmp_path: Path, named_by: str) -> None:
+    if named_by == "hpo.Study":
+        text, start = OWN.replace('if __name__ == "__main__":', "if True:"), "study.run("
+    else:
+        study = make_study(tmp_path)
+        study.write_text(study.read_text().replace("parts.", "train."))
+        text, start = PLAIN, "hpo.run("
+    path = script(tmp_path, text, model=MODEL)
+    line = 1 + next(at for at, each in enumerate(path.read_text().splitlines()) if start in each)
+    said = python(tmp_path, str(path), code=1).stderr.splitlines()
+    problem = next(
+        each for each in said if "`train` starts a study whenever it is imported, as workers do" in each
+    )
+    assert f"{path}:{line}" in problem
+    assert any('put what starts the study under `if __name__ == "__main__":`' in each for each in said)
+    assert not (tmp_path / "runs").exists()
+    assert not (tmp_path / "own.yaml").exists()
+
+
+def test_an_interrupted_script_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    slow = 'hpo.run("study.yaml", {"model.delay": 0.2}, workers=2, n_trials=2, progress=False)'
+    path = script(tmp_path, f"import hpo\nprint({slow}.outcomes['complete'])\n")
+    overrides = ["model.delay=0.2"]
+    process = subprocess.Popen(
+        [sys.executable, str(path)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        wait_until(lambda: list(tmp_path.glob("runs/tiny/trials/*/attempt-1/metrics.csv")))
+        os.kill(process.pid, signal.SIGINT)
+        _, said = process.communicate(timeout=60)
+    finally:
+        process.kill()
+        process.communicate()
+    assert said.rstrip().endswith("KeyboardInterrupt")
+    assert process.returncode in (1, -signal.SIGINT)
+    status = hpo_json("status", study, *overrides)
+    assert status["running"] == 0
+    assert status["waiting"] > 0
+    assert python(tmp_path, str(path)).stdout == "2\n"
+    assert all(len(trial["attempts"]) <= 2 for trial in hpo_json("trials", study, *overrides))
