@@ -5,24 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import torch
 from omegaconf import OmegaConf
-from optuna.trial import FrozenTrial
 from torch import nn
 
 from hpo.build import NO_PROGRESS, Builder, Progress, RunPlace, make_scheduler
 from hpo.config import StudySpec
 from hpo.errors import StudyError
-from hpo.folders import attempt_folders
+from hpo.models import best_checkpoint, find_trial
 from hpo.outcome import finite
-from hpo.progress import best_trial
+from hpo.progress import trial_value
 from hpo.study import OpenStudy, study_seed
 from trainer import Trainer
 from trainer.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
 from trainer.compute import needs_metric
-from trainer.state import Mode, best_epoch
+from trainer.files import replacing
+from trainer.state import best_epoch
 
 #: Entries of a parameter group that a scheduler moves; final training starts with them as configured.
 _SCHEDULED: Final = (
@@ -37,6 +38,10 @@ _SCHEDULED: Final = (
 )
 
 
+class DivergedError(StudyError):
+    """A training ended without an epoch with a finite value of the study's metric."""
+
+
 @dataclass(frozen=True)
 class Start:
     """What final training starts from.
@@ -47,6 +52,8 @@ class Start:
         seed: Seed of the training.
         params: Parameters over the base config.
         checkpoint: The best epoch's checkpoint to go on from; None to start anew.
+        value: The trial's value in the study, the best so far of one that has not completed; None for the base
+            config.
     """
 
     name: str
@@ -54,6 +61,7 @@ class Start:
     seed: int
     params: Mapping[str, Any]
     checkpoint: dict[str, Any] | None
+    value: float | None = None
 
     @property
     def epoch(self) -> int:
@@ -86,14 +94,10 @@ def start_of_trial(opened: OpenStudy, which: str, *, from_scratch: bool) -> Star
         StudyError: There is no such trial, its parameters are not of this search space, or it has no readable
             checkpoint.
     """
-    trial = _find_trial(opened, which)
-    # The storage is not trusted with import paths: only what the study file's own space allows is used.
-    if not opened.space.contains(trial.params):
-        raise StudyError(
-            f"the parameters of trial {trial.number} do not lie in the search space of the study file"
-        )
-    checkpoint = None if from_scratch else _best_checkpoint(opened, trial.number)
-    return Start(f"trial {trial.number}", trial.number, opened.trial_seed(trial.number), trial.params, checkpoint)
+    trial = find_trial(opened, which)
+    checkpoint = None if from_scratch else best_checkpoint(opened, trial)
+    seed, value = opened.trial_seed(trial.number), trial_value(opened, trial)
+    return Start(f"trial {trial.number}", trial.number, seed, trial.params, checkpoint, value)
 
 
 def train_final(builder: Builder, start: Start, *, epochs: int | None, device: torch.device) -> dict[str, Any]:
@@ -110,24 +114,51 @@ def train_final(builder: Builder, start: Start, *, epochs: int | None, device: t
         of them, the metrics of its weights on validation and test data, and the path of those weights.
 
     Raises:
-        StudyError: The training diverged from its first epoch.
+        DivergedError: No epoch has a finite value of the study's metric.
     """
-    spec = builder.spec
-    # Resolved for these epochs, so that a schedule written as ${trainer.max_epochs} spans them.
-    length = {} if epochs is None else {"trainer.max_epochs": epochs, "trainer.max_steps": None}
-    config = spec.resolve({**start.params, **length})
-    folder = spec.output_dir / "final"
-    folder.mkdir(parents=True, exist_ok=True)
-    _clear(folder / "checkpoints")
-    place = RunPlace(folder, "final", start.params)
+    place = RunPlace(builder.spec.output_dir / "final", "final", start.params)
+    _clear(place.checkpoints)
+    return train_at(builder, start, place, epochs=epochs, device=device)
+
+
+def train_at(
+    builder: Builder, start: Start, place: RunPlace, *, epochs: int | None, device: torch.device
+) -> dict[str, Any]:
+    """Train in a folder, and keep the best epoch there; on from the folder's newest checkpoint if it has one.
+
+    Args:
+        builder: Builds the trainer.
+        start: What to start from.
+        place: The folder, and the run's name; `final_config` with a seed is what it must be of.
+        epochs: See `train_final`, as for what is returned.
+        device: Where to train.
+
+    Raises:
+        DivergedError: No epoch has a finite value of the study's metric.
+    """
+    config = final_config(builder.spec, start, epochs)
+    place.folder.mkdir(parents=True, exist_ok=True)
     data = builder.data(config)
     trainer = builder.trainer(config, place, seed=start.seed, device=device, after=start.progress)
-    if start.checkpoint is not None:
+    begun = newest_checkpoint([place.checkpoints], device)
+    if begun is not None:
+        print(f"going on from {begun[0].path}", flush=True)
+        trainer.load_state_dict(begun[1])
+    elif start.checkpoint is not None:
         _go_on(trainer, start.checkpoint)
     for line in learning_rate_plan(builder, config, trainer):
         print(line, flush=True)
     trainer.fit(data["train"], data["val"])
     return _finish(builder, trainer, start, config, place, data)
+
+
+def final_config(spec: StudySpec, start: Start, epochs: int | None) -> dict[str, Any]:
+    """The whole config of a final training.
+
+    Resolved for its epochs, so that a schedule written as ``${trainer.max_epochs}`` spans them.
+    """
+    length = {} if epochs is None else {"trainer.max_epochs": epochs, "trainer.max_steps": None}
+    return spec.resolve({**start.params, **length})
 
 
 def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Trainer) -> Sequence[str]:
@@ -180,7 +211,7 @@ def _finish(
     spec, history = builder.spec, trainer.state.history
     epoch = best_epoch(history, spec.study.metric, builder.mode)
     if epoch is None:
-        raise StudyError(f"final training diverged: no epoch has a finite {spec.study.metric}")
+        raise DivergedError(f"final training diverged: no epoch has a finite {spec.study.metric}")
     if start.checkpoint is not None and epoch <= start.epoch:
         best: dict[str, Any] = start.checkpoint
     else:
@@ -206,45 +237,23 @@ def _finish(
         "metrics": metrics,
         "model": str(weights),
     }
-    (place.folder / "metrics.json").write_text(json.dumps(finite(result), indent=2) + "\n")
+    write_json(place.folder / "metrics.json", result)
     return result
 
 
-def _save_weights(model: nn.Module, path: Any) -> None:
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file as a whole, None for numbers that are not finite."""
+    with replacing(path) as file:
+        file.write(json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
+
+
+def _save_weights(model: nn.Module, path: Path) -> None:
     aside = path.with_suffix(".part")
     torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, aside)
     aside.replace(path)
 
 
-def _clear(checkpoints: Any) -> None:
+def _clear(checkpoints: Path) -> None:
     """An earlier final training's checkpoints are of another run."""
     for file in list_checkpoints([checkpoints]):
         file.path.unlink()
-
-
-def _find_trial(opened: OpenStudy, which: str) -> FrozenTrial:
-    if which == "best":
-        best = best_trial(opened)
-        if best is None:
-            raise StudyError(f"the study {opened.spec.study.name} has no complete trial yet")
-        return best
-    for trial in opened.study.get_trials(deepcopy=False):
-        if str(trial.number) == which:
-            return trial
-    raise StudyError(f"the study {opened.spec.study.name} has no trial {which}\n  fix: see `hpo trials`")
-
-
-def _best_checkpoint(opened: OpenStudy, number: int) -> dict[str, Any]:
-    """The checkpoint of the trial's best epoch, by the history of its newest."""
-    folders = [folder / "checkpoints" for folder in attempt_folders(opened.spec, number)]
-    newest = newest_checkpoint(folders)
-    mode: Mode = "min" if opened.spec.study.direction == "minimize" else "max"
-    epoch = newest and best_epoch(newest[1]["state"]["history"], opened.spec.study.metric, mode)
-    found = find_checkpoint(folders, epoch) if epoch else None
-    if found is None:
-        made = any(folder.is_dir() for folder in folders)
-        problem = "has no readable checkpoint of its best epoch"
-        if made and not list_checkpoints(folders):
-            problem = "has no checkpoints any more: `hpo clean` or study.disk_quota has removed them"
-        raise StudyError(f"trial {number} {problem}\n  fix: train it anew with `--from-scratch`")
-    return found[1]

@@ -2,28 +2,101 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.output import read_by_others
 from hpo.cli.show import looked_up, print_json, print_table, shown
+from hpo.errors import InputError
+
+if TYPE_CHECKING:
+    from hpo.config import StudySpec
 
 
 def best(
     study: StudyFile,
     overrides: Overrides = None,
+    export: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="Write its model to a file: .safetensors or .pt (weights), .pt2 (torch.export)."
+        ),
+    ] = None,
+    trial: Annotated[
+        str | None, typer.Option(metavar="best|N", help="The trial to export, if not the best.")
+    ] = None,
     json_: Json = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Show the best trial: value, parameters, metrics, and where its checkpoint lies."""
+    """Show the best trial: value, parameters, metrics, and where its checkpoint lies.
+
+    A study with several objectives has a list of them: the Pareto front. With --export the model is written to a
+    file, over an earlier one of that name, and a model card beside it, FILE.md; .pt2 is the whole model by
+    torch.export, for batches of any size.
+
+    Example: hpo best study.yaml --export model.safetensors
+    """
     del debug
+    if trial is not None and trial != "best" and not trial.isdecimal():
+        raise InputError("is neither `best` nor a number", path="--trial", value=trial, fix="see `hpo trials`")
+    if trial is not None and export is None:
+        fix = "add `--export FILE`; `hpo trials` shows every trial"
+        raise InputError("needs --export", path="--trial", value=trial, fix=fix)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
+    if export is not None:
+        _export(spec, trial or "best", export, json_=json_)
+        return
     from hpo.progress import study_best
 
     data = looked_up(spec, study_best)
     if json_:
         print_json(data)
-        return
+    elif isinstance(data, list):
+        _print_front(spec, data)
+    else:
+        _print_best(spec, data)
+
+
+def _print_best(spec: StudySpec, data: dict[str, Any]) -> None:
     rows = [("trial", str(data["trial"])), (spec.study.metric, shown(data["value"]))]
     rows += [(name, shown(value)) for name, value in data["params"].items()]
     rows += [(f"({name})", shown(value)) for name, value in data["metrics"].items()]
     print_table(f"best of {data['study']}", ("", ""), rows, below=f"checkpoint: {data['checkpoint']}\n")
+
+
+def _print_front(spec: StudySpec, front: list[dict[str, Any]]) -> None:
+    """The Pareto front: a row a trial."""
+    goals, names = list(front[0]["values"]), list(spec.search_space)
+    rows = [
+        (
+            str(entry["trial"]),
+            *(shown(entry["values"][name]) for name in goals),
+            *(shown(entry["params"].get(name)) for name in names),
+        )
+        for entry in front
+    ]
+    below = "none of these beats another in everything; `hpo best --json` has metrics and checkpoints\n"
+    print_table(f"Pareto front of {spec.study.name}", ("trial", *goals, *names), rows, below=below)
+
+
+def _export(spec: StudySpec, trial: str, path: Path, *, json_: bool) -> None:
+    from hpo.export_model import check_export_path, export_model
+
+    check_export_path(path)
+    # The card is for others to read; a database's password is not.
+    command = re.sub(r"://([^:/@\s]+):[^@/\s]+@", r"://\1:***@", shlex.join(["hpo", *sys.argv[1:]]))
+    done = looked_up(spec, lambda opened: export_model(opened, trial, path, command=command))
+    if json_:
+        print_json({"study": spec.study.name, **done})
+        return
+    with read_by_others():
+        print(f"trial {done['trial']}, epoch {done['epoch']}, {done['parameters']:,} parameters")
+        print(f"model: {done['path']}\ncard: {done['card']}")

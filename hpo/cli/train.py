@@ -3,18 +3,41 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.output import read_by_others
+from hpo.cli.show import looked_up, print_json, print_table, shown
 from hpo.errors import InputError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import torch
+
+    from hpo.build import Builder
     from hpo.config import StudySpec
     from hpo.final import Start
+
+_DEFAULT_SEEDS: Final = (0, 1, 2)
+#: A single number beyond this is taken for a seed that was meant, not for a number of trainings.
+_MOST_SEEDS: Final = 100
+_SEEDS_FIX: Final = "write a number of seeds, `5`, or the seeds themselves, `0,1,2`; `7,` is the seed 7 alone"
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What is to be trained, as it was asked for."""
+
+    trial: str | None
+    top_k: int | None
+    seeds: tuple[int, ...] | None
+    epochs: int | None
+    from_scratch: bool
 
 
 def train(
@@ -29,52 +52,186 @@ def train(
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Use the trial's parameters, not its weights.")
     ] = False,
+    seeds: Annotated[
+        str | None,
+        typer.Option(metavar="N|A,B,…", help="Train from scratch with N seeds (0 to N-1), or with these."),
+    ] = None,
+    top_k: Annotated[
+        int | None, typer.Option("--top-k", min=1, help="Train the best K trials over seeds, and rank them anew.")
+    ] = None,
     json_: Json = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Train for good: from a trial's best checkpoint, anew with its parameters, or the base config."""
+    """Train for good: from a trial's best checkpoint, anew with its parameters, or the base config.
+
+    With --seeds training starts from scratch once a seed, and the mean is given with its 95 % confidence interval
+    (Student's t); final/model.pt is the seed with the best value. With --top-k the study's leaders are trained so,
+    with the seeds 0, 1, 2 unless --seeds says otherwise, and the best on average is kept: a lucky seed is no best
+    trial. Interrupted, the same command goes on: finished seeds stay, the others go on from their checkpoints.
+
+    Example: hpo train study.yaml --top-k 5 --seeds 3
+    """
     del debug
     if trial is not None and trial != "best" and not trial.isdecimal():
         raise InputError("is neither `best` nor a number", path="--trial", value=trial, fix="see `hpo trials`")
+    if trial is not None and top_k is not None:
+        fix = "leave one out: `--top-k` takes the best trials itself"
+        raise InputError("can't stand beside --top-k", path="--trial", value=trial, fix=fix)
+    choice = _Choice(trial, top_k, None if seeds is None else _seeds(seeds), epochs, from_scratch)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     # What people read goes to stderr when a program reads stdout.
     with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
-        result = _train(spec, trial, epochs, from_scratch=from_scratch)
+        result = _train(spec, choice)
     if json_:
-        from hpo.outcome import finite
+        print_json(result)
+    elif "ranking" in result:
+        with read_by_others():
+            print()
+        _print_seeds(result)
+    else:
+        numbers = ", ".join(f"{name} {value:.5g}" for name, value in result["metrics"].items())
+        print(f"\nbest epoch {result['best_epoch']} of {result['epochs']}: {numbers}\nmodel: {result['model']}")
 
-        print(json.dumps(finite(result), indent=2, allow_nan=False))
-        return
-    numbers = ", ".join(f"{name} {value:.5g}" for name, value in result["metrics"].items())
-    print(f"\nbest epoch {result['best_epoch']} of {result['epochs']}: {numbers}\nmodel: {result['model']}")
+
+def _seeds(text: str) -> tuple[int, ...]:
+    """The seeds that `--seeds` names."""
+    items = [item.strip() for item in text.split(",")]
+    if len(items) > 1 and not items[-1]:
+        items.pop()
+    if not all(item.isdecimal() and item.isascii() for item in items):
+        raise InputError("is no list of seeds", path="--seeds", value=text, fix=_SEEDS_FIX)
+    numbers = tuple(map(int, items))
+    if "," in text:
+        if len(set(numbers)) < len(numbers):
+            raise InputError("names a seed twice", path="--seeds", value=text, fix="leave the second one out")
+        if max(numbers) >= 2**32:
+            raise InputError(
+                "names a seed of 2**32 or more", path="--seeds", value=text, fix="write smaller seeds"
+            )
+        return numbers
+    if not numbers[0]:
+        raise InputError("asks for no seed", path="--seeds", value=text, fix=_SEEDS_FIX)
+    if numbers[0] > _MOST_SEEDS:
+        fix = f"for the seed {numbers[0]} alone write `--seeds {numbers[0]},`"
+        raise InputError(f"asks for {numbers[0]} trainings", path="--seeds", value=text, fix=fix)
+    return tuple(range(numbers[0]))
 
 
-def _train(spec: StudySpec, trial: str | None, epochs: int | None, *, from_scratch: bool) -> dict[str, Any]:
+def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
     import torch
 
-    from hpo.build import Builder, offered_callbacks
-    from hpo.check import check_metric, check_spec
-    from hpo.check_callbacks import check_callbacks
-    from hpo.final import start_of_base, train_final
+    from hpo.build import Builder
+    from hpo.checks import check_study
+    from hpo.final import train_final
 
-    for warning in check_spec(spec, callbacks=offered_callbacks(), search=trial is not None):
+    searched = choice.trial is not None or choice.top_k is not None
+    for warning in check_study(spec, search=searched):
         print(f"warning: {warning}", file=sys.stderr)
-    check_metric(spec, check_callbacks(spec))
-    start = start_of_base(spec) if trial is None else _looked_up_start(spec, trial, from_scratch=from_scratch)
+    starts = _starts(spec, choice)
+    builder = Builder(spec)
     device = torch.device(spec.trainer.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if choice.seeds is not None or choice.top_k is not None:
+        return _train_over_seeds(builder, starts, choice, device)
+    start = starts[0]
     way = f"going on from epoch {start.epoch}" if start.checkpoint else "from scratch"
     print(f"final training of {spec.study.name}, {start.name}, {way}, on {device}", flush=True)
-    return train_final(Builder(spec), start, epochs=epochs, device=device)
+    return train_final(builder, start, epochs=choice.epochs, device=device)
 
 
-def _looked_up_start(spec: StudySpec, trial: str, *, from_scratch: bool) -> Start:
-    from hpo.final import start_of_trial
-    from hpo.study import load_study
+def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
+    from hpo.final import start_of_base, start_of_trial
+    from hpo.seeds import leaders
 
-    opened = load_study(spec)
+    which, top_k = choice.trial, choice.top_k
+    if top_k is not None:
+        return list(looked_up(spec, lambda opened: leaders(opened, top_k)))
+    if which is None:
+        return [start_of_base(spec)]
+    from_scratch = choice.from_scratch or choice.seeds is not None
+    return [looked_up(spec, lambda opened: start_of_trial(opened, which, from_scratch=from_scratch))]
+
+
+def _train_over_seeds(
+    builder: Builder, starts: list[Start], choice: _Choice, device: torch.device
+) -> dict[str, Any]:
+    from hpo.seed_run import SeedTrainer
+    from hpo.seeds import train_over_seeds
+
+    seeds = choice.seeds or _DEFAULT_SEEDS
+    what = starts[0].name if choice.top_k is None else f"the best {len(starts)} trials"
+    print(
+        f"final training of {builder.spec.study.name}, {what}, from scratch, on {device}; "
+        f"seeds {', '.join(map(str, seeds))}",
+        flush=True,
+    )
     try:
-        return start_of_trial(opened, trial, from_scratch=from_scratch)
-    finally:
-        opened.storage.close()
+        return train_over_seeds(SeedTrainer(builder, choice.epochs, device), starts, seeds)
+    except KeyboardInterrupt:
+        print("\ninterrupted; the same command goes on where this one ended", file=sys.stderr)
+        raise
+
+
+def _print_seeds(result: Mapping[str, Any]) -> None:
+    metric, kept = result["metric"], result["kept"]
+    names = list(result["estimates"])
+    names.sort(key=lambda name: name != metric)
+    if len(result["ranking"]) > 1:
+        _print_ranking(result, metric)
+    rows = [
+        [str(run["seed"]), *(_measured(run, name, metric) for name in names), shown(run["best_epoch"])]
+        for run in result["runs"]
+    ]
+    rows.append([_counted(result), *(_estimated(result["estimates"][name]) for name in names), ""])
+    whose = "base config" if result["trial"] is None else f"trial {result['trial']}"
+    below = f"kept: seed {kept['seed']}, the best of them; the mean is what another training comes to\n"
+    print_table(
+        f"{whose} over seeds, mean ± 95 % confidence interval",
+        ("seed", *names, "best epoch"),
+        rows,
+        below=f"{below}model: {result['model']}\n",
+    )
+
+
+def _print_ranking(result: Mapping[str, Any], metric: str) -> None:
+    from hpo.seeds import together
+
+    rows = [
+        (
+            str(entry["rank"]),
+            str(entry["rank_before"]),
+            str(entry["trial"]),
+            shown(entry["study_value"]),
+            _estimated(entry["estimates"].get(metric)),
+            _counted(entry),
+        )
+        for entry in result["ranking"]
+    ]
+    close = together(result["ranking"], metric)
+    below = (
+        f"the intervals of {_listed(close)} meet the first's: more seeds may change the order\n" if close else ""
+    )
+    header = ("rank", "before", "trial", f"{metric} in the study", f"{metric} over seeds", "seeds")
+    print_table("ranked anew, mean ± 95 % confidence interval", header, rows, below=below)
+
+
+def _measured(run: Mapping[str, Any], name: str, metric: str) -> str:
+    if run["value"] is None:
+        return "diverged"
+    return shown(run["value"] if name == metric else run["metrics"].get(name))
+
+
+def _estimated(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "-"
+    return shown(found["mean"]) + ("" if found["half_width"] is None else f" ± {found['half_width']:.2g}")
+
+
+def _counted(entry: Mapping[str, Any]) -> str:
+    n, diverged = len(entry["runs"]), len(entry["diverged"])
+    return f"{n - diverged} of {n}, {diverged} diverged" if diverged else f"mean of {n}"
+
+
+def _listed(trials: Iterable[int]) -> str:
+    return ", ".join(f"trial {number}" for number in trials)
