@@ -100,13 +100,16 @@ def known_trials(spec: StudySpec, space: SearchSpace) -> tuple[list[FrozenTrial]
         StudyError: It is not there.
     """
     other = load_spec(_other_file(spec))
+    if other.path == spec.path or (other.storage_url, other.study.name) == (spec.storage_url, spec.study.name):
+        raise spec.error("is this study", path="study.warm_start", value=str(other.path), fix="name another one")
     if other.study.goals != spec.study.goals:
         goals = ", ".join(f"{metric} ({direction})" for metric, direction in other.study.goals.items())
         fix = "start from a study with the same metrics and directions"
         raise spec.error(f"that study optimises {goals}", path="study.warm_start", value=str(other.path), fix=fix)
-    if (other.storage_url, other.study.name) == (spec.storage_url, spec.study.name):
-        raise spec.error("is this study", path="study.warm_start", value=str(other.path), fix="name another one")
-    storage = open_storage(other.storage_url, create=False)
+    try:
+        storage = open_storage(other.storage_url, create=False)
+    except StudyError as error:
+        raise StudyError(f"study.warm_start, {other.path}: {error}") from error
     try:
         source = optuna.load_study(study_name=other.study.name, storage=storage)
         finished = [trial for trial in source.get_trials(deepcopy=False) if _tells_something(trial)]

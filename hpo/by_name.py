@@ -8,20 +8,33 @@ from typing import Any
 from optuna.exceptions import ExperimentalWarning
 
 from hpo.config import StudySpec
+from hpo.hub import PREFIX, REGISTRY, find_in_hub
 from hpo.paths import suggest_name
 
 
-def find_class(spec: StudySpec, path: str, name: str, registry: Mapping[str, type]) -> type:
-    """The class that ``name`` stands for: its short name, or Optuna's own class name.
+def find_class(
+    spec: StudySpec, path: str, node: Mapping[str, Any], registry: Mapping[str, type], base: type
+) -> type:
+    """The class that a node's ``name`` stands for: its short name, Optuna's own class name, or one of OptunaHub.
 
     Raises:
         InputError: Nobody has that name; the nearest one is given.
     """
+    name = str(node["name"])
+    if name.startswith(PREFIX):
+        return find_in_hub(spec, path, node, base)
     for short, known in registry.items():
         if name.lower() == short or name == known.__name__:
             return known
-    what = path.rsplit(".", 2)[-2]
-    raise spec.error(f"no {what} has this name", path=path, value=name, fix=suggest_name(name, tuple(registry)))
+    what = path.rpartition(".")[2]
+    fix = suggest_name(name, tuple(registry)) + f"; or `{PREFIX}…` for one of OptunaHub"
+    raise spec.error(f"no {what} has this name", path=f"{path}.name", value=name, fix=fix)
+
+
+def arguments_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands beside the name, for the class."""
+    beside = {"name", REGISTRY} if str(node["name"]).startswith(PREFIX) else {"name"}
+    return {key: value for key, value in node.items() if key not in beside}
 
 
 def check_arguments(
@@ -32,10 +45,13 @@ def check_arguments(
     Raises:
         InputError: At the first such argument, or where a required one is missing.
     """
-    parameters = inspect.signature(kind).parameters
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    signature = inspect.signature(kind).parameters
+    parameters = {name: each for name, each in signature.items() if each.kind not in starred}
+    any_name = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.values())
     free = [name for name in parameters if name not in taken]
     for name, value in arguments.items():
-        if name not in free:
+        if name in taken or (name not in free and not any_name):
             raise spec.error(
                 f"{kind.__name__} takes no such argument",
                 path=f"{path}.{name}",

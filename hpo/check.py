@@ -8,7 +8,7 @@ from typing import Any
 
 from hpo.config import StudySpec
 from hpo.errors import InputError
-from hpo.filesystems import network_warning
+from hpo.findings import Finding, finding
 from hpo.paths import Keys, join_path, lookup, same, split_path, suggest_name
 from hpo.schema import FREE_SECTIONS, SCHEDULER_KEYS
 from hpo.schema_space import CategoricalParam
@@ -29,7 +29,7 @@ _SUPPLIED_TO_FUNCTIONS = {
 
 def check_spec(
     spec: StudySpec, *, callbacks: Mapping[str, Callable[..., Any]] | None = None, search: bool = True
-) -> list[str]:
+) -> list[Finding]:
     """Import every target, and check arguments and search paths against the signatures.
 
     Args:
@@ -38,7 +38,7 @@ def check_spec(
         search: Also check what the search space may set; otherwise the base config must be complete alone.
 
     Returns:
-        Warnings: what can't be told before it runs, and a database in a dangerous place.
+        Warnings: what can't be told before it runs.
 
     Raises:
         InputError: A target can't be imported, or does not fit its arguments.
@@ -46,8 +46,7 @@ def check_spec(
     space = SearchSpace.from_spec(spec) if search else None
     checker = _Checker(spec, TargetResolver(spec.folder), space, dict(callbacks or {}))
     checker.check(known_callbacks=callbacks is not None)
-    danger = network_warning(spec.storage_url)
-    return checker.warnings if danger is None else [*checker.warnings, danger]
+    return checker.warnings
 
 
 def recorded_metrics(spec: StudySpec, extra: Collection[str] = ()) -> list[str]:
@@ -61,7 +60,7 @@ def recorded_metrics(spec: StudySpec, extra: Collection[str] = ()) -> list[str]:
     for node in spec.config.callbacks.values():
         if isinstance(node, dict) and TARGET in node:
             known += getattr(resolver.resolve(node[TARGET]), "writes", ())
-    return list(dict.fromkeys((*known, *extra)))
+    return list(dict.fromkeys((*known, *sorted(extra))))
 
 
 def check_metric(
@@ -103,7 +102,7 @@ class _Checker:
     resolver: TargetResolver
     space: SearchSpace | None
     callbacks: dict[str, Callable[..., Any]]
-    warnings: list[str] = field(default_factory=list)
+    warnings: list[Finding] = field(default_factory=list)
 
     def check(self, *, known_callbacks: bool) -> None:
         nodes = self._nodes()
@@ -194,7 +193,8 @@ class _Call:
         try:
             signature = inspect.signature(function)
         except (ValueError, TypeError):
-            self.checker.warnings.append(f"{where}: the arguments of `{self.label}` can't be checked")
+            problem = f"the arguments of `{self.label}` can't be checked"
+            self.checker.warnings.append(finding(self.checker.spec, problem, path=where))
             return
         parameters = list(signature.parameters.values())
         supplied = self._supplied(function)
@@ -258,9 +258,8 @@ class _Call:
         if name in taken:
             return
         if open_ended:
-            self.checker.warnings.append(
-                f"{place}: `{self.label}` takes any argument, so `{name}` can't be checked"
-            )
+            problem = f"`{self.label}` takes any argument, so `{name}` can't be checked"
+            self.checker.warnings.append(finding(self.checker.spec, problem, path=place))
             return
         fix = suggest_name(name, taken, what="it takes")
         if self.checker.space and self.node.switch in self.checker.space.params:

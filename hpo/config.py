@@ -210,7 +210,7 @@ def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space
     raw = _complete(source.data)
     for text in overrides:
         raw, marks = apply_override(raw, marks, text)
-        raw = _complete(raw)
+        raw = _complete(_without_replaced(raw, marks))
     spec = _assemble(Path(_normal(Path.cwd() / path)), raw, marks)
     if require_search_space and not spec.search_space:
         fix = "add for example `search_space: {optimizer.lr: {type: float, low: 1e-5, high: 0.1, log: true}}`"
@@ -248,6 +248,8 @@ def _interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
         problem, fix = str(error).partition("\n")[0], "write `${section.key}` with a path that this file has"
         if isinstance(error, MissingMandatoryValue):
             problem, fix = "`???` stands for a value that is still missing", "write the value"
+        elif "Recursive" in problem:
+            problem, fix = "interpolations in a circle", "write one of these values out"
         raise marks.error(problem, keys, value=lookup(raw, keys, ""), fix=fix) from error
     return {str(key): value for key, value in data.items()} if isinstance(data, dict) else {}
 
@@ -258,6 +260,16 @@ def _interpolated_keys(raw: dict[str, Any], error: OmegaConfBaseException) -> Ke
     except PathError:
         return ()
     return keys if lookup(raw, keys) is not None else keys[:1]
+
+
+def _without_replaced(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    """Without the defaults that `study.objectives` takes the place of, where an override has brought it."""
+    study = raw.get("study")
+    if isinstance(study, dict) and study.get("objectives") is not None:
+        for name in ("metric", "pruner"):
+            if not marks.is_written(("study", name)) and not marks.is_written(("study", name, "name")):
+                study.pop(name, None)
+    return raw
 
 
 def _complete(raw: dict[str, Any]) -> dict[str, Any]:

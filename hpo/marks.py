@@ -30,6 +30,10 @@ class Marks:
         lines = {known: line for known, line in self.lines.items() if known[:depth] != keys}
         return replace(self, lines=lines, overridden=self.overridden | {keys})
 
+    def is_written(self, keys: Keys) -> bool:
+        """Whether a person wrote these keys themselves, in the file or as an override."""
+        return keys in self.overridden or keys in self.lines
+
     def locate(self, keys: Keys) -> tuple[str, int | None]:
         """The file and line of a key, or of the nearest key above it that was written somewhere."""
         for depth in range(len(keys), 0, -1):

@@ -7,7 +7,7 @@ from typing import Any, Final, cast
 import optuna
 from optuna import pruners
 
-from hpo.by_name import check_arguments, construct, find_class
+from hpo.by_name import arguments_of, check_arguments, construct, find_class
 from hpo.config import StudySpec
 from hpo.predicted_loss import PredictedLossPruner
 
@@ -55,8 +55,8 @@ def make_pruner(spec: StudySpec) -> pruners.BasePruner:
 
 
 def _make(spec: StudySpec, path: str, node: Mapping[str, Any]) -> pruners.BasePruner:
-    kind = find_class(spec, f"{path}.name", node["name"], PRUNERS)
-    arguments = {key: value for key, value in node.items() if key != "name"}
+    kind = find_class(spec, path, node, PRUNERS, pruners.BasePruner)
+    arguments = arguments_of(node)
     if kind is pruners.NopPruner:
         arguments = {}  # what is left of a pruner that `study.pruner.name=none` has switched off
     check_arguments(spec, path, kind, arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -12,7 +13,7 @@ from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
 from hpo.budget import IMPORTED_ATTR
-from hpo.by_name import check_arguments, construct, find_class
+from hpo.by_name import arguments_of, check_arguments, construct, find_class
 from hpo.config import StudySpec
 from hpo.distinct import DistinctSampler
 from hpo.errors import StudyError
@@ -123,9 +124,9 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
 
 
 def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[samplers.BaseSampler]:
-    kind = find_class(spec, f"{path}.name", node["name"], SAMPLERS)
+    kind = find_class(spec, path, node, SAMPLERS, samplers.BaseSampler)
     taken = ("seed", "search_space", "avoid_premature_stop") if kind in _EXHAUSTIVE else ("seed",)
-    check_arguments(spec, path, kind, _arguments(node), taken)
+    check_arguments(spec, path, kind, arguments_of(node), taken)
     if kind is samplers.CmaEsSampler and not spec.study.sampler.allow_pickle:
         raise spec.error(
             "CMA-ES unpickles its state from the database, which lets whoever writes there run code here",
@@ -141,7 +142,7 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any], seed: int) -> sam
     if kind in _EXHAUSTIVE:
         fix = "name it as the study's sampler, or take another one here"
         raise spec.error("can't stand inside another sampler", path=f"{path}.name", value=node["name"], fix=fix)
-    arguments = _arguments(node)
+    arguments = arguments_of(node)
     if kind is samplers.TPESampler and any(param.when for param in spec.search_space.values()):
         # Without it, what stands under a condition would be drawn by itself, blind to the rest.
         arguments = {"multivariate": True, "group": True, **arguments}
@@ -153,14 +154,10 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any], seed: int) -> sam
         arguments.setdefault("independent_sampler", samplers.RandomSampler(seed=seed))
         arguments.setdefault("warn_independent_sampling", False)
         seed, kind = spec.study.sampler.seed, NumberedQMCSampler
-    if kind is not samplers.PartialFixedSampler:
+    if "seed" in inspect.signature(kind).parameters:
         arguments["seed"] = seed
     sampler: samplers.BaseSampler = construct(spec, path, kind, arguments)
     return sampler
-
-
-def _arguments(node: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in node.items() if key != "name"}
 
 
 def _named(spec: StudySpec, path: str, node: Any) -> Mapping[str, Any]:

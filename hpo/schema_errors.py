@@ -34,7 +34,9 @@ _WORDS = {
 
 def first_error(error: ValidationError, data: dict[str, Any], marks: Marks) -> InputError:
     """The first problem, by where it is written, as an InputError; the others are counted in its fix."""
-    found = [_explain(item, data, marks) for item in error.errors(include_url=False)]
+    # A misspelt key is a missing one too, and says more.
+    items = sorted(error.errors(include_url=False), key=lambda item: item["type"] == "missing")
+    found = [_explain(item, data, marks) for item in items]
     first, *others = sorted(found, key=lambda item: item.line or 0)
     if others:
         count = f"{len(others)} more problem{'s' if len(others) > 1 else ''}"

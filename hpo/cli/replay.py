@@ -44,6 +44,8 @@ def replay(
     For each pruner: the epochs it uses, of those the study spent; the regret, 0 where the best trial is still
     found and 1 where the median trial is as good; the trials wrongly pruned, that would have ended better than the
     best found. A trial that the study itself cut short is replayed up to there, and judged by nothing else.
+
+    Example: hpo replay study.yaml --pruner median,n_warmup_steps=5 --pruner predicted_loss
     """
     del debug
     read = partial(_read, study, tuple(overrides or ()), storage=storage, output_dir=output_dir)

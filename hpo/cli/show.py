@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.output import read_by_others
+from hpo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,14 +23,31 @@ _REASON_WIDTH = 80
 def status(
     study: StudyFile,
     overrides: Overrides = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Look again and again until the study is done.")] = False,
+    interval: Annotated[
+        float | None, typer.Option(min=0.1, help="Seconds between two looks; 2 if not given.", show_default=False)
+    ] = None,
     json_: Json = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Show how far a study is."""
+    """Show how far a study is.
+
+    With --watch it is shown anew every few seconds, from the database alone: also from another machine. With
+    --json as well, each look is a line of JSON.
+
+    Example: hpo status study.yaml --watch --interval 5
+    """
     del debug
+    if interval is not None and not watch:
+        raise InputError("is about `--watch`", path="--interval", value=str(interval), fix="give `--watch` too")
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
+    if watch:
+        from hpo.cli.watch import watch as watch_study
+
+        watch_study(spec, 2.0 if interval is None else interval, json_=json_)
+        return
     from hpo.progress import study_status
 
     data = looked_up(spec, study_status)
@@ -37,8 +57,9 @@ def status(
     rows = [("trials", f"{data['finished']} of {data['n_trials']} finished")]
     rows += [(name, str(data[name])) for name in ("running", "waiting") if data[name]]
     rows += [(name, str(count)) for name, count in data["outcomes"].items() if count]
-    if data["best"] is not None:
-        rows.append(("best", f"trial {data['best']['trial']}, {spec.study.metric} {data['best']['value']:.6g}"))
+    from hpo.cli.watch import described_best
+
+    rows += described_best(spec, data["best"])
     rows += _pruning_rows(data["pruning"])
     rows += [(f"trial {entry['trial']}", _whose(entry)) for entry in data["running_trials"]]
     print_table(data["study"], ("", ""), rows)
@@ -81,7 +102,10 @@ def trials(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """List all trials."""
+    """List all trials.
+
+    Example: hpo trials study.yaml --json
+    """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     from hpo.progress import study_trials
@@ -90,13 +114,14 @@ def trials(
     if json_:
         print_json(data)
         return
-    names = list(spec.search_space)
+    names, bounded = list(spec.search_space), bool(spec.study.constraints)
     told = any(entry["reason"] for entry in data)
     rows = [
         (
             str(entry["trial"]),
             entry["outcome"],
-            shown(entry["value"]),
+            *(shown(value) for value in _values(entry)),
+            *([_kept(entry["constraints"])] if bounded else []),
             str(entry["epochs"]),
             shown(entry["duration_s"], 1),
             str(len(entry["attempts"])),
@@ -107,8 +132,20 @@ def trials(
         )
         for entry in data
     ]
-    about = ("trial", "outcome", spec.study.metric, "epochs", "s", "attempts", "worker", "device")
+    metrics = [*spec.study.goals, *(["bounds"] if bounded else [])]
+    about = ("trial", "outcome", *metrics, "epochs", "s", "attempts", "worker", "device")
     print_table(spec.study.name, (*about, *names, *(["reason"] if told else [])), rows)
+
+
+def _values(entry: dict[str, Any]) -> list[Any]:
+    """A trial's value by each objective; of the first, which leads, also while it runs."""
+    return [entry["value"], *list(entry.get("values", {}).values())[1:]]
+
+
+def _kept(violations: dict[str, float | None]) -> str:
+    """Which bounds a trial is beyond."""
+    beyond = [name for name, violation in violations.items() if violation is None or violation > 0]
+    return "beyond " + ", ".join(beyond) if beyond else "kept" if violations else "-"
 
 
 def _first_line(reason: str | None) -> str:

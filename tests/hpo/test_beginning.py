@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from hpo.beginning import BASELINE_ATTR, ORIGIN_ATTR, begin
 from hpo.config import load_spec
 from hpo.errors import InputError, StudyError
-from hpo.study import OpenStudy, load_study, start_study
+from hpo.study import CONFIG_ATTR, OpenStudy, _keep_config, load_study, start_study
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
 
@@ -239,3 +239,11 @@ def test_a_grid_draws_no_single_values(tmp_path: Path) -> None:
     study = make_study(tmp_path, text.replace("{name: random, seed: 3}", "grid"))
     assert "a grid draws no single values" in hpo("enqueue", study, "model.hidden=3", code=2).stderr
     hpo("enqueue", study, "model.hidden=3", "optimizer.lr=0.1")
+
+
+def test_a_stored_config_tells_no_password(studies: Studies) -> None:
+    spec = studies.spec("study.storage=postgresql://me:s3cret@host/db")
+    study = optuna.create_study()
+    _keep_config(spec, study)
+    assert study.user_attrs[CONFIG_ATTR]["study"]["storage"] == "postgresql://me:***@host/db"
+    assert "s3cret" not in str(study.user_attrs)

@@ -16,6 +16,7 @@ from hpo.config import StudySpec, diff_configs, json_schema, load_spec
 from hpo.errors import InputError
 from hpo.paths import assign, join_path, leaves, split_path
 from hpo.targets import TargetResolver, instantiate
+from tests.acceptance import support
 
 STUDY = """\
 study: {name: digits, n_trials: 40, sampler: tpe, pruner: {n_startup_trials: 5}}
@@ -331,3 +332,14 @@ def test_steps_alone_limit_a_run_that_names_only_them(
     spec = load_spec(tmp_path / "study.yaml", overrides)
     assert spec.trainer.max_epochs == epochs
     assert spec.resolve()["trainer"]["max_epochs"] == epochs
+
+
+def test_objectives_by_an_override_take_the_place_of_defaults(tmp_path: Path) -> None:
+    study = support.make_study(tmp_path, support.STUDY.replace("  pruner: none\n", ""))
+    both = "study.objectives={val_loss: minimize, parameters: maximize}"
+    spec = load_spec(study, [both])
+    assert spec.study.goals == {"val_loss": "minimize", "parameters": "maximize"}
+    assert (spec.study.metric, spec.study.pruner.name) == ("val_loss", "none")
+    assert load_spec(study, [both, "study.n_trials=3"]).study.goals == spec.study.goals
+    with pytest.raises(InputError, match="can't be used with several"):
+        load_spec(study, [both, "study.pruner=median"])
