@@ -25,24 +25,41 @@ def report(
             show_default="report.html in the output folder",
         ),
     ] = None,
+    png: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Write the figures as PNG files too, into this folder.", show_default=False
+        ),
+    ] = None,
     json_: Json = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Write a page about the study: curves, the best, predictions, what pruning saved.
+    """Write a page about the study: the best, curves, what mattered, what failed, where the time went.
 
-    One HTML file, which opens without a network. With --json its figures are printed too.
+    One HTML file, which opens without a network. The files' names are printed; with --json the figures' data too.
+
+    Example: hpo report study.yaml -o report.html --png figures
     """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.report import report_data, study_report, write_report
+    import optuna
 
+    from hpo.report.data import report_data, study_report
+    from hpo.report.page import write_report
+
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = spec.output_dir / "report.html" if output is None else output
     found = looked_up(spec, study_report)
     write_report(found, path)
+    pictures: list[Path] = []
+    if png is not None:
+        from hpo.report.pictures import write_pictures
+
+        pictures = write_pictures(found, png)
     if json_:
-        print_json({"path": str(path), **report_data(found)})
+        print_json({"path": str(path), "pictures": list(map(str, pictures)), **report_data(found)})
         return
     with read_by_others():
-        print(path)
+        print(*(path, *pictures), sep="\n")

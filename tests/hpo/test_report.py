@@ -15,8 +15,9 @@ from optuna.trial import TrialState
 
 from hpo.outcome import PREDICTION_ATTR
 from hpo.progress import own_trials
-from hpo.report import page, study_report, write_report
-from hpo.report_figures import best_so_far, learning_curves
+from hpo.report.data import study_report
+from hpo.report.figures import history, learning_curves
+from hpo.report.page import page, write_report
 from hpo.storage import OUTCOME_ATTR
 from hpo.study import OpenStudy
 from tests.acceptance.support import hpo, hpo_json
@@ -74,7 +75,7 @@ class Page(HTMLParser):
 @pytest.fixture
 def small_plotly(monkeypatch: pytest.MonkeyPatch) -> None:
     """The pages are looked at without the library in them, which takes a parser its time."""
-    monkeypatch.setattr("hpo.report.get_plotlyjs", lambda: "const Plotly = {};")
+    monkeypatch.setattr("hpo.report.page.get_plotlyjs", lambda: "const Plotly = {};")
 
 
 def traces(figure: Any) -> dict[str, Any]:
@@ -116,7 +117,7 @@ def test_the_best_so_far_falls_only_where_a_better_one_came(studies: Studies, sm
             play(view, [value])
         play(view, [math.nan], diverged=True)
         play(view, [math.inf])  # as other tools store one that diverged
-        best = traces(page_of(view).figures["history"])
+        best = traces(page_of(view).figures["history-0"])
     assert best["trial"]["x"] == [0, 1, 2, 3]
     assert best["best so far"]["y"] == [3.0, 3.0, 1.0, 1.0]
 
@@ -125,7 +126,8 @@ def test_the_best_so_far_of_a_maximised_metric_rises(studies: Studies) -> None:
     with studies.open(*OVERRIDES, *MAXIMIZE) as (view,):
         for value in (3.0, 4.0, 1.0):
             play(view, [value])
-        drawn = best_so_far(own_trials(view), "val_mae", "maximize")
+        report = study_report(view)
+        drawn = history(report.escaped, report.complete, report.goals, "val_mae")
     assert list(drawn.data[1].y) == [3.0, 4.0, 4.0]
 
 
@@ -133,13 +135,13 @@ def test_the_best_so_far_of_a_maximised_metric_rises(studies: Studies) -> None:
     ("values", "direction", "kind"),
     [
         ([100.0, 0.5], "minimize", "log"),
-        ([100.0, 50.0], "minimize", "linear"),
-        ([100.0, 0.0], "minimize", "linear"),
-        ([100.0, 0.5], "maximize", "linear"),
+        ([100.0, 50.0], "minimize", None),
+        ([100.0, 0.0], "minimize", None),
+        ([100.0, 0.5], "maximize", None),
     ],
 )
 def test_a_loss_over_several_magnitudes_has_a_logarithmic_axis(
-    studies: Studies, values: list[float], direction: str, kind: str
+    studies: Studies, values: list[float], direction: str, kind: str | None
 ) -> None:
     with studies.open(*OVERRIDES) as (view,):
         play(view, values)
@@ -148,7 +150,7 @@ def test_a_loss_over_several_magnitudes_has_a_logarithmic_axis(
 
 def test_the_tables_hold_the_audits_figures(finished: OpenStudy) -> None:
     text = " ".join(page_of(finished).text.split())
-    assert text.startswith("tiny tiny metricval_loss, minimize")
+    assert text.startswith("tiny: study report tiny metricval_loss, minimize")
     for said in (
         "7 of 20 finished: 3 complete, 2 pruned, 1 diverged, 1 error",
         "trial 1, 0.5",
@@ -206,10 +208,9 @@ def test_what_comes_from_a_study_is_text(studies: Studies, small_plotly: None) -
     assert best in shown.text
     assert len(shown.code) == 2  # the library, and what calls it
     assert not [code for code in shown.code if "alert" in code]
-    assert not shown.addresses
-    assert "a" not in shown.tags
+    assert all(address and address.startswith("#") for address in shown.addresses)
     assert EVIL not in text
-    hover = " ".join(traces(shown.figures["history"])["trial"]["text"])  # plotly.js reads some of HTML in it
+    hover = " ".join(traces(shown.figures["history-0"])["trial"]["text"])  # plotly.js reads some of HTML in it
     assert "&lt;script&gt;alert(1)" in hover
     assert "&lt;a href=" in hover
     assert not re.findall(r"<(?!br>)", hover)
@@ -220,13 +221,14 @@ def test_a_study_without_a_complete_trial_has_a_report(studies: Studies, small_p
         shown = page_of(view)
         assert "No trial has reported an epoch yet." in shown.text
         assert not shown.figures
+        assert "No worker has taken a trial yet." in shown.text
         play(view, [2.0, 1.5], state=TrialState.PRUNED)
         trial, _ = ask(view)
         trial.report(math.inf, 1)
         trial.set_user_attr(OUTCOME_ATTR, "diverged")
         view.study.tell(trial, math.inf)
         shown = page_of(view)
-    assert list(shown.figures) == ["curves"]
+    assert list(shown.figures) == ["curves", "timeline"]
     assert traces(shown.figures["curves"])["diverged lines"]["y"] == [None, None]
     assert "no complete trial yet" in shown.text
     assert "No trial is complete yet." in shown.text
@@ -241,11 +243,11 @@ def test_the_page_opens_without_a_network_and_sends_nothing(studies: Studies) ->
     text = path.read_text(encoding="utf-8")
     shown = Page(text)
     assert [code.lstrip().startswith("/**\n* plotly.js") for code in shown.code] == [True, False]
-    assert not shown.addresses
+    assert all(address and address.startswith("#") for address in shown.addresses)
     assert {"link", "iframe", "img"}.isdisjoint(shown.tags)
     assert shown.policy.startswith("default-src 'none'; script-src 'unsafe-inline'; ")
     assert "showSendToCloud: false" in shown.code[1]
-    assert set(shown.figures) == {"curves", "history"}
+    assert set(shown.figures) == {"curves", "history-0", "parallel-0", "slice-0-0", "slice-0-1", "timeline"}
 
 
 def test_the_report_as_json_is_what_status_says(finished: OpenStudy, studies: Studies, tmp_path: Path) -> None:
@@ -269,7 +271,7 @@ def test_a_report_that_fails_leaves_the_one_before(
     def broken(_: Any) -> str:
         raise RuntimeError("a section fails")
 
-    monkeypatch.setattr("hpo.report.page", broken)
+    monkeypatch.setattr("hpo.report.page.page", broken)
     with pytest.raises(RuntimeError, match="a section fails"):
         write_report(found, target)
     assert target.read_text() == before

@@ -1,0 +1,79 @@
+"""Causes: what went wrong in a study, equal failures counted together."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.outcome import TRACEBACK_ATTR, Outcome, outcome_of
+from hpo.report.timeline import Work
+from hpo.storage import REASON_ATTR
+
+# What differs between two errors of one cause: sizes, addresses, process ids.
+_NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
+_DIVERGED: Final = "the metric was no finite number any more"
+#: How attempts end after which the trial goes on.
+_INTERRUPTED: Final = ("lost", "requeued")
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Failures that are alike.
+
+    Attributes:
+        outcome: What became of the trials, ``diverged`` included; ``lost attempt`` or ``requeued attempt`` where a
+            trial went on afterwards.
+        reason: The first line of what was said; that of the first of them, the others may differ in numbers.
+        trials: The trials, by number.
+        traceback: Of the first one; empty where nothing was raised.
+    """
+
+    outcome: str
+    reason: str
+    trials: Sequence[int]
+    traceback: str = ""
+
+
+def causes(trials: Iterable[FrozenTrial], work: Iterable[Work]) -> list[Cause]:
+    """What went wrong, the most frequent first: failed trials, diverged ones, and attempts that were cut off."""
+    found = [*_failed(trials), *_cut_off(work)]
+    groups: defaultdict[tuple[str, str], list[Cause]] = defaultdict(list)
+    for each in found:
+        groups[each.outcome, _NUMBER.sub("#", each.reason)].append(each)
+    joined = [
+        Cause(alike[0].outcome, alike[0].reason, [each.trials[0] for each in alike], alike[0].traceback)
+        for alike in groups.values()
+    ]
+    return sorted(joined, key=lambda cause: (-len(cause.trials), cause.trials[0]))
+
+
+def _failed(trials: Iterable[FrozenTrial]) -> list[Cause]:
+    found = []
+    for trial in trials:
+        outcome = outcome_of(trial)
+        if outcome == Outcome.DIVERGED:
+            found.append(Cause(outcome, _DIVERGED, [trial.number]))
+        elif trial.state == TrialState.FAIL:
+            reason = _first_line(trial.user_attrs.get(REASON_ATTR))
+            found.append(Cause(outcome, reason, [trial.number], trial.user_attrs.get(TRACEBACK_ATTR) or ""))
+    return found
+
+
+def _cut_off(work: Iterable[Work]) -> list[Cause]:
+    """Attempts after which their trial was taken up again, or waits for it."""
+    work = list(work)
+    last = {each.trial: each.attempt for each in sorted(work, key=lambda each: each.attempt)}
+    return [
+        Cause(f"{each.outcome} attempt", _first_line(each.reason), [each.trial])
+        for each in work
+        if each.outcome in _INTERRUPTED and (each.outcome == "requeued" or each.attempt < last[each.trial])
+    ]
+
+
+def _first_line(reason: str | None) -> str:
+    return (reason or "").strip().partition("\n")[0] or "no reason is stored"

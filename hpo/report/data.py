@@ -1,0 +1,177 @@
+"""StudyReport: what is known of a study when its report is made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from functools import cached_property
+from typing import Any, Final
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from hpo import ledger
+from hpo.outcome import Outcome, finite, outcome_of
+from hpo.progress import own_trials, study_status
+from hpo.pruning import ComparedPrediction, PredictionSummary, compared_predictions, summarize_predictions
+from hpo.ranking import best_of, ranked
+from hpo.report.causes import Cause, causes
+from hpo.report.edges import Edge, edges
+from hpo.report.importances import Importances, importances
+from hpo.report.origin import origin
+from hpo.report.snapshot import drawn_text, snapshot
+from hpo.report.timeline import Timeline, Work
+from hpo.schema_study import Direction
+from hpo.study import OpenStudy
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """What is known of a study when its report is made.
+
+    Attributes:
+        status: What `hpo status` says of it (`hpo.progress.study_status`).
+        goals: Each metric that is optimised with its direction, the leading one first.
+        bounds: The constraints as the study file has them, by metric.
+        trials: Its own trials, in the order of their numbers.
+        ranked: Those that can be among the best, the best first (`hpo.ranking.ranked`).
+        best: The best one, or the Pareto front of several goals.
+        compared: Predictions against what came of them.
+        work: Every attempt at a trial.
+        config: The config that the study was started with, without passwords.
+        environment: What it runs on, as stored with it; None where that is not known.
+        made: When this was read, in UTC.
+    """
+
+    status: Mapping[str, Any]
+    goals: Mapping[str, Direction]
+    bounds: Mapping[str, str]
+    trials: Sequence[FrozenTrial]
+    ranked: Sequence[FrozenTrial]
+    best: Sequence[FrozenTrial]
+    compared: Sequence[ComparedPrediction]
+    work: Sequence[Work]
+    config: Mapping[str, Any]
+    environment: Mapping[str, Any] | None
+    made: datetime
+
+    @property
+    def metric(self) -> str:
+        """The metric, of several the leading one."""
+        return next(iter(self.goals))
+
+    @property
+    def direction(self) -> Direction:
+        """The direction of `metric`."""
+        return self.goals[self.metric]
+
+    @property
+    def several(self) -> bool:
+        """Whether there are several objectives."""
+        return len(self.goals) > 1
+
+    @property
+    def predictions(self) -> PredictionSummary:
+        """How good the predictions were."""
+        return summarize_predictions(self.compared)
+
+    @cached_property
+    def timeline(self) -> Timeline:
+        """Who was at work when."""
+        return Timeline.of(self.work)
+
+    @cached_property
+    def causes(self) -> list[Cause]:
+        """What went wrong, the most frequent first."""
+        return causes(self.trials, self.work)
+
+    @cached_property
+    def edges(self) -> list[Edge]:
+        """Parameters whose best values lie at an end of their range."""
+        return edges(self.leaders)
+
+    @cached_property
+    def importances(self) -> Importances:
+        """How much each parameter matters."""
+        return importances(self.trials, self.goals)
+
+    @cached_property
+    def complete(self) -> list[FrozenTrial]:
+        """The trials that have finite values, those beyond a bound included, in the order of their numbers."""
+        ended = (trial for trial in self.trials if outcome_of(trial) == Outcome.COMPLETE)
+        return [trial for trial in ended if trial.values and all(map(math.isfinite, trial.values))]
+
+    @cached_property
+    def escaped(self) -> optuna.Study:
+        """The complete trials as a study in memory, with names that plotly.js can show as they are."""
+        return snapshot(self.complete, self.goals, drawn_text)
+
+    @cached_property
+    def by_rank(self) -> list[FrozenTrial]:
+        """The same, the best first and those beyond a bound last."""
+        ranked_ones = {trial.number for trial in self.ranked}
+        return [*self.ranked, *(trial for trial in self.complete if trial.number not in ranked_ones)]
+
+    @cached_property
+    def params(self) -> list[str]:
+        """The parameters of the complete trials, the most important first where that is known."""
+        names = dict.fromkeys(name for trial in self.complete for name in trial.params)
+        return [name for name in dict.fromkeys((*self.importances.shares, *names)) if name in names]
+
+    @property
+    def leaders(self) -> Sequence[FrozenTrial]:
+        """The trials that are looked at closely: the best five, or the whole Pareto front."""
+        return self.best if self.several else self.ranked[:_LEADERS]
+
+
+_LEADERS: Final = 5
+
+
+def study_report(opened: OpenStudy) -> StudyReport:
+    """Read a study from its storage."""
+    study, trials = opened.spec.study, own_trials(opened)
+    config, environment = origin(opened)
+    numbers = {trial._trial_id: trial.number for trial in trials}  # noqa: SLF001 - Optuna has no public name for it
+    with opened.storage.engine.connect() as conn:
+        attempts = ledger.attempts(conn, opened.study_id)
+    return StudyReport(
+        status=study_status(opened),
+        goals=study.goals,
+        bounds=study.constraints,
+        trials=trials,
+        ranked=ranked(trials, study.goals),
+        best=best_of(trials, study.goals),
+        compared=compared_predictions(trials),
+        work=[Work.of(each, numbers[each.trial_id]) for each in attempts if each.trial_id in numbers],
+        config=config,
+        environment=environment,
+        made=datetime.now(UTC),
+    )
+
+
+def report_data(report: StudyReport) -> dict[str, Any]:
+    """The figures of the page as plain data.
+
+    Returns:
+        What `hpo status` says of the study, and ``predictions``, ``importances`` (by parameter, None where there
+        are none, and then ``importances_missing`` says why), ``edges``, ``failures``, ``timeline`` and
+        ``environment``.
+    """
+    kept = ("study", "n_trials", "finished", "outcomes", "best", "pruning")
+    found: dict[str, Any] = {
+        **{name: report.status[name] for name in kept},
+        "predictions": {
+            **asdict(report.predictions),
+            "trials": [asdict(each) for each in report.compared],
+        },
+        "importances": report.importances.shares or None,
+        "importances_missing": report.importances.missing,
+        "edges": [{**asdict(each), "said": each.said} for each in report.edges],
+        "failures": [asdict(each) for each in report.causes],
+        "timeline": report.timeline.totals(),
+        "environment": report.environment,
+    }
+    plain: dict[str, Any] = finite(found)
+    return plain

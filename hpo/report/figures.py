@@ -1,0 +1,230 @@
+"""Figures of how the study went; whatever comes from a study is escaped, because plotly.js reads text as HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+import optuna
+import plotly.graph_objects as go
+from optuna.trial import FrozenTrial
+from optuna.visualization import plot_optimization_history
+
+from hpo.outcome import Outcome, outcome_of
+from hpo.pruning import MIDDLE_80, ComparedPrediction
+from hpo.ranking import is_feasible
+from hpo.report.looks import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    VERMILION,
+    described,
+    is_logarithmic,
+    laid_out,
+    rounded,
+)
+from hpo.report.snapshot import drawn_text
+from hpo.report.timeline import Timeline
+from hpo.schema_study import Direction
+
+#: Points that a curve is drawn with.
+MOST_POINTS: Final = 200
+_BAR: Final = 0.7
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """How trials of some outcomes are drawn."""
+
+    name: str
+    color: str
+    symbol: str
+    dash: str = "solid"
+
+
+_COMPLETE: Final = _Kind("complete", BLUE, "circle")
+_BEYOND: Final = _Kind("beyond a bound", GREY, "diamond-open")
+_PRUNED: Final = _Kind("pruned", ORANGE, "x")
+_DIVERGED: Final = _Kind("diverged", VERMILION, "triangle-up", "dash")
+_UNDER_WAY: Final = _Kind("not ended", GREEN, "circle-open", "dot")
+_FAILED: Final = _Kind("failed", GREY, "square", "dash")
+_KIND_OF: Final = {
+    Outcome.COMPLETE.value: _COMPLETE,
+    Outcome.PRUNED.value: _PRUNED,
+    Outcome.DIVERGED.value: _DIVERGED,
+    "running": _UNDER_WAY,
+    "waiting": _UNDER_WAY,
+}
+#: What is drawn first lies below.
+_KINDS: Final = (_BEYOND, _COMPLETE, _UNDER_WAY, _FAILED, _DIVERGED, _PRUNED)
+
+
+def _kind(trial: FrozenTrial) -> _Kind:
+    kind = _KIND_OF.get(outcome_of(trial), _FAILED)
+    return _BEYOND if kind == _COMPLETE and not is_feasible(trial) else kind
+
+
+def learning_curves(trials: Iterable[FrozenTrial], metric: str, direction: str) -> go.Figure:
+    """The reported values of every trial by epoch; two traces an outcome: the curves, and their last points."""
+    groups: dict[str, list[FrozenTrial]] = {kind.name: [] for kind in _KINDS}
+    for trial in trials:
+        if trial.intermediate_values:
+            groups[_kind(trial).name].append(trial)
+    drawn = go.Figure()
+    for kind in _KINDS:
+        if groups[kind.name]:
+            drawn.add_traces(_curves(kind, groups[kind.name]))
+    values = [
+        value for group in groups.values() for trial in group for value in trial.intermediate_values.values()
+    ]
+    return laid_out(drawn, "epoch", metric, logarithmic=is_logarithmic(values, direction), whole=True)
+
+
+def _curves(kind: _Kind, trials: Sequence[FrozenTrial]) -> list[go.Scatter]:
+    """All curves of a kind as one line with gaps: a trace for each of many trials would not be drawn in time."""
+    epochs: list[int | None] = []
+    values: list[float | None] = []
+    numbers: list[int | None] = []
+    ends: list[tuple[int, float, int]] = []
+    for trial in trials:
+        points = _points(trial.intermediate_values)
+        epochs += [*(step for step, _ in points), None]
+        values += [*(value for _, value in points), None]
+        numbers += [trial.number] * len(points) + [None]
+        ends += [(step, value, trial.number) for step, value in points if value is not None][-1:]
+    told = f"trial %{{customdata}}, {kind.name}<br>epoch %{{x}}: %{{y:.6g}}<extra></extra>"
+    look = {"legendgroup": kind.name, "hovertemplate": told}
+    line = {"color": kind.color, "width": 1.2, "dash": kind.dash}
+    name = f"{kind.name} ({len(trials)})"
+    opacity = min(0.7, max(0.2, 30 / len(trials)))
+    marker = {"color": kind.color, "symbol": kind.symbol, "size": 7}
+    last = {"x": [end[0] for end in ends], "y": [end[1] for end in ends], "customdata": [end[2] for end in ends]}
+    return [
+        go.Scatter(
+            x=epochs,
+            y=values,
+            customdata=numbers,
+            mode="lines",
+            line=line,
+            opacity=opacity,
+            showlegend=False,
+            **look,
+        ),
+        go.Scatter(**last, mode="markers", marker=marker, name=name, **look),
+    ]
+
+
+def _points(reported: Mapping[int, float]) -> list[tuple[int, float | None]]:
+    """A curve by its steps; of a long one not every point, but the last one always."""
+    points = sorted(reported.items())
+    every = -(-len(points) // MOST_POINTS)
+    kept = [point for place, point in enumerate(points) if (len(points) - 1 - place) % every == 0]
+    return [(step, rounded(value)) for step, value in kept]
+
+
+def history(
+    study: optuna.Study, trials: Iterable[FrozenTrial], goals: Mapping[str, Direction], metric: str
+) -> go.Figure:
+    """Optuna's plot of a metric's values by trial; with a single goal with the best up to each.
+
+    Args:
+        study: A snapshot of the trials.
+        trials: The complete trials.
+        goals: Metrics and directions.
+        metric: The metric.
+    """
+    place = list(goals).index(metric)
+    target = None if len(goals) == 1 else lambda trial: trial.values[place]
+    drawn = plot_optimization_history(study, target=target, target_name=drawn_text(metric))
+    by_number = {trial.number: trial for trial in trials}
+    looks = {"markers": {"color": BLUE, "size": 7}, "lines": {"color": VERMILION, "shape": "hv"}}
+    values: list[float] = []
+    for trace in drawn.data:
+        if trace.mode == "lines":
+            trace.update(line=looks["lines"], name="best so far", hoverinfo="skip")
+            continue
+        beyond = trace.name == "Infeasible Trial"
+        values += trace.y
+        trace.update(
+            text=[described(by_number[number]) for number in trace.x],
+            hovertemplate=_TRIAL_TEXT,
+            marker={"color": GREY, "symbol": "diamond-open", "size": 7} if beyond else looks["markers"],
+            name=_BEYOND.name if beyond else "trial",
+            showlegend=bool(trace.x),
+        )
+    return laid_out(drawn, "trial", metric, logarithmic=is_logarithmic(values, goals[metric]), whole=True)
+
+
+_TRIAL_TEXT: Final = "trial %{x}: %{y:.6g}%{text}<extra></extra>"
+
+
+def predictions_against_outcomes(compared: Sequence[ComparedPrediction]) -> go.Figure:
+    """Each prediction, with its 80 % interval, over what the trial ended with; right ones lie on the line."""
+    actual, predicted = [each.actual for each in compared], [each.predicted for each in compared]
+    bars = {"type": "data", "array": [MIDDLE_80 * each.std for each in compared], "color": GREY, "thickness": 1}
+    told = "trial %{customdata[0]}, predicted at epoch %{customdata[1]}<br>%{y:.6g} for %{x:.6g}<extra></extra>"
+    ends = [min(actual + predicted), max(actual + predicted)]
+    drawn = go.Figure()
+    line = {"color": GREY, "dash": "dash"}
+    drawn.add_scatter(x=ends, y=ends, mode="lines", line=line, name="as predicted", hoverinfo="skip")
+    drawn.add_scatter(
+        x=actual,
+        y=predicted,
+        error_y=bars,
+        customdata=[[each.trial, each.epoch] for each in compared],
+        mode="markers",
+        marker={"color": BLUE, "size": 7},
+        name="trial",
+        hovertemplate=told,
+    )
+    return laid_out(drawn, "ended at", "predicted")
+
+
+#: What attempts are drawn in by their outcome.
+WORK_COLORS: Final = {
+    **{name: kind.color for name, kind in _KIND_OF.items()},
+    "requeued": "#cc79a7",
+    "lost": "#56708a",
+}
+_TOLD: Final = (
+    "trial %{customdata[0]}, attempt %{customdata[1]}: %{customdata[2]}<br>from %{customdata[3]}<extra></extra>"
+)
+
+
+def work_by_worker(timeline: Timeline) -> go.Figure:
+    """Each attempt as a bar in its worker's line, over the time that the study has run."""
+    unit, name = time_unit(timeline.seconds)
+    groups: dict[str, dict[str, list[Any]]] = {}
+    for lane in timeline.lanes:
+        for work in lane.work:
+            group = groups.setdefault(work.outcome, {"y": [], "base": [], "x": [], "customdata": []})
+            start = timeline.at(work.start)
+            group["y"].append(drawn_text(lane.name))
+            group["base"].append(rounded(start / unit))
+            group["x"].append(rounded((timeline.at(work.end) - start) / unit))
+            since = f"{datetime.fromtimestamp(work.start, UTC):%Y-%m-%d %H:%M:%S} UTC"
+            group["customdata"].append([work.trial, work.attempt, drawn_text(work.outcome), since])
+    drawn = go.Figure()
+    for outcome, group in groups.items():
+        drawn.add_bar(
+            **group,
+            orientation="h",
+            width=_BAR,
+            marker={"color": WORK_COLORS.get(outcome, GREY), "line": {"width": 0}},
+            name=drawn_text(outcome.replace("_", " ")),
+            hovertemplate=_TOLD,
+        )
+    laid_out(drawn, f"{name} that the study has run", "")
+    order = [drawn_text(lane.name) for lane in reversed(timeline.lanes)]
+    drawn.update_layout(barmode="overlay", showlegend=True)
+    drawn.update_yaxes(type="category", categoryorder="array", categoryarray=order)
+    return drawn
+
+
+def time_unit(seconds: float) -> tuple[float, str]:
+    """The unit that so many seconds are best shown in: its length in seconds, and its name."""
+    units = ((3600.0, "hours"), (60.0, "minutes"))
+    return next((unit for unit in units if seconds >= 3 * unit[0]), (1.0, "seconds"))

@@ -1,0 +1,73 @@
+"""How much each parameter matters: Optuna's importances, and what is to be said of them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from hpo.ranking import is_ranked
+from hpo.report.snapshot import snapshot
+from hpo.schema_study import Direction
+
+#: PED-ANOVA compares the best tenth with all; Optuna asks for at least five trials in that tenth.
+_ENOUGH: Final = 50
+_FEWEST: Final = 2
+_ALL_ALIKE: Final = "Target and region quantiles select the same set"
+_RARE: Final = "Some regimes for parameter"
+
+
+@dataclass(frozen=True)
+class Importances:
+    """How much each parameter matters.
+
+    Attributes:
+        shares: By parameter, the most important first; their sum is 1. Empty where there are none.
+        missing: Why there are none.
+        remarks: What to keep in mind with them.
+    """
+
+    shares: dict[str, float] = field(default_factory=dict)
+    missing: str | None = None
+    remarks: tuple[str, ...] = ()
+
+
+def importances(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> Importances:
+    """Optuna's default importances (PED-ANOVA) of a study's complete trials within the bounds.
+
+    Watanabe, Bansal & Hutter 2023, "PED-ANOVA" (https://arxiv.org/abs/2304.10255): how differently a parameter is
+    spread among the best tenth of the trials and among all. With several goals the best are those on and near the
+    Pareto front.
+    """
+    complete = [trial for trial in trials if is_ranked(trial)]
+    if len(complete) < _FEWEST:
+        return Importances(missing=f"it takes {_FEWEST} complete trials; there are {len(complete)}")
+    searched = {name: each for trial in complete for name, each in trial.distributions.items()}
+    if sum(not each.single() for each in searched.values()) < _FEWEST:
+        return Importances(missing="it takes several parameters with more than one value")
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            found = optuna.importance.get_param_importances(snapshot(complete, goals))
+        except ValueError as error:  # Optuna's word for a space that it can't assess
+            return Importances(missing=str(error))
+    told = [str(each.message) for each in said]
+    if any(text.startswith(_ALL_ALIKE) for text in told):
+        return Importances(missing="the values of the complete trials are all alike")
+    return Importances(
+        {name: float(share) for name, share in found.items()}, remarks=_remarks(len(complete), told)
+    )
+
+
+def _remarks(count: int, told: Iterable[str]) -> tuple[str, ...]:
+    rare = sorted({text.split("`")[1] for text in told if text.startswith(_RARE)})
+    remarks = []
+    if count < _ENOUGH:
+        remarks.append(f"They are rough: {count} complete trials are few, {_ENOUGH} make them dependable.")
+    if rare:
+        remarks.append(f"Few trials have (or lack) {', '.join(rare)}: more doubtful than the others.")
+    return tuple(remarks)

@@ -1,0 +1,103 @@
+"""What the report's figures have in common: colours, axes, and how many trials one can hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import plotly.graph_objects as go
+from optuna.trial import FrozenTrial
+from plotly.colors import hex_to_rgb
+
+from hpo.report.snapshot import drawn_text
+
+# After the palette of Okabe & Ito (2008), which people who confuse red and green tell apart; the orange is darker
+# than theirs, so that each stands out from white paper and from a dark screen alike (contrast of 3 at least).
+BLUE, ORANGE, VERMILION, GREEN, GREY = "#0072b2", "#b87a00", "#d55e00", "#009e73", "#8c8c8c"
+#: From bad to good, or from early to late; as bright at both ends, for the same reason.
+SCALE: Final = (GREY, BLUE, VERMILION)
+#: A loss that spans more than this factor is drawn on a logarithmic axis.
+_WIDE: Final = 100.0
+#: Up to here each whole number has a tick; on their own, plotly's would fall between them.
+_FEW: Final = 12
+#: Decades above which a logarithmic axis has ticks at the powers of ten alone.
+_TICKED: Final = 1.5
+#: A longer name on an axis is broken at its dots.
+_LONG_NAME: Final = 11
+
+
+def laid_out(
+    drawn: go.Figure, across: str, up: str, *, logarithmic: bool = False, whole: bool = False
+) -> go.Figure:
+    """The figure with titles at its axes and no margins to spare; ``whole`` where only whole numbers go across."""
+    last = max((x for trace in drawn.data for x in trace.x or () if x is not None), default=0) if whole else 0
+    drawn.update_layout(
+        title=None,
+        margin={"l": 60, "r": 12, "t": 20, "b": 50},
+        legend={"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
+        hovermode="closest",
+        xaxis={"title": {"text": drawn_text(across)}, "dtick": 1 if whole and last <= _FEW else None},
+        yaxis={"title": {"text": drawn_text(up)}},
+    )
+    if logarithmic:
+        drawn.update_yaxes(type="log")
+    for axis, name in ((drawn.layout.xaxis, "x"), (drawn.layout.yaxis, "y")):
+        if axis.type == "log" and _decades(value for trace in drawn.data for value in trace[name]) > _TICKED:
+            axis.dtick = 1
+    return drawn
+
+
+def _decades(values: Iterable[Any]) -> float:
+    known = [value for value in values if value is not None and 0 < value < math.inf]
+    return math.log10(max(known) / min(known)) if known else 0.0
+
+
+def color_at(place: float) -> str:
+    """The colour of `SCALE` at a place from 0 to 1."""
+    at = min(1.0, max(0.0, place)) * (len(SCALE) - 1)
+    below = min(int(at), len(SCALE) - 2)
+    # plotly's own mixing may give parts such as 3e-14, which its colours can't hold.
+    ends = zip(hex_to_rgb(SCALE[below]), hex_to_rgb(SCALE[below + 1]), strict=True)
+    red, green, blue = (round(low + (high - low) * (at - below)) for low, high in ends)
+    return f"rgb({red}, {green}, {blue})"
+
+
+def is_logarithmic(values: Iterable[float], direction: str) -> bool:
+    """Whether values are better looked at on a logarithmic axis: losses of several magnitudes."""
+    known = [value for value in values if math.isfinite(value)]
+    return direction == "minimize" and bool(known) and min(known) > 0 and max(known) > _WIDE * min(known)
+
+
+def broken(name: str) -> str:
+    """A dotted name as text of a figure, on several lines where it is long."""
+    escaped = drawn_text(name)
+    return escaped.replace(".", ".<br>") if len(name) > _LONG_NAME else escaped
+
+
+def described(trial: FrozenTrial) -> str:
+    """A trial's parameters as lines of a figure's text."""
+    pairs = (
+        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}"
+        for name, value in trial.params.items()
+    )
+    return "".join(f"<br>{drawn_text(pair)}" for pair in pairs)
+
+
+def thinned(trials: Sequence[FrozenTrial], most: int) -> list[FrozenTrial]:
+    """At most so many of the trials, in the order of their numbers.
+
+    Half of them are the first ones, so let these be the best; the others are spread evenly over the rest.
+    """
+    if len(trials) <= most:
+        kept = list(trials)
+    else:
+        first, rest = trials[: most // 2], trials[most // 2 :]
+        count = most - len(first)
+        kept = [*first, *(rest[index * len(rest) // count] for index in range(count))]
+    return sorted(kept, key=lambda trial: trial.number)
+
+
+def rounded(value: Any) -> float | None:
+    """A number with six digits, which is more than a figure shows; None for one that is not finite."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None

@@ -1,0 +1,32 @@
+"""What a study was started with, and on what: read from the note that `hpo.study_note` stores with it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Final
+
+import yaml
+
+from hpo.study import OpenStudy
+from hpo.study_note import shown_config
+
+_PART: Final = "dashboard:note_str:"
+_FENCED: Final = re.compile(r"^(`{3,})yaml\n(.*?)^\1$", re.DOTALL | re.MULTILINE)
+
+
+def origin(opened: OpenStudy) -> tuple[dict[str, Any], dict[str, Any] | None]:
+    """The config, passwords left out, and the environment where the study was created.
+
+    Where the note is not as it was written (people may edit it in the dashboard), the config is that of the study
+    file at hand, and the environment is not known.
+    """
+    attrs = opened.storage.get_study_system_attrs(opened.study_id)
+    parts = {int(key.removeprefix(_PART)): text for key, text in attrs.items() if key.startswith(_PART)}
+    blocks = _FENCED.findall("".join(parts[place] for place in sorted(parts)))
+    try:
+        config, environment = (yaml.safe_load(text) for _, text in blocks)
+    except (ValueError, yaml.YAMLError):
+        return shown_config(opened.spec), None
+    if not isinstance(config, dict) or not isinstance(environment, dict):
+        return shown_config(opened.spec), None
+    return config, environment

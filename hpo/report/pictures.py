@@ -1,0 +1,180 @@
+"""Pictures: the report's figures as PNG files, by Optuna's matplotlib plots; they need no browser."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import optuna
+from optuna.exceptions import ExperimentalWarning
+
+from hpo.errors import InputError, StudyError
+from hpo.report.data import StudyReport
+from hpo.report.figures import WORK_COLORS, time_unit
+from hpo.report.looks import BLUE, GREY, thinned
+from hpo.report.search_figures import contour_pair, front_arguments, pareto_pairs, target_of
+from hpo.report.search_sections import MOST_AXES, MOST_CELLS, MOST_LINES
+from hpo.report.snapshot import snapshot
+
+_DPI: Final = 150
+_SIZE: Final = (9.0, 5.0)
+_SLICE_WIDTH: Final = 3.0
+#: Curves that a legend can name.
+_MOST_NAMED: Final = 12
+
+
+def write_pictures(report: StudyReport, folder: Path) -> list[Path]:
+    """Write a PNG file of each figure that the study has data for; the folder is made.
+
+    Returns:
+        The files: ``history.png``, ``curves.png``, ``importances.png``, ``parallel.png``, ``slices.png``,
+        ``contour.png`` and ``timeline.png``. With several objectives there is one for each metric where it shows
+        one (``history-val_loss.png``), and a ``front-….png`` for each pair of metrics.
+
+    Raises:
+        StudyError: matplotlib is not installed.
+        InputError: The folder can't be written to.
+    """
+    pyplot = _pyplot()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _quiet(), pyplot.rc_context():  # Optuna changes the style of all that follows
+            return [_saved(pyplot, folder / f"{name}.png") for name in _drawn(report, pyplot)]
+    except OSError as error:
+        problem = f"can't be written: {error.strerror or error}"
+        fix = "name a folder that you may write to, with `--png DIR`"
+        raise InputError(problem, path="--png", value=str(folder), fix=fix) from error
+    finally:
+        pyplot.close("all")
+
+
+def _pyplot() -> Any:
+    """matplotlib's pyplot, drawing into files only."""
+    try:
+        import matplotlib as mpl
+        from matplotlib import pyplot
+    except ImportError as error:
+        fix = "pip install 'hpo-service[plots]'"
+        raise StudyError(f"matplotlib draws the pictures, and is not installed\n  fix: {fix}") from error
+    mpl.use("Agg")
+    return pyplot
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Leave out what is no news: Optuna's matplotlib plots are experimental, and a single value is no range."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", category=ExperimentalWarning, message=r"optuna\.visualization\.matplotlib"
+        )
+        warnings.filterwarnings("ignore", message=r"Attempting to set identical low and high [xy]lims")
+        yield
+
+
+def _saved(pyplot: Any, path: Path) -> Path:
+    """Write the figure that was drawn last."""
+    pyplot.gcf().savefig(path, dpi=_DPI, bbox_inches="tight")
+    pyplot.close("all")
+    return path
+
+
+def _drawn(report: StudyReport, pyplot: Any) -> Iterator[str]:
+    """Draw one figure after the other; each one's name."""
+    if report.trials and any(trial.intermediate_values for trial in report.trials):
+        _curves(report, pyplot)
+        yield "curves"
+    if report.timeline.seconds:
+        _timeline(report, pyplot)
+        yield "timeline"
+    if report.importances.shares:
+        _importances(report, pyplot)
+        yield "importances"
+    if report.complete:
+        for metric in report.goals:
+            for name in _of_metric(report, metric, pyplot):
+                yield f"{name}-{metric}" if report.several else name
+    if report.several and report.ranked:
+        yield from _fronts(report, pyplot)
+
+
+def _of_metric(report: StudyReport, metric: str, pyplot: Any) -> Iterator[str]:
+    """Optuna's plots of one metric."""
+    from optuna.visualization import matplotlib as plots
+
+    target: dict[str, Any] = {"target": target_of(report.goals, metric), "target_name": metric}
+    plots.plot_optimization_history(_plain(report, report.complete), **target)
+    pyplot.gcf().set_size_inches(*_SIZE)
+    yield "history"
+    if not report.params:
+        return
+    axes = report.params[:MOST_AXES]
+    some = thinned(report.by_rank, MOST_LINES)
+    shown = [_text(name) for name in axes if any(name in trial.params for trial in some)]
+    plots.plot_parallel_coordinate(_plain(report, some), params=shown, **target)
+    pyplot.gcf().set_size_inches(max(_SIZE[0], 1.6 * len(shown)), _SIZE[1])
+    yield "parallel"
+    plots.plot_slice(_plain(report, report.complete), params=[_text(name) for name in axes], **target)
+    pyplot.gcf().set_size_inches(max(_SIZE[0], _SLICE_WIDTH * len(axes)), _SIZE[1])
+    yield "slices"
+    some = thinned(report.by_rank, MOST_CELLS)
+    if pair := contour_pair(some, report.params):
+        plots.plot_contour(_plain(report, some), params=[_text(name) for name in pair], **target)
+        pyplot.gcf().set_size_inches(*_SIZE)
+        yield "contour"
+
+
+def _fronts(report: StudyReport, pyplot: Any) -> Iterator[str]:
+    from optuna.visualization import matplotlib as plots
+
+    study = _plain(report, report.complete)
+    for pair in pareto_pairs(report.goals):
+        plots.plot_pareto_front(study, **front_arguments(report.goals, pair, str))
+        pyplot.gcf().set_size_inches(*_SIZE)
+        yield f"front-{'-'.join(pair)}"
+
+
+def _curves(report: StudyReport, pyplot: Any) -> None:
+    from optuna.visualization import matplotlib as plots
+
+    reported = [trial for trial in (*report.ranked, *report.trials) if trial.intermediate_values]
+    unique = list({trial.number: trial for trial in reported}.values())
+    axes = plots.plot_intermediate_values(snapshot(thinned(unique, MOST_LINES), report.goals, curves=True))
+    axes.set(xlabel="epoch", ylabel=report.metric)
+    if len(unique) > _MOST_NAMED and (legend := axes.get_legend()) is not None:
+        legend.remove()
+    pyplot.gcf().set_size_inches(*_SIZE)
+
+
+def _importances(report: StudyReport, pyplot: Any) -> None:
+    shares = dict(reversed(report.importances.shares.items()))
+    _, axes = pyplot.subplots(figsize=(_SIZE[0], 1 + 0.4 * len(shares)))
+    bars = axes.barh([_text(name) for name in shares], list(shares.values()), color=BLUE)
+    axes.bar_label(bars, fmt="%.2f", padding=3)
+    axes.set(title="Importance of the parameters", xlabel="importance (sum 1)")
+
+
+def _timeline(report: StudyReport, pyplot: Any) -> None:
+    timeline = report.timeline
+    unit, name = time_unit(timeline.seconds)
+    _, axes = pyplot.subplots(figsize=(_SIZE[0], 1.2 + 0.4 * len(timeline.lanes)))
+    for lane in reversed(timeline.lanes):
+        starts = [timeline.at(work.start) / unit for work in lane.work]
+        lengths = [timeline.at(work.end) / unit - start for work, start in zip(lane.work, starts, strict=True)]
+        colors = [WORK_COLORS.get(work.outcome, GREY) for work in lane.work]
+        axes.barh(_text(lane.name), lengths, left=starts, color=colors)
+    seen = dict.fromkeys(work.outcome for work in report.work)
+    keys = [pyplot.Rectangle((0, 0), 1, 1, color=WORK_COLORS.get(outcome, GREY)) for outcome in seen]
+    axes.legend(keys, list(seen), loc="lower left", bbox_to_anchor=(0, 1), ncols=4, frameon=False)
+    axes.set(xlabel=f"{name} that the study has run")
+
+
+def _plain(report: StudyReport, trials: list[Any]) -> optuna.Study:
+    return snapshot(trials, report.goals, _text)
+
+
+def _text(text: str) -> str:
+    """Text as matplotlib draws it: a dollar would start a formula."""
+    return text.replace("$", r"\$")

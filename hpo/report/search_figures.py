@@ -1,0 +1,229 @@
+"""Figures of what was searched: Optuna's plots, in the page's looks."""
+
+from __future__ import annotations
+
+import html
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import optuna
+import plotly.graph_objects as go
+from optuna.trial import FrozenTrial
+from optuna.visualization import plot_contour, plot_parallel_coordinate, plot_pareto_front, plot_slice
+
+from hpo.report.looks import (
+    BLUE,
+    GREY,
+    SCALE,
+    VERMILION,
+    broken,
+    color_at,
+    described,
+    is_logarithmic,
+    laid_out,
+    rounded,
+)
+from hpo.report.snapshot import drawn_text
+from hpo.schema_study import Direction
+
+#: Yellow is good in it, dark blue bad; it fills the whole figure, and so looks alike on any background.
+_FILLED: Final = "Viridis"
+_TRIAL_TEXT: Final = "trial %{customdata}<br>%{x:.6g}, %{y:.6g}%{text}<extra></extra>"
+#: A heading's worth of pixels that each axis takes.
+AXIS_WIDTH: Final = 84
+
+
+def importance_bars(shares: dict[str, float]) -> go.Figure:
+    """How much each parameter matters, the most important on top."""
+    names, values = list(shares)[::-1], list(shares.values())[::-1]
+    drawn = go.Figure(
+        go.Bar(
+            x=[rounded(value) for value in values],
+            y=[broken(name) for name in names],
+            text=[f"{value:.2f}" if value >= 0.01 else "< 0.01" for value in values],
+            textposition="outside",
+            cliponaxis=False,
+            marker={"color": BLUE},
+            orientation="h",
+            hovertemplate="%{y}: %{x:.3f}<extra></extra>",
+        )
+    )
+    laid_out(drawn, "importance (sum 1)", "")
+    return drawn.update_xaxes(range=[0, 1.12 * max(values)])
+
+
+def target_of(goals: Mapping[str, Direction], metric: str) -> Callable[[FrozenTrial], float] | None:
+    """What Optuna's plots of one metric take for ``target``."""
+    place = list(goals).index(metric)
+    return None if len(goals) == 1 else lambda trial: float(trial.values[place])
+
+
+def parallel_coordinates(
+    study: optuna.Study, goals: Mapping[str, Direction], metric: str, params: Sequence[str]
+) -> go.Figure:
+    """Every trial as a line through its parameters and its value, the best ones on top.
+
+    Args:
+        study: A snapshot with escaped names.
+        goals: Metrics and directions.
+        metric: The metric that is looked at.
+        params: The parameters to show, by their names in the study file.
+    """
+    drawn = plot_parallel_coordinate(
+        study,
+        params=[drawn_text(name) for name in params],
+        target=target_of(goals, metric),
+        target_name=drawn_text(metric),
+    )
+    minimize = goals[metric] == "minimize"
+    lines = [trace for trace in drawn.data if trace.mode == "lines" and trace.customdata is not None]
+    for trace in lines:
+        place = 1 - trace.y[0] if minimize else trace.y[0]  # the metric's axis is the first one
+        trace.line.update(color=color_at(place), width=1 + 1.5 * place**3)
+        trace.update(opacity=0.3 + 0.6 * place**3, y=[rounded(y) for y in trace.y])
+    for trace in drawn.data:
+        if trace.mode == "markers":
+            _name_the_ends(trace, minimize=minimize)
+        elif trace.customdata is None:
+            trace.line.color = GREY
+            trace.name = "within the bounds" if trace.name == "Feasible" else "beyond a bound"
+    others = [trace for trace in drawn.data if trace not in lines]
+    drawn.data = []
+    drawn.add_traces([*sorted(lines, key=lambda trace: trace.opacity), *others])
+    laid_out(drawn, "", "")
+    drawn.update_layout(plot_bgcolor=None, margin={"l": 50, "r": 12, "t": 24, "b": 70})
+    drawn.update_annotations(font={"size": 10, "color": None})
+    # Optuna's order; it cuts long names off.
+    names = [broken(metric), *map(broken, sorted(params, key=drawn_text))]
+    return drawn.update_xaxes(tickangle=0, ticktext=names, fixedrange=True)
+
+
+def _name_the_ends(trace: go.Scatter, *, minimize: bool) -> None:
+    """The colour bar of the lines, from bad to good."""
+    trace.marker.update(colorscale=list(SCALE), reversescale=minimize)
+    trace.marker.colorbar.update(thickness=10, title={"side": "right"})
+
+
+def slices(study: optuna.Study, goals: Mapping[str, Direction], metric: str, param: str) -> go.Figure:
+    """A metric's values over one parameter, coloured from the first trials to the last.
+
+    Args:
+        study: A snapshot with escaped names.
+        goals: Metrics and directions.
+        metric: The metric.
+        param: The parameter, by its name in the study file.
+    """
+    drawn = plot_slice(
+        study, params=[drawn_text(param)], target=target_of(goals, metric), target_name=drawn_text(metric)
+    )
+    values = [y for trace in drawn.data for y in trace.y]
+    for trace in drawn.data:
+        trace.update(y=[rounded(y) for y in trace.y], marker={"size": 6})
+        if trace.name == "Infeasible Trial":
+            trace.update(hovertemplate="%{x}: %{y:.6g}<extra>beyond a bound</extra>")
+            trace.marker.update(color=GREY, symbol="diamond-open")
+            continue
+        trace.update(
+            customdata=trace.marker.color, hovertemplate="trial %{customdata}<br>%{x}: %{y:.6g}<extra></extra>"
+        )
+        trace.marker.update(colorscale=list(SCALE), showscale=False, line={"width": 0})
+    laid_out(drawn, param, metric, logarithmic=is_logarithmic(values, goals[metric]))
+    return drawn.update_layout(margin={"l": 50, "r": 8, "t": 8, "b": 44})
+
+
+def contour_pair(trials: Sequence[FrozenTrial], params: Iterable[str]) -> tuple[str, str] | None:
+    """The first two parameters (the most important first) that occur together with two values each, or None."""
+    for first, second in itertools.combinations(params, 2):
+        found = [
+            (str(trial.params[first]), str(trial.params[second]))
+            for trial in trials
+            if first in trial.params and second in trial.params
+        ]
+        if all(len(set(values)) > 1 for values in zip(*found, strict=True)) and found:
+            return first, second
+    return None
+
+
+def contour(study: optuna.Study, goals: Mapping[str, Direction], metric: str, pair: tuple[str, str]) -> go.Figure:
+    """A metric over two parameters, filled in between the trials.
+
+    Args:
+        study: A snapshot with escaped names.
+        goals: Metrics and directions.
+        metric: The metric.
+        pair: The parameters, by their names in the study file.
+    """
+    drawn = plot_contour(
+        study,
+        params=[drawn_text(name) for name in pair],
+        target=target_of(goals, metric),
+        target_name=drawn_text(metric),
+    )
+    drawn.update_traces(
+        selector={"type": "contour"},
+        colorscale=_FILLED,
+        reversescale=goals[metric] == "minimize",
+        colorbar={"thickness": 10, "title": {"side": "right"}},
+        line={"width": 0.5},
+        z=drawn.data[0].z.astype("float32"),  # half the bytes, and no less to see
+    )
+    for trace in drawn.data[1:]:
+        beyond = trace.name == "Infeasible Trial"
+        trace.update(hovertemplate="%{x}<br>%{y}<extra></extra>", name="beyond a bound" if beyond else "trial")
+        trace.marker.update(color=GREY if beyond else "white", size=7, line={"width": 1, "color": "black"})
+    across, up = (html.unescape(axis.title.text) for axis in (drawn.layout.xaxis, drawn.layout.yaxis))
+    return laid_out(drawn, across, up)
+
+
+def pareto_pairs(goals: Mapping[str, Direction]) -> list[tuple[str, str]]:
+    """The pairs of goals that a front is shown in: of more than two, each with each."""
+    return list(itertools.combinations(goals, 2))
+
+
+def pareto_front(
+    study: optuna.Study, trials: Iterable[FrozenTrial], goals: Mapping[str, Direction], pair: tuple[str, str]
+) -> go.Figure:
+    """The trials by two goals, and those on the front of all goals.
+
+    Args:
+        study: A snapshot with escaped names.
+        trials: The trials that it is of.
+        goals: Metrics and directions.
+        pair: The two metrics.
+    """
+    drawn = plot_pareto_front(study, **front_arguments(goals, pair, drawn_text))
+    by_number = {trial.number: trial for trial in trials}
+    for trace in drawn.data:
+        best, beyond = "Best Trial" in trace.hovertemplate, "Infeasible" in trace.hovertemplate
+        numbers = [json.loads(text.replace("<br>", "\n"))["number"] for text in trace.text]
+        # Its marker has a colour for each trial, and a bar for them.
+        trace.marker = None
+        trace.update(
+            text=[described(by_number[number]) for number in numbers],
+            customdata=numbers,
+            hovertemplate=_TRIAL_TEXT,
+            name="Pareto front" if best else "beyond a bound" if beyond else "other trials",
+            showlegend=bool(trace.x),
+            marker=_front_marker(best=best, beyond=beyond),
+        )
+    laid_out(drawn, *pair)
+    return drawn.update_layout(showlegend=True)
+
+
+def _front_marker(*, best: bool, beyond: bool) -> dict[str, Any]:
+    if beyond:
+        return {"color": GREY, "symbol": "diamond-open", "size": 7}
+    return {"color": VERMILION if best else BLUE, "size": 9 if best else 7, "line": {"width": 0}}
+
+
+def front_arguments(
+    goals: Mapping[str, Direction], pair: tuple[str, str], text: Callable[[str], str]
+) -> dict[str, Any]:
+    """What Optuna's plot of the front takes to show two goals."""
+    places = [list(goals).index(metric) for metric in pair]
+    return {
+        "targets": lambda trial: [trial.values[place] for place in places],
+        "target_names": [text(metric) for metric in pair],
+    }

@@ -1,0 +1,136 @@
+"""The parts of the page about what was searched; each takes the report and returns its HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from hpo.report.data import StudyReport
+from hpo.report.looks import thinned
+from hpo.report.markup import figure, note, part, section, tiles
+from hpo.report.search_figures import (
+    AXIS_WIDTH,
+    contour,
+    contour_pair,
+    importance_bars,
+    parallel_coordinates,
+    pareto_front,
+    pareto_pairs,
+    slices,
+)
+from hpo.report.sections import several_figures
+from hpo.report.snapshot import drawn_text, snapshot
+
+# What a browser draws in time, and an eye tells apart.
+MOST_LINES: Final = 100
+MOST_CELLS: Final = 150
+MOST_AXES: Final = 12
+_TILE_HEIGHT: Final = 260
+_BAR_HEIGHT: Final = 34
+
+
+def front_section(report: StudyReport) -> str:
+    """The Pareto front of several objectives, by pairs; nothing for a single one."""
+    if not report.several:
+        return ""
+    if not report.ranked:
+        return section("front", "Pareto front", note("No complete trial keeps to the bounds yet."))
+    complete = report.complete
+    drawn = [
+        (f"{first} and {second}", pareto_front(report.escaped, complete, report.goals, (first, second)))
+        for first, second in pareto_pairs(report.goals)
+    ]
+    told = "No other trial is better than one on the front in one objective without being worse in another."
+    return section("front", "Pareto front", several_figures("front", drawn) + note(told))
+
+
+def importance_section(report: StudyReport) -> str:
+    """How much each parameter matters."""
+    found, title = report.importances, "Importance of the parameters"
+    if found.missing is not None:
+        return section("importance", title, note(f"None: {found.missing}."))
+    height = 90 + _BAR_HEIGHT * len(found.shares)
+    drawn = figure("importance", importance_bars(found.shares), "importance by parameter", height=height)
+    best = "near the Pareto front" if report.several else f"among the best tenth by {report.metric}"
+    told = f"How much each parameter decides whether a trial ends {best} (PED-ANOVA, Optuna's default)."
+    return section("importance", title, drawn + note(" ".join((told, *found.remarks))))
+
+
+def parallel_section(report: StudyReport) -> str:
+    """Every trial as a line through its parameters."""
+    title, complete = "Parallel coordinates", report.by_rank
+    params = report.params
+    if not params:
+        return section("parallel", title, note(_NOTHING))
+    kept, axes = thinned(complete, MOST_LINES), params[:MOST_AXES]
+    axes = [name for name in axes if any(name in trial.params for trial in kept)]
+    study = _escaped(kept, report)
+    drawn = "".join(
+        part(metric, each) if report.several else each
+        for place, metric in enumerate(report.goals)
+        for each in (
+            figure(
+                f"parallel-{place}",
+                parallel_coordinates(study, report.goals, metric, axes),
+                f"{metric} and the parameters of each trial",
+                width=AXIS_WIDTH * (len(axes) + 2),
+            ),
+        )
+    )
+    told = ["A line is a trial; the best ones lie on top. `None` means that a trial does not have the parameter."]
+    if len(kept) < len(complete):
+        told.append(
+            f"Of {len(complete)} trials {len(kept)} are drawn: the best, and an even sample of the others."
+        )
+    if len(axes) < len(params):
+        told.append(f"Of {len(params)} parameters the {len(axes)} most important are shown.")
+    return section("parallel", title, drawn + note(" ".join(told)))
+
+
+def slice_section(report: StudyReport) -> str:
+    """Values over each parameter."""
+    title = "Slices"
+    params = report.params
+    if not params:
+        return section("slices", title, note(_NOTHING))
+    drawn = ""
+    for place, metric in enumerate(report.goals):
+        made = {
+            name: figure(
+                f"slice-{place}-{index}",
+                slices(report.escaped, report.goals, metric, name),
+                f"{metric} over {name}",
+                height=_TILE_HEIGHT,
+            )
+            for index, name in enumerate(params)
+        }
+        drawn += part(metric, tiles(made)) if report.several else tiles(made)
+    told = "Each point is a complete trial, grey the first ones, blue the middle, and orange the latest."
+    return section("slices", title, drawn + note(told))
+
+
+def contour_section(report: StudyReport) -> str:
+    """The two most important parameters together."""
+    title, complete = "The two most important parameters", report.by_rank
+    kept = thinned(complete, MOST_CELLS)
+    pair = contour_pair(kept, report.params)
+    if pair is None:
+        return section(
+            "contour", title, note("It takes two parameters with several values each in complete trials.")
+        )
+    study = _escaped(kept, report)
+    drawn = [(metric, contour(study, report.goals, metric, pair)) for metric in report.goals]
+    told = "Points are trials; what lies between them is interpolated, and yellow is better."
+    if len(kept) < len(complete):
+        told += f" Of {len(complete)} trials {len(kept)} are used: the best, and an even sample of the others."
+    return section("contour", title, several_figures("contour", drawn) + note(told))
+
+
+_NOTHING: Final = "No trial is complete yet."
+
+
+def _escaped(trials: Sequence[FrozenTrial], report: StudyReport) -> optuna.Study:
+    return snapshot(trials, report.goals, drawn_text)

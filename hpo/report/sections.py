@@ -1,0 +1,305 @@
+"""The parts of the page that tell what a study came to; each takes the report and returns its HTML."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import plotly.graph_objects as go
+import yaml
+from optuna.trial import FrozenTrial
+
+from hpo.objective import RUN_ATTR
+from hpo.outcome import PREDICTION_ATTR
+from hpo.ranking import is_feasible
+from hpo.report.data import StudyReport
+from hpo.report.figures import (
+    MOST_POINTS,
+    history,
+    learning_curves,
+    predictions_against_outcomes,
+    work_by_worker,
+)
+from hpo.report.looks import thinned
+from hpo.report.markup import (
+    HEIGHT,
+    count_of,
+    duration,
+    figure,
+    folded,
+    grid,
+    note,
+    numbers,
+    part,
+    percent,
+    points,
+    section,
+    shown,
+    table,
+)
+
+#: Curves that are drawn of a large study.
+_MOST_CURVES: Final = 300
+_LANE_HEIGHT: Final = 30
+
+
+def overview(report: StudyReport) -> str:
+    """The study: what it is after, how far it is, and the best trial with its parameters."""
+    status = report.status
+    ends = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in status["outcomes"].items() if count)
+    goals = "; ".join(f"{metric}, {direction}" for metric, direction in report.goals.items())
+    rows = [
+        ("objectives" if report.several else "metric", goals),
+        *((f"bound on {metric}", bound) for metric, bound in report.bounds.items()),
+        ("trials", f"{status['finished']} of {status['n_trials']} finished" + (f": {ends}" if ends else "")),
+        *((name, status[name]) for name in ("running", "waiting") if status[name]),
+        *_best_rows(report),
+    ]
+    made = f"As of {report.made:%Y-%m-%d %H:%M} UTC"
+    return table(rows) + _worth_a_look(report) + note(made)
+
+
+def _best_rows(report: StudyReport) -> list[tuple[str, Any]]:
+    if not report.best:
+        why = "no complete trial keeps to the bounds" if report.complete else "no complete trial yet"
+        return [("best", why)]
+    if report.several:
+        return [("best", f"{count_of(len(report.best), 'trial')} on the Pareto front")]
+    best = report.best[0]
+    return [("best", f"trial {best.number}, {shown(best.values[0])}"), *best.params.items()]
+
+
+def _worth_a_look(report: StudyReport) -> str:
+    """Links to what people should know of."""
+    edges, failed = len(report.edges), sum(len(each.trials) for each in report.causes)
+    links = []
+    if edges:
+        links.append(f'<a href="#edges">{count_of(edges, "parameter")} at the edge of the range</a>')
+    if failed:
+        links.append(f'<a href="#failures">{count_of(failed, "failure")}</a>')
+    return f"<p>Worth a look: {', '.join(links)}.</p>\n" if links else ""
+
+
+def history_section(report: StudyReport) -> str:
+    """The best value so far, by objective, and the best trials."""
+    title = "Values by trial" if report.several else "Best value so far"
+    complete = report.complete
+    if not complete:
+        return section("history", title, note("No trial is complete yet."))
+    drawn = [
+        (
+            metric,
+            figure(
+                f"history-{place}", history(report.escaped, complete, report.goals, metric), f"{metric} by trial"
+            ),
+        )
+        for place, metric in enumerate(report.goals)
+    ]
+    shown_ = "".join(part(metric, each) if report.several else each for metric, each in drawn)
+    told = "Complete trials by number; one that diverged has no value."
+    if any(not is_feasible(trial) for trial in complete):
+        told += " Diamonds are trials beyond a bound, which are never the best."
+    return section("history", title, shown_ + note(told) + _leaders(report))
+
+
+def _leaders(report: StudyReport) -> str:
+    """The best trials in a table."""
+    if not report.leaders:
+        return ""
+    names = list(dict.fromkeys(name for trial in report.leaders for name in trial.params))
+    rows = [
+        [trial.number, *trial.values, *(trial.params.get(name, "") for name in names)] for trial in report.leaders
+    ]
+    title = "The Pareto front" if report.several else "The best trials"
+    return part(title, grid(title, ["trial", *report.goals, *names], rows))
+
+
+def curves_section(report: StudyReport) -> str:
+    """Every trial's curve."""
+    title = "Learning curves"
+    curves = [trial for trial in (*report.ranked, *_others(report)) if trial.intermediate_values]
+    if not curves:
+        why = "No trial has reported an epoch yet."
+        if report.several and report.ranked:
+            why = (
+                "A study with several objectives stores no curves; `metrics.csv` in each trial's folder has them."
+            )
+        return section("curves", title, note(why))
+    kept = thinned(curves, _MOST_CURVES)
+    drawn = figure("curves", learning_curves(kept, report.metric, report.direction), f"{report.metric} by epoch")
+    told = "A mark shows where a curve ends; crosses are pruned trials, triangles diverged ones. "
+    told += "A click in the legend hides a kind of trial."
+    if len(kept) < len(curves):
+        told += f" Of {len(curves)} curves {len(kept)} are drawn: the best, and an even sample of the others."
+    if max(len(trial.intermediate_values) for trial in kept) > MOST_POINTS:
+        told += " Of long curves some epochs are left out."
+    return section("curves", title, drawn + note(told))
+
+
+def _others(report: StudyReport) -> list[FrozenTrial]:
+    ranked = {trial.number for trial in report.ranked}
+    return [trial for trial in report.trials if trial.number not in ranked]
+
+
+def prediction_section(report: StudyReport) -> str:
+    """Predicted final losses against the real ones."""
+    title, found = "Prediction against outcome", report.predictions
+    if found.mean_absolute_error is None or found.inside_80 is None:
+        why = "No trial for which a final loss was predicted has run to its end yet."
+        return section("prediction", title, note(why))
+    metrics = {trial.user_attrs.get(PREDICTION_ATTR, {}).get("metric") for trial in report.trials}
+    of = ", ".join(sorted(str(metric) for metric in metrics if metric))
+    rows = [
+        ("predicted metric", of),
+        ("trials compared", found.compared),
+        ("mean absolute error", shown(found.mean_absolute_error)),
+        ("outcomes inside the 80 % interval", percent(found.inside_80)),
+    ]
+    told = (
+        "Each trial's first prediction and the value it ended with; the bars are the prediction's 80 % interval. "
+        "Trials that were pruned or stopped early have no such end and are left out, so these are the more "
+        "promising ones."
+    )
+    drawn = figure("predictions", predictions_against_outcomes(report.compared), f"predicted and final {of}")
+    return section("prediction", title, table(rows) + drawn + note(told))
+
+
+def pruning_section(report: StudyReport) -> str:
+    """What pruning saved, and the audit's figures."""
+    found = report.status["pruning"]
+    rows: list[tuple[str, Any]] = [
+        ("trials pruned", f"{found['pruned']} of {found['ended']} ended"),
+        ("epochs used", found["epochs_used"]),
+    ]
+    if found["epochs_unpruned"]:
+        share = percent(found["epochs_saved"] / found["epochs_unpruned"])
+        of = f"{found['epochs_saved']} of {found['epochs_unpruned']} ({share})"
+        rows += [("epochs of a whole trial", found["horizon"]), ("epochs saved, at most", of)]
+    if not found["audited"]:
+        rows.append(("false-prune rate", "not measured: no audited trial has ended"))
+        return section("pruning", "What pruning saved", table(rows) + note(_NO_AUDIT))
+    best = "the best" if found["top_k"] == 1 else f"among the best {found['top_k']}"
+    low, high = found["false_prune_interval"]
+    rate = f"{percent(found['false_prune_rate'])}, 95 % interval {percent(low)} to {percent(high)}"
+    rows += [
+        ("audited trials that ended", found["audited"]),
+        (f"of them {best} of all", found["wrongly_condemned"]),
+        ("false-prune rate", rate),
+        ("epochs that the audit cost", found["audit_epochs"]),
+    ]
+    return section("pruning", "What pruning saved", table(rows) + note(_AUDIT))
+
+
+_NO_AUDIT: Final = (
+    "With `study.pruner.audit_fraction=0.05` the pruner `predicted_loss` lets a share of the trials that it would "
+    "prune run on, and so measures how often it is wrong."
+)
+_AUDIT: Final = (
+    "Audited trials were to be pruned and ran on to measure. One was wrongly condemned if it is complete and "
+    "among the best of all complete trials; a diverged trial never is. The interval is Wilson's."
+)
+
+
+def time_section(report: StudyReport) -> str:
+    """Who was at work when, and how busy the workers were."""
+    title, timeline = "Time and device use", report.timeline
+    if timeline.busy_share is None:
+        why = "The first trial has only just begun." if timeline.lanes else "No worker has taken a trial yet."
+        return section("time", title, note(why))
+    totals = timeline.totals()
+    by_outcome = sorted(totals["seconds_by_outcome"].items(), key=lambda pair: -pair[1])
+    rows = [
+        ("the study ran", duration(timeline.seconds)),
+        ("work of all workers", duration(timeline.worked)),
+        ("busy share", percent(timeline.busy_share)),
+        (
+            "work by outcome",
+            ", ".join(f"{name.replace('_', ' ')} {duration(spent)}" for name, spent in by_outcome),
+        ),
+    ]
+    if timeline.pauses:
+        rows.append(("pauses, not drawn", duration(timeline.pauses)))
+    height = min(900, 150 + _LANE_HEIGHT * len(timeline.lanes))
+    drawn = figure("timeline", work_by_worker(timeline), "attempts at trials by worker", height=height)
+    lanes = [
+        (lane["worker"], lane["attempts"], duration(lane["seconds"]), percent(lane["busy_share"]))
+        for lane in totals["workers"]
+    ]
+    told = (
+        "Each bar is an attempt at a trial. A worker is busy while it has a trial: the share counts from the "
+        "first trial to the last, pauses of the whole study left out."
+    )
+    by_worker = grid("Work by worker", ("worker", "attempts", "at work", "busy"), lanes)
+    return section("time", title, table(rows) + drawn + note(told) + by_worker)
+
+
+def failure_section(report: StudyReport) -> str:
+    """What went wrong, equal causes together."""
+    if not report.causes:
+        return section("failures", "Failures", note("None."))
+    rows = [
+        (each.outcome.replace("_", " "), len(each.trials), numbers(each.trials), each.reason)
+        for each in report.causes
+    ]
+    listed = grid("Failures by cause", ("outcome", "count", "trials", "reason"), rows)
+    traces = "".join(
+        folded(f"Traceback of trial {each.trials[0]}: {each.reason}", each.traceback)
+        for each in report.causes
+        if each.traceback
+    )
+    told = "Reasons that differ in numbers only count as one. `hpo retry --failed` gives failed trials another go."
+    return section("failures", "Failures", listed + traces + note(told))
+
+
+def edge_section(report: StudyReport) -> str:
+    """Parameters whose best values lie at an end of their range."""
+    title = "Parameters at the edge of their range"
+    if not report.edges:
+        enough = len(report.leaders) > 1
+        why = "None among the best trials." if enough else "It takes several complete trials to say."
+        return section("edges", title, note(why))
+    told = (
+        "The outermost 5 % of a range count (of its logarithm, where it is searched so), or the last of its "
+        "values. What is listed would come about by chance in at most 5 % of the cases."
+    )
+    return section("edges", title, points(each.said for each in report.edges) + note(told))
+
+
+def environment_section(report: StudyReport) -> str:
+    """What the study runs on."""
+    stored = {name: value for name, value in (report.environment or {}).items() if value not in (None, [], {})}
+    rows = [(name, _plain(value)) for name, value in stored.items()]
+    hosts = sorted({each.host for each in report.work})
+    devices = sorted({each.device for each in report.work})
+    runs = (trial.user_attrs.get(RUN_ATTR) or {} for trial in report.trials)
+    threads = sorted({run["threads"] for run in runs if "threads" in run})
+    seen = (("machines", hosts), ("devices", devices), ("threads of a worker", threads))
+    rows += [(name, ", ".join(map(str, found))) for name, found in seen if found]
+    if not rows:
+        return section("environment", "Environment", note("Nothing is known before the first trial."))
+    if not stored:
+        return section(
+            "environment", "Environment", table(rows) + note("What the trials tell; no versions are stored.")
+        )
+    return section("environment", "Environment", table(rows) + note("As it was where the study was created."))
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {each}" for name, each in value.items())
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def config_section(report: StudyReport) -> str:
+    """The study file as it was started with, defaults filled in."""
+    text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
+    return section("config", "Study file", folded("The config with its defaults, as YAML", text))
+
+
+def several_figures(name: str, drawn: Iterable[tuple[str, go.Figure]], *, height: int = HEIGHT) -> str:
+    """A figure by metric; headed by it where there are several."""
+    made = [
+        (metric, figure(f"{name}-{place}", each, f"{name} of {metric}", height=height))
+        for place, (metric, each) in enumerate(drawn)
+    ]
+    return "".join(part(metric, each) if len(made) > 1 else each for metric, each in made)

@@ -1,0 +1,79 @@
+"""A study in memory for Optuna's plots: its own trials only, and every name in it safe to be drawn.
+
+Optuna's plots show a study's parameter names and choices as they are, and plotly.js reads text as HTML. Here they
+are escaped before Optuna sees them.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from hpo.outcome import Outcome, outcome_of
+from hpo.ranking import study_directions
+from hpo.schema_study import Direction
+
+Text = Callable[[str], str]
+
+
+def drawn_text(text: str) -> str:
+    """Text that plotly.js shows as it is; quotes stay, for it has no entity for them."""
+    return html.escape(text, quote=False)
+
+
+def snapshot(
+    trials: Iterable[FrozenTrial], goals: Mapping[str, Direction], text: Text = str, *, curves: bool = False
+) -> optuna.Study:
+    """The trials as a study in memory, with their numbers.
+
+    Diverged trials are failed ones in it, because Optuna's plots warn of each value that is not finite. Attributes
+    of the user are left out: the plots would show all of them, tracebacks included.
+
+    Args:
+        trials: The trials; where numbers are missing, an empty failed trial stands in.
+        goals: Metrics and directions.
+        text: What parameter names and choices pass.
+        curves: Whether it is to hold what the trials reported; few plots ask for it, and it is most of a study.
+    """
+    numbered = {trial.number: trial for trial in trials}
+    study = optuna.create_study(directions=study_directions(goals), storage=optuna.storages.InMemoryStorage())
+    study.add_trials(
+        _copied(numbered[number], text, curves=curves)
+        if number in numbered
+        else create_trial(state=TrialState.FAIL)
+        for number in range(max(numbered, default=-1) + 1)
+    )
+    return study
+
+
+def _copied(trial: FrozenTrial, text: Text, *, curves: bool) -> FrozenTrial:
+    diverged = outcome_of(trial) == Outcome.DIVERGED
+    return FrozenTrial(
+        number=trial.number,
+        trial_id=trial.number,
+        state=TrialState.FAIL if diverged else trial.state,
+        value=None,
+        values=None if diverged else trial.values,
+        datetime_start=trial.datetime_start,
+        datetime_complete=trial.datetime_complete,
+        params={text(name): _value(value, text) for name, value in trial.params.items()},
+        distributions={text(name): _distribution(each, text) for name, each in trial.distributions.items()},
+        user_attrs={},
+        system_attrs=trial.system_attrs,
+        intermediate_values=trial.intermediate_values if curves else {},
+    )
+
+
+def _value(value: Any, text: Text) -> Any:
+    return text(value) if isinstance(value, str) else value
+
+
+def _distribution(distribution: BaseDistribution, text: Text) -> BaseDistribution:
+    if not isinstance(distribution, CategoricalDistribution):
+        return distribution
+    return CategoricalDistribution([_value(choice, text) for choice in distribution.choices])
