@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-import bottle  # type: ignore[import-untyped]
+import bottle
 import optuna_dashboard
 import waitress
 from optuna.artifacts import FileSystemArtifactStore

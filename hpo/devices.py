@@ -7,6 +7,7 @@ from pathlib import Path
 
 import torch
 
+from hpo.config import StudySpec
 from hpo.errors import InputError
 
 # A container's share of the processors: microseconds of each period, or "max" (Linux cgroups, version 2).
@@ -42,12 +43,29 @@ def deal(devices: Sequence[str] | None, workers: int | None) -> list[Slot]:
     """
     names = _named(devices)
     count = workers or len(names)
-    threads = max(1, _cores() // count)
+    threads = max(1, cores() // count)
     return [_slot(names[index % len(names)], threads) for index in range(count)]
 
 
-def _cores() -> int:
-    """Cores that this process may use, by its affinity, its container's quota and OMP_NUM_THREADS."""
+def study_slots(spec: StudySpec) -> list[Slot]:
+    """One slot per worker of a study, as its file says.
+
+    Raises:
+        InputError: There is no such device, or one that can't do what the study asks of it.
+    """
+    own = None if spec.trainer.device is None else [spec.trainer.device]
+    slots = deal(spec.study.devices or own, spec.study.workers)
+    for slot in slots:
+        if spec.trainer.cuda_graph and not slot.device.startswith("cuda"):
+            fix = "set it to false, or give GPUs with `study.devices`"
+            raise spec.error(
+                f"needs CUDA devices, and a worker is on {slot.label}", path="trainer.cuda_graph", fix=fix
+            )
+    return slots
+
+
+def cores() -> int:
+    """Processor cores that this process may use, by its affinity, its container's quota and OMP_NUM_THREADS."""
     limits = [os.cpu_count() or 1]
     if hasattr(os, "sched_getaffinity"):  # macOS doesn't say
         limits.append(len(os.sched_getaffinity(0)))

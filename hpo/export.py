@@ -181,7 +181,7 @@ def _kind(param: ParamSpec) -> Kind:
 
 def _write_parquet(table: Table, path: Path) -> None:
     try:
-        import pyarrow as pa  # type: ignore[import-untyped]
+        import pyarrow as pa
         from pyarrow import parquet
     except ImportError as error:
         problem = f"Parquet needs pyarrow: {error}"

@@ -41,8 +41,10 @@ def _unescaped(field: str) -> str:
     return field
 
 
-def network_warning(url: str, mountinfo: str | None = None) -> str | None:
-    """What is wrong with a study database on a network file system; None where nothing is.
+def network_file_system(url: str, mountinfo: str | None = None) -> str | None:
+    """The type of the network file system that a study database lies on; None where it lies on no such one.
+
+    SQLite's log and locks work on one machine only: there, several machines or a lost lock can damage the file.
 
     Args:
         url: The database.
@@ -55,10 +57,4 @@ def network_warning(url: str, mountinfo: str | None = None) -> str | None:
         table = Path("/proc/self/mountinfo")
         mountinfo = table.read_text(errors="replace") if table.exists() else ""
     kind = file_system_type(file.resolve(), mountinfo)
-    if kind not in NETWORK_TYPES:
-        return None
-    return (
-        f"storage: {file} is on a network file system ({kind}): SQLite's log and locks work on one machine only, "
-        "and several machines, or a lost lock, can damage the file\n"
-        "  fix: put it on a local disk, or use a server: `storage: postgresql://user@host/name`"
-    )
+    return kind if kind in NETWORK_TYPES else None

@@ -61,12 +61,16 @@ def run_study(spec: StudySpec, listen: Callable[[OpenStudy], Listener], warn: Ca
     # Its imports run beside ours; at a Ctrl-C it would end them with a traceback.
     with _without_interrupt():
         start_fork_server(spec)
+    from hpo.checks import check_study
+    from hpo.devices import study_slots
     from hpo.folders import make_output_folder
     from hpo.mainless import MainlessContext
     from hpo.study import start_study
     from hpo.supervisor import Supervisor
 
-    slots = checked_slots(spec, warn)
+    for finding in check_study(spec):
+        warn(finding)
+    slots = study_slots(spec)
     with _quiet_optuna():
         opened = start_study(spec)
         try:
@@ -76,28 +80,6 @@ def run_study(spec: StudySpec, listen: Callable[[OpenStudy], Listener], warn: Ca
             return _supervised(supervisor, listener, slots)
         finally:
             opened.storage.close()
-
-
-def checked_slots(spec: StudySpec, warn: Callable[[Finding], None]) -> list[Slot]:
-    """Check what needs imports, and deal the devices.
-
-    Raises:
-        InputError: The study does not fit the code that it names, or the devices that are here.
-    """
-    from hpo.checks import check_study
-    from hpo.devices import deal
-
-    for finding in check_study(spec):
-        warn(finding)
-    own = None if spec.trainer.device is None else [spec.trainer.device]
-    slots = deal(spec.study.devices or own, spec.study.workers)
-    for slot in slots:
-        if spec.trainer.cuda_graph and not slot.device.startswith("cuda"):
-            fix = "set it to false, or give GPUs with `study.devices`"
-            raise spec.error(
-                f"needs CUDA devices, and a worker is on {slot.label}", path="trainer.cuda_graph", fix=fix
-            )
-    return slots
 
 
 def _supervised(supervisor: Supervisor, listener: Listener, slots: list[Slot]) -> Ending:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.filesystems import file_system_type, network_warning
+from hpo.filesystems import file_system_type, network_file_system
 
 MOUNTS = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 30 22 0:26 / /home rw,relatime shared:12 - nfs4 server:/home rw,vers=4.2
@@ -30,10 +30,8 @@ def test_the_innermost_and_last_mount_counts(path: str, kind: str) -> None:
     assert file_system_type(Path(path), MOUNTS) == kind
 
 
-def test_only_a_file_on_a_network_is_warned_against() -> None:
-    warning = network_warning("sqlite:////home/ann/study.db", MOUNTS) or ""
-    assert warning.startswith("storage: /home/ann/study.db is on a network file system (nfs4)")
-    assert "\n  fix: put it on a local disk, or use a server: `storage: postgresql://" in warning
-    assert network_warning("sqlite:////home/scratch/study.db", MOUNTS) is None
-    assert network_warning("postgresql://user@host/home", MOUNTS) is None
-    assert network_warning("sqlite:////home/ann/study.db", "") is None
+def test_only_a_file_on_a_network_counts() -> None:
+    assert network_file_system("sqlite:////home/ann/study.db", MOUNTS) == "nfs4"
+    assert network_file_system("sqlite:////home/scratch/study.db", MOUNTS) is None
+    assert network_file_system("postgresql://user@host/home", MOUNTS) is None
+    assert network_file_system("sqlite:////home/ann/study.db", "") is None

@@ -1,0 +1,237 @@
+"""`hpo check`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import traceback
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.output import read_by_others
+from hpo.errors import HpoError, InputError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpo.config import StudySpec
+    from hpo.devices import Slot
+    from hpo.findings import Finding
+    from hpo.preflight import DevicePreflight, Measured
+
+_MIB = 2**20
+_MINUTE, _HOUR = 60, 3600
+
+
+@dataclass
+class _Stage:
+    """One stage, and what came of it; ``None`` for one that was not reached."""
+
+    name: str
+    warnings: list[Finding] = field(default_factory=list)
+    error: HpoError | None = None
+    reached: bool = False
+
+    @property
+    def status(self) -> str:
+        if not self.reached:
+            return "not reached"
+        if self.error is not None:
+            return "error"
+        return "warnings" if self.warnings else "ok"
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "stage": self.name,
+            "status": self.status,
+            "warnings": [asdict(item) for item in self.warnings],
+            "error": None if self.error is None else _error_json(self.error),
+        }
+
+
+@dataclass
+class _Checkup:
+    """All stages, each after those it builds on."""
+
+    read: Callable[[], StudySpec]
+    debug: bool
+    said: Callable[[_Stage], None]
+    stages: list[_Stage] = field(default_factory=list)
+    spec: StudySpec | None = None
+    slots: list[Slot] = field(default_factory=list)
+    devices: list[DevicePreflight] = field(default_factory=list)
+
+    def run(self) -> None:
+        work = {"structure": self._structure, "imports": self._imports, "meaning": self._meaning}
+        going = True
+        for name, examine in {**work, "preflight": self._preflight}.items():
+            stage = _Stage(name)
+            self.stages.append(stage)
+            if going:
+                going = self._examined(stage, examine)
+            self.said(stage)
+
+    @property
+    def failed(self) -> bool:
+        return any(stage.error is not None for stage in self.stages)
+
+    def _examined(self, stage: _Stage, examine: Callable[[], list[Finding]]) -> bool:
+        stage.reached = True
+        try:
+            stage.warnings = examine()
+        except HpoError as error:
+            if self.debug:
+                traceback.print_exc()
+            stage.error = error
+        return stage.error is None
+
+    def _structure(self) -> list[Finding]:
+        self.spec = self.read()
+        return []
+
+    def _imports(self) -> list[Finding]:
+        from hpo.checks import check_imports
+
+        assert self.spec is not None
+        return check_imports(self.spec)
+
+    def _meaning(self) -> list[Finding]:
+        from hpo.checks import check_search
+        from hpo.devices import study_slots
+        from hpo.meaning import check_meaning
+
+        assert self.spec is not None
+        check_search(self.spec)
+        self.slots = study_slots(self.spec)
+        return check_meaning(self.spec)
+
+    def _preflight(self) -> list[Finding]:
+        from hpo.preflight import preflight
+
+        assert self.spec is not None
+        self.devices = preflight(self.spec, self.slots)
+        return [item for device in self.devices for item in device.warnings]
+
+
+def check(
+    study: StudyFile,
+    overrides: Overrides = None,
+    devices: Annotated[
+        str | None,
+        typer.Option("--device", metavar="cuda:0,cuda:1|cpu", help="Devices to try.", show_default=False),
+    ] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default=False)] = None,
+    json_: Json = False,
+    storage: Storage = None,
+    output_dir: OutputDir = None,
+    debug: Debug = False,
+) -> None:
+    """Check a study before it runs: its structure, imports, meaning, and a few batches on each device.
+
+    Nothing is written: neither to the output folder nor to the storage. Exit code 2 where a stage finds an error.
+
+    Example: hpo check studies/digits/study.yaml --device cpu
+    """
+
+    def read() -> StudySpec:
+        options = {"devices": devices, "workers": workers, "storage": storage, "output_dir": output_dir}
+        return read_spec(study, overrides, require_search_space=True, **options)
+
+    checkup = _Checkup(read, debug, (lambda _: None) if json_ else _print_stage)
+    # What the study's own code prints is not what a program reads.
+    with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
+        checkup.run()
+    if json_:
+        from hpo.cli.show import print_json
+
+        print_json(_as_json(checkup))
+    else:
+        _print_costs(checkup)
+    if checkup.failed:
+        raise typer.Exit(2)
+
+
+def _as_json(checkup: _Checkup) -> dict[str, Any]:
+    return {
+        "study": None if checkup.spec is None else checkup.spec.study.name,
+        "ok": not checkup.failed,
+        "stages": [stage.as_json() for stage in checkup.stages],
+        "devices": [
+            {"device": item.device, "workers": item.workers, "base": asdict(item.base)}
+            | {"largest": None if item.largest is None else asdict(item.largest)}
+            for item in checkup.devices
+        ],
+        "estimated_seconds": _estimate(checkup),
+    }
+
+
+def _error_json(error: HpoError) -> dict[str, Any]:
+    if not isinstance(error, InputError):
+        return {"problem": str(error)}
+    places = {"problem": error.problem, "path": error.path, "line": error.line, "value": error.value}
+    return {**places, "file": None if error.file is None else str(error.file), "fix": error.fix}
+
+
+def _estimate(checkup: _Checkup) -> float | None:
+    if not checkup.devices or checkup.spec is None:
+        return None
+    from hpo.preflight import estimated_seconds
+
+    return estimated_seconds(checkup.spec, checkup.devices)
+
+
+def _print_stage(stage: _Stage) -> None:
+    told = stage.status
+    if stage.status == "warnings":
+        told = f"{len(stage.warnings)} warning{'s' if len(stage.warnings) > 1 else ''}"
+    with read_by_others():
+        print(f"{stage.name:<10} {told}")
+        for item in stage.warnings:
+            print(_indented(f"warning: {item}"))
+        if stage.error is not None:
+            print(_indented(f"error: {stage.error}"))
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines())
+
+
+def _print_costs(checkup: _Checkup) -> None:
+    with read_by_others():
+        for device in checkup.devices:
+            print(f"\n{device.device}, {device.workers} worker{'s' if device.workers > 1 else ''}")
+            base = device.base
+            shapes = f"{_shapes(base.inputs)} → {_shapes(base.outputs)}" if base.outputs else _shapes(base.inputs)
+            print(f"  batch: {shapes}, {base.parameters:,} parameters")
+            print(f"  base config: {_cost(base)}")
+            if device.largest is not None:
+                print(f"  largest searched: {_cost(device.largest)}")
+                print("    " + ", ".join(f"{path}={value}" for path, value in device.largest.params.items()))
+        seconds = _estimate(checkup)
+        if checkup.spec is not None and seconds is not None:
+            n_trials = checkup.spec.study.n_trials
+            print(f"\nthe whole study: {n_trials} trials take at most about {_time(seconds)}, if none is pruned")
+
+
+def _shapes(shapes: list[tuple[int, ...]]) -> str:
+    return ", ".join(" x ".join(map(str, shape)) or "scalar" for shape in shapes)
+
+
+def _cost(cost: Measured) -> str:
+    told = f"{cost.memory_bytes / _MIB:,.0f} MiB, {_time(cost.batch_s)} a batch"
+    if cost.epoch_s is not None:
+        told += f", {_time(cost.epoch_s)} an epoch of {cost.batches} batches"
+    return told if cost.trial_s is None else f"{told}, {_time(cost.trial_s)} a trial of {cost.epochs} epochs"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.3g} ms"
+    if seconds < _MINUTE:
+        return f"{seconds:.3g} s"
+    if seconds < _HOUR:
+        return f"{seconds / _MINUTE:.0f} min"
+    return f"{seconds / _HOUR:.1f} h"

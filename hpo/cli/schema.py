@@ -1,0 +1,40 @@
+"""`hpo schema`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from hpo.cli.options import Debug
+from hpo.cli.output import read_by_others
+from hpo.errors import InputError
+
+
+def schema(
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="Write it there.", show_default="standard output"),
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Print the JSON Schema of study.yaml, by which editors complete and check it.
+
+    Example: hpo schema -o study.schema.json, with this as the first line of study.yaml:
+    # yaml-language-server: $schema=study.schema.json
+    """
+    del debug
+    from hpo.json_schema import study_schema
+
+    text = json.dumps(study_schema(), indent=2, ensure_ascii=False)
+    if output is None:
+        with read_by_others():
+            print(text)
+        return
+    try:
+        output.write_text(text + "\n", encoding="utf-8")
+    except OSError as error:
+        problem = f"can't be written: {error.strerror or error}"
+        raise InputError(problem, path="--output", value=str(output), fix="give another file") from error

@@ -1,0 +1,248 @@
+"""A callback that looks at the first batches of a run: what is finite, what gets a gradient, how long it takes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from trainer.callback import Callback, TrainerView
+from trainer.data import tensors_in
+
+#: What the run was doing last, for whoever has to say where an error came from.
+START: Final = "start"
+BATCH: Final = "batch"
+FORWARD: Final = "forward"
+METRICS: Final = "metrics"
+BACKWARD: Final = "backward"
+OPTIMIZER: Final = "optimizer"
+SCHEDULER: Final = "scheduler"
+VALIDATION: Final = "validation"
+EPOCH_END: Final = "epoch end"
+
+#: How a preflight's run ends.
+REASON: Final = "preflight"
+#: Enough batches to tell how long one takes: so many, or so many seconds' worth.
+_BATCHES: Final = 50
+_SECONDS: Final = 2.0
+_LISTED: Final = 5
+
+Complaint = Callable[[str, str, str], Exception]
+
+
+class Probe(Callback):
+    """Ends the run after its first, short epoch; raises what is found wrong before.
+
+    Args:
+        complain: Makes the exception of (problem, path in the study file, fix).
+        loss_path: Where the study file says what the loss is.
+        precision: ``fp16`` lets gradients overflow, which its scaling is for.
+
+    Attributes:
+        metrics: By name, the functions of (outputs, targets) that are recorded; to be set before the run.
+        phase: What the run was doing last.
+        shapes: Shapes of the first batch's tensors.
+        outputs: Shapes of the model's outputs for it.
+        without_gradient: Parameters that got no gradient.
+        batches: Batches that were trained.
+        batch_s: Seconds a training batch takes, the first one left out unless there is no other.
+        ended: The clock when training ended and when validation did.
+    """
+
+    priority = 98
+    graph_safe = True
+    transient = (
+        *("phase", "shapes", "outputs", "without_gradient", "batches", "batch_s"),
+        *("ended", "validated", "_first", "_started"),
+    )
+
+    def __init__(self, complain: Complaint, *, loss_path: str, precision: str) -> None:
+        self._complain = complain
+        self.metrics: Mapping[str, Callable[[Any, Any], Any]] = {}
+        self._loss_path = loss_path
+        self._precision = precision
+        self.phase = START
+        self.shapes: list[tuple[int, ...]] = []
+        self.outputs: list[tuple[int, ...]] = []
+        self.without_gradient: list[str] = []
+        self.batches = 0
+        self.batch_s = math.nan
+        self.ended = self.validated = self._started = self._first = math.nan
+
+    # ---- a batch
+
+    def on_train_epoch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
+        """Start the clock."""
+        self.phase = BATCH
+        self._started = time.perf_counter()
+
+    def on_train_batch_start(self, trainer: TrainerView) -> None:
+        """Look at the first batch."""
+        self.phase = BATCH
+        if self.batches:
+            return
+        self.shapes = [tuple(tensor.shape) for tensor in tensors_in(trainer.state.batch)]
+        for position, tensor in enumerate(tensors_in(trainer.state.batch)):
+            if bad := _not_finite(tensor):
+                problem = (
+                    f"{bad} of {tensor.numel()} values of a training batch's tensor {position} are not finite"
+                )
+                raise self._complain(problem, "data", "clean the data, or fill in what is missing")
+
+    def on_before_forward(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
+        """From here on model and loss are at work."""
+        self.phase = FORWARD
+
+    def on_after_forward(self, trainer: TrainerView) -> None:
+        """Look at the loss and the metrics of the first batch."""
+        self.phase = METRICS
+        if self.batches:
+            return
+        state = trainer.state
+        self.outputs = [tuple(tensor.shape) for tensor in tensors_in(state.outputs)]
+        assert state.loss is not None
+        self._check_loss(state.loss)
+        if state.outputs is not None and isinstance(state.batch, tuple | list):
+            with torch.no_grad():
+                for name, metric in self.metrics.items():
+                    self._check_metric(name, metric(state.outputs, state.batch[-1]))
+
+    def on_before_backward(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
+        """From here on gradients are computed."""
+        self.phase = BACKWARD
+
+    def on_after_backward(self, trainer: TrainerView) -> None:
+        """Look at the gradients of the first batch."""
+        if not self.batches:
+            self._check_gradients(trainer.model)
+
+    def on_before_optimizer_step(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
+        """From here on the optimizer is at work."""
+        self.phase = OPTIMIZER
+
+    def on_after_optimizer_step(self, trainer: TrainerView) -> None:
+        """Look at the weights after the first step."""
+        if trainer.state.step == 0:
+            for name, parameter in trainer.model.named_parameters():
+                if _not_finite(parameter):
+                    problem = f"after one step the weights of `{name}` are not finite"
+                    raise self._complain(problem, "optimizer", "lower the learning rate")
+
+    def on_before_scheduler_step(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
+        """From here on the scheduler is at work."""
+        self.phase = SCHEDULER
+
+    def on_after_scheduler_step(self, trainer: TrainerView) -> None:
+        """Look at the learning rates."""
+        rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
+        if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
+            shown = ", ".join(f"{rate:g}" for rate in rates)
+            raise self._complain(f"after one step the learning rate is {shown}", "scheduler", "see its arguments")
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """End the epoch once the batches' time is known."""
+        self.phase = BATCH
+        state = trainer.state
+        self.batches += 1
+        if trainer.device.type == "cuda":
+            torch.cuda.synchronize(trainer.device)
+        now = time.perf_counter()
+        if self.batches == 1:
+            self._first, self.batch_s = now, now - self._started
+            return
+        self.batch_s = (now - self._first) / (self.batches - 1)
+        stepped = state.step > 0 and self.batches > state.batches_per_step
+        if stepped and (self.batches >= _BATCHES or now - self._started > _SECONDS):
+            state.stop_epoch()
+
+    # ---- the epoch's end
+
+    def on_train_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
+        """Note the time."""
+        self.phase = VALIDATION
+        self.ended = self.validated = time.perf_counter()
+
+    def on_validation_batch_end(self, trainer: TrainerView) -> None:
+        """Look at the loss and the metrics of a validation batch."""
+        state = trainer.state
+        assert state.loss is not None
+        if _not_finite(state.loss):
+            fix = "look at the validation data, and at what the model does differently in eval mode"
+            raise self._complain("the loss of a validation batch is not finite", self._loss_path, fix)
+
+    def on_validation_end(self, trainer: TrainerView) -> None:
+        """Note the time."""
+        self.phase = EPOCH_END
+        if trainer.device.type == "cuda":
+            torch.cuda.synchronize(trainer.device)
+        self.validated = time.perf_counter()
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """End the run."""
+        self.phase = EPOCH_END
+        trainer.state.stop(REASON)
+
+    # ---- what is wrong
+
+    def _check_loss(self, loss: Tensor) -> None:
+        shape = tuple(loss.shape)
+        if loss.numel() != 1:
+            fix = "return the mean over the batch, such as `loss.mean()`"
+            raise self._complain(f"the loss has the shape {shape}, and must be one number", self._loss_path, fix)
+        if _not_finite(loss):
+            fix = "look for a division by zero or a logarithm of zero in model and loss"
+            raise self._complain(f"the loss of the first batch is {float(loss)}", self._loss_path, fix)
+        if not loss.requires_grad:
+            fix = "compute it from the model's outputs, without `.item()`, `.detach()` or `torch.no_grad()`"
+            raise self._complain("the loss does not depend on the model's parameters", self._loss_path, fix)
+
+    def _check_metric(self, name: str, value: Any) -> None:
+        single = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
+        if not single:
+            shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+            problem = f"returned a {type(value).__name__}{shape}, and must return one number"
+            raise self._complain(problem, f"metrics.{name}", "return the mean over the batch")
+        if not math.isfinite(float(value)):
+            problem = f"is {float(value)} for the first batch"
+            raise self._complain(problem, f"metrics.{name}", "look for a division by zero in it")
+
+    def _check_gradients(self, model: nn.Module) -> None:
+        trained = [(name, item) for name, item in model.named_parameters() if item.requires_grad]
+        self.without_gradient = [name for name, parameter in trained if parameter.grad is None]
+        if len(self.without_gradient) == len(trained):
+            fix = "let the outputs depend on the parameters, and set requires_grad where it is off"
+            raise self._complain("no parameter of the model gets a gradient", "model", fix)
+        if self._precision == "fp16":
+            return
+        for name, parameter in trained:
+            if parameter.grad is not None and (bad := _not_finite(parameter.grad)):
+                problem = f"{bad} of {parameter.numel()} gradients of `{name}` are not finite"
+                fix = "look at what the model computes there: a square root, a logarithm or a norm of zero"
+                raise self._complain(problem, "model", fix)
+
+
+def listed(names: list[str]) -> str:
+    """Names in a sentence, the first few of many."""
+    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
+    return ", ".join(f"`{name}`" for name in names[:_LISTED]) + more
+
+
+def shapes_of(value: Any) -> str:
+    """Shapes and types of the tensors in a value."""
+    found = [f"{tuple(tensor.shape)} {str(tensor.dtype).removeprefix('torch.')}" for tensor in _tensors(value)]
+    return ", ".join(found) or type(value).__name__
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    return tensors_in(value)
+
+
+def _not_finite(tensor: Tensor) -> int:
+    """How many values are NaN or infinite."""
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return 0
+    return int((~torch.isfinite(tensor.detach())).sum())
