@@ -12,7 +12,7 @@ from multiprocessing.context import ForkServerProcess
 from hpo.devices import Slot
 from hpo.limits import Limits, death_of, kill_group
 from hpo.recovery import LOST, STOPPED, Verdict
-from hpo.worker import ADVANCED, BEAT, Leaving, Message, Pulse, Started, Stop
+from hpo.worker import ADVANCED, BEAT, EpochsEnded, Leaving, Message, Pulse, Started, Stop
 
 _AT_ONCE = Verdict(STOPPED, "its worker was stopped at once")
 
@@ -76,7 +76,8 @@ class Child:
         with contextlib.suppress(EOFError, OSError):  # closed at its end; the process's end tells how
             while self.channel.poll():
                 message = self.channel.recv()
-                self.running = None
+                if not isinstance(message, EpochsEnded):  # those are said inside a trial, all others around it
+                    self.running = None
                 if isinstance(message, Started):
                     self.running = Running(message.number, message.spent_s, time.monotonic())
                 elif isinstance(message, Leaving):

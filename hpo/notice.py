@@ -12,3 +12,8 @@ class Notice:
     """
 
     text: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed: whoever shows it may show it."""

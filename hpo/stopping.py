@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from hpo.errors import LeaseLostError
 from hpo.ledger import Lease
 from hpo.recovery import Verdict
 from trainer.callback import Callback, TrainerView
-from trainer.state import INTERRUPTED
+from trainer.state import INTERRUPTED, TrainState
 
 
 class StopRequest:
@@ -60,13 +60,14 @@ class StopRequest:
 
 
 class Watch(Callback):
-    """Ends the run after the running batch once that is asked, and shows after each batch that it goes on.
+    """Ends the run after the running batch once that is asked, and shows that it goes on.
 
     Args:
         request: What others want.
         number: The trial.
         lease: This worker's attempt at it.
-        pulse: Called with the number of finished epochs after each batch, of training or validation.
+        pulse: Called with the run's state before the first batch, after each one, of training or validation, and
+            when an epoch's metrics are complete.
 
     Raises:
         LeaseLostError: From the hook after a training batch, when another attempt has the trial.
@@ -74,18 +75,28 @@ class Watch(Callback):
 
     priority = 0
 
-    def __init__(self, request: StopRequest, number: int, lease: Lease, pulse: Callable[[int], None]) -> None:
+    def __init__(
+        self, request: StopRequest, number: int, lease: Lease, pulse: Callable[[TrainState], None]
+    ) -> None:
         self._request = request
         self._number = number
         self._lease = lease
         self._pulse = pulse
 
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Show where the run goes on from."""
+        self._pulse(trainer.state)
+
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Show life, and look whether the run is to end."""
-        self._pulse(trainer.state.epoch)
+        self._pulse(trainer.state)
         if self._request.stops(self._number, self._lease):
             trainer.state.stop(INTERRUPTED, now=True)
 
     def on_validation_batch_end(self, trainer: TrainerView) -> None:
         """Show life."""
-        self._pulse(trainer.state.epoch)
+        self._pulse(trainer.state)
+
+    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:  # noqa: ARG002 - the hook's
+        """Show the epoch; its predictions are in the metrics by now."""
+        self._pulse(trainer.state)

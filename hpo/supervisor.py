@@ -18,7 +18,8 @@ from hpo.devices import Slot
 from hpo.errors import StudyError
 from hpo.failures import Failures
 from hpo.limits import Limits, oom_kills
-from hpo.notice import Notice
+from hpo.notice import Notice, Tick
+from hpo.objective import TrialReport
 from hpo.outage import DatabaseError
 from hpo.recovery import Settled
 from hpo.study import OpenStudy
@@ -33,8 +34,8 @@ _HANG_UP: Final = b"h"
 _SIGNALS: Final = {signal.SIGINT: b"!", signal.SIGTERM: b"!", signal.SIGHUP: _HANG_UP}
 
 
-#: Called with who says it and what is said.
-Reporter = Callable[[str, "Message | Settled | Notice"], None]
+#: Called with who says it and what is said, and with a `Tick` every second.
+Reporter = Callable[[str, "Message | Settled | Notice | Tick"], None]
 
 
 class Ending(Enum):
@@ -42,6 +43,7 @@ class Ending(Enum):
 
     DONE = "done"
     TIMEOUT = "timeout"
+    GOAL = "goal"
     INTERRUPTED = "interrupted"
 
 
@@ -79,6 +81,7 @@ class Supervisor:
         self._children: list[Child] = []
         self._ending = Ending.DONE
         self._asked = 0
+        self._ended_one = False
         self._next_tick = 0.0
         self._wake, self._waker = socket.socketpair()
 
@@ -92,6 +95,9 @@ class Supervisor:
         """
         with self._handled_signals():
             try:
+                for note in self._opened.notes:
+                    self._tell("", Notice(note))
+                self._stop_at_goal()
                 self._refill()
                 while self._children or (self._ending is Ending.DONE and self._upkeep.is_more_to_come()):
                     self._wait()
@@ -140,6 +146,8 @@ class Supervisor:
             if child.channel in ready:
                 self._hear(child)
         self._reap()
+        if self._ended_one:
+            self._stop_at_goal()
         if time.monotonic() >= self._next_tick:
             self._tick()
 
@@ -159,7 +167,9 @@ class Supervisor:
         # Before anybody looks for dead owners: we know why ours are dead.
         self._reap()
         self._upkeep.look(now)
+        self._stop_at_goal()
         self._refill()
+        self._tell("", Tick())
 
     def _hear(self, child: Child) -> None:
         for message in child.messages():
@@ -167,6 +177,7 @@ class Supervisor:
                 continue
             self._tell(child.label, message)
             self._failures.hear(message)
+            self._ended_one |= isinstance(message, TrialReport) and message.outcome is not None
 
     def _reap(self) -> None:
         """Settle what children held that have ended, and replace them."""
@@ -185,7 +196,7 @@ class Supervisor:
         if ended:
             self._refill()
 
-    def _tell(self, label: str, message: Message | Settled | Notice) -> None:
+    def _tell(self, label: str, message: Message | Settled | Notice | Tick) -> None:
         try:
             self._reporter(label, message)
         except OSError:  # the terminal has been closed, or what read our output has ended
@@ -193,6 +204,13 @@ class Supervisor:
             self._interrupt()
 
     # ---- stopping
+
+    def _stop_at_goal(self) -> None:
+        """Stop where the study has reached what it is after; trials that run are put down and could go on."""
+        self._ended_one = False
+        if self._ending is Ending.DONE and (reached := self._upkeep.goal_reached()) is not None:
+            self._tell("", Notice(reached))
+            self._ask_to_stop(Ending.GOAL)
 
     def _ask_to_stop(self, ending: Ending) -> None:
         self._ending = ending

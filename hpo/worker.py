@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import select
 import signal
 import sys
 import threading
@@ -28,6 +29,7 @@ from hpo.objective import TrialReport, TrialRun
 from hpo.recovery import RETRIED_ATTR, Verdict
 from hpo.stopping import StopRequest
 from hpo.study import OpenStudy, load_study
+from trainer.state import TrainState
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,10 @@ logger = logging.getLogger(__name__)
 _BEATS: Final = 6
 #: Seconds between two of them at most.
 _SLOWEST_BEAT: Final = 10.0
+#: Seconds between two messages about epochs at least.
+_NEWS_PAUSE: Final = 0.25
+#: Epochs in one of them at most: with few it fits into any channel that has room at all.
+_NEWS_LENGTH: Final = 100
 
 
 @dataclass(frozen=True)
@@ -68,6 +74,27 @@ class Started:
 
 
 @dataclass(frozen=True)
+class EpochsEnded:
+    """A trial has finished epochs.
+
+    Attributes:
+        number: The trial.
+        first: The first of these epochs, counted from 1.
+        values: The study's metric after each of them, None where there was no validation.
+        max_epochs: Epochs of a run to the end.
+        predicted: The final loss predicted after the last of them, None where nothing predicts one.
+        resumed: They were finished by an earlier attempt; this one goes on from them.
+    """
+
+    number: int
+    first: int
+    values: tuple[float | None, ...]
+    max_epochs: int
+    predicted: float | None = None
+    resumed: bool = False
+
+
+@dataclass(frozen=True)
 class Failed:
     """A worker can't go on, for a reason that is not one trial's."""
 
@@ -93,7 +120,7 @@ class Stop:
     verdict: Verdict | None = None
 
 
-Message = Started | TrialReport | Failed | Leaving
+Message = Started | EpochsEnded | TrialReport | Failed | Leaving
 
 
 #: The monotonic clock when the worker last finished a batch, or took a trial.
@@ -183,6 +210,7 @@ class _Worker:
     channel: Connection[Message, Stop]
     request: StopRequest
     pulse: Pulse
+    _news: _News | None = None
     _from_epoch: int | None = None
 
     def run(self) -> None:
@@ -204,20 +232,24 @@ class _Worker:
 
     def _train(self, opened: OpenStudy, trial: optuna.Trial, builder: Builder) -> TrialReport:
         self._from_epoch = None
+        news = self._news = _News(self.channel, trial.number, self.order.spec.study.metric)
         self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
         _send(self.channel, Started(trial.number, self._spent(opened, trial)))
         torch.set_num_threads(self.order.slot.threads)
         device = torch.device(self.order.slot.device)
         report = TrialRun(opened, trial, builder, device, self.request, self._beat).run()
+        news.finish()
         _send(self.channel, report)
         return report
 
-    def _beat(self, epoch: int) -> None:
-        self.pulse[BEAT] = time.monotonic()
+    def _beat(self, state: TrainState) -> None:
+        now = self.pulse[BEAT] = time.monotonic()
         if self._from_epoch is None:
-            self._from_epoch = epoch
-        elif epoch > self._from_epoch:
+            self._from_epoch = state.epoch
+        elif state.epoch > self._from_epoch:
             self.pulse[ADVANCED] = 1.0
+        if self._news is not None:
+            self._news.follow(state, now)
 
     def _spent(self, opened: OpenStudy, trial: optuna.Trial) -> float:
         if self.order.spec.study.trial_timeout is None:
@@ -225,6 +257,62 @@ class _Worker:
         earlier = opened.storage.attempts_of_trial(trial._trial_id)[:-1]  # noqa: SLF001 - no public name
         after = trial.user_attrs.get(RETRIED_ATTR, 0)
         return sum(attempt.seconds for attempt in earlier if attempt.attempt > after)
+
+
+class _News:
+    """Tells the supervisor which epochs a trial has finished.
+
+    Training never waits for that. What can't be said at once, because the channel is full or has just been used,
+    is said with a later batch, and the rest when the trial has ended.
+
+    Args:
+        channel: To the supervisor.
+        number: The trial.
+        metric: The metric to tell.
+    """
+
+    def __init__(self, channel: Connection[Message, Stop], number: int, metric: str) -> None:
+        self._channel = channel
+        self._number = number
+        self._metric = metric
+        self._state: TrainState | None = None
+        self._resumed = 0
+        self._told = 0
+        self._next = 0.0
+
+    def follow(self, state: TrainState, now: float) -> None:
+        """Tell what there is to tell, if that can be done without waiting; at the first call, what was resumed."""
+        if self._state is None:
+            self._state, self._resumed = state, len(state.history)
+        if self._told < len(state.history) and now >= self._next:
+            self._next = now + _NEWS_PAUSE
+            while self._told < len(state.history) and _has_room(self._channel):
+                self._say(state)
+
+    def finish(self) -> None:
+        """Tell the rest: nobody trains now."""
+        while self._state is not None and self._told < len(self._state.history):
+            self._say(self._state)
+
+    def _say(self, state: TrainState) -> None:
+        resumed = self._told < self._resumed
+        end = self._resumed if resumed else len(state.history)
+        said = state.history[self._told : min(end, self._told + _NEWS_LENGTH)]
+        values = tuple(_number(metrics.get(self._metric)) for metrics in said)
+        predicted = _number(said[-1].get("predicted_final_loss"))
+        first, self._told = self._told + 1, self._told + len(said)
+        _send(self._channel, EpochsEnded(self._number, first, values, state.max_epochs, predicted, resumed))
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _has_room(channel: Connection[Message, Stop]) -> bool:
+    """Whether a short message can be sent without waiting for its reader."""
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLOUT)
+    return poll.poll(0) == [(channel.fileno(), select.POLLOUT)]
 
 
 def _ask(opened: OpenStudy) -> optuna.Trial | None:

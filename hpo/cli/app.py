@@ -1,24 +1,51 @@
 """The `hpo` command and its exit codes."""
 
+import contextlib
+import os
+import signal
 import sys
+import threading
 import traceback
+from collections.abc import Iterator
+from types import FrameType
 from typing import NoReturn
 
-import typer
+try:
+    import typer
 
-from hpo.cli import best, care, enqueue, manage, replay, report, run, show, train
-from hpo.errors import HpoError
+    from hpo.cli import (
+        best,
+        care,
+        check,
+        doctor,
+        enqueue,
+        export,
+        init,
+        logs,
+        manage,
+        replay,
+        report,
+        run,
+        schema,
+        show,
+        train,
+    )
+    from hpo.errors import HpoError
+except KeyboardInterrupt:  # Ctrl-C while all this is read
+    sys.exit(130)
 
 app = typer.Typer(
     name="hpo",
     help="Hyperparameter optimisation for PyTorch: parallel Optuna studies from one YAML file.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
 COMMANDS = (
-    *(run.run, show.status, best.best, show.trials, report.report, replay.replay, train.train),
+    *(doctor.doctor,),
+    *(init.init, check.check, schema.schema),
+    *(run.run, logs.logs, show.status, best.best, show.trials, report.report, replay.replay, train.train),
+    *(export.export,),
     *(enqueue.enqueue, care.repair, care.retry, care.clean, manage.dashboard, manage.delete),
 )
 for command in COMMANDS:
@@ -29,7 +56,8 @@ def main() -> NoReturn:
     """Run the command line; exit codes: 0 done, 2 bad input, 3 the study can't go on, 130 interrupted."""
     debug = "--debug" in sys.argv
     try:
-        app()
+        with _interruptible():
+            app()
     except HpoError as error:
         if debug:
             traceback.print_exc()
@@ -38,3 +66,26 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         sys.exit(130)
     sys.exit(0)
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Let Ctrl-C end an import at once: what an error inside one leaves, half a module, others trip over."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    signal.signal(signal.SIGINT, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    inside = frame
+    while inside is not None:
+        if inside.f_code.co_filename.startswith("<frozen importlib"):
+            os._exit(130)
+        inside = inside.f_back
+    signal.default_int_handler(number, frame)

@@ -1,4 +1,4 @@
-"""What `hpo run` prints: plain lines, one for each thing that happens."""
+"""What `hpo run` prints: a line for each thing that happens, on a terminal with a picture below them."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from typing import Any
 
 from optuna.trial import TrialState
 
+from hpo.cli.live import Picture, number
 from hpo.cli.output import flushed
+from hpo.cli.screen import Screen
+from hpo.cli.tally import Tally, best_list
 from hpo.database import display_url
-from hpo.notice import Notice
+from hpo.devices import Slot
+from hpo.notice import Notice, Tick
 from hpo.objective import TrialReport
 from hpo.progress import study_status
 from hpo.recovery import Settled
@@ -21,33 +25,36 @@ from hpo.worker import Failed, Message
 
 
 class Reporter:
-    """Prints a line for each thing that happens."""
+    """Prints a line for each thing that happens.
 
-    def __init__(self, opened: OpenStudy) -> None:
+    Args:
+        opened: The study.
+        quiet: Print what went wrong, and nothing else.
+    """
+
+    def __init__(self, opened: OpenStudy, *, quiet: bool = False) -> None:
         self._opened = opened
-        self._status = study_status(opened)
-        self._finished: int = self._status["finished"]
-        self._total: int = self._status["n_trials"]
+        self._quiet = quiet
         self._shown = ""
-        self._best: tuple[float, int] | None = None
-        if self._status["best"] is not None:
-            self._best = (self._status["best"]["value"], self._status["best"]["trial"])
+        self._tally = Tally(opened)
 
-    def begin(self, slots: list[Any]) -> None:
+    def begin(self, slots: list[Slot]) -> None:
         """Say what is about to run; OSError as in `heard`."""
-        spec = self._opened.spec
+        spec, done = self._opened.spec, self._tally.finished
+        self._tally.begin(slots)
         devices = ", ".join(dict.fromkeys(slot.label for slot in slots))
-        before = f", {self._finished} of them done" if self._finished else ""
+        trials = f"{self._tally.n_trials} trials" + (f", {done} of them done" if done else "")
         with flushed():
-            print(f"study {spec.study.name}: {self._total} trials{before}, {len(slots)} workers on {devices}")
-            print(f"storage {display_url(spec.storage_url)}")
+            self._say(f"study {spec.study.name}: {trials}, {len(slots)} workers on {devices}")
+            self._say(f"storage {display_url(spec.storage_url)}")
 
-    def heard(self, label: str, message: Message | Settled | Notice) -> None:
+    def heard(self, label: str, message: Message | Settled | Notice | Tick) -> None:
         """Print what a worker or the supervisor says.
 
         Raises:
             OSError: Nobody reads it: the terminal or the pipe is closed.
         """
+        self._tally.heard(label, message)
         with flushed():
             if isinstance(message, Notice):
                 print(message.text, file=sys.stderr)
@@ -58,22 +65,30 @@ class Reporter:
             elif isinstance(message, TrialReport):
                 self._reported(message)
 
+    def end(self, ending: str, reason: str | None = None) -> None:
+        """The run has ended; what it has come to is said by `print_summary`."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+    def _say(self, text: str, *, trouble: bool = False) -> None:
+        """Print a line; of a quiet run those that tell of trouble, where errors go."""
+        if trouble or not self._quiet:
+            print(text, file=sys.stderr if self._quiet else sys.stdout)
+
     def _settled(self, settled: Settled) -> None:
         if settled.state == TrialState.WAITING:
-            print(f"trial {settled.number} goes on later: {settled.reason}")
+            self._say(f"trial {settled.number} goes on later: {settled.reason}", trouble=True)
             return
-        self._finished += 1
         why = self._why(settled.reason)
-        print(f"{self._count()} trial {settled.number:<4} {settled.outcome}{why}")
+        self._say(f"{self._count()} trial {settled.number:<4} {settled.outcome}{why}", trouble=True)
 
     def _reported(self, report: TrialReport) -> None:
         if report.outcome is None:
             if report.reason:
-                print(f"trial {report.number} goes on later: {report.reason}")
+                self._say(f"trial {report.number} goes on later: {report.reason}", trouble=True)
             return
-        self._finished += 1
-        self._keep_best(report)
-        print(self._line(report) + self._why(report.reason))
+        self._say(self._line(report) + self._why(report.reason), trouble=bool(report.reason))
 
     def _why(self, reason: str) -> str:
         """The reason on a line of its own; one that has just been shown is not shown again."""
@@ -82,25 +97,51 @@ class Reporter:
         self._shown = reason
         return f"\n    {reason}"
 
-    def _keep_best(self, report: TrialReport) -> None:
-        if report.outcome != "complete" or report.value is None:
-            return
-        sign = 1 if self._opened.spec.study.direction == "minimize" else -1
-        if self._best is None or sign * report.value < sign * self._best[0]:
-            self._best = (report.value, report.number)
-
     def _line(self, report: TrialReport) -> str:
         value = "-" if report.value is None else f"{report.value:.5g}"
         metric = self._opened.spec.study.metric
-        best = "" if self._best is None else f"best {self._best[0]:.5g} (trial {self._best[1]})"
         return (
             f"{self._count()} trial {report.number:<4} "
             f"{report.outcome:<13} {metric} {value:<10} {report.epochs:>4} epochs "
-            f"{report.duration_s:>7.1f} s   {best}"
-        )
+            f"{report.duration_s:>7.1f} s   {self._best()}"
+        ).rstrip()
+
+    def _best(self) -> str:
+        best = self._tally.best
+        if not best:
+            return ""
+        if len(self._opened.spec.study.goals) > 1:
+            return f"{len(best)} trials on the Pareto front" if len(best) > 1 else "1 trial on the Pareto front"
+        return f"best {best[0]['value']:.5g} (trial {best[0]['trial']})"
 
     def _count(self) -> str:
-        return f"[{self._finished:>{len(str(self._total))}}/{self._total}]"
+        return f"[{self._tally.finished:>{len(str(self._tally.n_trials))}}/{self._tally.n_trials}]"
+
+
+class LiveReporter(Reporter):
+    """As `Reporter`, with a picture of the study below the lines."""
+
+    def __init__(self, opened: OpenStudy) -> None:
+        super().__init__(opened)
+        self._screen = Screen()
+
+    def begin(self, slots: list[Slot]) -> None:
+        """Say what is about to run, and draw it."""
+        super().begin(slots)
+        self._screen.open()
+        self._screen.show(self._picture, now=True)
+
+    def heard(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+        """Print what is said, and draw what has come of it; OSError where the terminal is closed."""
+        super().heard(label, message)
+        self._screen.show(self._picture, now=isinstance(message, TrialReport | Settled))
+
+    def close(self) -> None:
+        """Take the picture away; the lines stay."""
+        self._screen.close()
+
+    def _picture(self) -> Picture:
+        return Picture(self._tally.view())
 
 
 def print_summary(opened: OpenStudy, arguments: str, timed_out: bool) -> None:
@@ -114,8 +155,20 @@ def print_summary(opened: OpenStudy, arguments: str, timed_out: bool) -> None:
         print(f"the grid is exhausted: it has {status['n_trials']} points")
     if status["running"]:
         print(f"{status['running']} trials are still running elsewhere")
-    if status["best"] is not None:
-        _print_best(opened, status["best"], arguments)
+    best = best_list(status["best"])
+    if len(opened.spec.study.goals) > 1:
+        _print_front(best, arguments)
+    elif best:
+        _print_best(opened, best[0], arguments)
+
+
+def _print_front(front: list[dict[str, Any]], arguments: str) -> None:
+    """The Pareto front, a line a trial: none of them is better than another in every objective."""
+    print(f"Pareto front: {len(front)} trial{'' if len(front) == 1 else 's'}")
+    for entry in front:
+        values = ", ".join(f"{name} {number(value)}" for name, value in entry["values"].items())
+        print(f"    trial {entry['trial']}: {values}")
+    print(f"next:\n  {_command()} trials {arguments}\n  {_command()} dashboard {arguments}")
 
 
 def _print_best(opened: OpenStudy, best: dict[str, Any], arguments: str) -> None:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
 from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.output import read_by_others
-from hpo.errors import StudyError
+from hpo.errors import InputError, StudyError
 
 if TYPE_CHECKING:
+    from hpo.cli.console import Reporter
+    from hpo.cli.events import EventWriter
     from hpo.config import StudySpec
+    from hpo.findings import Finding
+    from hpo.study import OpenStudy
 
 
 def run(
@@ -32,10 +36,21 @@ def run(
         str | None, typer.Option(metavar="cuda:0,cuda:1|cpu", help="Devices to share.", show_default=False)
     ] = None,
     output_dir: OutputDir = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
+    json_: Annotated[
+        bool, typer.Option("--json", help="Print one event a line, as JSON; see `hpo.cli.events`.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Start a study, or go on with it, until its trials are done."""
+    """Start a study, or go on with it, until its trials are done.
+
+    On a terminal the bottom lines show what each worker does; `hpo status --watch` shows it elsewhere.
+
+    Example: hpo run study.yaml --workers 4 --n-trials 100
+    """
     del debug  # `main` looks for it
+    if quiet and json_:
+        raise InputError("give one of them, not both", path="--quiet, --json", fix="leave `--quiet` out")
     spec = read_spec(
         study,
         overrides,
@@ -47,48 +62,40 @@ def run(
         devices=devices,
         output_dir=output_dir,
     )
-    interrupted, timed_out = _work(spec)
+    from hpo.service import run_study
+
+    out = sys.stdout
+    # What a study's own code prints when it is imported is no event.
+    with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
+        ending = run_study(spec, lambda opened: _reporter(opened, out, quiet=quiet, json_=json_), _warn).value
     from hpo.cli.console import kept_arguments, same_command
 
-    arguments = kept_arguments(study, overrides, storage, output_dir)
-    if not interrupted:
-        _summarise(spec, arguments, timed_out)
-        return
-    with read_by_others():
-        print(f"interrupted; go on with:\n  {same_command()}", file=sys.stderr)
-    with contextlib.suppress(StudyError):  # the database may be away: an interrupted run ends as one all the same
-        _summarise(spec, arguments, timed_out)
-    raise typer.Exit(130)
+    interrupted, timed_out = ending == "interrupted", ending == "timeout"
+    if interrupted:
+        with read_by_others():
+            print(f"interrupted; go on with:\n  {same_command()}", file=sys.stderr)
+    if not (quiet or json_):
+        # The database may be away: an interrupted run ends as one all the same.
+        with contextlib.suppress(*[StudyError] if interrupted else []):
+            _summarise(spec, kept_arguments(study, overrides, storage, output_dir), timed_out)
+    if interrupted:
+        raise typer.Exit(130)
 
 
-def _work(spec: StudySpec) -> tuple[bool, bool]:
-    """Bring the study's trials to their end; whether that was interrupted, and whether the time is over."""
-    from hpo.forkserver import start_fork_server
+def _warn(finding: Finding) -> None:
+    print(f"warning: {finding}", file=sys.stderr)
 
-    # Its imports run beside ours.
-    context = start_fork_server(spec)
-    from hpo.supervisor import Ending, Supervisor
 
-    slots = _checked_slots(spec)
-    import optuna
+def _reporter(opened: OpenStudy, out: TextIO, *, quiet: bool, json_: bool) -> Reporter | EventWriter:
+    """Who tells the person, or the program, what happens."""
+    if json_:
+        from hpo.cli.events import EventWriter
 
-    from hpo.cli.console import Reporter
-    from hpo.folders import make_output_folder
-    from hpo.study import start_study
+        return EventWriter(opened, out)
+    from hpo.cli.console import LiveReporter, Reporter
+    from hpo.cli.screen import is_drawable
 
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    opened = start_study(spec)
-    try:
-        make_output_folder(spec)
-        reporter = Reporter(opened)
-        try:
-            reporter.begin(slots)
-        except OSError:  # nobody reads it
-            raise typer.Exit(130) from None
-        ending = Supervisor(opened, slots, context, reporter.heard, spec.study.timeout).run()
-    finally:
-        opened.storage.close()
-    return ending is Ending.INTERRUPTED, ending is Ending.TIMEOUT
+    return Reporter(opened, quiet=quiet) if quiet or not is_drawable() else LiveReporter(opened)
 
 
 def _summarise(spec: StudySpec, arguments: str, timed_out: bool) -> None:
@@ -102,24 +109,3 @@ def _summarise(spec: StudySpec, arguments: str, timed_out: bool) -> None:
             print_summary(opened, arguments, timed_out)
     finally:
         opened.storage.close()
-
-
-def _checked_slots(spec: StudySpec) -> list[Any]:
-    """Check what needs imports, and deal the devices."""
-    from hpo.build import offered_callbacks
-    from hpo.check import check_metric, check_spec
-    from hpo.check_callbacks import check_callbacks
-    from hpo.devices import deal
-
-    for warning in check_spec(spec, callbacks=offered_callbacks()):
-        print(f"warning: {warning}", file=sys.stderr)
-    check_metric(spec, check_callbacks(spec))
-    own = None if spec.trainer.device is None else [spec.trainer.device]
-    slots = deal(spec.study.devices or own, spec.study.workers)
-    for slot in slots:
-        if spec.trainer.cuda_graph and not slot.device.startswith("cuda"):
-            fix = "set it to false, or give GPUs with `study.devices`"
-            raise spec.error(
-                f"needs CUDA devices, and a worker is on {slot.label}", path="trainer.cuda_graph", fix=fix
-            )
-    return slots

@@ -95,3 +95,12 @@ def test_a_pipe_that_nobody_reads_any_more_ends_the_run_in_order(tmp_path: Path)
     status = hpo_json("status", study)
     assert status["running"] == 0
     assert status["finished"] < 6
+
+
+@pytest.mark.parametrize("library", ["_pydantic_core", "libtorch_python"])
+def test_ctrl_c_while_libraries_are_loaded_shows_no_traceback(tmp_path: Path, library: str) -> None:
+    process = start_hpo("run", make_study(tmp_path))
+    wait_until(lambda: library in Path(f"/proc/{process.pid}/maps").read_text())
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the fork server as well
+    printed, errors = process.communicate(timeout=60)
+    assert (process.returncode, printed, errors) == (130, "", "")

@@ -12,7 +12,7 @@ from hpo.child import Child, Running
 from hpo.devices import Slot
 from hpo.limits import Limits
 from hpo.recovery import LOST, STOPPED
-from hpo.worker import BEAT, Leaving, Started, Stop
+from hpo.worker import BEAT, EpochsEnded, Leaving, Started, Stop
 from tests.hpo.owners import forked
 
 LATE = Limits(wall_s=10.0)
@@ -66,6 +66,9 @@ def test_messages_say_what_runs(worker: Worker) -> None:
     assert [type(message) for message in child.messages()] == [Started]
     assert child.running is not None
     assert (child.running.number, child.running.spent_s) == (7, 3.0)
+    theirs.send(EpochsEnded(7, 1, (0.5,), 10))
+    assert [type(message) for message in child.messages()] == [EpochsEnded]
+    assert child.running is not None, "said inside the trial"
     theirs.send(Leaving(within_s=0.5))
     assert [type(message) for message in child.messages()] == [Leaving]
     assert child.running is None

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import multiprocessing
 import sys
+import threading
 from typing import Any, TypeVar
 
 import psutil
@@ -14,16 +17,17 @@ from hpo.devices import deal
 from hpo.errors import StudyError
 from hpo.forkserver import start_fork_server
 from hpo.ledger import Owner
-from hpo.notice import Notice
+from hpo.notice import Notice, Tick
 from hpo.objective import TrialReport
 from hpo.outcome import Outcome
 from hpo.progress import study_best, study_status, study_trials
 from hpo.recovery import Settled
 from hpo.study import load_study
 from hpo.supervisor import Ending, Supervisor
-from hpo.worker import Started, _check_preload
+from hpo.worker import EpochsEnded, Started, _check_preload, _News
 from tests.acceptance.support import wait_until
 from tests.hpo.support import Studies
+from trainer.state import TrainState
 
 FAULTS = '''
 import multiprocessing
@@ -131,9 +135,57 @@ def status(studies: Studies, *overrides: str) -> dict[str, Any]:
 def test_every_trial_is_announced_and_reported(studies: Studies) -> None:
     ending, heard = supervise(studies)
     assert ending is Ending.DONE
-    assert [type(message) for message in heard] == [Started, TrialReport] * 3
+    told = [type(message) for message in heard if not isinstance(message, Tick)]
+    assert told == [Started, EpochsEnded, TrialReport] * 3
+    for message in of(EpochsEnded, heard):
+        (report,) = [each for each in of(TrialReport, heard) if each.number == message.number]
+        assert (message.first, message.values, message.max_epochs) == (1, (report.value,), 1)
+        assert (message.predicted, message.resumed) == (None, False)
+    assert of(Tick, heard)
     assert [message.number for message in heard if isinstance(message, Started)] == [0, 1, 2]
     assert all(message.outcome == Outcome.COMPLETE for message in heard if isinstance(message, TrialReport))
+
+
+def test_each_epoch_is_told_once_and_a_resumed_trials_curve_again(studies: Studies) -> None:
+    overrides = ("model.delay=0.1", "trainer.max_epochs=8", "study.n_trials=1")
+    _, first = supervise(studies, *overrides, timeout=2.0)
+    _, second = supervise(studies, *overrides)
+    new, again = [], []
+    for message in [*of(EpochsEnded, first), *of(EpochsEnded, second)]:
+        numbers = range(message.first, message.first + len(message.values))
+        (again if message.resumed else new).extend(numbers)
+        assert message.max_epochs == 8
+    assert new == list(range(1, 9))
+    assert 0 < len(again) < 8
+    assert again == list(range(1, len(again) + 1))
+
+
+def test_training_does_not_wait_for_a_supervisor_that_does_not_listen() -> None:
+    """With the channel full, news wait; what was not told in time is told at the end, nothing twice."""
+    ours, theirs = multiprocessing.Pipe()
+    news = _News(theirs, 3, "val_loss")
+    state = TrainState(max_epochs=100_000)
+    news.follow(state, 0.0)
+    for epoch in range(1, 60_001):
+        state.epoch = epoch
+        state.history.append({"val_loss": float(epoch), "predicted_final_loss": 0.5})
+        news.follow(state, float(epoch))
+    heard: list[EpochsEnded] = []
+    reader = threading.Thread(target=_read_all, args=(ours, heard))
+    reader.start()
+    news.finish()
+    theirs.close()
+    reader.join()
+    values = [value for message in heard for value in message.values]
+    assert values == [float(epoch) for epoch in range(1, 60_001)]
+    assert {(message.number, message.predicted) for message in heard} == {(3, 0.5)}
+    assert max(len(message.values) for message in heard) > 1, "the channel was never full"
+
+
+def _read_all(channel: Any, heard: list[Any]) -> None:
+    with contextlib.suppress(EOFError):
+        while True:
+            heard.append(channel.recv())
 
 
 def test_a_worker_that_leaves_inside_a_trial_is_replaced_even_if_it_leaves_in_order(studies: Studies) -> None:

@@ -1,0 +1,292 @@
+"""What a running study looks like on a terminal: a picture of plain data, and nothing that changes.
+
+`StudyView` is all that the picture shows; `picture` makes something of it that rich can print, also into a file
+(``Console(record=True).export_svg()``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+_BARS: Final = "▁▂▃▄▅▆▇█"
+_ASCII_BARS: Final = "_.-=+*%#"
+_CURVE: Final = 16
+_NOTICES: Final = 3
+_FRONT: Final = 3
+_COLOURS: Final[Mapping[str, str]] = {"complete": "green", "pruned": "yellow", "diverged": "magenta"}
+_SIGN: Final[Mapping[str, str]] = {"minimize": "↓", "maximize": "↑"}
+#: Columns of the workers' table, and the width of a terminal from which on each is shown.
+_COLUMNS: Final[Mapping[str, int]] = {
+    "worker": 56,
+    "trial": 0,
+    "device": 72,
+    "epoch": 0,
+    "value": 0,
+    "predicted": 84,
+    "time": 66,
+    "curve": 48,
+}
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """A worker, and the trial that it has.
+
+    Attributes:
+        worker: Its name.
+        device: Its device.
+        trial: Its trial; None while it has none.
+        epoch: Epochs that the trial has finished.
+        max_epochs: Epochs of a run to the end; None where that is not known.
+        value: The metric after the latest epoch that was validated.
+        predicted: The predicted final loss, where there is one.
+        curve: The metric after each epoch so far; None where there is no value.
+        seconds: What this attempt at the trial has taken.
+        resumed: Epochs that earlier attempts had finished; None where that is not known.
+    """
+
+    worker: str
+    device: str
+    trial: int | None = None
+    epoch: int = 0
+    max_epochs: int | None = None
+    value: float | None = None
+    predicted: float | None = None
+    curve: tuple[float | None, ...] = ()
+    seconds: float = 0.0
+    resumed: int | None = 0
+
+
+@dataclass(frozen=True)
+class StudyView:
+    """A study at one instant.
+
+    Attributes:
+        study: Its name.
+        goals: Each metric that is optimised, with ``minimize`` or ``maximize``.
+        n_trials: Trials to bring to an end.
+        outcomes: How many trials have ended in each way.
+        waiting: Trials that wait to go on.
+        best: The best trial, or the Pareto front: of each its ``trial``, ``value`` and ``params``; with several
+            objectives ``values``.
+        front: How many trials the Pareto front has; 0 for a study with one objective.
+        workers: What each worker does.
+        seconds: How long this run of it has taken, if it is one.
+        left_s: An estimate of the seconds left, see `seconds_left`.
+        notices: The newest warnings, the latest last.
+    """
+
+    study: str
+    goals: Mapping[str, str]
+    n_trials: int
+    outcomes: Mapping[str, int] = field(default_factory=dict)
+    waiting: int = 0
+    best: Sequence[Mapping[str, Any]] = ()
+    front: int = 0
+    workers: Sequence[WorkerView] = ()
+    seconds: float | None = None
+    left_s: float | None = None
+    notices: Sequence[str] = ()
+
+    @property
+    def finished(self) -> int:
+        """Trials that have ended."""
+        return sum(self.outcomes.values())
+
+
+def seconds_left(unstarted: int, ended_s: Sequence[float], workers: Sequence[WorkerView]) -> float | None:
+    """About how long a study will go on.
+
+    A trial in progress takes as long as its remaining epochs do at its own pace, which is that of the epochs of
+    this attempt. A trial that has not begun (or waits to go on) takes the mean of those that have ended, as they
+    ended: pruned and failed ones were short and count as short. Trials in progress count in that mean with the
+    length they are heading for, else the first ones to end, which are the short ones, would speak for all. The sum
+    is shared by the workers, but a trial is not divided. As a running trial may still be pruned, the estimate is
+    rather too long than too short, most so at the start.
+
+    Args:
+        unstarted: Trials that nobody works on yet.
+        ended_s: Seconds of each trial that has ended.
+        workers: Those at work; their trials' lengths count where ``max_epochs`` is known and an epoch is done.
+
+    Returns:
+        Seconds; None where there is nothing to go by, or nobody works.
+    """
+    running = [worker for worker in workers if worker.trial is not None]
+    heading = [_heading_for(worker) for worker in running]
+    known = [*ended_s, *(total for total in heading if total is not None)]
+    if not known or not workers:
+        return None
+    mean = sum(known) / len(known)
+    rests = [
+        max(0.0, (mean if total is None else total) - worker.seconds)
+        for worker, total in zip(running, heading, strict=True)
+    ]
+    return max([(sum(rests) + unstarted * mean) / len(workers), *rests])
+
+
+def _heading_for(worker: WorkerView) -> float | None:
+    """Seconds of this attempt, if the trial runs to its end at its pace so far."""
+    if worker.resumed is None or worker.max_epochs is None or worker.epoch <= worker.resumed:
+        return None
+    own = worker.epoch - worker.resumed
+    return worker.seconds / own * (worker.max_epochs - worker.resumed)
+
+
+def sparkline(values: Sequence[float | None], width: int = _CURVE, *, ascii_only: bool = False) -> str:
+    """A curve as one line of bars, from its least value to its greatest.
+
+    A curve longer than the line is thinned out, its last value stays. What is no finite number is an ``x``; an
+    epoch without a value is left out.
+    """
+    told = [value for value in values if value is not None]
+    if len(told) > width:
+        told = [told[(index + 1) * len(told) // width - 1] for index in range(width)]
+    finite = [value for value in told if math.isfinite(value)]
+    low, high = min(finite, default=0.0), max(finite, default=0.0)
+    bars = _ASCII_BARS if ascii_only else _BARS
+    return "".join(_bar(value, low, high, bars) for value in told)
+
+
+def _bar(value: float, low: float, high: float, bars: str) -> str:
+    if not math.isfinite(value):
+        return "x"
+    # Halves, as the difference of two large numbers may be no number any more.
+    share = (value / 2 - low / 2) / (high / 2 - low / 2) if high / 2 > low / 2 else 0.0
+    return bars[round(share * (len(bars) - 1))]
+
+
+def shown_seconds(seconds: float) -> str:
+    """A time as a clock shows it: ``0:07``, ``12:34``, ``1:02:03``, ``2 d 01:02:03``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    if days:
+        return f"{days} d {hours:02}:{minutes:02}:{rest:02}"
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A view as rich prints it, in the terminal's width and no higher than the terminal."""
+
+    view: StudyView
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """See rich's console protocol."""
+        height = options.height or console.height
+        yield picture(self.view, options.max_width, height, ascii_only=options.ascii_only)
+
+
+def picture(view: StudyView, width: int, height: int, *, ascii_only: bool = False) -> RenderableType:
+    """What a terminal of this size shows of a study."""
+    above: list[RenderableType] = [_progress(view, width), _counts(view), *_best(view)]
+    notices = _notices(view)
+    room = max(1, height - len(above) - len(notices) - 3)  # a header, a line on the workers left out, the cursor's
+    shown = list(view.workers)[:room]
+    parts = [*above]
+    if shown:
+        parts.append(_workers(view, shown, width, ascii_only=ascii_only))
+    if len(shown) < len(view.workers):
+        parts.append(_line(f"and {len(view.workers) - len(shown)} workers more", style="dim"))
+    return Group(*(parts + notices)[: max(1, height - 1)])
+
+
+def _line(*parts: str | tuple[str, str], style: str = "") -> Text:
+    return Text.assemble(*parts, style=style, no_wrap=True, overflow="ellipsis")
+
+
+def _progress(view: StudyView, width: int) -> RenderableType:
+    table = Table.grid(padding=(0, 2), expand=False)
+    told = [Text(view.study, style="bold"), Text(f"{view.finished}/{view.n_trials} trials")]
+    so_far = [] if view.seconds is None else [f"{shown_seconds(view.seconds)} so far"]
+    left = [] if view.left_s is None else [f"about {shown_seconds(view.left_s)} left"]
+    times = ", ".join([*so_far, *left])
+    bar = ProgressBar(total=max(1, view.n_trials), completed=view.finished, width=max(4, min(30, width - 60)))
+    for _ in range(4):
+        table.add_column(no_wrap=True, overflow="ellipsis")
+    if width < 76:
+        return _line((view.study, "bold"), f"  {view.finished}/{view.n_trials} trials  {times}")
+    table.add_row(*told, bar, Text(times))
+    return table
+
+
+def _counts(view: StudyView) -> Text:
+    parts = [
+        (f"{count} {name.replace('_', ' ')}", _COLOURS.get(name, "red"))
+        for name, count in view.outcomes.items()
+        if count
+    ]
+    parts += [(f"{view.waiting} waiting", "dim")] if view.waiting else []
+    if not parts:
+        return _line("no trial has ended yet", style="dim")
+    line = Text("  ", no_wrap=True, overflow="ellipsis").join(Text(*part) for part in parts)
+    line.no_wrap, line.overflow = True, "ellipsis"
+    return line
+
+
+def _best(view: StudyView) -> list[RenderableType]:
+    """The best trial with its parameters; with several objectives the front's first ones, a line each."""
+    lines: list[RenderableType] = []
+    for entry in view.best[: _FRONT if view.front else 1]:
+        values = entry.get("values") or {next(iter(view.goals)): entry["value"]}
+        told = ", ".join(f"{name} {number(value)}" for name, value in values.items())
+        params = "  ".join(f"{name}={_plain(value)}" for name, value in entry["params"].items())
+        lines.append(_line(("best ", "bold"), (f"trial {entry['trial']}, {told}", "green"), f"  {params}"))
+    if view.front > len(lines):
+        lines.append(_line(f"and {view.front - len(lines)} trials more on the Pareto front", style="dim"))
+    return lines
+
+
+def _workers(view: StudyView, rows: Iterable[WorkerView], width: int, *, ascii_only: bool) -> Table:
+    columns = [name for name, least in _COLUMNS.items() if width >= least]
+    if not any(worker.predicted is not None for worker in view.workers):
+        columns = [name for name in columns if name != "predicted"]
+    metric, direction = next(iter(view.goals.items()))
+    titles = {"value": metric if ascii_only else f"{metric} {_SIGN[direction]}"}
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
+    for name in columns:
+        left = name in {"worker", "device", "curve"}
+        table.add_column(
+            titles.get(name, name), justify="left" if left else "right", no_wrap=True, overflow="ellipsis"
+        )
+    for row in rows:
+        cells = _cells(row, ascii_only=ascii_only)
+        table.add_row(*(cells[name] for name in columns), style="" if row.trial is not None else "dim")
+    return table
+
+
+def _cells(row: WorkerView, *, ascii_only: bool) -> dict[str, Text]:
+    idle = row.trial is None
+    epoch = str(row.epoch) if row.max_epochs is None else f"{row.epoch}/{row.max_epochs}"
+    return {
+        "worker": Text(row.worker),
+        "trial": Text("-" if idle else str(row.trial)),
+        "device": Text(row.device),
+        "epoch": Text("" if idle else epoch),
+        "value": Text("" if idle else number(row.value)),
+        "predicted": Text("" if idle or row.predicted is None else number(row.predicted)),
+        "time": Text("" if idle else shown_seconds(row.seconds)),
+        "curve": Text(sparkline(row.curve, ascii_only=ascii_only), style="cyan"),
+    }
+
+
+def _notices(view: StudyView) -> list[RenderableType]:
+    return [_line(("! ", "bold yellow"), text.partition("\n")[0]) for text in list(view.notices)[-_NOTICES:]]
+
+
+def number(value: float | None) -> str:
+    """A measured number as the picture shows it; a dash where there is none."""
+    return "-" if value is None else f"{value:.5g}"
+
+
+def _plain(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

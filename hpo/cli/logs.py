@@ -1,0 +1,145 @@
+"""`hpo logs`."""
+
+from __future__ import annotations
+
+import codecs
+import time
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.output import flushed, read_by_others
+from hpo.errors import InputError, StudyError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from hpo.study import OpenStudy
+
+#: Seconds between two looks at the log, and so many of them between two at the database.
+_PAUSE: Final = 0.2
+_LOOKS: Final = 5
+_CHUNK: Final = 1 << 20
+_UNFINISHED: Final = ("running", "waiting")
+
+
+def logs(
+    study: StudyFile,
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, help="The trial's number.", show_default=False)],
+    overrides: Overrides = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on printing until the trial has ended.")
+    ] = False,
+    storage: Storage = None,
+    output_dir: OutputDir = None,
+    debug: Debug = False,
+) -> None:
+    """Print what a trial has printed, over all its attempts.
+
+    Example: hpo logs study.yaml 7 -f
+    """
+    del debug
+    spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
+    from hpo.study import load_study
+
+    opened = load_study(spec)
+    try:
+        outcome = _outcome(opened, trial)
+        log = _Log(opened, trial)
+        with read_by_others():
+            if follow:
+                _follow(opened, log)
+            else:
+                log.print_new()
+        if not log.found:
+            raise _no_log(opened, trial, outcome)
+    finally:
+        opened.storage.close()
+
+
+def _follow(opened: OpenStudy, log: _Log) -> None:
+    """Print until the trial has ended. A database that is away has not said that it has."""
+    from hpo.outage import DatabaseAwayError
+
+    looks, ended = 0, False
+    while not ended:
+        if looks % _LOOKS == 0:
+            try:
+                with opened.storage.patience.whole():
+                    # Asked before the log is read: what a trial prints comes before its end.
+                    ended = log.trial_has_ended()
+            except DatabaseAwayError:
+                ended = False
+        log.print_new()
+        looks += 1
+        if not ended:
+            time.sleep(_PAUSE)
+
+
+class _Log:
+    """The logs of a trial's attempts, as far as they have been printed."""
+
+    def __init__(self, opened: OpenStudy, number: int) -> None:
+        self._opened = opened
+        self._number = number
+        self._read: dict[Path, tuple[int, codecs.IncrementalDecoder]] = {}
+        self._last: Path | None = None
+        self._inside_line = False
+
+    @property
+    def found(self) -> bool:
+        """Whether there is a log, be it empty."""
+        return bool(self._read)
+
+    def trial_has_ended(self) -> bool:
+        """Whether nothing will be printed any more."""
+        return _outcome(self._opened, self._number) not in _UNFINISHED
+
+    def print_new(self) -> None:
+        """Print what has been written since the last time; OSError where nobody reads it."""
+        from hpo.folders import attempt_folders
+
+        logs = [folder / "log.txt" for folder in attempt_folders(self._opened.spec, self._number)]
+        for log in logs:
+            if log.is_file():
+                self._print(log, named=len(logs) > 1)
+
+    def _print(self, log: Path, *, named: bool) -> None:
+        position, decoder = self._read.setdefault(log, (0, codecs.getincrementaldecoder("utf-8")("replace")))
+        with log.open("rb") as file:
+            file.seek(position)
+            while chunk := file.read(_CHUNK):
+                text = decoder.decode(chunk)
+                with flushed():
+                    if named and self._last != log:
+                        attempt = log.parent.name.replace("-", " ")
+                        print(f"{chr(10) if self._inside_line else ''}==> {attempt} <==")
+                    print(text, end="")
+                self._last, self._inside_line = log, not text.endswith("\n")
+                self._read[log] = file.tell(), decoder
+
+
+def _outcome(opened: OpenStudy, number: int) -> str:
+    """A trial's outcome, ``running`` or ``waiting``; InputError where the study has no such trial."""
+    from hpo.outcome import outcome_of
+    from hpo.progress import own_trials
+
+    outcomes = {trial.number: outcome_of(trial) for trial in own_trials(opened)}
+    if number not in outcomes:
+        some = f"its trials are 0 to {max(outcomes)}" if outcomes else "it has no trial yet"
+        raise InputError(
+            f"the study {opened.spec.study.name} has no such trial", path="TRIAL", value=str(number), fix=some
+        )
+    return outcomes[number]
+
+
+def _no_log(opened: OpenStudy, number: int, outcome: str) -> StudyError:
+    from hpo.folders import trial_folder
+
+    if outcome in _UNFINISHED:
+        fix = "`--follow` waits for it"
+        return StudyError(f"trial {number} is {outcome} and has no log yet\n  fix: {fix}")
+    folder = trial_folder(opened.spec, number)
+    fix = "it lies in the output folder of the machine that ran the trial: name that with `--output-dir`"
+    return StudyError(f"trial {number} has no log in {folder}\n  fix: {fix}")

@@ -1,0 +1,187 @@
+"""`hpo status --watch`: one look after another at a study, from the database alone."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from hpo.cli.output import flushed
+from hpo.cli.screen import Screen, is_drawable
+from hpo.cli.tally import best_list, viewed
+from hpo.errors import StudyError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from hpo.cli.live import StudyView
+    from hpo.config import StudySpec
+    from hpo.look import Look
+    from hpo.study import OpenStudy
+
+
+def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
+    """Show a study again and again until all its trials have ended.
+
+    A terminal shows a picture, which stays when it ends; a file gets a line for each change. A database that is
+    away is waited for.
+
+    Args:
+        spec: The study file.
+        interval: Seconds between two looks.
+        json_: Print each look as one line of JSON: ``time``, ``problem`` (null, or why there is nothing more), and
+            what `hpo.look.Look` has as ``status``.
+
+    Raises:
+        StudyError: There is no such study, or it has been deleted.
+    """
+    from hpo.look import has_ended
+    from hpo.study import load_study
+
+    opened = load_study(spec)
+    try:
+        with contextlib.closing(_teller(opened, json_=json_)) as teller:
+            while True:
+                found, problem = _look(opened)
+                try:
+                    teller.tell(found, problem)
+                except OSError:  # nobody reads it any more
+                    return
+                if found is not None and has_ended(found.status):
+                    return
+                time.sleep(interval)
+    finally:
+        opened.storage.close()
+
+
+def _look(opened: OpenStudy) -> tuple[Look | None, str]:
+    """What is there to see, or why nothing is."""
+    from hpo.look import look_at
+    from hpo.outage import DatabaseAwayError
+
+    try:
+        with opened.storage.patience.whole():
+            return look_at(opened), ""
+    except DatabaseAwayError as error:
+        return None, f"the database is away, and waited for: {error.problem}"
+    except KeyError:
+        raise StudyError(f"the study {opened.spec.study.name} has been deleted") from None
+
+
+def _teller(opened: OpenStudy, *, json_: bool) -> _Lines | _Drawing:
+    if json_:
+        return _Lines(_as_json, every=True)
+    if is_drawable():
+        return _Drawing(opened)
+    return _Lines(lambda found, problem: _as_line(opened, found, problem), every=False)
+
+
+class _Lines:
+    """A line for each look, or for each that has found something new."""
+
+    def __init__(self, make: Callable[[Look | None, str], str], *, every: bool) -> None:
+        self._make = make
+        self._every = every
+        self._last = ""
+
+    def tell(self, found: Look | None, problem: str) -> None:
+        """Print what has been found; OSError where nobody reads it."""
+        line = self._make(found, problem)
+        if self._every or line != self._last:
+            with flushed():
+                print(line)
+        self._last = line
+
+    def close(self) -> None:
+        """The lines are printed already."""
+
+
+def _as_json(found: Look | None, problem: str) -> str:
+    from hpo.outcome import finite
+
+    status = {} if found is None else found.status
+    data = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "problem": problem or None, **status}
+    return json.dumps(finite(data), ensure_ascii=False, allow_nan=False)
+
+
+def _as_line(opened: OpenStudy, found: Look | None, problem: str) -> str:
+    if found is None:
+        return problem
+    status = found.status
+    told = [f"{status['finished']}/{status['n_trials']} trials"]
+    told += [f"{status[name]} {name}" for name in ("running", "waiting") if status[name]]
+    told += [f"{count} {name}" for name, count in status["outcomes"].items() if count]
+    told += [f"{title} {text}" for title, text in described_best(opened.spec, status["best"])]
+    return ", ".join(told)
+
+
+def described_best(spec: StudySpec, best: Any) -> list[tuple[str, str]]:
+    """The best of a status in words, with their title; nothing where there is none."""
+    found = best_list(best)
+    if not found:
+        return []
+    if len(spec.study.goals) > 1:
+        return [("Pareto front", f"trials {', '.join(str(entry['trial']) for entry in found)}")]
+    return [("best", f"trial {found[0]['trial']}, {spec.study.metric} {found[0]['value']:.6g}")]
+
+
+class _Drawing:
+    """A picture that is redrawn; the last one stays."""
+
+    def __init__(self, opened: OpenStudy) -> None:
+        self._opened = opened
+        self._screen = Screen()
+        self._found: Look | None = None
+        self._problem = ""
+        self._screen.open()
+
+    def tell(self, found: Look | None, problem: str) -> None:
+        """Draw what has been found; OSError where the terminal is closed."""
+        self._found, self._problem = found or self._found, problem
+        self._screen.show(self._picture, now=True)
+
+    def close(self) -> None:
+        """Leave the last picture."""
+        self._screen.close(None if self._found is None else self._picture())
+
+    def _picture(self) -> Any:
+        from hpo.cli.live import Picture
+        from hpo.look import Look
+
+        found = self._found or Look({}, {}, {})
+        return Picture(study_view(self._opened, found, self._problem))
+
+
+def study_view(opened: OpenStudy, found: Look, problem: str = "") -> StudyView:
+    """What a look has found as a picture shows it.
+
+    Args:
+        opened: The study.
+        found: What has been found; nothing, before the first look that the database has answered.
+        problem: What a person should know of the look.
+    """
+    from hpo.cli.live import StudyView, seconds_left
+
+    study, status = opened.spec.study, found.status
+    if not status:
+        return StudyView(study.name, study.goals, study.n_trials, notices=(problem,) if problem else ())
+    running = status["running_trials"]
+    several = len({entry["host"] for entry in running}) > 1
+    workers = [viewed(entry, with_host=several) for entry in running]
+    best = best_list(status["best"])
+    left = status["n_trials"] - status["finished"]
+    notices = [problem] if problem else [] if workers or not left else ["no trial is running"]
+    return StudyView(
+        study.name,
+        study.goals,
+        status["n_trials"],
+        status["outcomes"],
+        status["waiting"],
+        best,
+        front=len(best) if len(study.goals) > 1 else 0,
+        workers=workers,
+        left_s=seconds_left(max(0, left - len(workers)), list(found.seconds.values()), workers),
+        notices=notices,
+    )

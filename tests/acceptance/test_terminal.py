@@ -1,0 +1,176 @@
+"""`hpo run` and `hpo status --watch` on a real terminal."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pexpect
+import pytest
+
+from tests.acceptance.support import hpo_json, make_study
+
+LONG = ("model.delay=0.05", "trainer.max_epochs=40")
+#: What a terminal does on being told, but write text: cursor, colours, erasing.
+CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
+
+
+@contextmanager
+def terminal(*arguments: object, width: int = 100, height: int = 30, **environment: str) -> Iterator[Any]:
+    """The command on a terminal of its own."""
+    plain = {name: value for name, value in os.environ.items() if name not in ("NO_COLOR", "COLUMNS", "LINES")}
+    child = pexpect.spawn(
+        sys.executable,
+        ["-m", "hpo", *map(str, arguments)],
+        env={**plain, "TERM": "xterm-256color", **environment},
+        dimensions=(height, width),
+        encoding="utf-8",
+        timeout=90,
+    )
+    child.logfile_read = seen = Recorder()
+    child.seen = seen
+    try:
+        yield child
+    finally:
+        if child.isalive():
+            child.kill(signal.SIGKILL)
+            child.wait()
+        child.close(force=True)
+
+
+class Recorder:
+    """Everything that the terminal was sent."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def write(self, text: str) -> None:
+        self.text += text
+
+    def flush(self) -> None:
+        pass
+
+
+def ended(child: Any) -> int:
+    """Read to the end; the exit code."""
+    child.expect(pexpect.EOF)
+    child.close()
+    return int(child.exitstatus)
+
+
+def left(child: Any) -> list[str]:
+    """What stays on the terminal below the last picture, and whether the cursor can be seen."""
+    text = child.seen.text
+    assert text.rfind("\x1b[?25h") >= text.rfind("\x1b[?25l"), "the cursor stays hidden"
+    assert "\x1b[?1049h" not in text, "the scrollback would be lost"
+    return [line.rstrip() for line in CONTROL.sub("", text).split("\n")]
+
+
+def test_a_run_is_drawn_and_leaves_its_lines_and_summary(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    with terminal(
+        "run", study, "--workers", 2, "--n-trials", 3, "model.delay=0.03", "trainer.max_epochs=6"
+    ) as child:
+        child.expect(r"0/3 trials")
+        child.expect(r"worker-1 +\S*\d+ +cpu +[1-6]/6 +\d\.\d+ +0:\d\d")
+        child.expect("█")
+        child.expect(r"best \S*trial \d")
+        assert ended(child) == 0
+        lines = left(child)
+    below = lines[len(lines) - lines[::-1].index("3 of 3 trials finished: 3 complete") :]
+    assert below[0].startswith("best: trial ")
+    assert not [line for line in below if "worker-1" in line]
+    said = re.findall(r"\[[1-3]/3\] trial ([0-2]) +complete +val_loss", "\n".join(lines))
+    assert sorted(said) == ["0", "1", "2"]
+
+
+def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    with terminal("run", study, "--workers", 2, *LONG) as child:
+        child.expect(r"[1-9]\d?/40")
+        child.sendintr()
+        child.expect("stopping: each worker finishes its batch")
+        child.expect("interrupted; go on with:")
+        assert ended(child) == 130
+        left(child)
+        assert "Traceback" not in child.seen.text
+    assert hpo_json("status", study)["waiting"] == 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_a_signal_leaves_the_terminal_as_it_was(tmp_path: Path, number: signal.Signals) -> None:
+    study = make_study(tmp_path)
+    with terminal("run", study, *LONG) as child:
+        child.expect(r"[1-9]\d?/40")
+        child.kill(number)
+        child.expect("interrupted; go on with:")
+        assert ended(child) == 130
+        left(child)
+
+
+def test_a_terminal_that_is_closed_ends_the_run_in_order(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    with terminal("run", study, *LONG) as child:
+        child.expect(r"[1-9]\d?/40")
+        child.ptyproc.fileobj.close()
+        assert child.wait() == 130
+    assert hpo_json("status", study)["waiting"] == 1
+
+
+def test_a_study_that_can_not_go_on_leaves_its_reason_on_the_terminal(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    with terminal("run", study, "data.broken=true") as child:
+        assert ended(child) == 3
+        lines = left(child)
+    assert "! trial 1: RuntimeError: the data is broken" in lines
+    assert [line for line in lines if line.startswith("the first 3 trials failed alike:")]
+    assert lines[-2].lstrip().startswith("fix: see the log of trial 2 in ")
+
+
+def test_a_terminal_that_becomes_narrow_is_drawn_anew(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    with terminal("run", study, *LONG) as child:
+        child.expect(r"worker-1 +\S*0 +cpu +[1-9]\d?/40")
+        child.setwinsize(20, 40)
+        child.expect(r"\n\x1b\[2mtrial")  # the first column is left out
+        child.sendintr()
+        assert ended(child) == 130
+
+
+def test_colours_are_off_where_nobody_wants_them(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    with terminal("run", study, "--n-trials", 1, NO_COLOR="1") as child:
+        assert ended(child) == 0
+        assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", child.seen.text)
+        assert "1/1 trials" in child.seen.text
+
+
+def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    with terminal("run", study, "--n-trials", 1, TERM="dumb") as child:
+        assert ended(child) == 0
+        assert "\x1b" not in child.seen.text
+        assert "[1/1] trial 0" in child.seen.text
+    with terminal("status", study, "--watch", TERM="dumb") as child:
+        assert ended(child) == 0
+        assert child.seen.text.startswith("1/1 trials, 1 complete, best trial 0")
+
+
+def test_a_study_is_watched_from_another_terminal(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    with terminal("run", study, "--n-trials", 1, *LONG, "trainer.max_epochs=400") as child:
+        child.expect(r"[1-9]\d*/400")
+        with terminal("status", study, "--watch", "--interval", 0.2) as watching:
+            watching.expect(r"worker-1 +\S*0 +cpu +[1-9]\d*/400 +\d")
+            watching.sendintr()
+            assert ended(watching) == 130
+            assert "worker-1" in left(watching)[-2]
+            assert "Traceback" not in watching.seen.text
+        child.sendintr()
+        assert ended(child) == 130
