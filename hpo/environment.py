@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import platform
 import socket
-import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Final
 
+from trainer.git_state import git_state, output_of
+
 _PACKAGE: Final = "hpo-service"
-_TIMEOUT_S: Final = 5.0
 
 
 def environment(folder: Path | None = None) -> dict[str, Any]:
@@ -25,7 +25,7 @@ def environment(folder: Path | None = None) -> dict[str, Any]:
     Returns:
         ``hpo``, ``python``, ``torch``, ``optuna``: versions; ``platform``, ``host``, and ``cpu_count``;
         ``cuda``: the version that torch was built for, None where it was built without; ``gpus``: names, one for
-        each GPU of the machine; ``git``: `git_state`.
+        each GPU of the machine; ``git``: `trainer.git_state.git_state`.
     """
     import torch  # only here: the command line imports this file
 
@@ -46,24 +46,8 @@ def environment(folder: Path | None = None) -> dict[str, Any]:
 def gpu_names() -> list[str]:
     """Names of the machine's NVIDIA GPUs by their driver's own program; empty where there is none."""
     # Asking torch for names would start CUDA: hundreds of MB in a process that only watches.
-    answer = _output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], None)
+    answer = output_of(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"])
     return [line.strip() for line in (answer or "").splitlines() if line.strip()]
-
-
-def git_state(folder: Path | None = None) -> dict[str, Any] | None:
-    """The commit that a folder is at, and whether tracked files were changed since.
-
-    Args:
-        folder: A folder in the repository; None: the working directory.
-
-    Returns:
-        ``commit`` and ``dirty``; None where there is no git, no repository, or no commit.
-    """
-    commit = _git(folder, "rev-parse", "--verify", "HEAD")
-    if commit is None:
-        return None
-    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
 
 
 def _version(package: str) -> str | None:
@@ -71,25 +55,3 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:  # run from its sources, without being installed
         return None
-
-
-def _git(folder: Path | None, *arguments: str) -> str | None:
-    return _output(["git", "--no-optional-locks", *arguments], folder)  # others may be at work in the repository
-
-
-def _output(command: list[str], folder: Path | None) -> str | None:
-    """What a program prints; None where it isn't there, fails, or takes too long."""
-    try:
-        done = subprocess.run(
-            command,
-            cwd=folder,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

@@ -22,13 +22,14 @@ from optuna_dashboard import get_note
 
 from hpo.artifacts import artifact_folder, artifact_id, keep_artifacts
 from hpo.curve_svg import curve_svg
-from hpo.environment import environment, git_state
+from hpo.environment import environment
 from hpo.errors import LeaseLostError
 from hpo.folders import attempt_folder
 from hpo.study import OpenStudy, load_study
 from hpo.study_note import note, write_note
 from tests.acceptance.support import STUDY, hpo
 from tests.hpo.support import Studies, ask
+from trainer.git_state import git_state
 
 HISTORY = [{"train_loss": 2.0 / epoch, "val_loss": 3.0 / epoch} for epoch in range(1, 5)]
 NAMES = ["config.yaml", "curve.svg", "log.txt"]

@@ -7,7 +7,6 @@ import logging
 import numbers
 import platform
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
@@ -18,10 +17,10 @@ import torch
 
 from trainer.callback import Callback, TrainerView
 from trainer.files import json_number, replacing
+from trainer.git_state import git_state
 
 logger = logging.getLogger(__name__)
 
-_GIT_TIMEOUT_S = 5.0
 _SUFFIXES = (".json", ".yaml", ".yml")
 
 
@@ -158,31 +157,6 @@ def _environment(trainer: TrainerView) -> dict[str, Any]:
         "cuda_devices": [
             torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count() if on_cuda else 0)
         ],
-        "git": _git_state(),
+        "git": git_state(),
         "started": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-
-
-def _git_state() -> dict[str, Any] | None:
-    commit = _git("rev-parse", "--verify", "HEAD")
-    if commit is None:
-        return None
-    changes = _git("status", "--porcelain", "--untracked-files=no")
-    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
-
-
-def _git(*arguments: str) -> str | None:
-    """What git answers in the working directory; None where there is no git, no repository, or no answer."""
-    try:
-        done = subprocess.run(  # without locks: others may be at work in the repository
-            ["git", "--no-optional-locks", *arguments],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            encoding="utf-8",
-            errors="replace",
-            timeout=_GIT_TIMEOUT_S,
-            check=True,
-        )
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return done.stdout.strip()

@@ -245,7 +245,7 @@ class TestGit:
         program.write_text('#!/bin/sh\ncase "$*" in *status*) exec sleep 60;; *) echo 1234;; esac\n')
         program.chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-        monkeypatch.setattr("trainer.callbacks.config_saver._GIT_TIMEOUT_S", 0.2)
+        monkeypatch.setattr("trainer.git_state._TIMEOUT_S", 0.2)
         assert self.state(tmp_path) == {"commit": "1234", "dirty": None}
 
 

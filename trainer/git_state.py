@@ -1,0 +1,47 @@
+"""The state of the code that a run belongs to, as git tells it."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+from typing import Any, Final
+
+_TIMEOUT_S: Final = 5.0
+
+
+def git_state(folder: Path | None = None) -> dict[str, Any] | None:
+    """The commit that a folder is at, and whether tracked files were changed since.
+
+    Args:
+        folder: A folder in the repository; None: the working directory.
+
+    Returns:
+        ``commit`` and ``dirty``; None where there is no git, no repository, or no commit.
+    """
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    if commit is None:
+        return None
+    changes = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "dirty": None if changes is None else bool(changes)}
+
+
+def _git(folder: Path | None, *arguments: str) -> str | None:
+    return output_of(["git", "--no-optional-locks", *arguments], folder)  # others may be at work in the repository
+
+
+def output_of(command: list[str], folder: Path | None = None) -> str | None:
+    """What a program prints; None where it isn't there, fails, or takes too long."""
+    try:
+        done = subprocess.run(
+            command,
+            cwd=folder,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip()
