@@ -77,11 +77,11 @@ study = hpo.Study(
         "model.dropout": hpo.Float(0.0, 0.5),
     },
 )
-result = study.run(workers=2)
+result = hpo.run(study, workers=2)
 result""",
     """\
 # Interrupting the cell puts the trials down with a checkpoint; running it again goes on with them. A study that
-has ended says so at once, and `study.run(n_trials=20)` gives it ten trials more.""",
+has ended says so at once, and `hpo.run(study, n_trials=20)` gives it ten trials more.""",
     "result.best",
     "hpo.best_params(study)",
     """\

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -17,9 +17,6 @@ from hpo.errors import InputError
 from hpo.marks import Marks
 from hpo.paths import Keys
 from hpo.python_values import PlainWriter
-
-if TYPE_CHECKING:
-    from hpo.run_result import RunResult
 
 _HEADER: Final = "# Written by hpo.Study"
 
@@ -39,7 +36,7 @@ class Study:
             trainer={"max_epochs": 10},
             search_space={"optimizer.lr": hpo.Float(1e-5, 1e-1, log=True), "model.hidden": hpo.Int(8, 256)},
         )
-        result = study.run(workers=4)
+        result = hpo.run(study, workers=4)
     ```
 
     A run writes it as ``NAME.yaml`` into its folder, and every command takes that file. The sections are those of
@@ -136,7 +133,7 @@ class Study:
         return f"{_HEADER}, anew at each run; every command takes it: hpo status {self.name}.yaml\n{text}"
 
     def write(self) -> Path:
-        """Write the study's file, as `run` does; returns its path.
+        """Write the study's file, as `hpo.run` does; returns its path.
 
         Raises:
             InputError: Something in it can't be used, or the file can't be written.
@@ -149,12 +146,6 @@ class Study:
             problem = f"can't be written ({error.strerror or error})"
             raise InputError(problem, file=self.path, fix="give the study another `folder=`") from error
         return self.path
-
-    def run(self, overrides: Sequence[str] | Mapping[str, Any] = (), **options: Any) -> RunResult:
-        """Run it, or go on with it: `hpo.run`, with its arguments, result and errors."""
-        from hpo.api import run
-
-        return run(self, overrides, **options)
 
     def _config(self) -> dict[str, Any]:
         writer = PlainWriter(self.folder)

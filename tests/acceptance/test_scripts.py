@@ -38,7 +38,7 @@ OWN = """
         search_space={"model.hidden": hpo.Int(2, 8)},
     )
     if __name__ == "__main__":
-        result = study.run(workers=2, progress=False)
+        result = hpo.run(study, workers=2, progress=False)
         print(result.finished, "trials", type(hpo.load_best_model(study)).__name__)
 """
 
@@ -87,14 +87,14 @@ def test_a_study_with_the_scripts_own_classes(tmp_path: Path) -> None:
     assert hpo_json("status", written)["finished"] == 3
     assert (
         "4 trials"
-        in python(tmp_path, "-c", "import train; print(train.study.run(n_trials=4, progress=False))").stdout
+        in python(tmp_path, "-c", "import hpo, train; print(hpo.run(train.study, n_trials=4, progress=False))").stdout
     )
 
 
 @pytest.mark.parametrize("named_by", ["hpo.Study", "a study file"])
 def test_a_script_that_is_imported_must_not_start_the_study_then(tmp_path: Path, named_by: str) -> None:
     if named_by == "hpo.Study":
-        text, start = OWN.replace('if __name__ == "__main__":', "if True:"), "study.run("
+        text, start = OWN.replace('if __name__ == "__main__":', "if True:"), "hpo.run("
     else:
         study = make_study(tmp_path)
         study.write_text(study.read_text().replace("parts.", "train."))
