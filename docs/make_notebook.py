@@ -110,7 +110,7 @@ with torch.no_grad():
 print(f"test accuracy {accuracy(outputs, targets):.3f} on {len(targets)} pictures")
 
 _, axes = plt.subplots(1, 8, figsize=(9, 1.6))
-for axis, picture, output in zip(axes, inputs, outputs, strict=True):
+for axis, picture, output in zip(axes, inputs[:8], outputs[:8], strict=True):
     axis.imshow(picture.reshape(8, 8), cmap="gray_r")
     axis.set(title=str(output.argmax().item()), xticks=[], yticks=[])
 plt.show()""",
