@@ -173,8 +173,28 @@ def _detach(request: StopRequest) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: request.leave())
-    # What a study's code forks is to end at a SIGTERM, as its pools expect.
-    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+    _end_forks_at_sigterm()
+
+
+def _end_forks_at_sigterm() -> None:
+    """What a study's code forks is to end at a SIGTERM, as its pools expect, from its first instant.
+
+    One that came between the fork and the change of the handler would be lost, and the pool wait for ever; so it
+    is held back until then.
+    """
+    held = threading.local()
+
+    def hold() -> None:
+        held.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.before)
+
+    def release_in_child() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_in_child)
 
 
 def _check_preload() -> None:

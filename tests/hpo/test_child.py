@@ -99,3 +99,25 @@ def test_an_end_of_its_own_is_a_loss_only_if_it_held_something(worker: Worker) -
     verdict = child.bury()
     assert verdict is not None
     assert (verdict.outcome, verdict.reason) == (LOST, "its worker was killed by SIGKILL")
+
+
+FORKS = """
+import os, signal, time
+from hpo.stopping import StopRequest
+from hpo.worker import _detach
+
+request = StopRequest()
+_detach(request)
+for _ in range(60):
+    pid = os.fork()
+    if not pid:
+        time.sleep(60)
+        os._exit(1)
+    os.kill(pid, signal.SIGTERM)  # it may not even have begun to run
+    print(-os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), request.leaving)
+"""
+
+
+def test_what_a_worker_forks_ends_at_a_sigterm_from_its_first_instant_on() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=50, check=True)
+    assert ended.stdout.split("\n") == ["15 False"] * 60 + [""]
