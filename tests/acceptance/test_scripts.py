@@ -85,10 +85,8 @@ def test_a_study_with_the_scripts_own_classes(tmp_path: Path) -> None:
     assert hpo_json("status", written)["finished"] == 2
     hpo("run", written, "--n-trials", 3)
     assert hpo_json("status", written)["finished"] == 3
-    assert (
-        "4 trials"
-        in python(tmp_path, "-c", "import hpo, train; print(hpo.run(train.study, n_trials=4, progress=False))").stdout
-    )
+    again = "import hpo, train; print(hpo.run(train.study, n_trials=4, progress=False))"
+    assert "4 trials" in python(tmp_path, "-c", again).stdout
 
 
 @pytest.mark.parametrize("named_by", ["hpo.Study", "a study file"])
