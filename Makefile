@@ -3,7 +3,7 @@ VENV := .venv
 HPO := $(VENV)/bin/hpo
 STUDY := studies/digits/study.yaml
 
-.PHONY: run test lint install clean
+.PHONY: run test lint docs docs-serve install clean
 
 run: install
 	$(HPO) run $(STUDY) --workers 4
@@ -16,6 +16,13 @@ lint: install
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
+# A warning is an error: a dead link or anchor, a page in no menu. With --quiet they would not be counted.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs build --strict
+
+docs-serve: install
+	NO_MKDOCS_2_WARNING=1 $(VENV)/bin/mkdocs serve
+
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml constraints.txt
@@ -25,4 +32,4 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) studies/*/runs
+	rm -rf $(VENV) site studies/*/runs

@@ -1,13 +1,24 @@
-"""What the documents list is what there is, and their code runs."""
+"""What the documents list is what there is, their code runs, and the site is built without a warning."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import TensorDataset
+from typer.main import get_command
 
+import hpo
+import trainer
 from hpo.build import CALLBACKS, DEFAULTS
+from hpo.cli.app import app
+from hpo.pruners import PRUNERS
+from hpo.samplers import SAMPLERS
+from hpo.schema import LoaderSection, StudyFile, StudySection, TrainerSection
 from trainer import BatchOptions, Callback, Trainer, callbacks, register_global_callback
 from trainer.callbacks import Checkpoint, default_callbacks
 from trainer.events import EVENTS
@@ -79,8 +90,56 @@ def test_the_examples_run_as_they_are_printed(tmp_path: Path, capsys: pytest.Cap
 def test_the_tests_and_files_that_documents_name_are_there() -> None:
     named = {
         (document.name, path)
-        for document in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
-        for path in re.findall(r"\b(?:tests|benchmarks|hpo|trainer|docs)/[\w/]+\.\w+", document.read_text())
+        for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+        for path in re.findall(r"\b(?:tests|benchmarks|hpo|trainer|docs)/[\w/-]+\.\w+", document.read_text())
     }
     assert named
     assert not {(document, path) for document, path in named if not (ROOT / path).is_file()}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site, built with warnings as errors: dead links and anchors, pages that are in no menu."""
+    folder = tmp_path_factory.mktemp("site")
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+def test_the_reference_has_every_command_key_and_name(site: Path) -> None:
+    commands, file, samplers, arguments, python = (
+        (site / "reference" / name / "index.html").read_text()
+        for name in ("commands", "study-file", "samplers", "callbacks", "python")
+    )
+    group: Any = get_command(app)
+    for name, command in group.commands.items():
+        assert f'id="hpo-{name}"' in commands, name
+        assert all(option in commands for each in command.params for option in each.opts if option[0] == "-"), name
+    assert all(
+        f'id="{section}"' in file or f'id="{section}-required"' in file for section in StudyFile.model_fields
+    )
+    for section in (StudySection, LoaderSection, TrainerSection):
+        assert all(f"<code>{key}</code>" in file for key in section.model_fields), section
+    assert all(f"<code>{name}</code>" in samplers for name in (*SAMPLERS, *PRUNERS))
+    assert all(f'id="{name}"' in arguments for name in CALLBACKS)
+    for module in (hpo, trainer):
+        assert all(re.search(rf'id="[\w.]+\.{name}"', python) for name in module.__all__), module
+
+
+def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
+    pages = list(site.rglob("*.html"))
+    assert pages
+    for page in pages:
+        text = page.read_text()
+        assert not re.findall(r'<(?:script|img|iframe)[^>]* src="(?:https?:)?//[^"]*"', text), page
+        assert not re.findall(
+            r'<link[^>]* rel="(?:stylesheet|preload|preconnect)"[^>]* href="(?:https?:)?//', text
+        ), page
+        assert not re.findall(r"^\{\{.*\}\}$|<p>\{\{", text, re.MULTILINE), page
