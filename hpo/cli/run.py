@@ -38,7 +38,7 @@ def run(
     output_dir: OutputDir = None,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
     json_: Annotated[
-        bool, typer.Option("--json", help="Print one event a line, as JSON; see `hpo.cli.events`.")
+        bool, typer.Option("--json", help="Print one event a line, as JSON; docs/reference/events.md lists them.")
     ] = False,
     debug: Debug = False,
 ) -> None:
