@@ -33,7 +33,13 @@ def goal_reached(study: StudySection, trials: Sequence[FrozenTrial]) -> str | No
         if value is not None and sign * value <= sign * study.target_value:
             return f"trial {best[0].number} has reached target_value: {value:.6g} (asked {study.target_value:g})"
     if study.stop_after_no_improvement is not None:
-        latest = max(map(_ended, best))
+        first: dict[
+            tuple[float, ...], datetime
+        ] = {}  # one as good as another (a result taken over) brings nothing
+        for trial in best:
+            values = tuple(trial.values)
+            first[values] = min(first.get(values, datetime.max), _ended(trial))
+        latest = max(first.values())
         since = sum(trial.state.is_finished() and _ended(trial) > latest for trial in trials)
         if since >= study.stop_after_no_improvement:
             return f"{since} trials have ended since the last improvement (stop_after_no_improvement)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -39,6 +38,7 @@ from hpo.outcome import (
     outcome_of,
     prediction_record,
 )
+from hpo.ranking import CONSTRAINT_ATTR
 from hpo.stopping import StopRequest, Watch
 from hpo.storage import OUTCOME_ATTR, REASON_ATTR
 from hpo.study import OpenStudy
@@ -50,8 +50,6 @@ from trainer.state import DIVERGED, INTERRUPTED, Metrics, TrainState, best_epoch
 RUN_ATTR = "hpo:run"
 #: The trial whose result was taken over.
 SAME_AS_ATTR = "hpo:same_as"
-#: Beyond every bound; infinity is no JSON, which attributes are shown as.
-_UNKNOWN = sys.float_info.max
 
 
 @dataclass(frozen=True)
@@ -168,6 +166,9 @@ class TrialRun:
         """A trial with the same parameters whose result is to be taken over."""
         if self.opened.spec.study.duplicates != "reuse":
             return None
+        # One that has begun to train goes on as itself, whatever has ended meanwhile.
+        if RUN_ATTR in self.trial.user_attrs:
+            return None
         return twin(self.opened.study, self.trial.number, self.opened.space.suggest(self.trial))
 
     def _tell_as(self, known: FrozenTrial) -> float | None:
@@ -176,7 +177,7 @@ class TrialRun:
         for step, value in known.intermediate_values.items():
             trial.storage.set_trial_intermediate_value(self._id, step, value)
         for metric, violation in known.constraints.items():
-            trial.set_constraint(metric, violation)
+            self._set_constraint(metric, violation)
         kept = {name: known.user_attrs[name] for name in (BEST_ATTR, OUTCOME_ATTR) if name in known.user_attrs}
         for name, value in {**kept, SAME_AS_ATTR: known.number}.items():
             trial.set_user_attr(name, value)
@@ -327,9 +328,11 @@ class TrialRun:
             return
         metrics = self._history[-1 if epoch is None else epoch - 1]
         for bound in self.opened.spec.study.bounds:
-            violation = bound.violation(metrics.get(bound.metric, math.nan))
-            # What could not be measured is not known to keep to the bound.
-            self.trial.set_constraint(bound.metric, _UNKNOWN if math.isnan(violation) else violation)
+            self._set_constraint(bound.metric, bound.violation(metrics.get(bound.metric, math.nan)))
+
+    def _set_constraint(self, metric: str, violation: float) -> None:
+        # Trial.set_constraint keeps the value of an attempt that was killed before it could tell the outcome.
+        self.trial.storage.set_trial_system_attr(self._id, f"{CONSTRAINT_ATTR}{metric}", violation)
 
     def _keep_prediction(self) -> None:
         """Store the predictions of the final loss beside what it came to, if there are any."""

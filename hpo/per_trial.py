@@ -39,10 +39,17 @@ class PerTrialSampler(samplers.BaseSampler):
         self._again = 0
         self._renew(study, trial)
 
-    def draw_again(self, study: Study, trial: FrozenTrial) -> None:
-        """Give the trial another one, which draws other values."""
+    def draw_again(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """Give the trial another one; returns what it draws jointly of ``search_space``."""
         self._again += 1
         self._renew(study, trial)
+        # A sampler may rely on having been asked this, as TPE with groups does.
+        joint = self._inner.infer_relative_search_space(study, trial)
+        drawn = self._inner.sample_relative(study, trial, joint)
+        # Optuna refuses more than it has asked for: a trial that has just ended may have widened the space.
+        return {name: value for name, value in drawn.items() if name in search_space}
 
     def _renew(self, study: Study, trial: FrozenTrial) -> None:
         self._inner = self._make(self._seed_of(trial))

@@ -13,6 +13,9 @@ from optuna.trial import FrozenTrial
 from hpo.outcome import Outcome, outcome_of
 from hpo.schema_study import Direction
 
+#: Begins the name of the system attribute in which Optuna keeps how far a trial is beyond a bound.
+CONSTRAINT_ATTR: Final = "constraints:"
+
 _DIRECTIONS: Final = {"minimize": StudyDirection.MINIMIZE, "maximize": StudyDirection.MAXIMIZE}
 
 

@@ -119,7 +119,8 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
 
     # Two draws from a real range are never equal: there is nothing to look for.
     if spec.study.duplicates == "resample" and not space.is_continuous:
-        return DistinctSampler(make, section.seed, space)
+        everywhere = kind is not samplers.PartialFixedSampler
+        return DistinctSampler(make, section.seed, space, every_point=everywhere)
     return PerTrialSampler(make, section.seed)
 
 
@@ -152,8 +153,9 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any], seed: int) -> sam
     if kind is samplers.QMCSampler:
         # Its processes share one sequence, so one seed; what it draws on its own must still differ.
         arguments.setdefault("independent_sampler", samplers.RandomSampler(seed=seed))
-        arguments.setdefault("warn_independent_sampling", False)
         seed, kind = spec.study.sampler.seed, NumberedQMCSampler
+    if issubclass(kind, samplers.QMCSampler | samplers.CmaEsSampler):  # a line at each parameter of each draw
+        arguments.setdefault("warn_independent_sampling", False)
     if "seed" in inspect.signature(kind).parameters:
         arguments["seed"] = seed
     sampler: samplers.BaseSampler = construct(spec, path, kind, arguments)

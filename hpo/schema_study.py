@@ -2,6 +2,7 @@
 
 import math
 import re
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self, get_args
@@ -17,6 +18,8 @@ NO_PRUNER: Final = "none"
 #: What a study, or a metric of its own, may be called.
 METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _SEVERAL: Final = 2
+#: Beyond every limit.
+FARTHEST: Final = sys.float_info.max
 _BOUND: Final = re.compile(r"\s*(<=|>=)\s*(\S+)\s*")
 #: Seconds; of the time after which a silent worker is taken for dead, a beat takes a sixth.
 MIN_LOST_AFTER = 3
@@ -59,8 +62,18 @@ class Bound:
     limit: float
 
     def violation(self, value: float) -> float:
-        """How far a value lies beyond the limit, in the metric's unit; at most 0 where it keeps to it."""
-        return value - self.limit if self.relation == "<=" else self.limit - value
+        """How far a value lies beyond the limit, in the metric's unit; at most 0 where it keeps to it.
+
+        Always finite, as JSON has to be. What could not be measured (NaN) is not known to keep to the limit.
+        """
+        beyond = value - self.limit if self.relation == "<=" else self.limit - value
+        return FARTHEST if math.isnan(beyond) else max(-FARTHEST, min(beyond, FARTHEST))
+
+    def value(self, violation: float) -> float:
+        """The value that lies so far beyond the limit; NaN where it was not known."""
+        if abs(violation) >= FARTHEST:
+            return math.nan
+        return self.limit + violation if self.relation == "<=" else self.limit - violation
 
 
 def _bound(metric: str, text: Any) -> Bound:

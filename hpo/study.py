@@ -12,7 +12,7 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
-from hpo.beginning import begin, check_beginning
+from hpo.beginning import begin, budget_of, check_beginning
 from hpo.budget import BUDGET_ATTR, claimable, count_trials
 from hpo.cache import StudyCache
 from hpo.config import StudySpec, diff_configs, identity
@@ -95,8 +95,12 @@ def study_seed(spec: StudySpec) -> int:
     return spec.study.sampler.seed if spec.trainer.seed is None else spec.trainer.seed
 
 
-def start_study(spec: StudySpec) -> OpenStudy:
+def start_study(spec: StudySpec, *, keep_budget: bool = False) -> OpenStudy:
     """Create the study, or open it to go on with, and give it its budget of trials.
+
+    Args:
+        spec: The study file.
+        keep_budget: Leave the budget of a study that has one as it is: others may be working on it.
 
     Raises:
         InputError: The sampler, the pruner or the space can't be used, or the study was started with another
@@ -125,10 +129,14 @@ def start_study(spec: StudySpec) -> OpenStudy:
         )
         _refuse_other_config(spec, study)
     opened = OpenStudy(spec, space, storage, study)
-    storage.set_budget(opened.study_id, _budget(spec, study, sampler))
+    set_budget = not keep_budget or BUDGET_ATTR not in study.user_attrs
+    if set_budget:  # before the first trial is added
+        storage.set_budget(opened.study_id, budget_of(spec, study))
     if is_new:
         write_note(opened)
     opened = replace(opened, notes=begin(spec, space, storage, study))
+    if set_budget and isinstance(sampler, ExhaustiveSampler):  # a baseline stands beside the grid's points
+        storage.set_budget(opened.study_id, budget_of(spec, study))
     if spec.trainer.known_epochs is not None:
         study.set_user_attr(MAX_EPOCHS_ATTR, spec.trainer.known_epochs)
     return opened
@@ -187,14 +195,6 @@ def _try_out(spec: StudySpec, space: SearchSpace, sampler: BaseSampler, pruner: 
             value=section.model_dump(),
             fix="see the class of that name in Optuna's documentation",
         ) from error
-
-
-def _budget(spec: StudySpec, study: optuna.Study, sampler: BaseSampler) -> int:
-    """Trials to bring to an end: no more than a grid has points, beside those that were enqueued."""
-    if not isinstance(sampler, ExhaustiveSampler):
-        return spec.study.n_trials
-    enqueued = sum("fixed_params" in trial.system_attrs for trial in study.get_trials(deepcopy=False))
-    return min(spec.study.n_trials, len(sampler) + enqueued)
 
 
 def _keep_config(spec: StudySpec, study: optuna.Study) -> None:

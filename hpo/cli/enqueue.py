@@ -28,19 +28,27 @@ def enqueue(
     """Put a trial with chosen parameters in the queue; workers take it before they draw new ones.
 
     What is not given is drawn by the sampler when the trial starts. The trial is one of the study's `n_trials`. A
-    study that does not exist yet is created.
+    study that does not exist yet is created; one that runs takes the trial up.
 
     Example: hpo enqueue study.yaml optimizer.lr=1e-3 model.hidden=64
     """
     del debug
-    given = dict(map(_parsed, params))
+    given = _given(params)
     spec = read_spec(study, None, require_search_space=True, storage=storage, output_dir=output_dir)
+    import optuna
+
+    from hpo.beginning import checked_point
     from hpo.beginning import enqueue as put
+    from hpo.samplers import make_sampler
+    from hpo.space import SearchSpace
     from hpo.study import start_study
 
-    opened = start_study(spec)
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    space = SearchSpace.from_spec(spec)
+    point = checked_point(space, make_sampler(spec, space), given)
+    opened = start_study(spec, keep_budget=True)
     try:
-        number, earlier = put(opened.space, opened.study, given)
+        number, earlier = put(spec, opened.storage, opened.study, point)
     except BudgetExhaustedError as error:
         raise StudyError(
             f"{error}\n  fix: give the study more with `study.n_trials` in its file; enqueued trials count"
@@ -48,7 +56,7 @@ def enqueue(
     finally:
         opened.storage.close()
     if json_:
-        print_json({"study": spec.study.name, "trial": number, "params": given, "same_as": earlier})
+        print_json({"study": spec.study.name, "trial": number, "params": point, "same_as": earlier})
         return
     with read_by_others():
         for note in opened.notes:
@@ -56,6 +64,15 @@ def enqueue(
         print(f"trial {number} waits for the next free worker")
         if earlier:
             print(f"the same parameters are those of trial {', '.join(map(str, earlier))}")
+
+
+def _given(params: list[str]) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    for path, value in map(_parsed, params):
+        if path in given:
+            raise InputError("is given twice", file="command line", path=path, fix="leave one of them out")
+        given[path] = value
+    return given
 
 
 def _parsed(text: str) -> tuple[str, Any]:

@@ -60,6 +60,7 @@ def status(
     from hpo.cli.watch import described_best
 
     rows += described_best(spec, data["best"])
+    rows += [("goal", data["goal"])] if data["goal"] else []
     rows += _pruning_rows(data["pruning"])
     rows += [(f"trial {entry['trial']}", _whose(entry)) for entry in data["running_trials"]]
     print_table(data["study"], ("", ""), rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -10,9 +11,13 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from hpo.beginning import BASELINE_ATTR, ORIGIN_ATTR, begin
+from hpo.beginning import BASELINE_ATTR, ORIGIN_ATTR, _take_over, begin, enqueue, known_trials
 from hpo.config import load_spec
 from hpo.errors import InputError, StudyError
+from hpo.ledger import Owner
+from hpo.schema_study import FARTHEST
+from hpo.space import SearchSpace
+from hpo.storage import StudyStorage, open_storage
 from hpo.study import CONFIG_ATTR, OpenStudy, _keep_config, load_study, start_study
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
@@ -109,6 +114,61 @@ def test_a_beginning_whose_process_died_is_made_good(studies: Studies, monkeypat
         opened.storage.close()
 
 
+def test_processes_begin_once_on_every_database(studies: Studies, database_url: str) -> None:
+    spec = studies.spec(BASELINE, f"study.storage={database_url}")
+    open_storage(spec.storage_url, create=True).close()
+    opened: list[OpenStudy] = []
+    threads = [threading.Thread(target=lambda: opened.append(start_study(spec))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        storage, study_id = opened[0].storage, opened[0].study_id
+        assert len(opened) == 3
+        assert [BASELINE_ATTR in trial.user_attrs for trial in own(opened[0])] == [True]
+        assert not _take_over(storage, study_id, None, ["somebody"])
+        theirs = storage.get_study_system_attrs(study_id)["hpo:beginning"]
+        assert [_take_over(storage, study_id, theirs, ["heir", number]) for number in range(2)] == [True, False]
+    finally:
+        for each in opened:
+            each.storage.close()
+
+
+@pytest.mark.parametrize("holder", ["dead", "alive"])
+def test_a_beginning_is_taken_over_from_a_dead_process_only(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, holder: str
+) -> None:
+    with studies.open() as _:
+        pass
+    spec = studies.spec(BASELINE, "study.name=taken")
+    with monkeypatch.context() as broken:
+        broken.setattr("hpo.study.begin", lambda *_: [])
+        opened = start_study(spec)
+    owner = Owner.current()
+    pid = owner.pid if holder == "alive" else 2**22 + 1  # no process has that id
+    said = [owner.host, owner.boot_id, pid, owner.start_time]
+    opened.storage.set_study_system_attr(opened.study_id, "hpo:beginning", said)
+    done = threading.Event()
+
+    def go() -> None:
+        begin(spec, opened.space, opened.storage, opened.study)
+        done.set()
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        if holder == "alive":
+            assert not done.wait(1.0)
+            assert own(opened) == []
+            opened.storage.set_study_system_attr(opened.study_id, "hpo:begun", True)
+        thread.join(20)
+        assert done.is_set()
+        assert len(own(opened)) == (holder == "dead")
+    finally:
+        opened.storage.close()
+
+
 # ---- another study's trials
 
 
@@ -173,6 +233,60 @@ def test_a_study_that_never_ran_is_no_start(tmp_path: Path) -> None:
     assert not (study.parent / "runs").exists()
 
 
+def test_a_study_that_has_begun_needs_the_other_one_no_more(pilot: Path, tmp_path: Path) -> None:
+    study = make_study(tmp_path / "next")
+    warm = "study.warm_start=../pilot/study.yaml"
+    hpo("run", study, "--n-trials", 1, warm)
+    shutil.rmtree(pilot.parent)
+    hpo("run", study, "--n-trials", 2, warm)
+    assert [trial["outcome"] for trial in hpo_json("trials", study, warm)] == ["complete"] * 2
+
+
+def test_a_result_of_another_study_is_never_taken_over(pilot: Path, tmp_path: Path) -> None:
+    study = make_study(tmp_path / "next")
+    options = ("study.warm_start=../pilot/study.yaml", "study.duplicates=reuse")
+    known = hpo_json("best", pilot)["params"]
+    spec = load_spec(study, options)
+    opened = start_study(spec)
+    opened.study.enqueue_trial(known)
+    opened.storage.close()
+    hpo("run", study, "--n-trials", 1, *options)
+    best = hpo_json("best", study, *options)
+    assert best["params"] == known
+    assert Path(best["checkpoint"]).is_file()
+
+
+def test_objectives_in_another_order_are_refused(studies: Studies) -> None:
+    count = "callbacks={parameter_count: true}"
+    with studies.open(count, "study.objectives={val_loss: minimize, parameters: minimize}", at="pilot"):
+        pass
+    pilot = studies.folder / "pilot/study.yaml"
+    swapped = "  objectives: {val_loss: minimize, parameters: minimize}\n"
+    pilot.write_text(STUDY.replace("  pruner: none\n", f"  pruner: none\n{swapped}"))
+    options = ("study.objectives={parameters: minimize, val_loss: minimize}", count)
+    spec = studies.spec("study.warm_start=../pilot/study.yaml", *options, at="next")
+    with pytest.raises(InputError, match="optimises val_loss"):
+        start_study(spec)
+
+
+def test_another_studys_trials_are_held_to_this_studys_bounds(studies: Studies) -> None:
+    text = STUDY.replace("  pruner: none\n", '  pruner: none\n  constraints: {val_mae: "<= 10"}\n')
+    with studies.open(text=text, at="pilot") as (view,):
+        for violation, metrics in ((-7.0, {}), (0.5, {}), (-7.0, {"val_mae": 3.0, "lr": 0.5})):
+            trial, _ = ask(view)
+            trial.set_constraint("val_mae", violation)
+            trial.set_user_attr("hpo:best", {"metrics": metrics})
+            view.study.tell(trial, 1.0)
+    bounds = 'study.constraints={val_mae: "<= 2", lr: "<= 1"}'
+    spec = studies.spec("study.warm_start=../pilot/study.yaml", bounds, at="next")
+    trials, _ = known_trials(spec, SearchSpace.from_spec(spec))
+    assert [trial.constraints for trial in trials] == [
+        {"val_mae": 1.0, "lr": FARTHEST},
+        {"val_mae": 8.5, "lr": FARTHEST},
+        {"val_mae": 1.0, "lr": -0.5},
+    ]
+
+
 # ---- hpo enqueue
 
 
@@ -211,6 +325,7 @@ def test_the_budget_holds_for_enqueued_trials(tmp_path: Path) -> None:
         ("model.hidden=2.5", "command line: model.hidden: is not in the search space", "from 2 to 8"),
         ("model.hidden=many", "command line: model.hidden: is not in the search space", "from 2 to 8"),
         ("model.hidden", "command line: model.hidden: is not a parameter with its value", "path=value"),
+        ("model.hidden=5 model.hidden=6", "command line: model.hidden: is given twice", "leave one"),
         ("model.hidden=[", "command line: model.hidden: not a YAML value", "quote"),
         (
             "optimizer.momentum=0.5",
@@ -219,17 +334,69 @@ def test_the_budget_holds_for_enqueued_trials(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_can_not_be_enqueued_leaves_the_queue_empty(tmp_path: Path, given: str, first: str, fix: str) -> None:
+def test_what_can_not_be_enqueued_makes_no_study(tmp_path: Path, given: str, first: str, fix: str) -> None:
     text = STUDY + (
         "  optimizer._target_: {type: categorical, choices: [torch.optim.AdamW, torch.optim.SGD]}\n"
         "  optimizer.momentum: {type: float, low: 0.0, high: 0.9, when: {optimizer._target_: torch.optim.SGD}}\n"
     )
     study = make_study(tmp_path, text)
-    result = hpo("enqueue", study, given, code=2)
+    result = hpo("enqueue", study, *given.split(), code=2)
     assert result.stderr.startswith(first)
     assert fix in result.stderr
-    if (tmp_path / "runs").exists():
-        assert hpo_json("status", study)["waiting"] == 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_the_budget_of_a_study_that_runs_stays(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    hpo("run", study, "--n-trials", 1)
+    opened = start_study(load_spec(study).with_options(n_trials=3))  # as another `hpo run` has it
+    opened.storage.close()
+    hpo("enqueue", study, "model.hidden=7")
+    assert hpo_json("status", study)["n_trials"] == 3
+
+
+def test_a_study_whose_trials_are_claimed_gets_one_more_if_its_file_has_more(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    hpo("run", study, "--n-trials", 1)
+    assert hpo_json("enqueue", study, "model.hidden=7")["trial"] == 1
+    assert hpo_json("status", study)["n_trials"] == 2
+
+
+def test_a_trial_that_a_worker_takes_at_once_keeps_its_number(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with studies.open() as (view,):
+        add = StudyStorage.create_new_trial
+
+        def add_and_lose(*arguments: Any) -> int:
+            made = add(*arguments)
+            view.study.ask()
+            return made
+
+        monkeypatch.setattr(StudyStorage, "create_new_trial", add_and_lose)
+        opened = start_study(view.spec)
+        try:
+            assert enqueue(view.spec, opened.storage, opened.study, {"model.hidden": 7}) == (0, [])
+        finally:
+            opened.storage.close()
+
+
+GRID = STUDY.replace(
+    "{type: float, low: 1e-3, high: 1e-1, log: true}", "{type: categorical, choices: [0.01, 0.2]}"
+).replace("{name: random, seed: 3}", "grid")
+
+
+def test_a_grid_is_walked_whole_beside_what_it_begins_with(tmp_path: Path) -> None:
+    study = make_study(tmp_path, GRID.replace("n_trials: 6", "n_trials: 100").replace("high: 8}", "high: 4}"))
+    hpo("enqueue", study, "model.hidden=3", "optimizer.lr=0.01", code=0)
+    assert hpo_json("status", study)["n_trials"] == 7
+    other = make_study(
+        tmp_path / "other", GRID.replace("n_trials: 6", "n_trials: 100").replace("high: 8}", "high: 4}")
+    )
+    hpo("run", other, "--workers", 2, BASELINE)
+    trials = hpo_json("trials", other, BASELINE)
+    assert len(trials) == 7
+    assert len({tuple(trial["params"].values()) for trial in trials}) == 6
 
 
 def test_a_grid_draws_no_single_values(tmp_path: Path) -> None:

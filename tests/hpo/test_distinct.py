@@ -6,10 +6,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.trial import create_trial
 
-from hpo.distinct import point_key
+from hpo.build import Builder
+from hpo.distinct import point_key, twin
+from hpo.objective import RUN_ATTR, SAME_AS_ATTR, TrialRun
+from hpo.stopping import StopRequest
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
 
@@ -26,7 +31,7 @@ def key(params: dict[str, Any]) -> tuple[Any, ...]:
     return tuple(sorted(params.items()))
 
 
-@pytest.mark.parametrize("name", ["random", "tpe", "nsgaii", "qmc"])
+@pytest.mark.parametrize("name", ["random", "tpe", "nsgaii", "qmc", "cmaes, allow_pickle: true"])
 def test_a_finite_space_is_walked_through_before_anything_is_tried_twice(studies: Studies, name: str) -> None:
     with studies.open(FINITE, f"study.sampler={{name: {name}, seed: 3}}", "study.n_trials=30") as (view,):
         drawn = []
@@ -34,9 +39,24 @@ def test_a_finite_space_is_walked_through_before_anything_is_tried_twice(studies
             trial, params = ask(view)
             view.study.tell(trial, params["optimizer.lr"] + params["model.hidden"])
             drawn.append(key(params))
-        # A sampler that returns to what was best may give up before the last corner; one twice is the exception.
-        assert len(set(drawn)) >= (POINTS if name == "random" else POINTS - 3)
+        assert len(set(drawn)) == POINTS
         ask(view)  # nothing new is left: the last draw is taken
+
+
+def test_a_point_of_another_study_may_be_tried_here(studies: Studies) -> None:
+    with studies.open(FINITE, "study.sampler={name: random, seed: 3}", "study.n_trials=30") as (view,):
+        for point in view.space.grid():
+            view.study.add_trial(create_trial(params=point, distributions=view.space.distributions, value=1.0))
+        drawn = [ask(view) for _ in range(POINTS)]
+        assert len({key(params) for _, params in drawn}) == POINTS
+        assert twin(view.study, drawn[0][0].number, drawn[0][1]) is None
+
+
+def test_what_a_sampler_holds_fixed_stays_fixed(studies: Studies) -> None:
+    fixed = "study.sampler={name: partial_fixed, fixed_params: {model.hidden: 3}, base_sampler: random}"
+    with studies.open(FINITE, fixed, "study.n_trials=30") as (view,):
+        drawn = [ask(view)[1] for _ in range(4)]  # one more than there are
+        assert {params["model.hidden"] for params in drawn} == {3}
 
 
 def test_running_trials_count_too(studies: Studies) -> None:
@@ -66,9 +86,14 @@ def test_a_condition_belongs_to_the_point(studies: Studies) -> None:
         "  optimizer._target_: {type: categorical, choices: [torch.optim.AdamW, torch.optim.SGD]}\n"
         "  optimizer.momentum: {type: int, low: 0, high: 1, when: {optimizer._target_: torch.optim.SGD}}\n"
     )
-    with studies.open("study.sampler={name: random, seed: 1}", text=text) as (view,):
-        drawn = [key(ask(view)[1]) for _ in range(3)]
-        assert len(set(drawn)) == 3
+    sampler = "study.sampler={name: tpe, seed: 1, n_startup_trials: 1}"  # it draws by groups
+    with studies.open(sampler, text=text) as (view,):
+        drawn = []
+        for _ in range(5):
+            trial, params = ask(view)
+            view.study.tell(trial, 1.0)
+            drawn.append(key(params))
+        assert len(set(drawn[:3])) == 3
 
 
 def test_an_enqueued_trial_is_left_as_it_was_given(studies: Studies) -> None:
@@ -110,3 +135,20 @@ def test_a_known_result_is_taken_over(tmp_path: Path) -> None:
             assert "epoch" not in log  # nothing was trained
     assert len(first) <= 4
     assert {trial["outcome"] for trial in again} == {"complete", "diverged"}
+
+
+def test_a_trial_that_has_begun_to_train_goes_on_as_itself(studies: Studies) -> None:
+    fixed = "search_space={model.hidden: {type: int, low: 3, high: 3}}"
+    with studies.open(fixed, "study.duplicates=reuse", views=2) as (one, other):
+        begun, _ = ask(one)
+        begun.set_user_attr(RUN_ATTR, {"seed": 1, "threads": 1})
+        ended, _ = ask(other)
+        one.storage.requeue(begun._trial_id)
+        other.study.tell(ended, 5.0)
+        begun = other.study.ask()
+        assert begun.number == 0
+        device = torch.device("cpu")
+        TrialRun(other, begun, Builder(other.spec), device, StopRequest(), lambda _: None).run()
+        trials = other.study.get_trials()
+        assert SAME_AS_ATTR not in trials[0].user_attrs
+        assert trials[0].value != 5.0

@@ -61,6 +61,17 @@ def test_one_that_runs_has_not_ended_without_an_improvement() -> None:
     assert goal_reached(section(stop_after_no_improvement=1), [*ended(1.0), running]) is None
 
 
+def test_one_as_good_as_the_best_is_no_improvement() -> None:
+    goal = section(
+        objectives={"val_loss": "minimize", "size": "minimize"}, pruner="none", stop_after_no_improvement=2
+    )
+    trials = [optuna.trial.create_trial(values=values) for values in ([1, 2], [2, 1], [1, 2], [2, 1])]
+    for number, trial in enumerate(trials):
+        trial.number, trial.datetime_complete = number, START + timedelta(seconds=number)
+    assert goal_reached(goal, trials[:3]) is None
+    assert goal_reached(goal, trials) is not None
+
+
 def test_a_trial_beyond_a_bound_reaches_no_target() -> None:
     trials = ended(0.1)
     trials[0].system_attrs["constraints:parameters"] = 1.0
@@ -75,6 +86,7 @@ def test_a_study_stops_at_its_target_and_goes_on_with_another(tmp_path: Path) ->
     assert 1 <= status["finished"] < 30
     assert status["running"] == 0
     assert "target_value" in status["goal"]
+    assert status["goal"] in hpo("status", study, "study.target_value=1e6").stdout
     again = hpo("run", study, "--n-trials", 30, "study.target_value=1e6")
     assert "has reached target_value" in again.stdout + again.stderr
     assert hpo_json("status", study)["finished"] == status["finished"]

@@ -7,12 +7,17 @@ from collections.abc import Sequence
 
 import optuna
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.build import Builder
+from hpo.objective import TrialRun
 from hpo.ranking import best_of, is_feasible, is_ranked, pareto_front, ranked
-from hpo.schema_study import Bound, Direction, StudySection
+from hpo.schema_study import FARTHEST, Bound, Direction, StudySection
+from hpo.stopping import StopRequest
+from tests.hpo.support import Studies
 
 BOTH: dict[str, Direction] = {"val_loss": "minimize", "accuracy": "maximize"}
 
@@ -81,3 +86,36 @@ def test_a_bound_says_how_far_a_value_is_beyond_it(text: str, value: float, viol
     (bound,) = section.bounds
     assert isinstance(bound, Bound)
     assert bound.violation(value) == pytest.approx(violation)
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "violation"),
+    [
+        ("<= 1", math.nan, FARTHEST),
+        (">= 1", math.nan, FARTHEST),
+        ("<= 1", math.inf, FARTHEST),
+        (">= 1", math.inf, -FARTHEST),
+    ],
+)
+def test_how_far_it_is_beyond_is_always_finite(text: str, value: float, violation: float) -> None:
+    (bound,) = StudySection.model_validate({"name": "tiny", "constraints": {"lr": text}}).bounds
+    assert bound.violation(value) == violation
+    assert math.isnan(bound.value(violation))
+
+
+@given(st.floats(-1e6, 1e6), st.sampled_from(["<= 3", ">= 3"]))
+def test_a_value_is_known_from_how_far_it_is_beyond(value: float, text: str) -> None:
+    (bound,) = StudySection.model_validate({"name": "tiny", "constraints": {"lr": text}}).bounds
+    assert bound.value(bound.violation(value)) == pytest.approx(value, abs=1e-6)
+
+
+def test_an_attempt_that_was_killed_before_it_ended_leaves_no_constraint_behind(studies: Studies) -> None:
+    options = ('study.constraints={lr: "<= 1"}', "trainer.max_epochs=1")
+    with studies.open(*options) as (view,):
+        trial = view.study.ask()
+        trial.set_constraint("lr", 7.0)  # an earlier attempt's, which is not true any more
+        device = torch.device("cpu")
+        TrialRun(view, trial, Builder(view.spec), device, StopRequest(), lambda _: None).run()
+        (stored,) = view.study.get_trials()
+        assert stored.constraints["lr"] < 0
+        assert is_ranked(stored)
