@@ -160,11 +160,12 @@ def storage(request: pytest.FixtureRequest) -> tuple[str, ...]:
 
 def test_sigkill_of_everything_loses_and_doubles_nothing(tmp_path: Path, storage: tuple[str, ...]) -> None:
     study = make_study(tmp_path)
-    process = start_hpo("run", study, "--workers", 3, "--n-trials", 9, *SLOW, *storage)
+    slow = (*SLOW, "model.delay=0.15")  # looking takes a second or two, on a busy machine
+    process = start_hpo("run", study, "--workers", 3, "--n-trials", 9, *slow, *storage)
     wait_until(lambda: finished(study, *storage) >= 2)
     kill_all(process)
     assert finished(study, *storage) < 9
-    hpo("run", study, "--workers", 3, "--n-trials", 9, *SLOW, *storage)
+    hpo("run", study, "--workers", 3, "--n-trials", 9, *slow, *storage)
     status = hpo_json("status", study, *storage)
     assert (status["finished"], status["running"], status["waiting"]) == (9, 0, 0)
     undisturbed = make_study(tmp_path / "undisturbed")
