@@ -22,10 +22,10 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import optuna
 
 from hpo import ledger
+from hpo.care.recovery import LOST
 from hpo.config import StudySpec, load_spec
 from hpo.ledger import Attempt
 from hpo.outcome import outcome_of
-from hpo.recovery import LOST
 from hpo.study import load_study
 from tests.chaos.audit import audit
 from tests.chaos.storm import Record, Storm, other_hosts_work

@@ -5,8 +5,8 @@
 
 FOLDER holds a file NAME.npz a task, with an array `valid` [configurations, epochs], a loss. For each task and
 order the first --configs of `numpy.random.default_rng(order).permutation(configurations)` are replayed
-(`hpo.replay`), one after the other, or by so many workers side by side, whose epochs take different times. What
-is shown:
+(`hpo.pruning.replay`), one after the other, or by so many workers side by side, whose epochs take different
+times. What is shown:
 
 - epochs: epochs used ÷ all epochs, the mean over tasks and orders.
 - regret: (last value of the best trial that ran to its end - best last value) ÷ (median last value - best), of the
@@ -38,9 +38,9 @@ from numpy.typing import NDArray
 from optuna.pruners import BasePruner, HyperbandPruner, PatientPruner
 
 from hpo.pruners import PRUNERS
-from hpo.replay import Curve, Replay, Setting, replay, summarize, whole_curves
-from hpo.replay_study import pruner_mapping
-from hpo.yaml_source import parse_value
+from hpo.pruning.replay import Curve, Replay, Setting, replay, summarize, whole_curves
+from hpo.pruning.replay_study import pruner_mapping
+from hpo.studyfile.yaml_source import parse_value
 
 CONTESTANTS = (
     "none",

@@ -36,7 +36,7 @@ from finished_trials import EPOCHS, NAME, SPACE, Databases, curve, point, postgr
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import create_trial
 
-from hpo.cache import StudyCache
+from hpo.database.cache import StudyCache
 from hpo.ledger import Owner
 from hpo.storage import open_storage
 from hpo.study import MAX_AGE
@@ -279,7 +279,8 @@ def main() -> None:
     parser.add_argument("--pauses", type=float, nargs="+", default=[0.05, 0.25], help="seconds of such an epoch")
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    forked.set_forkserver_preload(["hpo.cache", "optuna.samplers", "sqlalchemy.dialects.postgresql.psycopg"])
+    dialect = "sqlalchemy.dialects.postgresql.psycopg"
+    forked.set_forkserver_preload(["hpo.database.cache", "optuna.samplers", dialect])
     across = [(processes, arguments.trials[0]) for processes in arguments.processes]
     reference = REFERENCE if REFERENCE in arguments.processes else arguments.processes[0]
     along = [(reference, trials) for trials in arguments.trials]

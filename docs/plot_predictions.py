@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from optuna.pruners import MedianPruner
 
 from hpo.pruners import PredictedLossPruner
-from hpo.replay import Replay, Setting, replay, whole_curves
+from hpo.pruning.replay import Replay, Setting, replay, whole_curves
 from trainer.prediction import Prediction, predict_final_loss
 
 Array = NDArray[np.float64]

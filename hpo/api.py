@@ -18,18 +18,18 @@ from pydantic import ValidationError
 
 from hpo.config import StudySpec, load_spec
 from hpo.errors import InputError
-from hpo.marks import COMMAND_LINE
-from hpo.paths import show
-from hpo.python_study import Study
 from hpo.run_result import RunResult
-from hpo.study_modules import open_folder
+from hpo.studyfile.marks import COMMAND_LINE
+from hpo.studyfile.paths import show
+from hpo.studyfile.python_study import Study
+from hpo.studyfile.study_modules import open_folder
 
 if TYPE_CHECKING:
     import optuna
     import torch
     from torch import nn
 
-    from hpo.findings import Finding
+    from hpo.checking.findings import Finding
     from hpo.service import Listener
     from hpo.study import OpenStudy
 
@@ -152,7 +152,7 @@ def best_params(
     """
     which = _which(trial)
     with _spoken_in_python(), _opened(_spec(study, overrides, storage=storage, output_dir=output_dir)) as opened:
-        from hpo.models import find_trial
+        from hpo.after.models import find_trial
 
         return dict(find_trial(opened, which).params)
 
@@ -180,7 +180,7 @@ def load_best_model(
         InputError: The study or an argument can't be used.
         StudyError: There is no such study, trial or checkpoint, or the weights do not fit the model's code.
     """
-    from hpo.models import load_model
+    from hpo.after.models import load_model
 
     with _spoken_in_python():
         spec = _spec(study, overrides, storage=storage, output_dir=output_dir)

@@ -18,9 +18,9 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hpo.config import StudySpec
 from hpo.mirrors import Shown
-from hpo.schema import SCHEDULER_KEYS
 from hpo.study import study_seed
-from hpo.targets import TargetResolver, instantiate
+from hpo.studyfile.schema import SCHEDULER_KEYS
+from hpo.studyfile.targets import TargetResolver, instantiate
 from trainer import BatchOptions, Callback, Trainer, callbacks
 from trainer.schedulers import Warmup
 from trainer.seeding import seed_all

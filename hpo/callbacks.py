@@ -6,7 +6,7 @@ import math
 
 import optuna
 
-from hpo.reports import PRUNED_ATTR, LateReports, Reports
+from hpo.running.reports import PRUNED_ATTR, LateReports, Reports
 from trainer.callback import Callback, TrainerView
 from trainer.state import DIVERGED, PRUNED
 

@@ -17,9 +17,9 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
 from hpo.errors import InputError
-from hpo.marks import Marks
-from hpo.overrides import apply_override, path_problem
-from hpo.paths import (
+from hpo.studyfile.marks import Marks
+from hpo.studyfile.overrides import apply_override, path_problem
+from hpo.studyfile.paths import (
     Keys,
     PathError,
     assign,
@@ -28,7 +28,7 @@ from hpo.paths import (
     lookup,
     split_path,
 )
-from hpo.schema import (
+from hpo.studyfile.schema import (
     LoaderSection,
     PrunerSection,
     SamplerSection,
@@ -36,10 +36,10 @@ from hpo.schema import (
     StudySection,
     TrainerSection,
 )
-from hpo.schema_errors import first_error
-from hpo.schema_space import ParamSpec
-from hpo.schema_study import NO_PRUNER
-from hpo.yaml_source import read_yaml
+from hpo.studyfile.schema_errors import first_error
+from hpo.studyfile.schema_space import ParamSpec
+from hpo.studyfile.schema_study import NO_PRUNER
+from hpo.studyfile.yaml_source import read_yaml
 
 __all__ = ["StudySpec", "diff_configs", "identity", "json_schema", "load_spec", "path_problem"]
 
@@ -194,8 +194,8 @@ def identity(config: Mapping[str, Any]) -> dict[str, Any]:
 def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space: bool = False) -> StudySpec:
     """Read a study file and apply ``key=value`` overrides.
 
-    The structure is validated in full; import paths and their arguments are left to `hpo.check`, since that
-    needs torch.
+    The structure is validated in full; import paths and their arguments are left to `hpo.checking.check`, since
+    that needs torch.
 
     Args:
         path: The YAML file.

@@ -16,10 +16,10 @@ import waitress
 from optuna.artifacts import FileSystemArtifactStore
 from optuna.artifacts.exceptions import ArtifactNotFound
 
-from hpo.artifacts import artifact_folder
-from hpo.dashboard_gate import Gate, allowed_hosts, host_name, is_loopback, link_host
-from hpo.dashboard_login import SHORTEST_TOKEN, Login
 from hpo.errors import InputError, StudyError
+from hpo.looking.artifacts import artifact_folder
+from hpo.looking.dashboard_gate import Gate, allowed_hosts, host_name, is_loopback, link_host
+from hpo.looking.dashboard_login import SHORTEST_TOKEN, Login
 from hpo.study import OpenStudy
 
 HOST = "127.0.0.1"

@@ -24,8 +24,8 @@ import sqlalchemy as sa
 from optuna.storages._rdb.models import TrialModel
 from optuna.trial import TrialState
 
+from hpo.database.outage import first_line
 from hpo.errors import StudyError
-from hpo.outage import first_line
 
 logger = logging.getLogger(__name__)
 

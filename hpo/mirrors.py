@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hpo.config import StudySpec
-from hpo.folders import is_attempt
+from hpo.running.folders import is_attempt
 from trainer.state import Mode
 
 #: In a trial's folder: what its run is called elsewhere, the same for each attempt.

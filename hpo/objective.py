@@ -17,14 +17,11 @@ from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
 from torch.utils.data import DataLoader
 
-from hpo.artifacts import keep_artifacts
 from hpo.build import Builder, RunPlace
 from hpo.callbacks import PrunerCallback
-from hpo.distinct import twin
 from hpo.errors import LeaseLostError
-from hpo.folders import attempt_folder, attempt_folders, redirect_output
 from hpo.ledger import Lease
-from hpo.micro_batch import PARTS_ATTR, MicroBatches, cut, finer
+from hpo.looking.artifacts import keep_artifacts
 from hpo.outcome import (
     BEST_ATTR,
     PREDICTION_ATTR,
@@ -38,8 +35,11 @@ from hpo.outcome import (
     outcome_of,
     prediction_record,
 )
-from hpo.ranking import CONSTRAINT_ATTR
-from hpo.stopping import StopRequest, Watch
+from hpo.running.folders import attempt_folder, attempt_folders, redirect_output
+from hpo.running.micro_batch import PARTS_ATTR, MicroBatches, cut, finer
+from hpo.running.stopping import StopRequest, Watch
+from hpo.search.distinct import twin
+from hpo.search.ranking import CONSTRAINT_ATTR
 from hpo.storage import OUTCOME_ATTR, REASON_ATTR
 from hpo.study import OpenStudy
 from trainer import Trainer
@@ -97,7 +97,7 @@ class TrialRun:
         builder: Builds the trainer.
         device: Where to train.
         request: What others want of this worker.
-        pulse: Shown the run's state again and again, see `hpo.stopping.Watch`.
+        pulse: Shown the run's state again and again, see `hpo.running.stopping.Watch`.
     """
 
     opened: OpenStudy

@@ -16,14 +16,14 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo import ledger
-from hpo.budget import IMPORTED_ATTR
+from hpo.database.budget import IMPORTED_ATTR
 from hpo.errors import StudyError
-from hpo.goals import goal_reached
 from hpo.ledger import Attempt
 from hpo.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, finite, leading_value, outcome_of
-from hpo.predicted_loss import MAX_EPOCHS_ATTR
-from hpo.pruning import PruningSummary, best_count, summarize_pruning
-from hpo.ranking import best_of, ranked
+from hpo.pruning.predicted_loss import MAX_EPOCHS_ATTR
+from hpo.pruning.summary import PruningSummary, best_count, summarize_pruning
+from hpo.search.goals import goal_reached
+from hpo.search.ranking import best_of, ranked
 from hpo.storage import REASON_ATTR
 from hpo.study import OpenStudy
 
@@ -32,7 +32,7 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
     """Counts by state and outcome, the best trial (or None), what pruning saved, and who runs what.
 
     With several objectives the best is a list, the Pareto front. ``goal`` says why the study is done early, if it
-    is. See `hpo.pruning.PruningSummary` for ``pruning``.
+    is. See `hpo.pruning.summary.PruningSummary` for ``pruning``.
     """
     trials = own_trials(opened)
     outcomes = dict.fromkeys(map(str, Outcome), 0)

@@ -7,9 +7,9 @@ from typing import Any, Final, cast
 import optuna
 from optuna import pruners
 
-from hpo.by_name import arguments_of, check_arguments, construct, find_class
 from hpo.config import StudySpec
-from hpo.predicted_loss import PredictedLossPruner
+from hpo.pruning.predicted_loss import PredictedLossPruner
+from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
 
 __all__ = ["PRUNERS", "PredictedLossPruner", "make_pruner"]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from hpo.cache import StudyCache
+from hpo.database.cache import StudyCache
 from hpo.errors import StudyError
 
 

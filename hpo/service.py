@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from hpo.config import StudySpec
 from hpo.errors import HpoError, InputError, StudyError
-from hpo.study_modules import public_name
+from hpo.studyfile.study_modules import public_name
 
 if TYPE_CHECKING:
-    from hpo.devices import Slot
-    from hpo.findings import Finding
-    from hpo.notice import Notice, Tick
-    from hpo.recovery import Settled
+    from hpo.care.recovery import Settled
+    from hpo.checking.findings import Finding
+    from hpo.running.devices import Slot
+    from hpo.running.notice import Notice, Tick
     from hpo.study import OpenStudy
     from hpo.supervisor import Ending, Supervisor
     from hpo.worker import Message
@@ -56,15 +56,15 @@ def run_study(spec: StudySpec, listen: Callable[[OpenStudy], Listener], warn: Ca
         StudyError: The study can't go on.
     """
     _refuse_odd_places()
-    from hpo.forkserver import start_fork_server
+    from hpo.running.forkserver import start_fork_server
 
     # Its imports run beside ours; at a Ctrl-C it would end them with a traceback.
     with _without_interrupt():
         start_fork_server(spec)
-    from hpo.checks import check_study
-    from hpo.devices import study_slots
-    from hpo.folders import make_output_folder
-    from hpo.mainless import MainlessContext
+    from hpo.checking.checks import check_study
+    from hpo.running.devices import study_slots
+    from hpo.running.folders import make_output_folder
+    from hpo.running.mainless import MainlessContext
     from hpo.study import start_study
     from hpo.supervisor import Supervisor
 

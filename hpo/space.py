@@ -8,8 +8,8 @@ from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from hpo.config import StudySpec, path_problem
-from hpo.paths import PathError, join_path, lookup, same, show, split_path, suggest_name
-from hpo.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec
+from hpo.studyfile.paths import PathError, join_path, lookup, same, show, split_path, suggest_name
+from hpo.studyfile.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec
 
 if TYPE_CHECKING:  # optuna takes long to import, and reading a space does not need it
     import optuna

@@ -7,8 +7,8 @@ workers need:
 * a trial becomes RUNNING together with its owner's lease (`hpo.ledger`), in one transaction;
 * an owner's write checks the lease in its own transaction, so a requeued trial's old owner can change nothing.
 
-Every operation waits for a database that is away (`hpo.outage`). Where the connection broke while an operation was
-being committed, the next try finds in the ledger what the last one has done.
+Every operation waits for a database that is away (`hpo.database.outage`). Where the connection broke while an
+operation was being committed, the next try finds in the ledger what the last one has done.
 """
 
 import copy
@@ -31,14 +31,15 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import orm
 
-from hpo import database, ledger
-from hpo.budget import BUDGET_ATTR, IMPORTED_ATTR, insert_running, marked, refuse_beyond_budget
-from hpo.database import display_url
+from hpo import ledger
+from hpo.database import engines as database
+from hpo.database.budget import BUDGET_ATTR, IMPORTED_ATTR, insert_running, marked, refuse_beyond_budget
+from hpo.database.engines import display_url
+from hpo.database.guarded import guarded_insert
+from hpo.database.outage import Patience, all_patient, patient
+from hpo.database.reader import ReadingStorage
 from hpo.errors import LeaseLostError, StudyError
-from hpo.guarded import guarded_insert
 from hpo.ledger import Owner
-from hpo.outage import Patience, all_patient, patient
-from hpo.reader import ReadingStorage
 
 __all__ = [
     "BUDGET_ATTR",
@@ -83,7 +84,7 @@ class StudyStorage(ReadingStorage):
     """Optuna's storage with a budget, leases and fencing; made by `open_storage`.
 
     Args:
-        url: A normalised URL (`hpo.database.normalize_url`) of a database that has the schema.
+        url: A normalised URL (`hpo.database.engines.normalize_url`) of a database that has the schema.
         owner: The process on whose behalf trials are run. Without one (dashboard, command line) writes are not
             fenced, and no leases are taken.
     """

@@ -12,21 +12,21 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
-from hpo.beginning import begin, budget_of, check_beginning
-from hpo.budget import BUDGET_ATTR, claimable, count_trials
-from hpo.cache import StudyCache
+from hpo.care.recovery import Settled, Sightings, requeue_dead
 from hpo.config import StudySpec, diff_configs, identity
-from hpo.database import display_url
+from hpo.database.budget import BUDGET_ATTR, claimable, count_trials
+from hpo.database.cache import StudyCache
+from hpo.database.engines import display_url
 from hpo.errors import InputError, StudyError
 from hpo.ledger import Owner
-from hpo.predicted_loss import MAX_EPOCHS_ATTR
+from hpo.looking.study_note import write_note
 from hpo.pruners import make_pruner
-from hpo.ranking import study_directions
-from hpo.recovery import Settled, Sightings, requeue_dead
-from hpo.samplers import ExhaustiveSampler, make_sampler
+from hpo.pruning.predicted_loss import MAX_EPOCHS_ATTR
+from hpo.search.beginning import begin, budget_of, check_beginning
+from hpo.search.ranking import study_directions
+from hpo.search.samplers import ExhaustiveSampler, make_sampler
 from hpo.space import SearchSpace
 from hpo.storage import StudyStorage, open_storage
-from hpo.study_note import write_note
 from trainer.seeding import derive_seed
 
 CONFIG_ATTR: Final = "hpo:config"
@@ -79,7 +79,7 @@ class OpenStudy:
             return claimable(conn, self.study_id)
 
     def requeue_dead(self, sightings: Sightings | None = None) -> list[Settled]:
-        """Take the trials back whose workers are dead, by the study file's patience; see `hpo.recovery`."""
+        """Take the trials back whose workers are dead, by the study file's patience; see `hpo.care.recovery`."""
         study = self.spec.study
         return requeue_dead(
             self.storage,

@@ -13,17 +13,17 @@ from multiprocessing import connection
 from multiprocessing.context import ForkServerContext
 from typing import Any, Final
 
-from hpo.child import Child
-from hpo.devices import Slot
+from hpo.care.recovery import Settled
+from hpo.database.outage import DatabaseError
 from hpo.errors import StudyError
-from hpo.failures import Failures
-from hpo.limits import Limits, oom_kills
-from hpo.notice import Notice, Tick
 from hpo.objective import TrialReport
-from hpo.outage import DatabaseError
-from hpo.recovery import Settled
+from hpo.running.child import Child
+from hpo.running.devices import Slot
+from hpo.running.failures import Failures
+from hpo.running.limits import Limits, oom_kills
+from hpo.running.notice import Notice, Tick
+from hpo.running.upkeep import Upkeep
 from hpo.study import OpenStudy
-from hpo.upkeep import Upkeep
 from hpo.worker import Leaving, Message, Stop, WorkerOrder, work
 
 #: Seconds between two looks at limits.
@@ -53,7 +53,7 @@ class Supervisor:
     Args:
         opened: The study; this process owns no trial.
         slots: A device and threads for each worker.
-        context: From `hpo.forkserver.start_fork_server`.
+        context: From `hpo.running.forkserver.start_fork_server`.
         report: Called with a worker's label and each message of its; an OSError of it means that nobody reads
             any more, which is a request to stop.
         timeout: Seconds until workers are asked to put their trials down; None for no limit.

@@ -20,14 +20,14 @@ import optuna
 import torch
 
 from hpo.build import Builder
+from hpo.care.recovery import RETRIED_ATTR, Verdict
 from hpo.config import StudySpec
-from hpo.devices import Slot
 from hpo.errors import BudgetExhaustedError, HpoError, LeaseLostError
-from hpo.folders import redirect_output
 from hpo.ledger import Heartbeat, Owner
 from hpo.objective import TrialReport, TrialRun
-from hpo.recovery import RETRIED_ATTR, Verdict
-from hpo.stopping import StopRequest
+from hpo.running.devices import Slot
+from hpo.running.folders import redirect_output
+from hpo.running.stopping import StopRequest
 from hpo.study import OpenStudy, load_study
 from trainer.state import TrainState
 
@@ -199,9 +199,9 @@ def _end_forks_at_sigterm() -> None:
 
 def _check_preload() -> None:
     # The fork server passes over a preload that fails, and its workers would just be slow.
-    if "hpo.preload" not in sys.modules:
+    if "hpo.running.preload" not in sys.modules:
         raise RuntimeError(
-            "the fork server could not import hpo.preload; `python -c 'import hpo.preload'` says why"
+            "the fork server could not import its preload; `python -c 'import hpo.running.preload'` says why"
         )
 
 

@@ -23,7 +23,7 @@ import torch
 import yaml
 
 import hpo as package
-from hpo.checks import check_imports
+from hpo.checking.checks import check_imports
 from hpo.cli.app import app
 from hpo.config import load_spec
 from tests.acceptance.support import Result, hpo, start_hpo

@@ -17,8 +17,8 @@ import trainer
 from hpo.build import CALLBACKS, DEFAULTS
 from hpo.cli.app import app
 from hpo.pruners import PRUNERS
-from hpo.samplers import SAMPLERS
-from hpo.schema import LoaderSection, StudyFile, StudySection, TrainerSection
+from hpo.search.samplers import SAMPLERS
+from hpo.studyfile.schema import LoaderSection, StudyFile, StudySection, TrainerSection
 from trainer import BatchOptions, Callback, Trainer, callbacks, register_global_callback
 from trainer.callbacks import Checkpoint, default_callbacks
 from trainer.events import EVENTS

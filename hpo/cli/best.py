@@ -88,7 +88,7 @@ def _print_front(spec: StudySpec, front: list[dict[str, Any]]) -> None:
 
 
 def _export(spec: StudySpec, trial: str, path: Path, *, json_: bool) -> None:
-    from hpo.export_model import check_export_path, export_model
+    from hpo.after.export_model import check_export_path, export_model
 
     check_export_path(path)
     # The card is for others to read; a database's password is not.

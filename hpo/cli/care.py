@@ -14,8 +14,8 @@ from hpo.cli.show import looked_up, print_json
 from hpo.errors import InputError
 
 if TYPE_CHECKING:
-    from hpo.repair import Repair
-    from hpo.retention import CleanReport
+    from hpo.care.repair import Repair
+    from hpo.care.retention import CleanReport
     from hpo.study import OpenStudy
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would be done.")]
@@ -36,7 +36,7 @@ def repair(
     """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.repair import repair as put_right
+    from hpo.care.repair import repair as put_right
 
     report = looked_up(spec, lambda opened: put_right(opened, dry_run=dry_run))
     if json_:
@@ -83,7 +83,7 @@ def retry(
         fix = "`--failed` for all that have failed, or `--trial N`, repeated for several"
         raise InputError(problem, path="--failed, --trial", fix=fix)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.reopen import failed_trials, reopen
+    from hpo.care.reopen import failed_trials, reopen
 
     done = looked_up(spec, lambda opened: reopen(opened, trial or failed_trials(opened), dry_run=dry_run))
     if json_:
@@ -127,7 +127,7 @@ def clean(
     if json_:
         print_json({"study": spec.study.name, "dry_run": dry_run, **_as_data(report)})
         return
-    from hpo.retention import shown_bytes
+    from hpo.care.retention import shown_bytes
 
     would = "would go" if dry_run else "removed"
     with read_by_others():
@@ -142,8 +142,8 @@ def clean(
 
 def _cleaned(opened: OpenStudy, keep_best: int | None, *, dry_run: bool, asks: bool) -> CleanReport:
     """What went; where it is to be asked first, that takes a look at what would go."""
-    from hpo.retention import clean as clean_up
-    from hpo.retention import shown_bytes
+    from hpo.care.retention import clean as clean_up
+    from hpo.care.retention import shown_bytes
 
     if dry_run or asks:
         plan = clean_up(opened, keep_best=keep_best, dry_run=True)

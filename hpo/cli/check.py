@@ -17,10 +17,10 @@ from hpo.errors import HpoError, InputError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from hpo.checking.findings import Finding
+    from hpo.checking.preflight import DevicePreflight, Measured
     from hpo.config import StudySpec
-    from hpo.devices import Slot
-    from hpo.findings import Finding
-    from hpo.preflight import DevicePreflight, Measured
+    from hpo.running.devices import Slot
 
 _MIB = 2**20
 _MINUTE, _HOUR = 60, 3600
@@ -93,15 +93,15 @@ class _Checkup:
         return []
 
     def _imports(self) -> list[Finding]:
-        from hpo.checks import check_imports
+        from hpo.checking.checks import check_imports
 
         assert self.spec is not None
         return check_imports(self.spec)
 
     def _meaning(self) -> list[Finding]:
-        from hpo.checks import check_search
-        from hpo.devices import study_slots
-        from hpo.meaning import check_meaning
+        from hpo.checking.checks import check_search
+        from hpo.checking.meaning import check_meaning
+        from hpo.running.devices import study_slots
 
         assert self.spec is not None
         check_search(self.spec)
@@ -109,7 +109,7 @@ class _Checkup:
         return check_meaning(self.spec)
 
     def _preflight(self) -> list[Finding]:
-        from hpo.preflight import preflight
+        from hpo.checking.preflight import preflight
 
         assert self.spec is not None
         self.devices = preflight(self.spec, self.slots)
@@ -178,7 +178,7 @@ def _error_json(error: HpoError) -> dict[str, Any]:
 def _estimate(checkup: _Checkup) -> float | None:
     if not checkup.devices or checkup.spec is None:
         return None
-    from hpo.preflight import estimated_seconds
+    from hpo.checking.preflight import estimated_seconds
 
     return estimated_seconds(checkup.spec, checkup.devices)
 

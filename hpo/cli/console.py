@@ -10,16 +10,16 @@ from typing import Any
 
 from optuna.trial import TrialState
 
+from hpo.care.recovery import Settled
 from hpo.cli.live import Picture, number
 from hpo.cli.output import flushed
 from hpo.cli.screen import Screen
 from hpo.cli.tally import Tally, best_list
-from hpo.database import display_url
-from hpo.devices import Slot
-from hpo.notice import Notice, Tick
+from hpo.database.engines import display_url
 from hpo.objective import TrialReport
 from hpo.progress import study_status
-from hpo.recovery import Settled
+from hpo.running.devices import Slot
+from hpo.running.notice import Notice, Tick
 from hpo.study import OpenStudy
 from hpo.worker import Failed, Message
 

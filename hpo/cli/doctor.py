@@ -32,7 +32,7 @@ def doctor(
     """
     del debug
     spec = None if study is None else read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.doctor import examine
+    from hpo.checking.doctor import examine
 
     lines = examine(spec, storage=storage if spec is None else None)
     if json_:

@@ -37,9 +37,9 @@ def enqueue(
     spec = read_spec(study, None, require_search_space=True, storage=storage, output_dir=output_dir)
     import optuna
 
-    from hpo.beginning import checked_point
-    from hpo.beginning import enqueue as put
-    from hpo.samplers import make_sampler
+    from hpo.search.beginning import checked_point
+    from hpo.search.beginning import enqueue as put
+    from hpo.search.samplers import make_sampler
     from hpo.space import SearchSpace
     from hpo.study import start_study
 
@@ -76,7 +76,7 @@ def _given(params: list[str]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> tuple[str, Any]:
-    from hpo.yaml_source import parse_value
+    from hpo.studyfile.yaml_source import parse_value
 
     path, equals, value = text.partition("=")
     if not equals:

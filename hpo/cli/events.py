@@ -31,15 +31,15 @@ from typing import Any, TextIO
 
 from optuna.trial import TrialState
 
+from hpo.care.recovery import Settled
 from hpo.cli.output import flushed
-from hpo.database import display_url
-from hpo.devices import Slot
+from hpo.database.engines import display_url
 from hpo.errors import StudyError
-from hpo.notice import Notice, Tick
 from hpo.objective import TrialReport
 from hpo.outcome import finite
 from hpo.progress import study_status
-from hpo.recovery import Settled
+from hpo.running.devices import Slot
+from hpo.running.notice import Notice, Tick
 from hpo.study import OpenStudy
 from hpo.worker import EpochsEnded, Failed, Message, Started
 

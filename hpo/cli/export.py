@@ -53,7 +53,7 @@ def export(
         fix = "name a file with `-o trials.parquet`"
         raise InputError("can't be printed", path="--format", value=chosen, fix=fix)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.export import curves_table, table_text, trials_table, write_table
+    from hpo.after.export import curves_table, table_text, trials_table, write_table
 
     table = looked_up(spec, curves_table if curves else trials_table)
     if output is None:

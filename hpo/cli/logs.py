@@ -60,7 +60,7 @@ def logs(
 
 def _follow(opened: OpenStudy, log: _Log) -> None:
     """Print until the trial has ended. A database that is away has not said that it has."""
-    from hpo.outage import DatabaseAwayError
+    from hpo.database.outage import DatabaseAwayError
 
     looks, ended = 0, False
     while not ended:
@@ -98,7 +98,7 @@ class _Log:
 
     def print_new(self) -> None:
         """Print what has been written since the last time; OSError where nobody reads it."""
-        from hpo.folders import attempt_folders
+        from hpo.running.folders import attempt_folders
 
         logs = [folder / "log.txt" for folder in attempt_folders(self._opened.spec, self._number)]
         for log in logs:
@@ -135,7 +135,7 @@ def _outcome(opened: OpenStudy, number: int) -> str:
 
 
 def _no_log(opened: OpenStudy, number: int, outcome: str) -> StudyError:
-    from hpo.folders import trial_folder
+    from hpo.running.folders import trial_folder
 
     if outcome in _UNFINISHED:
         fix = "`--follow` waits for it"

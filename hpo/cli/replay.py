@@ -52,7 +52,7 @@ def replay(
     spec = read()
     import optuna
 
-    from hpo.replay_study import replay_study
+    from hpo.pruning.replay_study import replay_study
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     contestants = _contestants(read, pruner)
@@ -80,7 +80,7 @@ def _contestants(read: Callable[..., StudySpec], typed: list[str] | None) -> dic
 
 def _with_pruner(read: Callable[..., StudySpec], text: str) -> StudySpec:
     from hpo.errors import InputError
-    from hpo.replay_study import pruner_mapping, retold, try_out
+    from hpo.pruning.replay_study import pruner_mapping, retold, try_out
 
     override = f"study.pruner={pruner_mapping(text)}"
     try:

@@ -13,10 +13,10 @@ from hpo.cli.output import read_by_others
 from hpo.errors import InputError, StudyError
 
 if TYPE_CHECKING:
+    from hpo.checking.findings import Finding
     from hpo.cli.console import Reporter
     from hpo.cli.events import EventWriter
     from hpo.config import StudySpec
-    from hpo.findings import Finding
     from hpo.study import OpenStudy
 
 

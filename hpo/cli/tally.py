@@ -10,15 +10,15 @@ from typing import Any, Final
 
 from optuna.trial import TrialState
 
+from hpo.care.recovery import Settled
 from hpo.cli.live import StudyView, WorkerView, seconds_left
-from hpo.devices import Slot
+from hpo.database.outage import DatabaseAwayError
 from hpo.ledger import host_name
-from hpo.look import look_at
-from hpo.notice import Notice, Tick
+from hpo.looking.look import look_at
 from hpo.objective import TrialReport
-from hpo.outage import DatabaseAwayError
 from hpo.outcome import Outcome
-from hpo.recovery import Settled
+from hpo.running.devices import Slot
+from hpo.running.notice import Notice, Tick
 from hpo.study import OpenStudy
 from hpo.worker import EpochsEnded, Failed, Message, Started
 
@@ -210,7 +210,7 @@ def best_list(best: dict[str, Any] | list[dict[str, Any]] | None) -> list[dict[s
 
 
 def viewed(entry: dict[str, Any], *, with_host: bool) -> WorkerView:
-    """A running trial of `hpo.look.Look`'s status as a view shows it, by the worker that has it."""
+    """A running trial of `hpo.looking.look.Look`'s status as a view shows it, by the worker that has it."""
     return WorkerView(
         f"{entry['worker']}@{entry['host']}" if with_host else str(entry["worker"] or "(no lease)"),
         str(entry["device"] or ""),

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     import torch
 
+    from hpo.after.final import Start
     from hpo.build import Builder
     from hpo.config import StudySpec
-    from hpo.final import Start
 
 _DEFAULT_SEEDS: Final = (0, 1, 2)
 #: A single number beyond this is taken for a seed that was meant, not for a number of trainings.
@@ -122,9 +122,9 @@ def _seeds(text: str) -> tuple[int, ...]:
 def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
     import torch
 
+    from hpo.after.final import train_final
     from hpo.build import Builder
-    from hpo.checks import check_study
-    from hpo.final import train_final
+    from hpo.checking.checks import check_study
 
     searched = choice.trial is not None or choice.top_k is not None
     for warning in check_study(spec, search=searched):
@@ -141,8 +141,8 @@ def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
 
 
 def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
-    from hpo.final import start_of_base, start_of_trial
-    from hpo.seeds import leaders
+    from hpo.after.final import start_of_base, start_of_trial
+    from hpo.after.seeds import leaders
 
     which, top_k = choice.trial, choice.top_k
     if top_k is not None:
@@ -156,8 +156,8 @@ def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
 def _train_over_seeds(
     builder: Builder, starts: list[Start], choice: _Choice, device: torch.device
 ) -> dict[str, Any]:
-    from hpo.seed_run import SeedTrainer
-    from hpo.seeds import train_over_seeds
+    from hpo.after.seed_run import SeedTrainer
+    from hpo.after.seeds import train_over_seeds
 
     seeds = choice.seeds or _DEFAULT_SEEDS
     what = starts[0].name if choice.top_k is None else f"the best {len(starts)} trials"
@@ -195,7 +195,7 @@ def _print_seeds(result: Mapping[str, Any]) -> None:
 
 
 def _print_ranking(result: Mapping[str, Any], metric: str) -> None:
-    from hpo.seeds import together
+    from hpo.after.seeds import together
 
     rows = [
         (

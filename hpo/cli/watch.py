@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from hpo.cli.live import StudyView
     from hpo.config import StudySpec
-    from hpo.look import Look
+    from hpo.looking.look import Look
     from hpo.study import OpenStudy
 
 
@@ -32,12 +32,12 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
         spec: The study file.
         interval: Seconds between two looks.
         json_: Print each look as one line of JSON: ``time``, ``problem`` (null, or why there is nothing more), and
-            what `hpo.look.Look` has as ``status``.
+            what `hpo.looking.look.Look` has as ``status``.
 
     Raises:
         StudyError: There is no such study, or it has been deleted.
     """
-    from hpo.look import has_ended
+    from hpo.looking.look import has_ended
     from hpo.study import load_study
 
     opened = load_study(spec)
@@ -58,8 +58,8 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
 
 def _look(opened: OpenStudy) -> tuple[Look | None, str]:
     """What is there to see, or why nothing is."""
-    from hpo.look import look_at
-    from hpo.outage import DatabaseAwayError
+    from hpo.database.outage import DatabaseAwayError
+    from hpo.looking.look import look_at
 
     try:
         with opened.storage.patience.whole():
@@ -148,7 +148,7 @@ class _Drawing:
 
     def _picture(self) -> Any:
         from hpo.cli.live import Picture
-        from hpo.look import Look
+        from hpo.looking.look import Look
 
         found = self._found or Look({}, {}, {})
         return Picture(study_view(self._opened, found, self._problem))

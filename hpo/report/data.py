@@ -15,16 +15,16 @@ from optuna.trial import FrozenTrial
 from hpo import ledger
 from hpo.outcome import Outcome, finite, outcome_of
 from hpo.progress import own_trials, study_status
-from hpo.pruning import ComparedPrediction, PredictionSummary, compared_predictions, summarize_predictions
-from hpo.ranking import best_of, ranked
+from hpo.pruning.summary import ComparedPrediction, PredictionSummary, compared_predictions, summarize_predictions
 from hpo.report.causes import Cause, causes
 from hpo.report.edges import Edge, edges
 from hpo.report.importances import Importances, importances
 from hpo.report.origin import origin
 from hpo.report.snapshot import drawn_text, snapshot
 from hpo.report.timeline import Timeline, Work
-from hpo.schema_study import Direction
+from hpo.search.ranking import best_of, ranked
 from hpo.study import OpenStudy
+from hpo.studyfile.schema_study import Direction
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class StudyReport:
         goals: Each metric that is optimised with its direction, the leading one first.
         bounds: The constraints as the study file has them, by metric.
         trials: Its own trials, in the order of their numbers.
-        ranked: Those that can be among the best, the best first (`hpo.ranking.ranked`).
+        ranked: Those that can be among the best, the best first (`hpo.search.ranking.ranked`).
         best: The best one, or the Pareto front of several goals.
         compared: Predictions against what came of them.
         work: Every attempt at a trial.

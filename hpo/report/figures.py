@@ -13,8 +13,7 @@ from optuna.trial import FrozenTrial
 from optuna.visualization import plot_optimization_history
 
 from hpo.outcome import Outcome, outcome_of
-from hpo.pruning import MIDDLE_80, ComparedPrediction
-from hpo.ranking import is_feasible
+from hpo.pruning.summary import MIDDLE_80, ComparedPrediction
 from hpo.report.looks import (
     BLUE,
     GREEN,
@@ -28,7 +27,8 @@ from hpo.report.looks import (
 )
 from hpo.report.snapshot import drawn_text
 from hpo.report.timeline import Timeline
-from hpo.schema_study import Direction
+from hpo.search.ranking import is_feasible
+from hpo.studyfile.schema_study import Direction
 
 #: Points that a curve is drawn with.
 MOST_POINTS: Final = 200

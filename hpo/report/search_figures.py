@@ -26,7 +26,7 @@ from hpo.report.looks import (
     rounded,
 )
 from hpo.report.snapshot import drawn_text
-from hpo.schema_study import Direction
+from hpo.studyfile.schema_study import Direction
 
 #: Yellow is good in it, dark blue bad; it fills the whole figure, and so looks alike on any background.
 _FILLED: Final = "Viridis"

@@ -11,7 +11,6 @@ from optuna.trial import FrozenTrial
 
 from hpo.objective import RUN_ATTR
 from hpo.outcome import PREDICTION_ATTR
-from hpo.ranking import is_feasible
 from hpo.report.data import StudyReport
 from hpo.report.figures import (
     MOST_POINTS,
@@ -37,6 +36,7 @@ from hpo.report.markup import (
     shown,
     table,
 )
+from hpo.search.ranking import is_feasible
 
 #: Curves that are drawn of a large study.
 _MOST_CURVES: Final = 300

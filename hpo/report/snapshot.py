@@ -15,8 +15,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.outcome import Outcome, outcome_of
-from hpo.ranking import study_directions
-from hpo.schema_study import Direction
+from hpo.search.ranking import study_directions
+from hpo.studyfile.schema_study import Direction
 
 Text = Callable[[str], str]
 

@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from hpo.build import offered_callbacks
-from hpo.check import check_metric, check_spec
-from hpo.check_callbacks import check_callbacks
+from hpo.checking.check import check_metric, check_spec
+from hpo.checking.check_callbacks import check_callbacks
 from hpo.config import load_spec
-from hpo.targets import TargetResolver
+from hpo.studyfile.targets import TargetResolver
 from tests.acceptance.support import hpo, hpo_json
 
 FOLDER = Path(__file__).parents[2] / "studies"

@@ -17,15 +17,15 @@ from omegaconf import OmegaConf
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo import ledger
-from hpo.budget import IMPORTED_ATTR
 from hpo.build import Builder
+from hpo.care.recovery import LOST, RETRIED_ATTR
 from hpo.config import StudySpec
-from hpo.folders import attempt_folders, trial_folder
+from hpo.database.budget import IMPORTED_ATTR
 from hpo.ledger import Attempt
 from hpo.objective import RUN_ATTR
 from hpo.outcome import BEST_ATTR, Outcome, finite, outcome_of
-from hpo.recovery import LOST, RETRIED_ATTR
-from hpo.reports import PRUNED_ATTR
+from hpo.running.folders import attempt_folders, trial_folder
+from hpo.running.reports import PRUNED_ATTR
 from hpo.storage import OUTCOME_ATTR, REASON_ATTR
 from hpo.study import OpenStudy, load_study
 from tests.chaos.alone import Alone, train_alone

@@ -15,14 +15,14 @@ from hpo.storage import StudyStorage, open_storage
 
 NAME = "study"
 forked = multiprocessing.get_context("forkserver")
-# A process has one fork server: the supervisor's tests, in the same one, ask for hpo.preload.
+# A process has one fork server: the supervisor's tests, in the same one, ask for hpo.running.preload.
 forked.set_forkserver_preload(
     [
         "pytest",
         "hpo.storage",
         "sqlalchemy.dialects.sqlite",
         "sqlalchemy.dialects.postgresql.psycopg",
-        "hpo.preload",
+        "hpo.running.preload",
     ]
 )
 

@@ -19,7 +19,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hpo.database import engine_kwargs
+from hpo.database.engines import engine_kwargs
 from hpo.storage import open_storage
 
 _START_SECONDS = 60

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.check import check_metric, check_spec
+from hpo.checking.check import check_metric, check_spec
 from hpo.config import load_spec
 from hpo.errors import InputError
 

@@ -11,14 +11,14 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from hpo.beginning import BASELINE_ATTR, ORIGIN_ATTR, _take_over, begin, enqueue, known_trials
 from hpo.config import load_spec
 from hpo.errors import InputError, StudyError
 from hpo.ledger import Owner
-from hpo.schema_study import FARTHEST
+from hpo.search.beginning import BASELINE_ATTR, ORIGIN_ATTR, _take_over, begin, enqueue, known_trials
 from hpo.space import SearchSpace
 from hpo.storage import StudyStorage, open_storage
 from hpo.study import CONFIG_ATTR, OpenStudy, _keep_config, load_study, start_study
+from hpo.studyfile.schema_study import FARTHEST
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
 
@@ -100,7 +100,7 @@ def test_a_beginning_whose_process_died_is_made_good(studies: Studies, monkeypat
     def die(*_: Any, **__: Any) -> None:
         raise RuntimeError("the power is gone")
 
-    monkeypatch.setattr("hpo.beginning._PATIENCE", 0.5)
+    monkeypatch.setattr("hpo.search.beginning._PATIENCE", 0.5)
     spec = studies.spec(BASELINE)
     with monkeypatch.context() as broken:
         broken.setattr(optuna.Study, "enqueue_trial", die)

@@ -18,8 +18,8 @@ from hpo.build import (
     RunPlace,
     offered_callbacks,
 )
-from hpo.check import check_metric, check_spec
-from hpo.check_callbacks import check_callbacks
+from hpo.checking.check import check_metric, check_spec
+from hpo.checking.check_callbacks import check_callbacks
 from hpo.config import StudySpec
 from hpo.errors import InputError
 from tests.hpo.support import Studies

@@ -17,8 +17,8 @@ from optuna.storages._cached_storage import _CachedStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo import reader
-from hpo.cache import StudyCache
+from hpo.database import reader
+from hpo.database.cache import StudyCache
 from hpo.ledger import Owner
 from hpo.storage import open_storage
 from tests.trainer.support import quick

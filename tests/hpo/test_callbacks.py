@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from hpo.callbacks import PrunerCallback
-from hpo.reports import PRUNED_ATTR
+from hpo.running.reports import PRUNED_ATTR
 from hpo.study import OpenStudy
 from tests.hpo.support import Studies, ask
 from trainer import Trainer

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hpo.checks import check_imports, check_search, check_study
+from hpo.checking.checks import check_imports, check_search, check_study
 from hpo.config import load_spec
 from hpo.errors import InputError
 from tests.acceptance.support import STUDY, Result, hpo, make_study

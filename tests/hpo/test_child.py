@@ -10,10 +10,10 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from hpo.child import Child, Running
-from hpo.devices import Slot
-from hpo.limits import Limits
-from hpo.recovery import LOST, STOPPED
+from hpo.care.recovery import LOST, STOPPED
+from hpo.running.child import Child, Running
+from hpo.running.devices import Slot
+from hpo.running.limits import Limits
 from hpo.worker import BEAT, EpochsEnded, Leaving, Started, Stop
 from tests.hpo.owners import forked
 
@@ -105,7 +105,7 @@ def test_an_end_of_its_own_is_a_loss_only_if_it_held_something(worker: Worker) -
 
 FORKS = """
 import os, signal, time
-from hpo.stopping import StopRequest
+from hpo.running.stopping import StopRequest
 from hpo.worker import _detach
 
 request = StopRequest()

@@ -17,7 +17,7 @@ import pytest
 from hpo.cli.app import main
 from hpo.cli.console import kept_arguments
 from hpo.config import load_spec
-from hpo.database import normalize_url, sqlite_file
+from hpo.database.engines import normalize_url, sqlite_file
 from hpo.storage import OUTCOME_ATTR
 from hpo.study import OpenStudy
 from tests.acceptance.support import hpo, hpo_json, make_study

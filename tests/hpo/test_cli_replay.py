@@ -11,8 +11,8 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo.config import StudySpec
-from hpo.replay import MAX_EPOCHS_ATTR, replay
-from hpo.replay_study import study_curves
+from hpo.pruning.replay import MAX_EPOCHS_ATTR, replay
+from hpo.pruning.replay_study import study_curves
 from hpo.storage import OUTCOME_ATTR
 from hpo.study import OpenStudy
 from tests.acceptance.support import hpo, hpo_json
@@ -90,7 +90,7 @@ def test_a_replay_is_told_what_a_real_run_is(finished: Path, monkeypatch: pytest
         asked.append(Recorder())
         return asked[-1]
 
-    monkeypatch.setattr("hpo.replay_study.make_pruner", recorder)
+    monkeypatch.setattr("hpo.pruning.replay_study.make_pruner", recorder)
     hpo("replay", finished, "trainer.max_epochs=3", "--pruner", "none", "--orders", "2")
     _, first, second = (each.study for each in asked)  # one to try it out, and a new one for each order
     for study in (first, second):

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpo.check import check_metric, check_spec, recorded_metrics
+from hpo.checking.check import check_metric, check_spec, recorded_metrics
 from hpo.config import StudySpec, diff_configs, json_schema, load_spec
 from hpo.errors import InputError
-from hpo.paths import assign, join_path, leaves, split_path
-from hpo.targets import TargetResolver, instantiate
+from hpo.studyfile.paths import assign, join_path, leaves, split_path
+from hpo.studyfile.targets import TargetResolver, instantiate
 from tests.acceptance import support
 
 STUDY = """\

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpo import devices
-from hpo.devices import Slot, deal
 from hpo.errors import InputError
+from hpo.running import devices
+from hpo.running.devices import Slot, deal
 
 
 @pytest.fixture

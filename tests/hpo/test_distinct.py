@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from optuna.trial import create_trial
 
 from hpo.build import Builder
-from hpo.distinct import point_key, twin
 from hpo.objective import RUN_ATTR, SAME_AS_ATTR, TrialRun
-from hpo.stopping import StopRequest
+from hpo.running.stopping import StopRequest
+from hpo.search.distinct import point_key, twin
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
 

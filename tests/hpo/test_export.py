@@ -15,8 +15,8 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
+from hpo.after.export import Table, curves_table, table_text, trials_table, write_table
 from hpo.errors import StudyError
-from hpo.export import Table, curves_table, table_text, trials_table, write_table
 from hpo.progress import study_best, study_trials
 from hpo.study import OpenStudy
 from tests.acceptance.support import STUDY, hpo

@@ -10,8 +10,8 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config import load_spec
-from hpo.goals import goal_reached
-from hpo.schema_study import StudySection
+from hpo.search.goals import goal_reached
+from hpo.studyfile.schema_study import StudySection
 from tests.acceptance.support import hpo, hpo_json, make_study
 
 START = datetime(2026, 1, 1)

@@ -8,7 +8,7 @@ import pytest
 
 from hpo.errors import InputError
 from hpo.pruners import make_pruner
-from hpo.samplers import make_sampler
+from hpo.search.samplers import make_sampler
 from hpo.space import SearchSpace
 from tests.acceptance.support import hpo, hpo_json, make_study
 from tests.hpo.support import Studies

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hpo import limits
-from hpo.limits import Limits, death_of, kill_group, memory_of, oom_kills
 from hpo.outcome import Outcome
+from hpo.running import limits
+from hpo.running.limits import Limits, death_of, kill_group, memory_of, oom_kills
 from tests.acceptance.support import wait_until
 
 

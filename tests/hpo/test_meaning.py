@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpo import meaning
+from hpo.checking import meaning
+from hpo.checking.findings import Finding
+from hpo.checking.meaning import check_meaning
 from hpo.config import load_spec
 from hpo.errors import InputError
-from hpo.findings import Finding
-from hpo.meaning import check_meaning
 from tests.acceptance.support import make_study
 
 STUDY = """

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hpo.build import Builder, RunPlace
-from hpo.micro_batch import MicroBatches, cut, finer
+from hpo.running.micro_batch import MicroBatches, cut, finer
 from tests.hpo.support import Studies
 from trainer import Trainer
 from trainer.checkpoint import newest_checkpoint

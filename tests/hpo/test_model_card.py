@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from hpo.after.export_model import export_model
+from hpo.after.models import best_weights, load_model
 from hpo.build import Builder
-from hpo.export_model import export_model
-from hpo.models import best_weights, load_model
 from hpo.study import OpenStudy
 from tests.hpo.finished import finished_study
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
+from hpo.after.models import best_weights, load_model
 from hpo.build import Builder
 from hpo.errors import StudyError
-from hpo.models import best_weights, load_model
 from hpo.study import OpenStudy
 from tests.hpo.finished import finished_study
 from tests.hpo.support import Studies

@@ -16,7 +16,7 @@ from hpo.ledger import Lease, Owner
 from hpo.objective import RUN_ATTR, TrialReport, TrialRun
 from hpo.outcome import BEST_ATTR, PREDICTION_ATTR, TRACEBACK_ATTR, Outcome, outcome_of
 from hpo.progress import best_trial, study_best, study_status, study_trials
-from hpo.stopping import StopRequest
+from hpo.running.stopping import StopRequest
 from hpo.storage import OUTCOME_ATTR, REASON_ATTR
 from hpo.study import OpenStudy, load_study
 from tests.hpo.support import Studies

@@ -21,10 +21,11 @@ import sqlalchemy as sa
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.trial import TrialState, create_trial
 
-from hpo import database, ledger
+from hpo import ledger
+from hpo.database import engines as database
+from hpo.database.outage import OPERATIONS, DatabaseAwayError, DatabaseError, Patience
 from hpo.errors import BudgetExhaustedError, StudyError
 from hpo.ledger import Heartbeat, Owner
-from hpo.outage import OPERATIONS, DatabaseAwayError, DatabaseError, Patience
 from hpo.storage import StudyStorage, open_storage
 from tests.hpo.databases import server_of
 from tests.hpo.lossy import Losses, lossy
@@ -143,14 +144,15 @@ def test_waiting_is_told_once_and_given_up_with_a_fix(
     make_study(url, 1)
 
     def told() -> list[str]:
-        said = [record.getMessage() for record in caplog.records if record.name == "hpo.outage"]  # not the pool's
+        ours = [record for record in caplog.records if record.name == "hpo.database.outage"]  # not the pool's
+        said = [record.getMessage() for record in ours]
         return [message.partition("the database ")[2][:7] for message in said]
 
     with opened(url, owner=Owner.current()) as storage:
         trial = load(storage).ask()
         back = threading.Thread(target=server.restart, kwargs={"immediate": True, "pause": 0.6})
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "hpo.outage"):
+        with caplog.at_level(logging.WARNING, "hpo.database.outage"):
             back.start()
             while not told():
                 trial.set_user_attr("note", 1)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from hpo import peak_memory
+from hpo.checking import peak_memory
+from hpo.checking.peak_memory import PeakMemory
+from hpo.checking.preflight import DevicePreflight, estimated_seconds, largest_params, preflight
 from hpo.config import load_spec
-from hpo.devices import Slot
 from hpo.errors import InputError
-from hpo.peak_memory import PeakMemory
-from hpo.preflight import DevicePreflight, estimated_seconds, largest_params, preflight
+from hpo.running.devices import Slot
 from hpo.space import SearchSpace
 from tests.acceptance.support import make_study
 

@@ -13,9 +13,9 @@ from optuna.trial import TrialState
 from scipy import stats
 
 from hpo.outcome import PREDICTION_ATTR
-from hpo.predicted_loss import AUDIT_ATTR, PredictedLossPruner
 from hpo.progress import own_trials, ranked_trials, study_status
-from hpo.pruning import (
+from hpo.pruning.predicted_loss import AUDIT_ATTR, PredictedLossPruner
+from hpo.pruning.summary import (
     ComparedPrediction,
     PredictionSummary,
     best_count,

@@ -14,9 +14,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.build import Builder
 from hpo.objective import TrialRun
-from hpo.ranking import best_of, is_feasible, is_ranked, pareto_front, ranked
-from hpo.schema_study import FARTHEST, Bound, Direction, StudySection
-from hpo.stopping import StopRequest
+from hpo.running.stopping import StopRequest
+from hpo.search.ranking import best_of, is_feasible, is_ranked, pareto_front, ranked
+from hpo.studyfile.schema_study import FARTHEST, Bound, Direction, StudySection
 from tests.hpo.support import Studies
 
 BOTH: dict[str, Direction] = {"val_loss": "minimize", "accuracy": "maximize"}

@@ -15,8 +15,8 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from hpo import reader
-from hpo.cache import StudyCache
+from hpo.database import reader
+from hpo.database.cache import StudyCache
 from hpo.ledger import Owner
 from hpo.storage import StudyStorage
 from tests.hpo.owners import NAME, make_study, opened, study_id

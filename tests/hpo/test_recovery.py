@@ -7,8 +7,8 @@ from functools import partial
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
+from hpo.care.recovery import GONE, Settled, Sightings, _settle, requeue_dead, settle_process
 from hpo.ledger import Owner
-from hpo.recovery import GONE, Settled, Sightings, _settle, requeue_dead, settle_process
 from hpo.storage import StudyStorage
 from tests.hpo.owners import attempts, dead_owner, load, make_study, opened, running, study_id
 

@@ -8,11 +8,11 @@ import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo import ledger
+from hpo.care.recovery import RETRIED_ATTR, requeue_dead
+from hpo.care.reopen import Reopened, failed_trials, reopen
 from hpo.errors import LeaseLostError, StudyError
 from hpo.ledger import Owner
 from hpo.progress import study_status, study_trials
-from hpo.recovery import RETRIED_ATTR, requeue_dead
-from hpo.reopen import Reopened, failed_trials, reopen
 from hpo.study import OpenStudy, load_study
 from tests.hpo.owners import dead_owner
 from tests.hpo.support import Studies, ask

@@ -11,8 +11,8 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo import ledger
+from hpo.care.repair import ATTEMPT_REMOVED, FAILED, LEASE_ENDED, REQUEUED, RepairReport, repair
 from hpo.ledger import Attempt, Owner
-from hpo.repair import ATTEMPT_REMOVED, FAILED, LEASE_ENDED, REQUEUED, RepairReport, repair
 from hpo.study import OpenStudy, load_study
 from tests.hpo.owners import dead_owner
 from tests.hpo.support import Studies, ask

@@ -12,7 +12,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial
 
 from hpo.errors import LeaseLostError
-from hpo.reports import PRUNED_ATTR
+from hpo.running.reports import PRUNED_ATTR
 from hpo.study import OpenStudy
 from tests.hpo.support import Studies, ask
 from tests.hpo.test_callbacks import DATA, AskedAt, in_history, make_trainer, stored

@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 
 from hpo.config import load_spec
 from hpo.errors import BudgetExhaustedError, InputError, StudyError
-from hpo.samplers import SAMPLERS, ExhaustiveSampler, make_sampler
+from hpo.search.samplers import SAMPLERS, ExhaustiveSampler, make_sampler
 from hpo.space import SearchSpace
 from hpo.study import OpenStudy, start_study
 from tests.acceptance.support import STUDY, make_study

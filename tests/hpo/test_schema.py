@@ -12,9 +12,9 @@ from jsonschema import Draft202012Validator
 
 from hpo.build import CALLBACKS
 from hpo.config import json_schema
-from hpo.json_schema import study_schema
-from hpo.paths import assign, split_path
-from hpo.yaml_source import read_yaml
+from hpo.studyfile.json_schema import study_schema
+from hpo.studyfile.paths import assign, split_path
+from hpo.studyfile.yaml_source import read_yaml
 from tests.acceptance.support import STUDY, hpo
 
 STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*/study.yaml"))

@@ -12,12 +12,12 @@ import pytest
 import torch
 from scipy import stats
 
+from hpo.after.final import Start, start_of_base, start_of_trial
+from hpo.after.models import load_model
+from hpo.after.seed_run import SeedTrainer
+from hpo.after.seeds import estimate, leaders, together, train_over_seeds
 from hpo.build import Builder
 from hpo.errors import StudyError
-from hpo.final import Start, start_of_base, start_of_trial
-from hpo.models import load_model
-from hpo.seed_run import SeedTrainer
-from hpo.seeds import estimate, leaders, together, train_over_seeds
 from hpo.study import OpenStudy
 from tests.acceptance.support import STUDY, hpo, hpo_json
 from tests.hpo.finished import finished_study

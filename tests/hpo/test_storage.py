@@ -17,10 +17,11 @@ import sqlalchemy as sa
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
-from hpo import database, ledger
+from hpo import ledger
+from hpo.care.recovery import GONE, _settle, requeue_dead
+from hpo.database import engines as database
 from hpo.errors import BudgetExhaustedError, InputError, LeaseLostError, StudyError
 from hpo.ledger import Heartbeat, Lease, Owner
-from hpo.recovery import GONE, _settle, requeue_dead
 from hpo.storage import StudyStorage, display_url, open_storage
 from tests.hpo.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials
 from tests.hpo.workers import finish, start, work

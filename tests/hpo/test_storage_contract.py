@@ -12,7 +12,7 @@ from optuna.study import StudyDirection
 from optuna.testing.pytest_storages import StorageTestCase
 
 from hpo import ledger
-from hpo.cache import StudyCache
+from hpo.database.cache import StudyCache
 from hpo.storage import StudyStorage, open_storage
 from tests.hpo.databases import server_of
 

@@ -13,15 +13,15 @@ import psutil
 import pytest
 from optuna.trial import TrialState
 
-from hpo.devices import deal
+from hpo.care.recovery import Settled
 from hpo.errors import StudyError
-from hpo.forkserver import start_fork_server
 from hpo.ledger import Owner
-from hpo.notice import Notice, Tick
 from hpo.objective import TrialReport
 from hpo.outcome import Outcome
 from hpo.progress import study_best, study_status, study_trials
-from hpo.recovery import Settled
+from hpo.running.devices import deal
+from hpo.running.forkserver import start_fork_server
+from hpo.running.notice import Notice, Tick
 from hpo.study import load_study
 from hpo.supervisor import Ending, Supervisor
 from hpo.worker import EpochsEnded, Started, _check_preload, _News
@@ -352,7 +352,7 @@ def test_a_timeout_puts_running_trials_down(studies: Studies) -> None:
 
 
 def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "hpo.preload", raising=False)
+    monkeypatch.delitem(sys.modules, "hpo.running.preload", raising=False)
     with pytest.raises(RuntimeError, match="could not import hpo"):
         _check_preload()
 

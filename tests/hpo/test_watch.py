@@ -11,9 +11,9 @@ import pytest
 import sqlalchemy as sa
 
 from hpo.cli.watch import _as_line, _look, _teller, study_view
+from hpo.database.outage import DatabaseAwayError
 from hpo.errors import StudyError
-from hpo.look import Look, has_ended, look_at, thinned
-from hpo.outage import DatabaseAwayError
+from hpo.looking.look import Look, has_ended, look_at, thinned
 from hpo.study import OpenStudy
 from tests.acceptance.support import hpo, make_study
 from tests.hpo.support import Studies, ask

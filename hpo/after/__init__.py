@@ -1,0 +1,1 @@
+"""After the search: final training over seeds, models and trials to take away."""

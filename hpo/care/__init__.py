@@ -1,0 +1,1 @@
+"""Mending and cleaning: trials whose workers are gone, failed trials, checkpoints that nobody needs."""

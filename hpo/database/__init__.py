@@ -1,0 +1,1 @@
+"""The database below the storage: engines, transactions, reading, single guarded writes, outages."""

@@ -1,0 +1,1 @@
+"""Looking at a study: the dashboard's gate, artifacts, notes, and what a study runs on."""

@@ -1,0 +1,1 @@
+"""Stopping trials: the pruner that predicts, what pruning saved, and decisions run again."""

@@ -1,0 +1,79 @@
+"""Optuna's parts by name: the arguments in a study file checked against the signature, then built."""
+
+import inspect
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+from optuna.exceptions import ExperimentalWarning
+
+from hpo.config import StudySpec
+from hpo.search.hub import PREFIX, REGISTRY, find_in_hub
+from hpo.studyfile.paths import suggest_name
+
+
+def find_class(
+    spec: StudySpec, path: str, node: Mapping[str, Any], registry: Mapping[str, type], base: type
+) -> type:
+    """The class that a node's ``name`` stands for: its short name, Optuna's own class name, or one of OptunaHub.
+
+    Raises:
+        InputError: Nobody has that name; the nearest one is given.
+    """
+    name = str(node["name"])
+    if name.startswith(PREFIX):
+        return find_in_hub(spec, path, node, base)
+    for short, known in registry.items():
+        if name.lower() == short or name == known.__name__:
+            return known
+    what = path.rpartition(".")[2]
+    fix = suggest_name(name, tuple(registry)) + f"; or `{PREFIX}…` for one of OptunaHub"
+    raise spec.error(f"no {what} has this name", path=f"{path}.name", value=name, fix=fix)
+
+
+def arguments_of(node: Mapping[str, Any]) -> dict[str, Any]:
+    """What stands beside the name, for the class."""
+    beside = {"name", REGISTRY} if str(node["name"]).startswith(PREFIX) else {"name"}
+    return {key: value for key, value in node.items() if key not in beside}
+
+
+def check_arguments(
+    spec: StudySpec, path: str, kind: type, arguments: Mapping[str, Any], taken: tuple[str, ...] = ()
+) -> None:
+    """Refuse arguments that ``kind`` does not take, or that the study sets itself (``taken``).
+
+    Raises:
+        InputError: At the first such argument, or where a required one is missing.
+    """
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    signature = inspect.signature(kind).parameters
+    parameters = {name: each for name, each in signature.items() if each.kind not in starred}
+    any_name = any(each.kind is inspect.Parameter.VAR_KEYWORD for each in signature.values())
+    free = [name for name in parameters if name not in taken]
+    for name, value in arguments.items():
+        if name in taken or (name not in free and not any_name):
+            raise spec.error(
+                f"{kind.__name__} takes no such argument",
+                path=f"{path}.{name}",
+                value=value,
+                fix=suggest_name(name, free, what="it takes"),
+            )
+    for name in free:
+        if parameters[name].default is inspect.Parameter.empty and name not in arguments:
+            raise spec.error(f"{kind.__name__} needs the argument {name}", path=path, fix=f"add `{name}: …` to it")
+
+
+def construct(spec: StudySpec, path: str, kind: type, arguments: Mapping[str, Any]) -> Any:
+    """Build it; what the constructor finds wrong becomes an InputError at ``path``."""
+    try:
+        with warnings.catch_warnings():
+            # Whoever names an experimental part in the study file has asked for it.
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return kind(**arguments)
+    except (TypeError, ValueError, ArithmeticError, AssertionError, ImportError) as error:
+        raise spec.error(
+            f"{kind.__name__} refuses its arguments: {error}",
+            path=path,
+            value=arguments,
+            fix="see the class of that name in Optuna's documentation, or predicted_loss in docs/pruning.md",
+        ) from error

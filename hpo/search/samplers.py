@@ -1,0 +1,169 @@
+"""Samplers by name, made so that parallel workers never draw the same point and a study can be repeated."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Final
+
+from optuna import Study, samplers
+from optuna.distributions import BaseDistribution
+from optuna.trial import FrozenTrial
+
+from hpo.config import StudySpec
+from hpo.database.budget import IMPORTED_ATTR
+from hpo.errors import StudyError
+from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
+from hpo.search.distinct import DistinctSampler
+from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
+from hpo.space import SearchSpace
+
+SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
+    {
+        "tpe": samplers.TPESampler,
+        "random": samplers.RandomSampler,
+        "gp": samplers.GPSampler,
+        "cmaes": samplers.CmaEsSampler,
+        "nsgaii": samplers.NSGAIISampler,
+        "nsgaiii": samplers.NSGAIIISampler,
+        "qmc": samplers.QMCSampler,
+        "grid": samplers.GridSampler,
+        "brute_force": samplers.BruteForceSampler,
+        "partial_fixed": samplers.PartialFixedSampler,
+    }
+)
+
+_EXHAUSTIVE: Final = (samplers.GridSampler, samplers.BruteForceSampler)
+
+
+class ExhaustiveSampler(samplers.BaseSampler):
+    """Every point of a finite space once, in an order shuffled by the seed: ``grid`` and ``brute_force``.
+
+    A trial's point follows from its rank among the trials that were not enqueued or imported, so workers can't
+    take the same one. (Optuna's own choose among the points unvisited so far: two that ask at the same time
+    may get the same, and the last one's end raises from ``tell``.)
+
+    Args:
+        points: All points, each parameter name → value.
+        seed: Seed of the order.
+    """
+
+    def __init__(self, points: Sequence[Mapping[str, Any]], seed: int) -> None:
+        self._points = list(points)
+        random.Random(seed).shuffle(self._points)
+        self._point: Mapping[str, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self._points)
+
+    def before_trial(self, study: Study, trial: FrozenTrial) -> None:
+        """Find the trial's point."""
+        # Not study.get_trials: with Hyperband that study shows the trials of one bracket only.
+        trials = study._storage.get_all_trials(study._study_id, deepcopy=False)  # noqa: SLF001
+        earlier = [other for other in trials if other.number < trial.number]
+        rank = sum(not has_own_point(other) for other in earlier)
+        self._point = self._points[rank] if rank < len(self._points) and not has_own_point(trial) else {}
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
+        """Nothing is sampled jointly."""
+        return {}
+
+    def sample_relative(
+        self,
+        study: Study,  # noqa: ARG002
+        trial: FrozenTrial,  # noqa: ARG002
+        search_space: dict[str, BaseDistribution],  # noqa: ARG002
+    ) -> dict[str, Any]:
+        """Nothing is sampled jointly."""
+        return {}
+
+    def sample_independent(
+        self,
+        study: Study,  # noqa: ARG002
+        trial: FrozenTrial,
+        param_name: str,
+        param_distribution: BaseDistribution,  # noqa: ARG002
+    ) -> Any:
+        """The parameter's value at the trial's point.
+
+        Raises:
+            StudyError: The point has no such parameter: an enqueued trial left it open.
+        """
+        if param_name not in self._point:
+            raise StudyError(f"trial {trial.number}: its point of the grid has no value for {param_name}")
+        return self._point[param_name]
+
+
+def has_own_point(trial: FrozenTrial) -> bool:
+    """Whether a trial was enqueued or imported, and so takes no point of a grid."""
+    return "fixed_params" in trial.system_attrs or IMPORTED_ATTR in trial.system_attrs
+
+
+def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
+    """The sampler of ``study.sampler``.
+
+    Raises:
+        InputError: The name or an argument does not fit, a grid lies over a continuous range, or CMA-ES is
+            asked for without ``allow_pickle``.
+    """
+    section = spec.study.sampler
+    kind = _checked(spec, "study.sampler", {"name": section.name, **section.kwargs})
+    if kind in _EXHAUSTIVE:
+        return ExhaustiveSampler(space.grid(), section.seed)
+    node = {"name": section.name, **section.kwargs}
+
+    def make(seed: int) -> samplers.BaseSampler:
+        return _make(spec, "study.sampler", node, seed)
+
+    # Two draws from a real range are never equal: there is nothing to look for.
+    if spec.study.duplicates == "resample" and not space.is_continuous:
+        everywhere = kind is not samplers.PartialFixedSampler
+        return DistinctSampler(make, section.seed, space, every_point=everywhere)
+    return PerTrialSampler(make, section.seed)
+
+
+def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[samplers.BaseSampler]:
+    kind = find_class(spec, path, node, SAMPLERS, samplers.BaseSampler)
+    taken = ("seed", "search_space", "avoid_premature_stop") if kind in _EXHAUSTIVE else ("seed",)
+    check_arguments(spec, path, kind, arguments_of(node), taken)
+    if kind is samplers.CmaEsSampler and not spec.study.sampler.allow_pickle:
+        raise spec.error(
+            "CMA-ES unpickles its state from the database, which lets whoever writes there run code here",
+            path=f"{path}.name",
+            value=node["name"],
+            fix="trust the database with `allow_pickle: true` beside it, or take another sampler such as tpe",
+        )
+    return kind
+
+
+def _make(spec: StudySpec, path: str, node: Mapping[str, Any], seed: int) -> samplers.BaseSampler:
+    kind = _checked(spec, path, node)
+    if kind in _EXHAUSTIVE:
+        fix = "name it as the study's sampler, or take another one here"
+        raise spec.error("can't stand inside another sampler", path=f"{path}.name", value=node["name"], fix=fix)
+    arguments = arguments_of(node)
+    if kind is samplers.TPESampler and any(param.when for param in spec.search_space.values()):
+        # Without it, what stands under a condition would be drawn by itself, blind to the rest.
+        arguments = {"multivariate": True, "group": True, **arguments}
+    for name in ("base_sampler", "independent_sampler"):
+        if name in arguments:
+            arguments[name] = _make(spec, f"{path}.{name}", _named(spec, f"{path}.{name}", arguments[name]), seed)
+    if kind is samplers.QMCSampler:
+        # Its processes share one sequence, so one seed; what it draws on its own must still differ.
+        arguments.setdefault("independent_sampler", samplers.RandomSampler(seed=seed))
+        seed, kind = spec.study.sampler.seed, NumberedQMCSampler
+    if issubclass(kind, samplers.QMCSampler | samplers.CmaEsSampler):  # a line at each parameter of each draw
+        arguments.setdefault("warn_independent_sampling", False)
+    if "seed" in inspect.signature(kind).parameters:
+        arguments["seed"] = seed
+    sampler: samplers.BaseSampler = construct(spec, path, kind, arguments)
+    return sampler
+
+
+def _named(spec: StudySpec, path: str, node: Any) -> Mapping[str, Any]:
+    named = {"name": node} if isinstance(node, str) else node
+    if not isinstance(named, Mapping) or not isinstance(named.get("name"), str):
+        raise spec.error("must be a sampler", path=path, value=node, fix="write for example `{name: random}`")
+    return named

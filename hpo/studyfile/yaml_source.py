@@ -1,0 +1,215 @@
+"""Reads YAML into plain data and remembers the line of every key."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpo.errors import InputError
+from hpo.studyfile.paths import Keys, join_path
+
+_TAG = "tag:yaml.org,2002:"
+_PLAIN_TAGS = frozenset(_TAG + name for name in ("null", "bool", "int", "float", "str"))
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader with OmegaConf's idea of a number, dates left as text, and room for ``{a: ${b.c}}``."""
+
+    flow_level: int
+
+    def scan_plain(self) -> Any:
+        """Scan a scalar without quotes; in a flow mapping, YAML would end it at the brace of ``${``."""
+        length = self._interpolated_length() if self.flow_level else 0
+        if not length:
+            return super().scan_plain()
+        start, text = self.get_mark(), self.prefix(length)
+        self.forward(length)
+        self.allow_simple_key = False
+        return yaml.ScalarToken(text, True, start, self.get_mark())
+
+    def _interpolated_length(self) -> int:
+        """Length of the scalar ahead if it holds an interpolation with its braces closed, else 0."""
+        length = depth = 0
+        seen = False
+        while (char := self.peek(length)) not in "\0\r\n":
+            if char == "$" and self.peek(length + 1) == "{":
+                depth, seen, length = depth + 1, True, length + 1
+            elif depth:
+                depth += (char == "{") - (char == "}")
+            elif char in " \t,[]{}" or (char == ":" and self.peek(length + 1) in " \t\0\r\n,[]{}"):
+                break
+            length += 1
+        return length if seen and not depth else 0
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in resolvers if tag not in {_TAG + "timestamp", _TAG + "float"}]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+# As in omegaconf/_utils.py get_yaml_loader: plain PyYAML reads 1e-3 as text.
+_Loader.add_implicit_resolver(
+    _TAG + "float",
+    re.compile(
+        r"""^(?:
+         [-+]?[0-9]+(?:_[0-9]+)*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
+        |[-+]?[0-9]+(?:_[0-9]+)*(?:[eE][-+]?[0-9]+)
+        |[-+]?\.[0-9]+(?:_[0-9]+)*(?:[eE][-+]?[0-9]+)?
+        |[-+]?[0-9]+(?:_[0-9]+)*(?::[0-5]?[0-9])+\.[0-9_]*
+        |[-+]?\.(?:inf|Inf|INF)
+        |\.(?:nan|NaN|NAN))$""",
+        re.VERBOSE,
+    ),
+    list("-+0123456789."),
+)
+
+
+@dataclass(frozen=True)
+class YamlSource:
+    """What a YAML file says, and where.
+
+    Attributes:
+        file: The file as the person named it.
+        data: Plain mappings, lists and scalars; no part of it is shared.
+        lines: Line number (from 1) of each key and list item.
+    """
+
+    file: str
+    data: dict[str, Any]
+    lines: dict[Keys, int]
+
+
+def read_yaml(path: Path) -> YamlSource:
+    """Read one YAML mapping from a file.
+
+    Raises:
+        InputError: The file can't be read, is not YAML, is empty, is not a mapping, or repeats a key.
+    """
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InputError("is not UTF-8 text", file=path, fix="save the file as UTF-8") from error
+    except FileNotFoundError as error:
+        raise InputError("no such file", file=path, fix="check the path, or the folder you are in") from error
+    except OSError as error:
+        problem = f"can't be read ({error.strerror or error})"
+        raise InputError(problem, file=path, fix="give the path of a readable YAML file") from error
+    reader = _Reader(str(path))
+    data = reader.read(text)
+    if data is None:
+        raise InputError("the file is empty", file=path, line=1, fix="start with a `study:` section")
+    if not isinstance(data, dict):
+        fix = "write sections such as `study:`, `model:` and `optimizer:` at the top level"
+        raise InputError("the top level is not a mapping", file=path, line=1, fix=fix)
+    return YamlSource(str(path), data, reader.lines)
+
+
+def parse_value(text: str) -> Any:
+    """Read the value of an override: a YAML scalar, or a mapping or list in flow style.
+
+    Raises:
+        InputError: The text is no YAML value.
+    """
+    return _Reader("command line").read(text)
+
+
+class _Reader:
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.lines: dict[Keys, int] = {}
+        self._open: set[int] = set()
+
+    def read(self, text: str) -> Any:
+        try:
+            loader = _Loader(text)
+            try:
+                node = loader.get_single_node()
+                return None if node is None else self._build(loader, node, ())
+            finally:
+                loader.dispose()
+        except yaml.MarkedYAMLError as error:
+            raise self._syntax_error(error) from error
+        except yaml.YAMLError as error:
+            raise InputError(f"is not YAML: {error}".replace("\n", " "), file=self.file) from error
+
+    def _syntax_error(self, error: yaml.MarkedYAMLError) -> InputError:
+        mark = error.problem_mark or error.context_mark
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        fix = "check the indentation, the brackets and the quotes here and on the line above"
+        if self.file == "command line":
+            return InputError(f"not a YAML value: {problem}", file=self.file, fix="quote the value")
+        return InputError(f"not YAML: {problem}", file=self.file, line=mark.line + 1 if mark else None, fix=fix)
+
+    def _error(self, problem: str, node: yaml.Node, keys: Keys, fix: str, value: str = "") -> InputError:
+        line = None if self.file == "command line" else node.start_mark.line + 1
+        return InputError(problem, file=self.file, line=line, path=join_path(keys), value=value, fix=fix)
+
+    def _build(self, loader: _Loader, node: yaml.Node, keys: Keys) -> Any:
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(loader, node, keys)
+        if id(node) in self._open:
+            raise self._error("an alias that contains itself", node, keys, "write the value out")
+        self._open.add(id(node))
+        try:
+            return self._collection(loader, node, keys)
+        finally:
+            self._open.discard(id(node))
+
+    def _collection(self, loader: _Loader, node: yaml.Node, keys: Keys) -> Any:
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(loader, node, keys)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self._item(loader, child, (*keys, at)) for at, child in enumerate(node.value)]
+        raise self._error(f"the YAML tag {node.tag} is not used here", node, keys, "write a plain value")
+
+    def _item(self, loader: _Loader, node: yaml.Node, keys: Keys) -> Any:
+        self.lines[keys] = node.start_mark.line + 1
+        return self._build(loader, node, keys)
+
+    def _scalar(self, loader: _Loader, node: yaml.ScalarNode, keys: Keys) -> Any:
+        if node.tag not in _PLAIN_TAGS:
+            fix = "write text, a number, true, false or null"
+            raise self._error(f"the YAML tag {node.tag} is not used here", node, keys, fix, node.value)
+        try:
+            return loader.construct_object(node)
+        except (ValueError, KeyError) as error:
+            raise self._error("does not fit its YAML tag", node, keys, "quote it", node.value) from error
+
+    def _mapping(self, loader: _Loader, node: yaml.MappingNode, keys: Keys) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for merged in self._merged(node, keys):
+            data = {**data, **self._build(loader, merged, keys)}
+        seen: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _TAG + "merge":
+                continue
+            name, line = self._key(loader, key_node, keys), key_node.start_mark.line + 1
+            here = (*keys, name)
+            if name in seen:
+                fix = f"keep one of the two; the other is on line {seen[name]}"
+                raise self._error("this key is written twice", key_node, here, fix)
+            seen[name] = self.lines[here] = line
+            data[name] = self._build(loader, value_node, here)
+        return data
+
+    def _merged(self, node: yaml.MappingNode, keys: Keys) -> Iterator[yaml.MappingNode]:
+        for key_node, value_node in node.value:
+            if key_node.tag != _TAG + "merge":
+                continue
+            several = isinstance(value_node, yaml.SequenceNode)
+            # The first of several merged mappings wins, so that it is laid on last.
+            for part in reversed(value_node.value) if several else [value_node]:
+                if not isinstance(part, yaml.MappingNode):
+                    raise self._error("`<<` merges mappings only", part, keys, "give it an alias of a mapping")
+                yield part
+
+    def _key(self, loader: _Loader, node: yaml.Node, keys: Keys) -> str:
+        if isinstance(node, yaml.ScalarNode):
+            name = self._scalar(loader, node, keys)
+            if isinstance(name, str):
+                return name
+            fix = f'quote it: "{node.value}"'
+            raise self._error(f"the key `{node.value}` is not text", node, keys, fix)
+        raise self._error("a key is not text", node, keys, "use plain words as keys")
