@@ -35,7 +35,8 @@ def check_callbacks(spec: StudySpec) -> set[str]:
     _check_search(builder, place)
     written = {metric for callback in made.values() for metric in callback.writes}
     for name in made.keys() & spec.config.callbacks.keys():
-        for metric in set(made[name].reads) - {"*"}:
+        # What a callback follows because the study does is looked at as the study's.
+        for metric in set(made[name].reads) - {"*", *spec.study.goals}:
             check_metric(spec, written, metric, path=f"callbacks.{name}")
     return written
 

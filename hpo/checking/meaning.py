@@ -15,7 +15,7 @@ from hpo.database.engines import display_url
 from hpo.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
 from hpo.studyfile.marks import COMMAND_LINE
-from hpo.studyfile.paths import join_path, show, split_path
+from hpo.studyfile.paths import join_path, lookup, show, split_path
 from hpo.studyfile.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec
 from hpo.studyfile.targets import TARGET
 
@@ -45,6 +45,7 @@ _UNDONE: Final = {
     "ReduceLROnPlateau": "the learning rate never changes",
 }
 #: The span, high over low, from which on steps of equal size leave most of the orders of magnitude unseen.
+_ABSENT: Final = object()
 _DECADES: Final = 1000
 #: Ends of names of metrics that are better when larger, and when smaller.
 _LARGER: Final = ("accuracy", "auc", "auroc", "f1", "iou", "dice", "precision", "recall", "r2", "bleu")
@@ -351,7 +352,17 @@ def _timeouts(reader: _Reader) -> Findings:
         yield reader.warn(problem, "study.no_progress_timeout", study.no_progress_timeout, fix)
 
 
+def _overridden(reader: _Reader) -> Findings:
+    if reader.spec.study.baseline:  # the base config is a trial, then
+        return
+    for path in reader.space:
+        value = lookup(reader.config, split_path(path), _ABSENT)
+        if value is not _ABSENT and not reader.written(path):
+            fix = f"narrow the search itself, as `search_space[{path}].low=…`"
+            yield reader.warn("has no effect on trials: they draw it from search_space", path, value, fix)
+
+
 Check = Callable[[_Reader], Findings]
 
 _TRAINING: Final[Collection[Check]] = (_schedule, _milestones, _warmup, _patience, _learning_rate, _direction)
-_SEARCH: Final[Collection[Check]] = (_ranges, _sampler, _pruner, _workers, _timeouts, _network)
+_SEARCH: Final[Collection[Check]] = (_overridden, _ranges, _sampler, _pruner, _workers, _timeouts, _network)

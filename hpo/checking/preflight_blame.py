@@ -108,7 +108,7 @@ class Attempt:
         for path, build in self._parts().items():
             try:
                 build()
-            except Exception:  # noqa: BLE001 - it is raised already; this finds out where
+            except (Exception, SystemExit):  # noqa: BLE001 - it is raised already; this finds out where
                 return path, "building it"
         return "trainer", "building the trainer"
 
@@ -160,13 +160,13 @@ class Attempt:
         with torch.no_grad():
             try:
                 outputs = trainer.model(inputs)
-            except Exception:  # noqa: BLE001 - it is raised already; this finds out where
+            except (Exception, SystemExit):  # noqa: BLE001 - it is raised already; this finds out where
                 return "model", f"the forward pass{where} (inputs {shapes_of(inputs)})"
             shapes = f"outputs {shapes_of(outputs)}, targets {shapes_of(targets)}"
             for name, metric in trainer.metrics.items():
                 try:
                     torch.as_tensor(metric(outputs, targets)).reshape(())
-                except Exception:  # noqa: BLE001 - as above
+                except (Exception, SystemExit):  # noqa: BLE001 - as above
                     if self.probe.phase == METRICS or where:
                         return f"metrics.{name}", f"the metric{where} ({shapes})"
         return "loss", f"the loss{where} ({shapes})"

@@ -10,7 +10,7 @@ import typer
 
 from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.output import flushed, read_by_others
-from hpo.errors import InputError, StudyError
+from hpo.errors import StudyError
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -121,16 +121,14 @@ class _Log:
 
 
 def _outcome(opened: OpenStudy, number: int) -> str:
-    """A trial's outcome, ``running`` or ``waiting``; InputError where the study has no such trial."""
+    """A trial's outcome, ``running`` or ``waiting``; StudyError where the study has no such trial."""
     from hpo.outcome import outcome_of
     from hpo.progress import own_trials
 
     outcomes = {trial.number: outcome_of(trial) for trial in own_trials(opened)}
     if number not in outcomes:
         some = f"its trials are 0 to {max(outcomes)}" if outcomes else "it has no trial yet"
-        raise InputError(
-            f"the study {opened.spec.study.name} has no such trial", path="TRIAL", value=str(number), fix=some
-        )
+        raise StudyError(f"the study {opened.spec.study.name} has no trial {number}\n  fix: {some}")
     return outcomes[number]
 
 

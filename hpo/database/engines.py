@@ -182,7 +182,12 @@ def explained(url: sa.URL) -> Iterator[None]:
         raise InputError(problem, path="storage", value=shown, fix=_EXAMPLES) from None
     except DatabaseError:
         raise
-    except (sa.exc.DBAPIError, optuna.exceptions.StorageInternalError, DatabaseAwayError, OSError) as error:
+    except OSError as error:
+        raise StudyError(
+            f"{shown}: can't open the database: {_cause(error)}\n"
+            "  fix: name a folder that you may write to with `--output-dir`, or a database with `--storage`"
+        ) from error
+    except (sa.exc.DBAPIError, optuna.exceptions.StorageInternalError, DatabaseAwayError) as error:
         raise StudyError(f"{shown}: can't open the database: {_cause(error)}") from error
 
 

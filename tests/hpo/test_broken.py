@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from hpo.cli.app import COMMANDS
-from tests.acceptance.support import hpo
+from tests.acceptance.support import STUDY, hpo, make_study
 
 FOLDER = Path(__file__).parent / "broken"
 FILES = sorted(FOLDER.glob("*.yaml"))
@@ -71,6 +71,12 @@ def test_a_broken_study_ends_with_its_line_and_a_fix(
     assert "Traceback" not in result.stderr
     assert not result.stdout
     assert not (tmp_path / "out").exists()
+
+
+def test_a_metric_that_a_callback_follows_because_the_study_does_is_the_studys(tmp_path: Path) -> None:
+    folder = make_study(tmp_path, STUDY + "callbacks: {early_stopping: {patience: 2}}\n")
+    result = hpo("run", folder, "study.metric=val_los", "study.direction=minimize", code=2)
+    assert result.stderr.startswith("command line: study.metric: nothing records this metric")
 
 
 def test_every_command_has_an_example() -> None:

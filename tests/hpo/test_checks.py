@@ -37,6 +37,7 @@ def test_warnings_of_imports_come_before_those_of_meaning(file: Path) -> None:
         "model.hidden",
         "search_space[model.hidden]",
         "scheduler.T_max",
+        "model.hidden",  # it is searched
         "study.workers",
     ]
     assert str(found[0]).startswith(

@@ -47,8 +47,8 @@ def test_the_logs_of_all_attempts_follow_one_another(done: Path, two_attempts: P
 
 
 def test_a_trial_that_is_not_there(done: Path) -> None:
-    result = hpo("logs", done, 7, code=2)
-    assert result.stderr == "TRIAL: the study tiny has no such trial\n  value: 7\n  fix: its trials are 0 to 1\n"
+    result = hpo("logs", done, 7, code=3)
+    assert result.stderr == "the study tiny has no trial 7\n  fix: its trials are 0 to 1\n"
     assert "Invalid value" in hpo("logs", done, "best", code=2).stderr
 
 

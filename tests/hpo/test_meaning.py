@@ -45,6 +45,7 @@ def scheduler(name: str, arguments: str) -> str:
 @pytest.mark.parametrize(
     ("overrides", "path", "problem"),
     [
+        (["optimizer.lr=0.02"], "optimizer.lr", "has no effect on trials"),
         (
             [scheduler("CosineAnnealingLR", "T_max: 20")],
             "scheduler.T_max",
@@ -160,6 +161,8 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
     "overrides",
     [
         [],
+        ["optimizer.lr=0.02", "study.baseline=true"],
+        ["optimizer.weight_decay=0.02"],
         [scheduler("CosineAnnealingLR", '"T_max": "${trainer.max_epochs}"')],
         [scheduler("CosineAnnealingLR", "T_max: 7, warmup: 3")],
         [scheduler("CosineAnnealingLR", "T_max: 1000, interval: step")],

@@ -58,6 +58,8 @@ class Net(nn.Module):
 
     def forward(self, inputs):
         hidden = self.first(inputs)
+        if self.kind == "leaves":
+            raise SystemExit(3)
         if self.kind == "sqrt":
             hidden = torch.sqrt(hidden * 0)
         outputs = self.last(hidden)
@@ -183,6 +185,7 @@ def test_a_good_study_is_measured_and_leaves_nothing(file: Path, capfd: pytest.C
         ("data.kind=nan_val", "loss", "the loss of a validation batch is not finite"),
         ("model.kind=unbuilt", "model._target_", "building it failed: ValueError: no such width"),
         ("model.kind=narrow", "model._target_", r"the forward pass \(inputs \(32, 4\) float32\) failed"),
+        ("model.kind=leaves", "model._target_", r"the forward pass .* failed: SystemExit: 3"),
         ("model.kind=frozen", "loss", "does not depend on the model's parameters"),
         ("model.kind=detached", "loss", "does not depend on the model's parameters"),
         ("model.kind=sqrt", "model", "gradients of `first.weight` are not finite"),
