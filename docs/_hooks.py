@@ -22,9 +22,9 @@ sys.path.insert(0, str(ROOT))
 import hpo  # noqa: E402
 import trainer  # noqa: E402
 from hpo.build import CALLBACKS, DEFAULTS, REQUIRED, offered_callbacks  # noqa: E402
+from hpo.checking.json_schema import study_schema  # noqa: E402
 from hpo.pruners import PRUNERS  # noqa: E402
 from hpo.search.samplers import SAMPLERS  # noqa: E402
-from hpo.studyfile.json_schema import study_schema  # noqa: E402
 
 _PLACE = re.compile(r"^\{\{ ([a-z ]+) \}\}$", re.MULTILINE)
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]+)\)")

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hpo.api import best_params, load_best_model, load_study, run
     from hpo.errors import HpoError, InputError, StudyError
-    from hpo.run_result import RunResult
-    from hpo.studyfile.python_study import Study
-    from hpo.studyfile.python_values import Call, Categorical, Float, Int
+    from hpo.python.run_result import RunResult
+    from hpo.python.study import Study
+    from hpo.python.values import Call, Categorical, Float, Int
 
 __version__ = "0.1.0"
 
@@ -39,9 +39,9 @@ __all__ = [
 _HOMES = {
     "hpo.api": ("best_params", "load_best_model", "load_study", "run"),
     "hpo.errors": ("HpoError", "InputError", "StudyError"),
-    "hpo.studyfile.python_study": ("Study",),
-    "hpo.studyfile.python_values": ("Call", "Categorical", "Float", "Int"),
-    "hpo.run_result": ("RunResult",),
+    "hpo.python.study": ("Study",),
+    "hpo.python.values": ("Call", "Categorical", "Float", "Int"),
+    "hpo.python.run_result": ("RunResult",),
 }
 
 

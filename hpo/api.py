@@ -18,10 +18,10 @@ from pydantic import ValidationError
 
 from hpo.config import StudySpec, load_spec
 from hpo.errors import InputError
-from hpo.run_result import RunResult
+from hpo.python.run_result import RunResult
+from hpo.python.study import Study
 from hpo.studyfile.marks import COMMAND_LINE
 from hpo.studyfile.paths import show
-from hpo.studyfile.python_study import Study
 from hpo.studyfile.study_modules import open_folder
 
 if TYPE_CHECKING:
@@ -260,7 +260,7 @@ def _for_reading(opened: OpenStudy) -> optuna.Study:
     """Optuna's study on a storage that refuses to write; it opens its own connections when it is used."""
     import optuna
 
-    from hpo.read_only import ReadOnlyCache
+    from hpo.python.read_only import ReadOnlyCache
 
     return optuna.load_study(
         study_name=opened.spec.study.name,

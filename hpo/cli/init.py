@@ -38,7 +38,7 @@ def init(
     Example: hpo init my-study --template regression
     """
     del debug
-    from hpo.studyfile.json_schema import study_schema
+    from hpo.checking.json_schema import study_schema
 
     source = resources.files("hpo") / "templates" / template
     texts = {name: (source / name).read_text(encoding="utf-8") for name in _FILES}

@@ -26,7 +26,7 @@ def schema(
     # yaml-language-server: $schema=study.schema.json
     """
     del debug
-    from hpo.studyfile.json_schema import study_schema
+    from hpo.checking.json_schema import study_schema
 
     text = json.dumps(study_schema(), indent=2, ensure_ascii=False)
     if output is None:

@@ -11,8 +11,8 @@ import yaml
 from jsonschema import Draft202012Validator
 
 from hpo.build import CALLBACKS
+from hpo.checking.json_schema import study_schema
 from hpo.config import json_schema
-from hpo.studyfile.json_schema import study_schema
 from hpo.studyfile.paths import assign, split_path
 from hpo.studyfile.yaml_source import read_yaml
 from tests.acceptance.support import STUDY, hpo

@@ -14,9 +14,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpo.config import StudySpec, load_spec
 from hpo.errors import InputError
+from hpo.python.values import PlainWriter
 from hpo.studyfile.marks import Marks
 from hpo.studyfile.paths import Keys
-from hpo.studyfile.python_values import PlainWriter
 
 _HEADER: Final = "# Written by hpo.Study"
 
