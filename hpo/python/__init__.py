@@ -1,1 +1,1 @@
-"""For `import hpo`: studies of ordinary classes, the result of a run, studies to read. `hpo.api` hands them out."""
+"""For `import hpo`: studies of ordinary classes, what a run comes to, studies to read; `hpo.api` gives them."""
