@@ -252,7 +252,9 @@ def test_files_that_are_no_study(tmp_path: Path, text: str, line: str) -> None:
 
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert str(refused(tmp_path / "none.yaml")).splitlines()[0] == f"{tmp_path}/none.yaml: no such file"
-    assert "can't be read" in str(refused(tmp_path))
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert "can't be read" in str(refused(folder))
     (tmp_path / "latin.yaml").write_bytes(b"study: \xe9")
     assert "is not UTF-8 text" in str(refused(tmp_path / "latin.yaml"))
 

@@ -353,7 +353,7 @@ def test_a_timeout_puts_running_trials_down(studies: Studies) -> None:
 
 def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "hpo.running.preload", raising=False)
-    with pytest.raises(RuntimeError, match="could not import hpo"):
+    with pytest.raises(RuntimeError, match="could not import its preload"):
         _check_preload()
 
 
