@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from trainer import direct
 from trainer.callback import Callback, TrainerView
 from trainer.data import batch_length
 from trainer.precision import Precision
+from trainer.schedulers import needs_metric
 from trainer.state import BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
 from trainer.step import Metric, Step, split_output
 
@@ -159,12 +159,20 @@ class Compute:
                     record(f"{prefix}_{name}", metric(state.outputs, targets), samples)
 
     def _advance_scheduler(self) -> None:
-        scheduler, metrics = self._trainer.scheduler, self._trainer.state.metrics
+        scheduler = self._trainer.scheduler
         assert scheduler is not None
         if not needs_metric(scheduler):
             scheduler.step()
-        elif self._scheduler_monitor in metrics:  # an epoch whose validation was skipped says nothing
-            scheduler.step(metrics[self._scheduler_monitor])  # type: ignore[arg-type]
+            return
+        try:
+            value = self._trainer.state.metric(self._scheduler_monitor)
+        except KeyError as error:
+            raise ValueError(
+                f"scheduler_monitor is {self._scheduler_monitor!r}, which no epoch records before the scheduler "
+                f"steps: recorded are {', '.join(self._trainer.state.metrics)}"
+            ) from error
+        if value is not None:  # an epoch whose validation was skipped says nothing
+            scheduler.step(value)  # type: ignore[arg-type]
 
 
 def _targets(batch: Any) -> Any:
@@ -175,8 +183,3 @@ def _targets(batch: Any) -> Any:
         f"metrics take (outputs, targets), but a batch is a {type(batch).__name__}, which does not say what its "
         "targets are: compute them in the step, and return them beside the loss"
     )
-
-
-def needs_metric(scheduler: Any) -> bool:
-    """Whether a scheduler's step takes the metric that it follows."""
-    return isinstance(getattr(scheduler, "main", scheduler), ReduceLROnPlateau)

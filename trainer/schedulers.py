@@ -194,6 +194,24 @@ class Warmup(LRScheduler):
         self._last_lr = _rates(self.optimizer)
 
 
+def needs_metric(scheduler: Any) -> bool:
+    """Whether a scheduler's step takes the metric that it follows."""
+    return isinstance(getattr(scheduler, "main", scheduler), ReduceLROnPlateau)
+
+
+def check_interval(scheduler: Any, interval: str) -> None:
+    """Refuse a ReduceLROnPlateau that would step between the validations that give it its metric.
+
+    Raises:
+        ValueError: It goes with the optimizer's step.
+    """
+    if interval == "step" and needs_metric(scheduler):
+        raise ValueError(
+            "scheduler_interval is 'step', but a ReduceLROnPlateau follows a metric of a whole epoch, which no "
+            "step has: give 'epoch'"
+        )
+
+
 def set_rate(group: dict[str, Any], rate: float | Tensor, name: str = "lr") -> None:
     """Set a learning rate of a parameter group; a tensor (``capturable``) keeps its place in memory."""
     if isinstance(group[name], Tensor):

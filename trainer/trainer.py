@@ -25,6 +25,7 @@ from trainer.parts import check_optimizer, choose_step, compiled
 from trainer.plan import Plan
 from trainer.precision import Kind, Precision
 from trainer.runner import CallbackRunner, fire_isolated
+from trainer.schedulers import check_interval
 from trainer.seeding import rng_state
 from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, VALIDATION, TrainState
 from trainer.step import Metric, Step
@@ -50,7 +51,8 @@ class Trainer:
             ``train_<name>``, ``val_<name>``, ``test_<name>``.
         scheduler: Learning-rate scheduler over the optimizer.
         scheduler_interval: Whether the scheduler steps per ``"epoch"`` or per optimizer ``"step"``.
-        scheduler_monitor: The metric that a ReduceLROnPlateau follows.
+        scheduler_monitor: The metric that a ReduceLROnPlateau follows: a loss, or one of ``metrics`` or the step,
+            since the scheduler steps before callbacks record theirs at an epoch's end.
         callbacks: The user's callbacks.
         core_callbacks: Callbacks of whoever builds the trainer; before the user's at equal priority.
         max_epochs: Passes over the training data, 10 where no length is given; see `trainer.plan.Plan` for this
@@ -65,8 +67,8 @@ class Trainer:
         device: Where to train; None: the first CUDA device where there is one, else the CPU.
 
     Raises:
-        ValueError: Neither or both of ``loss`` and ``step`` are given, the optimizer is another model's, or a
-            length, interval, precision or device is none.
+        ValueError: Neither or both of ``loss`` and ``step`` are given, the optimizer is another model's, a
+            length, interval, precision or device is none, or a ReduceLROnPlateau is to step with the optimizer.
     """
 
     def __init__(
@@ -139,6 +141,7 @@ class Trainer:
 
         Raises:
             Exception: Whatever training or a callback raised, type unchanged.
+            ValueError: A ReduceLROnPlateau has no ``scheduler_monitor`` to follow at an epoch's end.
             RuntimeError: It is called from inside a run of this trainer.
         """
         if self._running:
@@ -374,6 +377,7 @@ class Trainer:
         self._compute = self._make_compute()
 
     def _make_compute(self) -> Compute:
+        check_interval(self.scheduler, self.scheduler_interval)
         return self._compute_class(
             self,
             self._called_model,

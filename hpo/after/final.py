@@ -21,8 +21,8 @@ from hpo.progress import trial_value
 from hpo.study import OpenStudy, study_seed
 from trainer import Trainer
 from trainer.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
-from trainer.compute import needs_metric
 from trainer.files import replacing
+from trainer.schedulers import needs_metric
 from trainer.state import best_epoch
 
 #: Entries of a parameter group that a scheduler moves; final training starts with them as configured.
