@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import optuna
 import torch
@@ -35,7 +34,7 @@ from hpo.outcome import (
     outcome_of,
     prediction_record,
 )
-from hpo.running.folders import attempt_folder, attempt_folders, redirect_output
+from hpo.running.folders import attempt_folder, attempt_folders, print_error, redirect_output
 from hpo.running.micro_batch import PARTS_ATTR, MicroBatches, cut, finer
 from hpo.running.stopping import StopRequest, Watch
 from hpo.search.distinct import twin
@@ -45,11 +44,14 @@ from hpo.study import OpenStudy
 from trainer import Trainer
 from trainer.callbacks import LossPrediction
 from trainer.checkpoint import find_checkpoint, newest_checkpoint
+from trainer.error_text import error_text, shortened, traceback_text
 from trainer.state import DIVERGED, INTERRUPTED, Metrics, TrainState, best_epoch
 
 RUN_ATTR = "hpo:run"
 #: The trial whose result was taken over.
 SAME_AS_ATTR = "hpo:same_as"
+#: Characters of a traceback that the storage keeps; the trial's log has more.
+_LONGEST_STORED: Final = 10_000
 
 
 @dataclass(frozen=True)
@@ -196,9 +198,9 @@ class TrialRun:
             raise
         except optuna.TrialPruned:
             return Outcome.PRUNED
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a study's code raises is its outcome
-            traceback.print_exc()
+        except BaseException as error:  # noqa: BLE001 - whatever a study's code raises; a worker ignores SIGINT
             self._failure = self._failure_of(error)
+            print_error(self._failure.traceback)
             return None if self._failure.parts else self._failure.outcome
         state = trainer.state
         if state.stop_reason == DIVERGED:
@@ -226,7 +228,7 @@ class TrialRun:
 
     def _failure_of(self, error: BaseException) -> _Failure:
         outcome = failure_outcome(error)
-        reason, text = f"{type(error).__name__}: {error}"[:2000], "".join(traceback.format_exception(error))
+        reason, text = error_text(error), traceback_text(error)
         again = self.opened.spec.study.on_oom == "retry_with_accumulation"
         if outcome != Outcome.OUT_OF_MEMORY or not again or not is_device_memory(error) or self._trainer is None:
             return _Failure(outcome, reason, text)
@@ -313,7 +315,7 @@ class TrialRun:
         owner = self.opened.storage.owner
         attrs = {
             REASON_ATTR: failure.reason,
-            TRACEBACK_ATTR: failure.traceback[-10_000:],
+            TRACEBACK_ATTR: shortened(failure.traceback, _LONGEST_STORED),
             WORKER_ATTR: None if owner is None else f"{owner.worker} on {owner.host}, {owner.device}",
             OUTCOME_ATTR: failure.outcome,
         }

@@ -9,6 +9,7 @@ import torch
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage import OUTCOME_ATTR
+from trainer.error_text import error_message
 
 BEST_ATTR: Final = "hpo:best"
 PREDICTION_ATTR: Final = "hpo:prediction"
@@ -83,23 +84,28 @@ def failure_outcome(error: BaseException) -> Outcome:
 def is_device_memory(error: BaseException) -> bool:
     """Whether it was an accelerator's memory that ran out."""
     return any(
-        isinstance(each, torch.OutOfMemoryError) or any(text in str(each) for text in _NO_DEVICE_MEMORY)
+        isinstance(each, torch.OutOfMemoryError) or any(text in error_message(each) for text in _NO_DEVICE_MEMORY)
         for each in _causes(error)
     )
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, and what it was made of."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield seen
-        seen = seen.__cause__
+    """The error, and what it was made of: its causes and, of a group, its members; each once."""
+    found, seen = [error], set[int]()
+    while found:
+        each = found.pop()
+        if id(each) in seen:  # causes may form a circle
+            continue
+        seen.add(id(each))
+        yield each
+        found += [] if each.__cause__ is None else [each.__cause__]
+        found += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _NO_MEMORY)
+    return isinstance(error, RuntimeError) and any(text in error_message(error) for text in _NO_MEMORY)
 
 
 def prediction_record(

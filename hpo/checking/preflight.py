@@ -204,7 +204,9 @@ def _tried(
         try:
             with _heard(spec, probe, loss_path, notes):
                 return _trained(attempt, params, Path(folder), memory, notes)
-        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a study's code raises is explained
+        except KeyboardInterrupt:  # Ctrl-C
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a study's code raises is explained
             explained = attempt.explained(error)
             raise explained from (None if explained is error else error)
 

@@ -31,6 +31,7 @@ from hpo.studyfile.targets import TARGET, instantiate
 from trainer import Callback, Trainer
 from trainer.callbacks import Checkpoint
 from trainer.checkpoint import CheckpointError, CheckpointWriteError
+from trainer.error_text import error_text
 
 _SAVED: Final = ("model", "optimizer", "scheduler", "callbacks", "state")
 #: The trainer's files that look at data before the first batch.
@@ -106,9 +107,7 @@ class Attempt:
     def _unbuilt(self) -> tuple[str, str]:
         """The part that can't be built, found by building one after the other again."""
         for path, build in self._parts().items():
-            try:
-                build()
-            except (Exception, SystemExit):  # noqa: BLE001 - it is raised already; this finds out where
+            if _fails(build):
                 return path, "building it"
         return "trainer", "building the trainer"
 
@@ -158,17 +157,15 @@ class Attempt:
             return "data", f"taking inputs and targets from a batch{where}"
         inputs, targets = batch
         with torch.no_grad():
-            try:
-                outputs = trainer.model(inputs)
-            except (Exception, SystemExit):  # noqa: BLE001 - it is raised already; this finds out where
+            made: list[Any] = []
+            if _fails(lambda model: made.append(model(inputs)), trainer.model):
                 return "model", f"the forward pass{where} (inputs {shapes_of(inputs)})"
+            outputs = made[0]
             shapes = f"outputs {shapes_of(outputs)}, targets {shapes_of(targets)}"
             for name, metric in trainer.metrics.items():
-                try:
-                    torch.as_tensor(metric(outputs, targets)).reshape(())
-                except (Exception, SystemExit):  # noqa: BLE001 - as above
-                    if self.probe.phase == METRICS or where:
-                        return f"metrics.{name}", f"the metric{where} ({shapes})"
+                fails = _fails(lambda call: torch.as_tensor(call(outputs, targets)).reshape(()), metric)
+                if fails and (self.probe.phase == METRICS or where):
+                    return f"metrics.{name}", f"the metric{where} ({shapes})"
         return "loss", f"the loss{where} ({shapes})"
 
     def _path_of(self, callback: Callback) -> str:
@@ -202,6 +199,17 @@ class Attempt:
         return self.builder.spec.error(problem, path="loader.batch_size", value=batch, fix=fix)
 
 
+def _fails(call: Callable[..., Any], *args: Any) -> bool:
+    """Whether code that has failed in a run fails when it is called again; a Ctrl-C meanwhile is no failure."""
+    try:
+        call(*args)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - it is raised already; this finds out where
+        return True
+    return False
+
+
 def _through_a_file(part: Any) -> None:
     file = io.BytesIO()
     torch.save(part, file)
@@ -228,5 +236,4 @@ def _own_line(error: BaseException, folder: Path) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip().partition("\n")[0]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    return error_text(error).strip().partition("\n")[0]

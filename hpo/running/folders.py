@@ -59,6 +59,15 @@ def redirect_output(log: Path) -> Iterator[None]:
             os.close(original)
 
 
+def print_error(text: str) -> None:
+    """Print to where errors go, whatever a study's code has made of Python's own streams."""
+    _flush()
+    with contextlib.suppress(OSError):  # the descriptor is closed, or the disk is full
+        os.write(2, f"{text.rstrip()}\n".encode())
+
+
 def _flush() -> None:
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # A study's code may have replaced or closed it; what is printed must not change how a trial ends.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()

@@ -7,7 +7,7 @@ from hpo.errors import InputError
 from hpo.studyfile.marks import COMMAND_LINE, Marks
 from hpo.studyfile.paths import Keys, PathError, assign, join_path, list_index, split_path, suggest_name
 from hpo.studyfile.schema import FREE_SECTIONS, StudyFile
-from hpo.studyfile.yaml_source import parse_value
+from hpo.studyfile.yaml_source import parse_value, storable
 
 
 def path_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | None:
@@ -58,6 +58,11 @@ def apply_override(raw: dict[str, Any], marks: Marks, text: str) -> tuple[dict[s
     Raises:
         InputError: The text is no override, or its path leads nowhere.
     """
+    try:
+        text = storable(text)
+    except ValueError as error:
+        fix = "give it as UTF-8 text"
+        raise InputError(str(error), file=COMMAND_LINE, value=ascii(text), fix=fix) from error
     path, equals, value_text = text.partition("=")
     path = path.strip()
     if not equals:

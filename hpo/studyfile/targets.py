@@ -69,13 +69,17 @@ class TargetResolver:
         """Import a module; None when it is this very module that does not exist."""
         try:
             return importlib.import_module(name)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:  # Ctrl-C
+            raise
+        except BaseException as error:
+            from trainer.error_text import error_text
+
             if isinstance(error, ModuleNotFoundError) and error.name is not None:
                 missing = error.name
                 if name == missing or name.startswith(f"{missing}."):
                     return None
             where = self._where(error)
-            problem = f"importing `{public_name(name)}` failed: {type(error).__name__}: {error}"
+            problem = f"importing `{public_name(name)}` failed: {error_text(error)}"
             fix = f"correct {where}" if where else "check that the package is installed whole"
             raise InputError(problem.replace("\n", " "), value=path, fix=fix) from error
 

@@ -106,6 +106,20 @@ def read_yaml(path: Path) -> YamlSource:
     return YamlSource(str(path), data, reader.lines)
 
 
+def storable(text: str) -> str:
+    r"""Text as databases take it; the halves of a character that JSON writes as ``\ud83d\ude00`` are joined.
+
+    Raises:
+        ValueError: It holds a character that no database or terminal takes.
+    """
+    if "\0" in text:
+        raise ValueError("holds the character NUL, which databases refuse")
+    try:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        raise ValueError("holds half of a character (a lone surrogate), which can't be stored or shown") from None
+
+
 def parse_value(text: str) -> Any:
     """Read the value of an override: a YAML scalar, or a mapping or list in flow style.
 
@@ -173,9 +187,15 @@ class _Reader:
             fix = "write text, a number, true, false or null"
             raise self._error(f"the YAML tag {node.tag} is not used here", node, keys, fix, node.value)
         try:
-            return loader.construct_object(node)
+            value = loader.construct_object(node)
         except (ValueError, KeyError) as error:
             raise self._error("does not fit its YAML tag", node, keys, "quote it", node.value) from error
+        if not isinstance(value, str):
+            return value
+        try:
+            return storable(value)
+        except ValueError as error:
+            raise self._error(str(error), node, keys, "leave that character out", ascii(value)) from error
 
     def _mapping(self, loader: _Loader, node: yaml.MappingNode, keys: Keys) -> dict[str, Any]:
         data: dict[str, Any] = {}

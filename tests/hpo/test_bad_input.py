@@ -242,6 +242,9 @@ def test_bad_file(tmp_path: Path, old: str, new: str, line: str, fix: str) -> No
         ("study: {1: 1}\n", ":1: study: the key `1` is not text"),
         ("a: !!python/name:os.system x\n", ":1: a: the YAML tag"),
         ("a: &a [*a]\n", ":1: a[0]: an alias that contains itself"),
+        ('study:\n  name: "a\\ud800"\n', ":2: study.name: holds half of a character"),
+        ('a: [1,\n "b\\0"]\n', ":2: a[1]: holds the character NUL"),
+        ('"a\\0": 1\n', ":1: holds the character NUL"),
         ("a: 1\n---\nb: 2\n", ":2: not YAML: expected a single document"),
     ],
 )
@@ -274,12 +277,19 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
         ("model.hidden={a", "model.hidden: not a YAML value"),
         ("study.metric=val_los", "study.direction: required key is missing"),
         ("trainer=3", "trainer: must be a mapping"),
+        ("model.activation=\udcff", "holds half of a character (a lone surrogate)"),
+        ('model.activation="\\0"', "model.activation: holds the character NUL"),
     ],
 )
 def test_bad_overrides(tmp_path: Path, text: str, line: str) -> None:
     error = refused(study(tmp_path, GOOD), (text,))
     where = f"{tmp_path}/s.yaml:1: " if line.startswith("study.direction") else "command line: "
     assert str(error).startswith(where + line)
+
+
+def test_json_in_yaml_keeps_its_characters(tmp_path: Path) -> None:
+    spec = load_spec(study(tmp_path, GOOD), ('model.activation="\\ud83d\\ude00"',))
+    assert spec.base_config()["model"]["activation"] == "😀"
 
 
 def test_a_metric_that_nothing_records(tmp_path: Path) -> None:

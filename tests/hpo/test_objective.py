@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import io
+import json
 import math
+import pickle
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -19,10 +23,12 @@ from hpo.progress import best_trial, study_best, study_status, study_trials
 from hpo.running.stopping import StopRequest
 from hpo.storage import OUTCOME_ATTR, REASON_ATTR
 from hpo.study import OpenStudy, load_study
+from tests.hpo.databases import server_of
 from tests.hpo.support import Studies
 from trainer.checkpoint import load_checkpoint
 
 FAULTS = """
+import asyncio
 import sys
 import torch
 
@@ -45,6 +51,77 @@ def leave(outputs, targets):
 
 def wrong(outputs, targets):
     raise KeyError("a key")
+
+
+def interrupt(outputs, targets):
+    raise KeyboardInterrupt("by the code itself")
+
+
+def generator_exit(outputs, targets):
+    raise GeneratorExit
+
+
+def cancelled(outputs, targets):
+    raise asyncio.CancelledError("a task")
+
+
+class Own(BaseException):
+    def __reduce__(self):
+        raise TypeError("not to be pickled")
+
+
+def own(outputs, targets):
+    raise Own("of no known kind")
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise ZeroDivisionError
+
+
+def mute(outputs, targets):
+    raise Mute
+
+
+class Number(RuntimeError):
+    def __str__(self):
+        return 3
+
+
+def number(outputs, targets):
+    raise Number
+
+
+def odd(outputs, targets):
+    raise ValueError("half \\ud800, end \\x00, \\x1b[2J")
+
+
+def endless(outputs, targets):
+    raise ValueError("x" * 3_000_000)
+
+
+def recursive(outputs, targets):
+    return recursive(outputs, targets)
+
+
+def group(outputs, targets):
+    raise BaseExceptionGroup("several", [KeyboardInterrupt(), ValueError(1)])
+
+
+def memory_in_a_group(outputs, targets):
+    raise ExceptionGroup("several", [ValueError(1), MemoryError()])
+
+
+def circle(outputs, targets):
+    first, second = ValueError("first"), RuntimeError("second")
+    first.__cause__, second.__cause__ = second, first
+    raise first
+
+
+def closed(outputs, targets):
+    sys.stdout.close()
+    sys.stderr = None
+    raise ValueError("nowhere to print")
 """
 
 
@@ -152,8 +229,20 @@ def test_a_diverged_trial_is_the_worst_and_never_the_best(
     [
         ("wrong", Outcome.ERROR, "KeyError: 'a key'"),
         ("leave", Outcome.ERROR, "SystemExit: 0"),
+        ("interrupt", Outcome.ERROR, "KeyboardInterrupt: by the code itself"),
+        ("generator_exit", Outcome.ERROR, "GeneratorExit"),
+        ("cancelled", Outcome.ERROR, "CancelledError: a task"),
+        ("own", Outcome.ERROR, "Own: of no known kind"),
+        ("mute", Outcome.ERROR, "Mute: (no message: its __str__ raised ZeroDivisionError)"),
+        ("number", Outcome.ERROR, "Number: (no message: its __str__ raised TypeError)"),
+        ("odd", Outcome.ERROR, r"ValueError: half \ud800, end \x00, \x1b[2J"),
+        ("endless", Outcome.ERROR, "ValueError: xxx"),
+        ("recursive", Outcome.ERROR, "RecursionError: maximum recursion depth exceeded"),
+        ("group", Outcome.ERROR, "BaseExceptionGroup: several (2 sub-exceptions)"),
+        ("memory_in_a_group", Outcome.OUT_OF_MEMORY, "ExceptionGroup: several (2 sub-exceptions)"),
+        ("circle", Outcome.ERROR, "ValueError: first"),
         ("huge", Outcome.OUT_OF_MEMORY, "RuntimeError: "),
-        ("python_memory", Outcome.OUT_OF_MEMORY, "MemoryError: "),
+        ("python_memory", Outcome.OUT_OF_MEMORY, "MemoryError"),
         ("cuda_memory", Outcome.OUT_OF_MEMORY, "OutOfMemoryError: CUDA out of memory"),
     ],
 )
@@ -169,6 +258,33 @@ def test_what_a_studys_code_raises_is_the_trials_end(
         assert report.reason.startswith(reason)
         assert trial.user_attrs[REASON_ATTR] == report.reason
         assert "faults.py" in trial.user_attrs[TRACEBACK_ATTR]
+        assert len(trial.user_attrs[TRACEBACK_ATTR]) < 11_000
+        json.dumps([report.reason, trial.user_attrs], ensure_ascii=False).encode()
+        pickle.loads(pickle.dumps(report))
+
+
+def test_an_error_is_the_trials_where_its_code_has_closed_the_streams(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (studies.folder / "faults.py").write_text(FAULTS)
+    with studies.open("loss={_target_: faults.closed}") as (view,):
+        monkeypatch.setattr(sys, "stdout", io.StringIO())
+        monkeypatch.setattr(sys, "stderr", sys.stderr)
+        report = run(view)
+        monkeypatch.undo()
+        assert (report.outcome, report.reason) == (Outcome.ERROR, "ValueError: nowhere to print")
+        log = view.spec.output_dir / "trials" / "0" / "attempt-1" / "log.txt"
+        assert "ValueError: nowhere to print" in log.read_text()
+
+
+@pytest.mark.parametrize("kind", ["postgresql", "mariadb"])
+def test_a_server_stores_what_odd_errors_say(studies: Studies, kind: str, request: pytest.FixtureRequest) -> None:
+    (studies.folder / "faults.py").write_text(FAULTS)
+    url = server_of(kind, request).new_database(ready=True)
+    with studies.open("loss={_target_: faults.odd}", f"study.storage={url}") as (view,):
+        said = r"ValueError: half \ud800, end \x00, \x1b[2J"
+        assert run(view).reason == stored(view).user_attrs[REASON_ATTR] == said
+        assert study_trials(view)[0]["outcome"] == "error"
 
 
 def test_a_failure_before_training_is_the_trials_too(studies: Studies) -> None:

@@ -19,6 +19,7 @@ from hpo.space import SearchSpace
 from tests.acceptance.support import make_study
 
 PARTS = """
+import asyncio
 import torch
 from torch import nn
 from torch.utils.data import TensorDataset
@@ -41,6 +42,11 @@ def load(samples=96, kind="good"):
     return {"train": [] if kind == "list" else TensorDataset(inputs, targets), "val": val}
 
 
+class Mute(Exception):
+    def __str__(self):
+        raise ValueError
+
+
 class Net(nn.Module):
     def __init__(self, hidden=4, kind="good"):
         super().__init__()
@@ -60,6 +66,12 @@ class Net(nn.Module):
         hidden = self.first(inputs)
         if self.kind == "leaves":
             raise SystemExit(3)
+        if self.kind == "cancelled":
+            raise asyncio.CancelledError("a task")
+        if self.kind == "interrupt":
+            raise KeyboardInterrupt
+        if self.kind == "mute":
+            raise Mute
         if self.kind == "sqrt":
             hidden = torch.sqrt(hidden * 0)
         outputs = self.last(hidden)
@@ -186,6 +198,8 @@ def test_a_good_study_is_measured_and_leaves_nothing(file: Path, capfd: pytest.C
         ("model.kind=unbuilt", "model._target_", "building it failed: ValueError: no such width"),
         ("model.kind=narrow", "model._target_", r"the forward pass \(inputs \(32, 4\) float32\) failed"),
         ("model.kind=leaves", "model._target_", r"the forward pass .* failed: SystemExit: 3"),
+        ("model.kind=cancelled", "model._target_", r"the forward pass .* failed: CancelledError: a task"),
+        ("model.kind=mute", "model._target_", r"failed: Mute: \(no message: its __str__ raised ValueError\)"),
         ("model.kind=frozen", "loss", "does not depend on the model's parameters"),
         ("model.kind=detached", "loss", "does not depend on the model's parameters"),
         ("model.kind=sqrt", "model", "gradients of `first.weight` are not finite"),
@@ -227,6 +241,11 @@ def test_what_is_broken_is_named(file: Path, override: str, path: str, problem: 
     assert caught.value.path == path
     assert caught.value.fix
     assert caught.value.file is not None
+
+
+def test_a_ctrl_c_ends_it(file: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        tried(file, "model.kind=interrupt")
 
 
 def test_an_error_of_the_studys_own_code_is_shown_where_it_is(file: Path) -> None:

@@ -19,6 +19,7 @@ from time import sleep
 from typing import Any, Final, Literal
 
 from trainer.callback import Callback, TrainerView
+from trainer.error_text import error_text
 from trainer.files import json_number
 from trainer.state import DIVERGED, PRUNED, Mode, best_epoch
 
@@ -118,7 +119,7 @@ class Notifier(Callback):
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:
         """Note what training died of; to prune a run, it is raised too, and is no failure."""
         if trainer.state.stop_reason != PRUNED:
-            self._error = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
+            self._error = error_text(error, _LONGEST_ERROR)
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """Send the message if it is wanted."""

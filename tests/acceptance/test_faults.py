@@ -1,0 +1,59 @@
+"""A run whose trials raise whatever code can raise, and what is shown of it afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
+
+FAULTS = """
+import asyncio
+import torch
+
+
+class Mute(Exception):
+    def __str__(self):
+        raise ZeroDivisionError
+
+
+class Fault(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, outputs, targets):
+        if self.kind == "interrupt":
+            raise KeyboardInterrupt
+        if self.kind == "exit":
+            raise GeneratorExit
+        if self.kind == "cancelled":
+            raise asyncio.CancelledError
+        if self.kind == "mute":
+            raise Mute
+        if self.kind == "odd":
+            raise ValueError("half \\ud800, end \\x00, \\x1b[2J")
+        return ((outputs - targets) ** 2).mean()
+"""
+KINDS = ["interrupt", "exit", "cancelled", "mute", "odd", "fine"]
+
+
+def test_whatever_trials_raise_the_run_goes_on_and_can_be_looked_at(tmp_path: Path) -> None:
+    study = make_study(tmp_path, STUDY.replace("parts.Explode", "faults.Fault, kind: fine"))
+    (tmp_path / "faults.py").write_text(FAULTS)
+    space = f"search_space={{loss.kind: {{type: categorical, choices: [{', '.join(KINDS)}]}}}}"
+    hpo("run", study, "study.sampler.name=grid", f"study.n_trials={len(KINDS)}", "--workers", 2, space)
+    trials = {trial["params"]["loss.kind"]: trial for trial in hpo_json("trials", study, space)}
+    assert {kind: trial["outcome"] for kind, trial in trials.items()} == {
+        **dict.fromkeys(KINDS, "error"),
+        "fine": "complete",
+    }
+    assert [trials[kind]["reason"] for kind in KINDS[:-1]] == [
+        "KeyboardInterrupt",
+        "GeneratorExit",
+        "CancelledError",
+        "Mute: (no message: its __str__ raised ZeroDivisionError)",
+        r"ValueError: half \ud800, end \x00, \x1b[2J",
+    ]
+    for command in ("status", "trials", "report", "best"):
+        hpo(command, study, space)
+    assert "ValueError: half" in hpo("logs", study, trials["odd"]["trial"], space).stdout

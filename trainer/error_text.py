@@ -1,0 +1,63 @@
+"""What an exception says, as text that any file, database and terminal takes.
+
+An exception is made by anybody's code: its ``__str__`` may raise, return 100 MB, or hold characters that can't be
+encoded (lone surrogates), stored (NUL) or shown (a terminal's escape sequences).
+"""
+
+import re
+import traceback
+from typing import Final
+
+#: Characters that are kept of a message, and of a traceback.
+LONGEST_MESSAGE: Final = 2_000
+LONGEST_TRACEBACK: Final = 200_000
+
+# Control characters but newline and tab, and lone surrogates.
+_ODD: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def error_text(error: BaseException, longest: int = LONGEST_MESSAGE) -> str:
+    """The exception's type and message, ``ValueError: what it says``.
+
+    Args:
+        error: Any exception.
+        longest: Characters to keep.
+    """
+    said, name = error_message(error)[:longest], type(error).__name__
+    return plain_text(f"{name}: {said}" if said else name)[:longest]
+
+
+def traceback_text(error: BaseException, longest: int = LONGEST_TRACEBACK) -> str:
+    """The exception's traceback with those of its causes, as Python prints it.
+
+    Args:
+        error: Any exception.
+        longest: Characters to keep; what is left out is taken from the middle.
+    """
+    try:
+        text = "".join(traceback.format_exception(error))
+    except BaseException as problem:  # noqa: BLE001 - whatever the exception's own methods raise
+        text = f"{error_text(error)}\n(its traceback can't be shown: {error_text(problem)})\n"
+    return plain_text(shortened(text, longest))
+
+
+def shortened(text: str, longest: int) -> str:
+    """The text, without its middle where it has more than ``longest`` characters."""
+    if len(text) <= longest:
+        return text
+    half = longest // 2
+    return f"{text[:half]}\n... ({len(text) - 2 * half} characters left out)\n{text[-half:]}"
+
+
+def plain_text(text: str) -> str:
+    """The text with characters that can't be encoded, stored or shown written as escapes, such as ``\\x00``."""
+    return _ODD.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def error_message(error: BaseException) -> str:
+    """The exception's message as it is, without its type; never raises."""
+    try:
+        # A copy: what `__str__` returns may be of a class of its own, with methods of its own.
+        return str.__str__(str(error))
+    except BaseException as problem:  # noqa: BLE001 - whatever `__str__` raises
+        return f"(no message: its __str__ raised {type(problem).__name__})"
