@@ -18,9 +18,10 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from hpo.config import StudySpec
 from hpo.mirrors import Shown
+from hpo.run_length import NO_PROGRESS, Progress, plan_of, with_numbers
 from hpo.study import study_seed
 from hpo.studyfile.schema import SCHEDULER_KEYS
-from hpo.studyfile.targets import TargetResolver, instantiate
+from hpo.studyfile.targets import TARGET, TargetResolver, instantiate
 from trainer import BatchOptions, Callback, Trainer, callbacks
 from trainer.schedulers import Warmup
 from trainer.seeding import seed_all
@@ -121,22 +122,6 @@ class RunPlace:
         return self.folder / "checkpoints"
 
 
-@dataclass(frozen=True)
-class Progress:
-    """How far a run is.
-
-    Attributes:
-        data_epochs: Passes over the training data.
-        steps: Optimizer steps.
-    """
-
-    data_epochs: int = 0
-    steps: int = 0
-
-
-NO_PROGRESS: Final = Progress()
-
-
 @dataclass
 class Builder:
     """Builds trainers for one study; keeps the data between trials that ask for the same.
@@ -181,6 +166,20 @@ class Builder:
             self._data = {key: made}
         return self._data[key]
 
+    def laid_out(
+        self, config: Mapping[str, Any], data: Mapping[str, Any], after: Progress = NO_PROGRESS
+    ) -> dict[str, Any]:
+        """A resolved config with the lengths of its training, which the data tells: see `hpo.run_length`.
+
+        Raises:
+            InputError: The config names a length that the data does not tell.
+        """
+        kinds = []
+        for name, arguments in configured(config).items():
+            own = TARGET in arguments
+            kinds.append((self.resolver.resolve(arguments[TARGET]) if own else CALLBACKS[name], arguments))
+        return with_numbers(self.spec, config, data["train"], kinds, after)
+
     def trainer(
         self,
         config: Mapping[str, Any],
@@ -194,7 +193,7 @@ class Builder:
         """Build a trainer; weights are initialised from ``seed``.
 
         Args:
-            config: A resolved config (`StudySpec.resolve`).
+            config: A resolved config, with its lengths (`laid_out`).
             place: Where it writes.
             seed: Seed of initialisation, data order and training.
             device: Where it trains.
@@ -209,6 +208,7 @@ class Builder:
         if config["scheduler"] is not None:
             scheduler = make_scheduler(self.resolver, config["scheduler"], optimizer)
             interval = config["scheduler"]["interval"]
+        plan = plan_of(config, after)
         loss, step = (_optional(self.resolver, config[name]) for name in ("loss", "step"))
         if isinstance(loss, nn.Module):
             loss = loss.to(device)
@@ -226,8 +226,8 @@ class Builder:
             scheduler_monitor=self.spec.study.metric,
             callbacks=self.callbacks(config, place),
             core_callbacks=bridge,
-            max_epochs=_beyond(after.data_epochs, config["trainer"]["max_epochs"]),
-            max_steps=_beyond(after.steps, config["trainer"]["max_steps"]),
+            max_epochs=plan.max_epochs,
+            max_steps=plan.max_steps,
             **{name: config["trainer"][name] for name in ("validate_every", "precision", "compile", "cuda_graph")},
             batching=BatchOptions(**config["loader"]),
             seed=seed,
@@ -238,7 +238,7 @@ class Builder:
         """The default callbacks as configured, those named in the study file, and its own classes."""
         built: list[Callback] = []
         for name, arguments in configured(config).items():
-            if "_target_" in arguments:
+            if TARGET in arguments:
                 built.append(instantiate(self.resolver, arguments))
             else:
                 built.append(self.built_in(name, arguments, place, config))
@@ -328,10 +328,6 @@ def make_scheduler(resolver: TargetResolver, node: Mapping[str, Any], optimizer:
     arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
     scheduler: LRScheduler = instantiate(resolver, arguments, optimizer)
     return Warmup(optimizer, scheduler, node["warmup"]) if node["warmup"] else scheduler
-
-
-def _beyond(done: int, length: int | None) -> int | None:
-    return None if length is None else done + length
 
 
 def _optional(resolver: TargetResolver, node: Mapping[str, Any] | None) -> Callable[..., Any] | None:

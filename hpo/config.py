@@ -17,6 +17,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
 from hpo.errors import InputError
+from hpo.studyfile.lengths import with_lengths, without_lengths
 from hpo.studyfile.marks import Marks
 from hpo.studyfile.overrides import apply_override, path_problem
 from hpo.studyfile.paths import (
@@ -113,6 +114,8 @@ class StudySpec:
 
     def resolve(self, params: Mapping[str, object] | None = None) -> dict[str, Any]:
         """The config of one trial: the base config with these dotted parameters, interpolations resolved.
+
+        Lengths that only the data tells stay as their text, see `hpo.studyfile.lengths`.
 
         Returns:
             Plain containers of one's own, one entry a section, None for a section left out; `study` and
@@ -242,7 +245,7 @@ def _interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
         if name in StudyFile.model_fields and isinstance(section, int | float | list):
             raise marks.error("must be a mapping", (name,), value=section, fix=f"write `{name}: {{…}}`")
     try:
-        data = OmegaConf.to_container(OmegaConf.create(raw), resolve=True, throw_on_missing=True)
+        data = OmegaConf.to_container(OmegaConf.create(with_lengths(raw)), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         keys = _interpolated_keys(raw, error)
         problem, fix = str(error).partition("\n")[0], "write `${section.key}` with a path that this file has"
@@ -251,7 +254,9 @@ def _interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
         elif "Recursive" in problem:
             problem, fix = "interpolations in a circle", "write one of these values out"
         raise marks.error(problem, keys, value=lookup(raw, keys, ""), fix=fix) from error
-    return {str(key): value for key, value in data.items()} if isinstance(data, dict) else {}
+    return (
+        without_lengths({str(key): value for key, value in data.items()}, marks) if isinstance(data, dict) else {}
+    )
 
 
 def _interpolated_keys(raw: dict[str, Any], error: OmegaConfBaseException) -> Keys:

@@ -245,8 +245,10 @@ class TrialRun:
         params = self.opened.space.suggest(self.trial)
         config = spec.resolve(params)
         self._go_on_as_before(seed)
-        OmegaConf.save(OmegaConf.create({**config, "seed": seed}), folder / "config.yaml")
+        _save_config(folder, config, seed)
         data = self.builder.data(config)
+        config = self.builder.laid_out(config, data)
+        _save_config(folder, config, seed)
         lease = Lease(self._id, self.opened.storage.attempt_of(self._id))
         bridge = [
             Watch(self.request, self.trial.number, lease, self.pulse),
@@ -359,3 +361,7 @@ class TrialRun:
         found = find_checkpoint(self._checkpoint_folders(), epoch)
         path = None if found is None else str(found[0].path.relative_to(self.opened.spec.output_dir))
         return {"epoch": epoch, "metrics": dict(self._history[epoch - 1]), "checkpoint": path}
+
+
+def _save_config(folder: Path, config: Mapping[str, Any], seed: int) -> None:
+    OmegaConf.save(OmegaConf.create({**config, "seed": seed}), folder / "config.yaml")

@@ -13,11 +13,12 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from hpo.after.models import best_checkpoint, find_trial
-from hpo.build import NO_PROGRESS, Builder, Progress, RunPlace, make_scheduler
+from hpo.build import Builder, RunPlace, make_scheduler
 from hpo.config import StudySpec
 from hpo.errors import StudyError
 from hpo.outcome import finite
 from hpo.progress import trial_value
+from hpo.run_length import NO_PROGRESS, Progress
 from hpo.study import OpenStudy, study_seed
 from trainer import Trainer
 from trainer.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
@@ -70,11 +71,11 @@ class Start:
 
     @property
     def progress(self) -> Progress:
-        """Passes and steps that are trained already."""
+        """What is trained already."""
         if self.checkpoint is None:
             return NO_PROGRESS
         state = self.checkpoint["state"]
-        return Progress(int(state["data_epoch"]), int(state["step"]))
+        return Progress(int(state["data_epoch"]), int(state["step"]), int(state["data_batch"]))
 
 
 def start_of_base(spec: StudySpec) -> Start:
@@ -139,6 +140,7 @@ def train_at(
     config = final_config(builder.spec, start, epochs)
     place.folder.mkdir(parents=True, exist_ok=True)
     data = builder.data(config)
+    config = builder.laid_out(config, data, start.progress)
     trainer = builder.trainer(config, place, seed=start.seed, device=device, after=start.progress)
     begun = newest_checkpoint([place.checkpoints], device)
     if begun is not None:
@@ -155,7 +157,8 @@ def train_at(
 def final_config(spec: StudySpec, start: Start, epochs: int | None) -> dict[str, Any]:
     """The whole config of a final training.
 
-    Resolved for its epochs, so that a schedule written as ``${trainer.max_epochs}`` spans them.
+    Resolved for its epochs, so that a schedule written as ``${trainer.max_epochs}`` spans them; lengths that the
+    data tells are still without their numbers.
     """
     length = {} if epochs is None else {"trainer.max_epochs": epochs, "trainer.max_steps": None}
     return spec.resolve({**start.params, **length})

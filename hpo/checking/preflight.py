@@ -216,6 +216,7 @@ def _trained(
 ) -> Measured:
     builder, config, probe = attempt.builder, attempt.config, attempt.probe
     data = builder.data(config)
+    config = attempt.config = builder.laid_out(config, data)
     notes += _small_data(builder.spec, config, data["train"])
     seed, place = study_seed(builder.spec), RunPlace(folder, "check", params)
     trainer = attempt.trainer = builder.trainer(config, place, seed=seed, device=attempt.device, bridge=[probe])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import traceback
 from collections.abc import Callable, Mapping
@@ -36,6 +37,7 @@ from trainer.error_text import error_text
 _SAVED: Final = ("model", "optimizer", "scheduler", "callbacks", "state")
 #: The trainer's files that look at data before the first batch.
 _OF_DATA: Final = {"data.py", "stream.py", "plan.py"}
+_TRAINER: Final = Path(inspect.getfile(Trainer)).parent
 #: What to look at where the error comes from a library's code.
 _HINTS: Final = {
     "data": "return data sets whose items are (inputs, targets), or give a `step` of your own",
@@ -79,7 +81,7 @@ class Attempt:
         if failure_outcome(error) == Outcome.OUT_OF_MEMORY:
             return self._out_of_memory(error)
         if self.trainer is None:
-            return self._said(*self._unbuilt(), error)
+            return self._said(*self._unbuilt(error), error)
         callback = _callback_in(error.__traceback__)
         if isinstance(callback, Checkpoint) or isinstance(error, CheckpointError | CheckpointWriteError):
             return self.unsaved(error)
@@ -104,8 +106,10 @@ class Attempt:
         fix = "keep tensors and plain values only in its state_dict"
         return self.builder.spec.error(f"{problem}: {_first_line(error)}", path=section, fix=fix)
 
-    def _unbuilt(self) -> tuple[str, str]:
+    def _unbuilt(self, error: BaseException) -> tuple[str, str]:
         """The part that can't be built, found by building one after the other again."""
+        if _of_data(error):
+            return "data", "making batches of it"
         for path, build in self._parts().items():
             if _fails(build):
                 return path, "building it"
@@ -140,8 +144,7 @@ class Attempt:
     def _at_work(self, error: BaseException) -> tuple[str, str]:
         phase = self.probe.phase
         if phase == START:
-            files = {Path(frame.filename).name for frame in traceback.extract_tb(error.__traceback__)}
-            return ("data", "making batches of it") if files & _OF_DATA else ("trainer", "starting the training")
+            return ("data", "making batches of it") if _of_data(error) else ("trainer", "starting the training")
         if phase in _AT_WORK:
             return _AT_WORK[phase]
         where = " of a validation batch" if phase == VALIDATION else ""
@@ -208,6 +211,12 @@ def _fails(call: Callable[..., Any], *args: Any) -> bool:
     except BaseException:  # noqa: BLE001 - it is raised already; this finds out where
         return True
     return False
+
+
+def _of_data(error: BaseException) -> bool:
+    """Whether an exception came from the trainer's own look at the data."""
+    files = (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+    return any(file.name in _OF_DATA and file.parent == _TRAINER for file in files)
 
 
 def _through_a_file(part: Any) -> None:

@@ -13,6 +13,7 @@ from pydantic import (
     model_validator,
 )
 
+from hpo.studyfile.lengths import is_length
 from hpo.studyfile.paths import suggest_name
 from hpo.studyfile.schema_space import ParamSpec
 from hpo.studyfile.schema_study import METRIC_NAME, PrunerSection, SamplerSection, StudySection
@@ -52,7 +53,7 @@ def _with_pace(node: dict[str, Any]) -> dict[str, Any]:
     interval, warmup = node.get("interval", "epoch"), node.get("warmup", 0)
     if interval not in ("epoch", "step"):
         raise fail("must be `epoch` or `step`", suggest_name(interval, ("epoch", "step")), "interval")
-    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
+    if not is_length(warmup) and (not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0):
         raise fail(
             "must be a whole number of at least 0", "it counts epochs or steps, as `interval` says", "warmup"
         )

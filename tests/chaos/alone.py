@@ -87,7 +87,7 @@ def _train(builder: Builder, params: Mapping[str, Any], folder: Path, seed: int,
     try:
         data = builder.data(config)
         trainer = builder.trainer(
-            config,
+            builder.laid_out(config, data),
             RunPlace(folder, "alone", params),
             seed=seed,
             device=torch.device("cpu"),

@@ -14,7 +14,6 @@ from hpo.build import (
     DEFAULTS,
     REQUIRED,
     Builder,
-    Progress,
     RunPlace,
     offered_callbacks,
 )
@@ -22,6 +21,7 @@ from hpo.checking.check import check_metric, check_spec
 from hpo.checking.check_callbacks import check_callbacks
 from hpo.config import StudySpec
 from hpo.errors import InputError
+from hpo.run_length import Progress
 from tests.hpo.support import Studies
 from tests.trainer import mlflow_store
 from trainer import Callback, Trainer

@@ -26,7 +26,8 @@ class GradientAccumulation(Callback):
     the step is taken with the gradients there are; if that callback skips the step too, the group waits for the
     next batch. Skipping only a step that is due drops the group's gradients, as it drops those of a batch.
 
-    ``state.total_steps`` counts steps, not batches. A scheduler that goes with the step must be built for it.
+    ``state.total_steps`` counts steps, not batches. A scheduler that goes with the step must be built for it; in a
+    study file, ``${trainer.total_steps}`` is that number.
 
     Args:
         batches: Batches a step, at least 1.
