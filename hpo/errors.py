@@ -66,5 +66,9 @@ class BudgetExhaustedError(StudyError):
     """Every trial of the study's budget has been claimed; a worker that sees it has nothing more to do."""
 
 
+class ForkedProcessError(StudyError):
+    """A fork of the process that runs a trial wants to use the storage, which is that process's alone."""
+
+
 class LeaseLostError(StudyError):
     """Another attempt owns the trial now; nothing of this attempt may be stored any more."""

@@ -35,6 +35,7 @@ from hpo.outcome import (
     prediction_record,
 )
 from hpo.running.folders import attempt_folder, attempt_folders, print_error, redirect_output
+from hpo.running.forks import EndForks, only_in
 from hpo.running.micro_batch import PARTS_ATTR, MicroBatches, cut, finer
 from hpo.running.stopping import StopRequest, Watch
 from hpo.search.distinct import twin
@@ -192,8 +193,9 @@ class TrialRun:
     def _train(self, folder: Path) -> Outcome | None:
         """Build and fit; returns the outcome, None for a trial that is to go on later."""
         try:
-            trainer, data = self._prepared(folder)
-            trainer.fit(data["train"], data["val"])
+            with only_in(self.opened.storage.process):
+                trainer, data = self._prepared(folder)
+                trainer.fit(data["train"], data["val"])
         except (LeaseLostError, StorageInternalError):
             raise
         except optuna.TrialPruned:
@@ -251,6 +253,7 @@ class TrialRun:
         _save_config(folder, config, seed)
         lease = Lease(self._id, self.opened.storage.attempt_of(self._id))
         bridge = [
+            EndForks(self.opened.storage.process),
             Watch(self.request, self.trial.number, lease, self.pulse),
             MicroBatches(self._parts),
             PrunerCallback(self.trial, spec.study.metric, background=spec.study.background_reports),

@@ -14,6 +14,7 @@ operation was being committed, the next try finds in the ledger what the last on
 import copy
 import functools
 import json
+import os
 import threading
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -35,6 +36,7 @@ from hpo import ledger
 from hpo.database import engines as database
 from hpo.database.budget import BUDGET_ATTR, IMPORTED_ATTR, insert_running, marked, refuse_beyond_budget
 from hpo.database.engines import display_url
+from hpo.database.forks import refuse_forks
 from hpo.database.guarded import guarded_insert
 from hpo.database.outage import Patience, all_patient, patient
 from hpo.database.reader import ReadingStorage
@@ -87,6 +89,9 @@ class StudyStorage(ReadingStorage):
         url: A normalised URL (`hpo.database.engines.normalize_url`) of a database that has the schema.
         owner: The process on whose behalf trials are run. Without one (dashboard, command line) writes are not
             fenced, and no leases are taken.
+
+    Attributes:
+        process: Id of the process that runs the owner's trials.
     """
 
     def __init__(self, url: str, owner: Owner | None = None) -> None:
@@ -96,6 +101,17 @@ class StudyStorage(ReadingStorage):
         self._outcomes: dict[int, str] = {}
         self._untouched: dict[int, FrozenTrial] = {}
         super().__init__(url)
+        refuse_forks(self.engine, lambda: None if self._owner is None else self.process)
+
+    @property
+    def owner(self) -> Owner | None:
+        """On whose behalf trials are run; set by the process that runs them, and only that one may write."""
+        return self._owner
+
+    @owner.setter
+    def owner(self, owner: Owner | None) -> None:
+        self._owner = owner
+        self.process = os.getpid()
 
     def __reduce__(self) -> tuple[type["StudyStorage"], tuple[str]]:
         """A copy in another process opens its own connections, and owns nothing."""

@@ -1,5 +1,6 @@
 """CheckpointWriter: writes checkpoints one after another, at once or in a thread."""
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -42,6 +43,8 @@ class Written:
 class CheckpointWriter:
     """Writes to one folder; never two things at the same time.
 
+    It belongs to the process that made it. A fork of that has no thread, and its files would be the other's.
+
     Args:
         manager: Of that folder.
         background: Whether a thread writes, so that ``start`` returns before the files are there.
@@ -51,6 +54,7 @@ class CheckpointWriter:
         self._manager = manager
         self._background = background
         self._running: Future[Written] | None = None
+        self._process = os.getpid()
 
     @property
     def done(self) -> bool:
@@ -61,8 +65,10 @@ class CheckpointWriter:
         """Write these, in this order, up to the first error; the result of those before must have been taken.
 
         Raises:
+            RuntimeError: This is a fork of the process that writes.
             Exception: Without a thread, what is no OSError: something in a checkpoint that can't be saved.
         """
+        self._refuse_forks()
         assert self._running is None
         if self._background:
             executor = ThreadPoolExecutor(1, "checkpoint")
@@ -77,13 +83,22 @@ class CheckpointWriter:
         """Wait for what is being written; each result can be had once, and there may be none.
 
         Raises:
+            RuntimeError: This is a fork of the process that writes.
             Exception: From the thread, what is no OSError.
         """
         if self._running is None:
             return None
+        self._refuse_forks()
         wait([self._running])  # interrupted here, it can be waited for again
         running, self._running = self._running, None
         return running.result()
+
+    def _refuse_forks(self) -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"process {os.getpid()} was forked from the one that trains, {self._process}, and can't write its "
+                "checkpoints: let a fork that your code makes end by itself, with os._exit()"
+            )
 
     def _write(self, saves: Sequence[Save]) -> Written:
         paths: list[Path] = []

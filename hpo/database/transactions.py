@@ -16,6 +16,7 @@ from optuna.storages._rdb.storage import _create_scoped_session
 from sqlalchemy import orm
 
 from hpo.database import engines as database
+from hpo.database.forks import keep_from_forks
 from hpo.database.guarded import SINGLE
 from hpo.database.outage import DatabaseAwayError, Patience, first_line, tell_outages
 
@@ -51,6 +52,7 @@ class TransactionalStorage(RDBStorage):
         shown = database.display_url(url)
         self.patience = Patience(shown)
         tell_outages(self.engine, shown)
+        keep_from_forks(self.engine)
         self._intent = _Intent()
         if self.engine.dialect.name == "sqlite":
             database.begin_immediate(self.engine, self._intent)

@@ -57,3 +57,45 @@ def test_whatever_trials_raise_the_run_goes_on_and_can_be_looked_at(tmp_path: Pa
     for command in ("status", "trials", "report", "best"):
         hpo(command, study, space)
     assert "ValueError: half" in hpo("logs", study, trials["odd"]["trial"], space).stdout
+
+
+FORKING = """
+import os
+import sys
+
+import parts
+
+
+class Net(parts.Net):
+    def __init__(self, hidden, at):
+        super().__init__(hidden)
+        self.at, self.forked = at, False
+
+    def forward(self, inputs):
+        outputs = super().forward(inputs)
+        if self.training and not self.forked:
+            self.forked = True
+            if os.fork() == 0:
+                if self.at == "exit":
+                    sys.exit()
+                if self.at == "raise":
+                    raise ValueError("in the fork")
+        return outputs
+"""
+
+
+def test_forks_of_a_trial_that_return_exit_or_raise_change_nothing(tmp_path: Path) -> None:
+    study = make_study(tmp_path, STUDY.replace("parts.Net, hidden: 4, delay: 0.0, dropout: 0.1", "forking.Net"))
+    (tmp_path / "forking.py").write_text(FORKING)
+    space = "search_space={model.at: {type: categorical, choices: [return, exit, raise]}}"
+    options = ("study.sampler.name=grid", "study.n_trials=3", "model.hidden=4", "model.at=return", space)
+    hpo("run", study, *options, "--workers", 2)
+    trials = hpo_json("trials", study, *options)
+    assert [trial["outcome"] for trial in trials] == ["complete"] * 3
+    assert [(trial["epochs"], len(trial["attempts"])) for trial in trials] == [(3, 1)] * 3
+    for trial in trials:
+        folder = tmp_path / "runs" / "tiny" / "trials" / str(trial["trial"]) / "attempt-1"
+        assert (folder / "metrics.csv").read_text().count("\n") == 4
+        said = (folder / "log.txt").read_text()
+        assert ("would have run the trial a second time" in said) == (trial["params"]["model.at"] == "return")
+        assert ("ValueError: in the fork" in said) == (trial["params"]["model.at"] == "raise")

@@ -136,6 +136,7 @@ class Checkpoint(Callback):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Start the clock, and take over the files of the course that this run goes on with."""
+        self._writer = CheckpointWriter(self.manager, background=self.background)  # this process's
         state, files = trainer.state, list_checkpoints([self.manager.folder])
         start = (state.epoch, state.batch_index)
         self._stale = {file.progress for file in files if file.progress > start}
