@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -12,15 +13,19 @@ from types import MappingProxyType
 from typing import Any, Final
 
 import torch
+from threadpoolctl import threadpool_limits
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from hpo.config import StudySpec
+from hpo.errors import InputError
 from hpo.mirrors import Shown
 from hpo.run_length import NO_PROGRESS, Progress, plan_of, with_numbers
 from hpo.study import study_seed
-from hpo.studyfile.schema import SCHEDULER_KEYS
+from hpo.studyfile.paths import split_path
+from hpo.studyfile.schema import FREE_SECTIONS, SCHEDULER_KEYS
+from hpo.studyfile.schema_space import CategoricalParam
 from hpo.studyfile.targets import TARGET, TargetResolver, instantiate
 from trainer import BatchOptions, Callback, Trainer, callbacks
 from trainer.schedulers import Warmup
@@ -132,6 +137,7 @@ class Builder:
 
     spec: StudySpec
     _data: dict[str, Mapping[str, Any]] = field(default_factory=dict)
+    _imported: bool = False
 
     @cached_property
     def resolver(self) -> TargetResolver:
@@ -143,18 +149,34 @@ class Builder:
         """Direction of the study's metric, in the trainer's words."""
         return "min" if self.spec.study.direction == "minimize" else "max"
 
+    def import_targets(self) -> None:
+        """Import all that the study names, always in the same order: what a module changes when it is imported is
+        then the same for each trial, whatever the trial uses.
+
+        A target that can't be imported is passed over: whoever builds it says what is wrong.
+        """
+        if self._imported:
+            return
+        self._imported = True
+        for target in dict.fromkeys(target_paths(self.spec)):
+            with contextlib.suppress(InputError):
+                self.resolver.resolve(target)
+
     def data(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """The data sets ``train``, ``val`` and perhaps ``test``.
 
-        They are made with the study's seed, not the trial's, so that every trial sees the same split.
+        They are made with the study's seed, not the trial's, so that every trial sees the same split, and on one
+        thread, so that every machine and worker sees the same bits.
 
         Raises:
             InputError: The target returned no such mapping.
         """
         key = json.dumps(config["data"], sort_keys=True, default=str)
         if key not in self._data:
+            self.import_targets()
             seed_all(study_seed(self.spec))
-            made = instantiate(self.resolver, config["data"])
+            with _one_thread():
+                made = instantiate(self.resolver, config["data"])
             if not isinstance(made, Mapping) or not {"train", "val"} <= made.keys():
                 raise self.spec.error(
                     "returned no mapping with `train` and `val`",
@@ -292,6 +314,36 @@ class Builder:
             argument, file = _FILES[name]
             given[argument] = place.folder / file
         return given
+
+
+@contextlib.contextmanager
+def _one_thread() -> Iterator[None]:
+    """Torch, and the OpenMP and BLAS libraries that are loaded, compute on one thread inside."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with threadpool_limits(1):
+            yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def target_paths(spec: StudySpec) -> Iterator[str]:
+    """Every import path that a study file names, in its order; those that some trials only have come last."""
+    for section in FREE_SECTIONS:
+        yield from _targets_in(getattr(spec.config, section))
+    for path, entry in spec.search_space.items():
+        if isinstance(entry, CategoricalParam) and split_path(path)[-1] == TARGET:
+            yield from (choice for choice in entry.choices if isinstance(choice, str))
+
+
+def _targets_in(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if isinstance(node.get(TARGET), str):
+            yield node[TARGET]
+        node = list(node.values())
+    for item in node if isinstance(node, list | tuple) else ():
+        yield from _targets_in(item)
 
 
 def offered_callbacks() -> dict[str, Callable[..., Callback]]:

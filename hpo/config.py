@@ -112,6 +112,11 @@ class StudySpec:
             return f"sqlite:///{_quoted(self.output_dir / 'study.db')}"
         return _anchored(self.study.storage, self.folder)
 
+    def is_fixed(self, section: str) -> bool:
+        """Whether a section is the same for every trial: nothing of it is searched, and nothing interpolated."""
+        searched = any(split_path(path)[0] == section for path in self.search_space)
+        return not searched and "${" not in json.dumps(self._raw.get(section), default=str)
+
     def resolve(self, params: Mapping[str, object] | None = None) -> dict[str, Any]:
         """The config of one trial: the base config with these dotted parameters, interpolations resolved.
 

@@ -67,7 +67,6 @@ class TrialReport:
         duration_s: Seconds that this attempt took.
         reason: The error's text, for a failure; why it was put back, where there is more to say.
         params: Its parameters.
-        worn: Whether the process should be replaced: after a failure it may hold memory that nobody frees.
     """
 
     number: int
@@ -77,7 +76,6 @@ class TrialReport:
     duration_s: float
     reason: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
-    worn: bool = False
 
 
 @dataclass(frozen=True)
@@ -137,7 +135,6 @@ class TrialRun:
             # Another attempt has the trial: nothing of this one counts any more.
             storage.forget(self._id)
             outcome, value, self._failure = None, None, None
-        self.request.forget(number)
         return TrialReport(
             number,
             outcome,
@@ -146,7 +143,6 @@ class TrialRun:
             duration_s=time.monotonic() - started,
             reason=self._told,
             params=dict(self.trial.params),
-            worn=self._failure is not None,
         )
 
     @property

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from hpo.care.recovery import Settled
     from hpo.checking.findings import Finding
     from hpo.running.devices import Slot
+    from hpo.running.messages import Message
     from hpo.running.notice import Notice, Tick
     from hpo.study import OpenStudy
     from hpo.supervisor import Ending, Supervisor
-    from hpo.worker import Message
 
 
 class Listener(Protocol):

@@ -21,10 +21,11 @@ from hpo.running.child import Child
 from hpo.running.devices import Slot
 from hpo.running.failures import Failures
 from hpo.running.limits import Limits, oom_kills
+from hpo.running.messages import PULSE_LENGTH, Leaving, Message, Ready, Stop, WorkerOrder
 from hpo.running.notice import Notice, Tick
 from hpo.running.upkeep import Upkeep
 from hpo.study import OpenStudy
-from hpo.worker import Leaving, Message, Stop, WorkerOrder, work
+from hpo.worker import work
 
 #: Seconds between two looks at limits.
 _TICK: Final = 1.0
@@ -117,7 +118,7 @@ class Supervisor:
         ours, theirs = self._context.Pipe()
         log = self._opened.spec.output_dir / "logs" / f"{socket.gethostname()}-{label}.log"
         order = WorkerOrder(self._opened.spec, label, slot, log)
-        pulse = self._context.RawArray("d", 2)
+        pulse = self._context.RawArray("d", PULSE_LENGTH)
         # Not a daemon: those may not have DataLoader workers.
         process = self._context.Process(target=work, args=(order, theirs, pulse), name=label, daemon=False)
         struck = oom_kills()
@@ -173,7 +174,7 @@ class Supervisor:
 
     def _hear(self, child: Child) -> None:
         for message in child.messages():
-            if isinstance(message, Leaving):
+            if isinstance(message, Ready | Leaving):
                 continue
             self._tell(child.label, message)
             self._failures.hear(message)
@@ -188,7 +189,7 @@ class Supervisor:
             verdict = child.bury()
             if verdict is None:
                 continue
-            settled = self._upkeep.settle(child.label, child.pid, verdict)
+            settled = self._upkeep.settle(child.label, child.trial_pid, verdict)
             self._failures.settled(settled)
             # One that got on with its trial before it was taken from us (a machine that is lent) is no fault.
             if self._ending is Ending.DONE and not child.advanced:
@@ -246,7 +247,7 @@ class Supervisor:
             verdict = child.bury()
             with contextlib.suppress(DatabaseError):  # a full disk; the others are to be buried all the same
                 if verdict is not None:
-                    self._upkeep.settle(child.label, child.pid, verdict)
+                    self._upkeep.settle(child.label, child.trial_pid, verdict)
 
     @contextlib.contextmanager
     def _handled_signals(self) -> Iterator[None]:

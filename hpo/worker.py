@@ -1,140 +1,38 @@
-"""A worker: one process on one device that takes trials until there are none left to take."""
+"""A worker: one process on one device that loads what all trials share, and forks a process for each trial.
+
+A trial's process ends with the trial, and with it all that the study's code has changed in it: global settings,
+threads, child processes, memory that is still held. So a trial's value depends on the trial alone. The fork costs
+milliseconds, and shares modules and data with the worker.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import multiprocessing
 import os
-import select
 import signal
 import sys
-import threading
-import time
 import traceback
-from dataclasses import dataclass
+from collections.abc import Iterator
+from multiprocessing import connection
 from multiprocessing.connection import Connection
-from pathlib import Path
-from typing import Final, Protocol
+from multiprocessing.process import BaseProcess
+from typing import Any, Final, NoReturn
 
 import optuna
-import torch
 
-from hpo.build import Builder
-from hpo.care.recovery import RETRIED_ATTR, Verdict
-from hpo.config import StudySpec
-from hpo.errors import BudgetExhaustedError, HpoError, LeaseLostError
-from hpo.ledger import Heartbeat, Owner
-from hpo.objective import TrialReport, TrialRun
-from hpo.running.devices import Slot
+from hpo.ledger import Owner
 from hpo.running.folders import redirect_output
-from hpo.running.stopping import StopRequest
-from hpo.study import OpenStudy, load_study
-from trainer.state import TrainState
+from hpo.running.limits import kill_group
+from hpo.running.messages import PROCESS, Leaving, Message, Pulse, Ready, Stop, WorkerOrder, send
+from hpo.running.trial_process import Ended, TrialProcess, fail
+from hpo.running.warm import warm_up
+from hpo.study import load_study
 
-logger = logging.getLogger(__name__)
-
-#: Signs of life in the time after which a silent worker counts as dead.
-_BEATS: Final = 6
-#: Seconds between two of them at most.
-_SLOWEST_BEAT: Final = 10.0
-#: Seconds between two messages about epochs at least.
-_NEWS_PAUSE: Final = 0.25
-#: Epochs in one of them at most: with few it fits into any channel that has room at all.
-_NEWS_LENGTH: Final = 100
-
-
-@dataclass(frozen=True)
-class WorkerOrder:
-    """What a worker is to do.
-
-    Attributes:
-        spec: The study file.
-        label: The worker's name in the ledger and in logs.
-        slot: Its device and threads.
-        log: File for what it prints outside of trials.
-    """
-
-    spec: StudySpec
-    label: str
-    slot: Slot
-    log: Path
-
-
-@dataclass(frozen=True)
-class Started:
-    """A worker has taken a trial.
-
-    Attributes:
-        number: The trial.
-        spent_s: Seconds that its earlier attempts took.
-    """
-
-    number: int
-    spent_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class EpochsEnded:
-    """A trial has finished epochs.
-
-    Attributes:
-        number: The trial.
-        first: The first of these epochs, counted from 1.
-        values: The study's metric after each of them, None where there was no validation.
-        max_epochs: Epochs of a run to the end.
-        predicted: The final loss predicted after the last of them, None where nothing predicts one.
-        resumed: They were finished by an earlier attempt; this one goes on from them.
-    """
-
-    number: int
-    first: int
-    values: tuple[float | None, ...]
-    max_epochs: int
-    predicted: float | None = None
-    resumed: bool = False
-
-
-@dataclass(frozen=True)
-class Failed:
-    """A worker can't go on, for a reason that is not one trial's."""
-
-    message: str
-
-
-@dataclass(frozen=True)
-class Leaving:
-    """A worker is about to end.
-
-    Attributes:
-        within_s: Seconds that this may take.
-    """
-
-    within_s: float = 30.0
-
-
-@dataclass(frozen=True)
-class Stop:
-    """To a worker: end trial ``number`` with a verdict; without one, put down what runs and leave."""
-
-    number: int = -1
-    verdict: Verdict | None = None
-
-
-Message = Started | EpochsEnded | TrialReport | Failed | Leaving
-
-
-#: The monotonic clock when the worker last finished a batch, or took a trial.
-BEAT: Final = 0
-#: 1 when it has finished an epoch of its trial, else 0.
-ADVANCED: Final = 1
-
-
-class Pulse(Protocol):
-    """Two numbers in memory shared with the supervisor, at the places ``BEAT`` and ``ADVANCED``."""
-
-    def __getitem__(self, place: int) -> float: ...
-
-    def __setitem__(self, place: int, value: float) -> None: ...
+#: Seconds that a trial's process may take to end when its trial has: threads of the study's may hold it up.
+_LINGER: Final = 5.0
+_FORK: Final = multiprocessing.get_context("fork")
 
 
 def work(order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse) -> None:
@@ -144,57 +42,48 @@ def work(order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse) -
         order: What to do.
         channel: To the supervisor: messages out, `Stop` in. When it closes, the supervisor is gone, which counts
             as being asked to leave.
-        pulse: Shows that the worker gets on.
+        pulse: Shows that the worker advances.
     """
-    request = StopRequest()
-    _detach(request)
+    _detach()
     if order.slot.visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = order.slot.visible
-    threading.Thread(target=_listen, args=(channel, request), daemon=True).start()
     order.log.parent.mkdir(parents=True, exist_ok=True)
-    with redirect_output(order.log):
+    with redirect_output(order.log), _woken() as wake:
         logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stderr)
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         try:
             _check_preload()
-            _Worker(order, channel, request, pulse).run()
+            in_order = _Worker(order, channel, pulse, wake).run()
         except Exception as error:  # noqa: BLE001 - the supervisor is told, whatever it is
             traceback.print_exc()
-            text = str(error) if isinstance(error, HpoError) else f"{type(error).__name__}: {error}"
-            _send(channel, Failed(text))
-            sys.exit(1)
-        finally:
-            _send(channel, Leaving())
+            fail(channel, error)
+            in_order = False
+        send(channel, Leaving())
+    if not in_order:
+        sys.exit(1)
 
 
-def _detach(request: StopRequest) -> None:
-    """Own process group, so that the terminal's Ctrl-C reaches the supervisor alone; TERM puts the trial down."""
+def _detach() -> None:
+    """Own process group, so that the terminal's Ctrl-C reaches the supervisor alone."""
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: request.leave())
-    _end_forks_at_sigterm()
 
 
-def _end_forks_at_sigterm() -> None:
-    """What a study's code forks is to end at a SIGTERM, as its pools expect, from its first instant.
-
-    One that came between the fork and the change of the handler would be lost, and the pool wait for ever; so it
-    is held back until then.
-    """
-    held = threading.local()
-
-    def hold() -> None:
-        held.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-
-    def release() -> None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held.before)
-
-    def release_in_child() -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        release()
-
-    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_in_child)
+@contextlib.contextmanager
+def _woken() -> Iterator[int]:
+    """A descriptor on which the number of each SIGTERM (a request to leave) and SIGCHLD arrives as a byte."""
+    wake, waker = os.pipe()
+    os.set_blocking(waker, False)
+    signal.set_wakeup_fd(waker, warn_on_full_buffer=False)
+    for number in (signal.SIGTERM, signal.SIGCHLD):
+        signal.signal(number, lambda *_: None)
+    try:
+        yield wake
+    finally:
+        signal.set_wakeup_fd(-1)
+        os.close(wake)
+        os.close(waker)
 
 
 def _check_preload() -> None:
@@ -205,139 +94,115 @@ def _check_preload() -> None:
         )
 
 
-def _listen(channel: Connection[Message, Stop], request: StopRequest) -> None:
-    # When the supervisor is gone, that is a request to leave as well.
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            stop = channel.recv()
-            if stop.verdict is None:
-                request.leave()
-            else:
-                request.end(stop.number, stop.verdict)
-    request.leave()
-
-
-def _send(channel: Connection[Message, Stop], message: Message) -> None:
-    try:
-        channel.send(message)
-    except OSError:
-        logger.warning("the supervisor is gone; nobody heard %r", message)
-
-
-@dataclass
 class _Worker:
-    order: WorkerOrder
-    channel: Connection[Message, Stop]
-    request: StopRequest
-    pulse: Pulse
-    _news: _News | None = None
-    _from_epoch: int | None = None
-
-    def run(self) -> None:
-        """Take trials until there are none, or the process is not to be used any more."""
-        slot, spec = self.order.slot, self.order.spec
-        torch.set_num_threads(slot.threads)
-        opened = load_study(spec, Owner.current(worker=self.order.label, device=slot.label))
-        builder = Builder(spec)
-        interval = min(_SLOWEST_BEAT, spec.study.lost_after / _BEATS)
-        try:
-            with Heartbeat(opened.storage.beat, interval=interval, on_lost=self.request.lose):
-                while not self.request.leaving:
-                    with contextlib.suppress(LeaseLostError):  # stopped for so long inside the asking
-                        trial = _ask(opened)
-                        if trial is None or self._train(opened, trial, builder).worn:
-                            return
-        finally:
-            opened.storage.close()
-
-    def _train(self, opened: OpenStudy, trial: optuna.Trial, builder: Builder) -> TrialReport:
-        self._from_epoch = None
-        news = self._news = _News(self.channel, trial.number, self.order.spec.study.metric)
-        self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
-        _send(self.channel, Started(trial.number, self._spent(opened, trial)))
-        torch.set_num_threads(self.order.slot.threads)
-        device = torch.device(self.order.slot.device)
-        report = TrialRun(opened, trial, builder, device, self.request, self._beat).run()
-        news.finish()
-        _send(self.channel, report)
-        return report
-
-    def _beat(self, state: TrainState) -> None:
-        now = self.pulse[BEAT] = time.monotonic()
-        if self._from_epoch is None:
-            self._from_epoch = state.epoch
-        elif state.epoch > self._from_epoch:
-            self.pulse[ADVANCED] = 1.0
-        if self._news is not None:
-            self._news.follow(state, now)
-
-    def _spent(self, opened: OpenStudy, trial: optuna.Trial) -> float:
-        if self.order.spec.study.trial_timeout is None:
-            return 0.0
-        earlier = opened.storage.attempts_of_trial(trial._trial_id)[:-1]  # noqa: SLF001 - no public name
-        after = trial.user_attrs.get(RETRIED_ATTR, 0)
-        return sum(attempt.seconds for attempt in earlier if attempt.attempt > after)
-
-
-class _News:
-    """Tells the supervisor which epochs a trial has finished.
-
-    Training never waits for that. What can't be said at once, because the channel is full or has just been used,
-    is said with a later batch, and the rest when the trial has ended.
-
-    Args:
-        channel: To the supervisor.
-        number: The trial.
-        metric: The metric to tell.
-    """
-
-    def __init__(self, channel: Connection[Message, Stop], number: int, metric: str) -> None:
+    def __init__(self, order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse, wake: int) -> None:
         self._channel = channel
-        self._number = number
-        self._metric = metric
-        self._state: TrainState | None = None
-        self._resumed = 0
-        self._told = 0
-        self._next = 0.0
+        self._pulse = pulse
+        self._wake = wake
+        self._leaving = False
+        # Of this process, which takes no trial; the processes that do put themselves in its place.
+        owner = Owner.current(worker=order.label, device=order.slot.label)
+        self._opened = load_study(order.spec, owner)
+        builder, self._forkable = warm_up(order.spec)
+        self._trial = TrialProcess(order, self._opened, builder, channel, channel, pulse)
 
-    def follow(self, state: TrainState, now: float) -> None:
-        """Tell what there is to tell, if that can be done without waiting; at the first call, what was resumed."""
-        if self._state is None:
-            self._state, self._resumed = state, len(state.history)
-        if self._told < len(state.history) and now >= self._next:
-            self._next = now + _NEWS_PAUSE
-            while self._told < len(state.history) and _has_room(self._channel):
-                self._say(state)
+    def run(self) -> bool:
+        """Have trials trained until there are none left, or the worker is asked to leave; whether all is well."""
+        send(self._channel, Ready())
+        if not self._forkable and not self._is_asked_to_leave():
+            # This process trains one trial itself, and the supervisor starts another for the next.
+            self._opened.storage.close()
+            signal.set_wakeup_fd(-1)
+            return self._trial.run() is not Ended.FAILED
+        ended = Ended.TRIAL
+        while ended is Ended.TRIAL and not self._is_asked_to_leave():
+            # Each trial's process inherits what is known by now, and reads what is new.
+            self._opened.study.get_trials(deepcopy=False)
+            self._opened.storage.close()  # connections can't be shared
+            ended = self._fork()
+        return ended is not Ended.FAILED
 
-    def finish(self) -> None:
-        """Tell the rest: nobody trains now."""
-        while self._state is not None and self._told < len(self._state.history):
-            self._say(self._state)
+    def _fork(self) -> Ended:
+        """Let a process of its own take a trial; where it dies, this one dies alike: the supervisor settles it."""
+        ours, theirs = _FORK.Pipe()
+        process = _FORK.Process(target=_in_fork, args=(self._trial, ours, theirs))
+        process.start()
+        theirs.close()
+        with ours:
+            ended = self._wait(process, ours)
+        if ended is None:
+            process.join()
+            _die_like(process.exitcode or 0)
+        process.join(_LINGER)
+        assert process.pid is not None
+        kill_group(process.pid, only_group=True)  # what its trial has left running
+        process.join()
+        process.close()
+        self._pulse[PROCESS] = 0.0
+        return ended
 
-    def _say(self, state: TrainState) -> None:
-        resumed = self._told < self._resumed
-        end = self._resumed if resumed else len(state.history)
-        said = state.history[self._told : min(end, self._told + _NEWS_LENGTH)]
-        values = tuple(_number(metrics.get(self._metric)) for metrics in said)
-        predicted = _number(said[-1].get("predicted_final_loss"))
-        first, self._told = self._told + 1, self._told + len(said)
-        _send(self._channel, EpochsEnded(self._number, first, values, state.max_epochs, predicted, resumed))
+    def _wait(self, process: BaseProcess, ours: Connection[Stop, Ended]) -> Ended | None:
+        """Pass orders on until the process says why it ends; None where it ends without a word."""
+        while True:
+            ready = connection.wait([ours, self._wake, *self._heard()])
+            if ours in ready:
+                with contextlib.suppress(EOFError, OSError):
+                    return ours.recv()
+                return None
+            if self._channel in ready:
+                self._pass_on(ours)
+            if self._wake in ready and self._was_terminated():
+                self._ask_to_leave(ours)
+            # A process that its study has forked may hold the other end open.
+            if process.exitcode is not None and not ours.poll():
+                return None
+
+    def _heard(self) -> list[Connection[Message, Stop]]:
+        return [] if self._leaving else [self._channel]
+
+    def _pass_on(self, ours: Connection[Stop, Ended]) -> None:
+        try:
+            stop = self._channel.recv()
+        except (EOFError, OSError):  # the supervisor is gone
+            stop = Stop()
+        if stop.verdict is None:
+            self._ask_to_leave(ours)
+        else:
+            with contextlib.suppress(OSError):
+                ours.send(stop)
+
+    def _ask_to_leave(self, ours: Connection[Stop, Ended]) -> None:
+        self._leaving = True
+        with contextlib.suppress(OSError):
+            ours.send(Stop())
+
+    def _is_asked_to_leave(self) -> bool:
+        """Whether that was asked while no trial ran; what was asked about a trial came too late."""
+        if connection.wait([self._wake], 0) and self._was_terminated():
+            self._leaving = True
+        with contextlib.suppress(EOFError, OSError):
+            while not self._leaving and self._channel.poll():
+                self._leaving = self._channel.recv().verdict is None
+            return self._leaving
+        return True
+
+    def _was_terminated(self) -> bool:
+        return signal.SIGTERM in os.read(self._wake, 4096)
 
 
-def _number(value: float | None) -> float | None:
-    return None if value is None else float(value)
+def _in_fork(trial: TrialProcess, ours: Connection[Any, Any], theirs: Connection[Any, Any]) -> None:
+    ours.close()
+    os.setpgid(0, 0)  # so that all that it starts can be ended with it
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    trial.orders = theirs
+    theirs.send(trial.run())
 
 
-def _has_room(channel: Connection[Message, Stop]) -> bool:
-    """Whether a short message can be sent without waiting for its reader."""
-    poll = select.poll()
-    poll.register(channel.fileno(), select.POLLOUT)
-    return poll.poll(0) == [(channel.fileno(), select.POLLOUT)]
-
-
-def _ask(opened: OpenStudy) -> optuna.Trial | None:
-    """The next trial to work on, a waiting one first; None when all are claimed."""
-    try:
-        return opened.study.ask()
-    except BudgetExhaustedError:
-        return None
+def _die_like(exitcode: int) -> NoReturn:
+    """End as another process has, without a word: it may have died inside one."""
+    if exitcode < 0:
+        with contextlib.suppress(OSError):  # SIGKILL has no handler
+            signal.signal(-exitcode, signal.SIG_DFL)
+        os.kill(os.getpid(), -exitcode)
+    os._exit(max(exitcode, 0))

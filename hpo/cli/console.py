@@ -19,9 +19,9 @@ from hpo.database.engines import display_url
 from hpo.objective import TrialReport
 from hpo.progress import study_status
 from hpo.running.devices import Slot
+from hpo.running.messages import Failed, Message
 from hpo.running.notice import Notice, Tick
 from hpo.study import OpenStudy
-from hpo.worker import Failed, Message
 
 
 class Reporter:

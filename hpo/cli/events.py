@@ -39,9 +39,9 @@ from hpo.objective import TrialReport
 from hpo.outcome import finite
 from hpo.progress import study_status
 from hpo.running.devices import Slot
+from hpo.running.messages import EpochsEnded, Failed, Message, Started
 from hpo.running.notice import Notice, Tick
 from hpo.study import OpenStudy
-from hpo.worker import EpochsEnded, Failed, Message, Started
 
 
 class EventWriter:

@@ -18,9 +18,9 @@ from hpo.looking.look import look_at
 from hpo.objective import TrialReport
 from hpo.outcome import Outcome
 from hpo.running.devices import Slot
+from hpo.running.messages import EpochsEnded, Failed, Message, Started
 from hpo.running.notice import Notice, Tick
 from hpo.study import OpenStudy
-from hpo.worker import EpochsEnded, Failed, Message, Started
 
 #: Seconds between two looks into the database, and a bound on their share of the time.
 _LOOK: Final = 10.0

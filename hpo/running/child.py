@@ -5,15 +5,31 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
+from typing import Final
 
 from hpo.care.recovery import LOST, STOPPED, Verdict
+from hpo.ledger import process_start
 from hpo.running.devices import Slot
 from hpo.running.limits import Limits, death_of, kill_group
-from hpo.worker import ADVANCED, BEAT, EpochsEnded, Leaving, Message, Pulse, Started, Stop
+from hpo.running.messages import (
+    ADVANCED,
+    BEAT,
+    PROCESS,
+    EpochsEnded,
+    Leaving,
+    Message,
+    Pulse,
+    Ready,
+    Started,
+    Stop,
+)
 
+#: Seconds that a killed process may take to be gone, and between two looks at it.
+_PATIENCE: Final = 5.0
+_LOOK: Final = 0.002
 _AT_ONCE = Verdict(STOPPED, "its worker was stopped at once")
 
 
@@ -48,6 +64,8 @@ class Child:
         pulse: Memory shared with it.
         struck_before: `hpo.running.limits.oom_kills` when it was started.
         running: The trial it has, by what it has said so far.
+        ready: Whether it has loaded the study's modules and data.
+        since: The monotonic clock when it was started.
     """
 
     label: str
@@ -57,6 +75,8 @@ class Child:
     pulse: Pulse
     struck_before: int
     running: Running | None = None
+    ready: bool = False
+    since: float = field(default_factory=time.monotonic)
     _gone_by: float | None = None
     _killed_for: tuple[Running | None, Verdict] | None = None
 
@@ -65,6 +85,11 @@ class Child:
         """Its process id, and its group's."""
         assert self.process.pid is not None
         return self.process.pid
+
+    @property
+    def trial_pid(self) -> int:
+        """Process id of the process that runs its trial, and that one's group's; 0 where there is none."""
+        return int(self.pulse[PROCESS])
 
     @property
     def advanced(self) -> bool:
@@ -78,7 +103,9 @@ class Child:
                 message = self.channel.recv()
                 if not isinstance(message, EpochsEnded):  # those are said inside a trial, all others around it
                     self.running = None
-                if isinstance(message, Started):
+                if isinstance(message, Ready):
+                    self.ready = True
+                elif isinstance(message, Started):
                     self.running = Running(message.number, message.spent_s, time.monotonic())
                 elif isinstance(message, Leaving):
                     self._gone_by = time.monotonic() + message.within_s
@@ -98,8 +125,7 @@ class Child:
             now: The monotonic clock.
         """
         if self.running is None:
-            overdue = self._gone_by is not None and now > self._gone_by
-            return overdue and self.kill()
+            return self._hold_idle(limits, now)
         running = self.running
         if running.verdict is None:
             spent = running.spent_s + now - running.since
@@ -109,6 +135,15 @@ class Child:
                 running.kill_at = now + grace
                 self.tell(Stop(running.number, running.verdict))
         return running.verdict is not None and now >= running.kill_at and self.kill(running.verdict)
+
+    def _hold_idle(self, limits: Limits, now: float) -> bool:
+        """As `hold_to`, without a trial: while it loads modules and data, and when it is about to end."""
+        if self._gone_by is not None:
+            return now > self._gone_by and self.kill()
+        broken = None if self.ready else limits.broken(self.pid, spent_s=0.0, idle_s=now - self.since)
+        if broken is None:
+            return False
+        return self.kill(Verdict(LOST, f"while it loaded the study's modules and data, {broken.reason}"))
 
     def excuse(self, now: float) -> None:
         """Count no time until now against its trial: it could not get on."""
@@ -124,7 +159,17 @@ class Child:
         if self._killed_for is None:
             self._killed_for = (self.running, verdict)
         kill_group(self.pid)
+        self._end_trial_process()
         return first
+
+    def _end_trial_process(self) -> None:
+        """Kill the process of its trial with all that it started, and wait for its end: it holds the lease."""
+        if not self.trial_pid:
+            return
+        kill_group(self.trial_pid, only_group=True)
+        deadline = time.monotonic() + _PATIENCE
+        while process_start(self.trial_pid) is not None and time.monotonic() < deadline:
+            time.sleep(_LOOK)
 
     def bury(self) -> Verdict | None:
         """Clean up after it has ended: what it left running, and our end of the channel.
@@ -133,6 +178,7 @@ class Child:
             The verdict over what it held; None where it ended in order, and held nothing.
         """
         kill_group(self.pid, only_group=True)
+        self._end_trial_process()
         self.process.join()
         self.channel.close()
         if self._killed_for is not None:

@@ -12,8 +12,8 @@ from hpo.care.recovery import LOST, Settled, Verdict
 from hpo.errors import StudyError
 from hpo.objective import TrialReport
 from hpo.outcome import Outcome
+from hpo.running.messages import Failed, Message
 from hpo.study import OpenStudy
-from hpo.worker import Failed, Message
 
 #: This many trials or workers that fail alike before any trial has succeeded stop the study.
 _ALIKE: Final = 3

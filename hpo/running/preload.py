@@ -1,7 +1,9 @@
 """What the fork server imports once, so that each worker starts in a fraction of a second.
 
-Nothing here starts CUDA, opens a database, or runs a torch operation on more than one thread: a process that has
-done that can't be forked safely.
+Nothing here computes. A process can't be forked safely once it has started CUDA, opened a database, or run a torch
+operation on several threads; and where torch sees an accelerator of any kind, the first backward pass starts
+autograd's device threads and marks every later fork as unable to run one. An optimizer's step asks for the current
+accelerator, which starts CUDA.
 """
 
 import gc
@@ -26,12 +28,9 @@ __all__ = ["alembic", "hpo", "optuna", "sqlalchemy", "torch"]
 
 
 def _warm_up() -> None:
-    """One step of the commonest optimizer: its first construction imports a second's worth of modules."""
+    """Construct the commonest optimizer: the first construction imports a second's worth of modules."""
     torch.set_num_threads(1)
-    weight = torch.nn.Parameter(torch.zeros(1))
-    optimizer = torch.optim.AdamW([weight])
-    weight.sum().backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
+    torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
 
 
 _warm_up()

@@ -44,10 +44,6 @@ class StopRequest:
         """Say that a lease is lost."""
         self._lost.add(lease)
 
-    def forget(self, number: int) -> None:
-        """Drop what was said about a trial's end: it may come back to this worker later."""
-        self._verdicts.pop(number, None)
-
     def stops(self, number: int, lease: Lease) -> bool:
         """Whether trial ``number`` is to stop now.
 

@@ -14,7 +14,7 @@ from hpo.care.recovery import LOST, STOPPED
 from hpo.running.child import Child, Running
 from hpo.running.devices import Slot
 from hpo.running.limits import Limits
-from hpo.worker import BEAT, EpochsEnded, Leaving, Started, Stop
+from hpo.running.messages import BEAT, EpochsEnded, Leaving, Started, Stop
 from tests.hpo.owners import forked
 
 LATE = Limits(wall_s=10.0)

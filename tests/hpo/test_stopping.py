@@ -26,15 +26,13 @@ def test_leaving_stops_every_trial() -> None:
     assert request.verdict(1) is None
 
 
-def test_a_verdict_stops_its_trial_only_and_is_forgotten_with_it() -> None:
+def test_a_verdict_stops_its_trial_only() -> None:
     request = StopRequest()
     request.end(3, VERDICT)
     assert not request.stops(4, Lease(4, 1))
     assert request.stops(3, Lease(3, 1))
     assert request.verdict(3) == VERDICT
     assert not request.leaving
-    request.forget(3)
-    assert not request.stops(3, Lease(3, 2))
 
 
 def test_a_lost_lease_is_one_attempts_and_not_the_trials() -> None:

@@ -21,10 +21,12 @@ from hpo.outcome import Outcome
 from hpo.progress import study_best, study_status, study_trials
 from hpo.running.devices import deal
 from hpo.running.forkserver import start_fork_server
+from hpo.running.messages import EpochsEnded, Started
+from hpo.running.news import News
 from hpo.running.notice import Notice, Tick
 from hpo.study import load_study
 from hpo.supervisor import Ending, Supervisor
-from hpo.worker import EpochsEnded, Started, _check_preload, _News
+from hpo.worker import _check_preload
 from tests.acceptance.support import wait_until
 from tests.hpo.support import Studies
 from trainer.state import TrainState
@@ -34,6 +36,7 @@ import multiprocessing
 import os
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -51,6 +54,33 @@ def vanish(code, times):
     return load()
 
 
+class Vanish(Explode):
+    """Ends its process, so many times."""
+
+    def __init__(self, code, times):
+        super().__init__()
+        vanish(code, times)
+
+
+def counted():
+    with (Path(__file__).parent / "loaded").open("a") as file:
+        print(os.getpid(), file=file)
+    return load()
+
+
+def slow_data(seconds):
+    time.sleep(seconds)
+    return load()
+
+
+def with_thread():
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    return counted()
+
+
+def with_open_file():
+    with_open_file.kept = open(__file__)
+    return counted()
 
 
 def pooled():
@@ -103,8 +133,8 @@ class Pid(Explode):
         super().__init__()
         pids = Path(__file__).parent / "pids"
         with pids.open("a") as file:
-            print(os.getpid(), file=file)
-        if len(pids.read_text().split()) in (2, 4):
+            print(os.getpid(), os.getppid(), file=file)
+        if len(pids.read_text().splitlines()) in (2, 4):
             raise ValueError("no room left")
 '''
 
@@ -163,7 +193,7 @@ def test_each_epoch_is_told_once_and_a_resumed_trials_curve_again(studies: Studi
 def test_training_does_not_wait_for_a_supervisor_that_does_not_listen() -> None:
     """With the channel full, news wait; what was not told in time is told at the end, nothing twice."""
     ours, theirs = multiprocessing.Pipe()
-    news = _News(theirs, 3, "val_loss")
+    news = News(theirs, 3, "val_loss")
     state = TrainState(max_epochs=100_000)
     news.follow(state, 0.0)
     for epoch in range(1, 60_001):
@@ -189,7 +219,7 @@ def _read_all(channel: Any, heard: list[Any]) -> None:
 
 
 def test_a_worker_that_leaves_inside_a_trial_is_replaced_even_if_it_leaves_in_order(studies: Studies) -> None:
-    override = "data={_target_: faults.vanish, code: 0, times: 2}"
+    override = "loss={_target_: faults.Vanish, code: 0, times: 2}"
     ending, heard = supervise(studies, override)
     assert ending is Ending.DONE
     assert [message.number for message in of(Started, heard)] == [0, 0, 0, 1, 2]
@@ -202,7 +232,7 @@ def test_a_worker_that_leaves_inside_a_trial_is_replaced_even_if_it_leaves_in_or
 
 
 def test_a_trial_that_kills_its_workers_comes_to_its_end_before_the_study_does(studies: Studies) -> None:
-    override = "data={_target_: faults.vanish, code: 1, times: 4}"
+    override = "loss={_target_: faults.Vanish, code: 1, times: 4}"
     ending, heard = supervise(studies, override)
     assert ending is Ending.DONE
     assert [each.state.name for each in of(Settled, heard)] == ["WAITING"] * 3 + ["FAIL"]
@@ -214,6 +244,31 @@ def test_a_pool_of_a_studys_own_ends_in_a_worker(studies: Studies) -> None:
     overrides = ("data={_target_: faults.pooled}", "study.no_progress_timeout=60")
     supervise(studies, *overrides)
     assert status(studies, *overrides)["outcomes"]["complete"] == 3
+
+
+def test_data_that_ends_the_process_is_no_trials_fault(studies: Studies) -> None:
+    override = "data={_target_: faults.vanish, code: 7, times: 100}"
+    with pytest.raises(StudyError, match=r"4 workers died.*\n.*its worker ended with exit code 7"):
+        supervise(studies, override)
+    assert status(studies, override)["finished"] == 0
+
+
+def test_data_that_takes_longer_than_a_batch_may_ends_the_study_and_no_trial(studies: Studies) -> None:
+    overrides = ("data={_target_: faults.slow_data, seconds: 600}", "study.no_progress_timeout=1")
+    with pytest.raises(StudyError, match="while it loaded the study's modules and data, no batch was finished"):
+        supervise(studies, *overrides, "study.max_retries=0")
+    assert status(studies, *overrides)["finished"] == 0
+
+
+@pytest.mark.parametrize("data", ["with_thread", "with_open_file"])
+def test_a_worker_that_can_not_be_forked_runs_one_trial_itself(studies: Studies, data: str) -> None:
+    overrides = ("loss={_target_: faults.Pid}", f"data={{_target_: faults.{data}}}", "study.n_trials=3")
+    ending, heard = supervise(studies, *overrides)
+    assert ending is Ending.DONE
+    assert [each.outcome for each in of(TrialReport, heard)] == ["complete", "error", "complete"]
+    pids = [line.split()[0] for line in (studies.folder / "pids").read_text().splitlines()]
+    assert pids == (studies.folder / "loaded").read_text().split()
+    assert len(set(pids)) == 3
 
 
 def test_workers_that_die_again_and_again_stop_the_study(studies: Studies) -> None:
@@ -259,7 +314,7 @@ def test_a_trial_that_takes_too_long_ends_with_a_checkpoint(studies: Studies) ->
     overrides = ("model.delay=0.05", "trainer.max_epochs=1000", "study.n_trials=1")
     _, heard = supervise(studies, *overrides, "study.trial_timeout=2", grace=60)
     (report,) = of(TrialReport, heard)
-    assert (report.outcome, report.worn) == (Outcome.TIMED_OUT, True)
+    assert report.outcome == Outcome.TIMED_OUT
     assert report.reason == "it took longer than trial_timeout, 2 s"
     assert list(studies.folder.rglob("checkpoints/epoch-*.pt"))
 
@@ -290,11 +345,7 @@ def test_a_trial_without_device_memory_fails_unless_it_may_go_on_in_parts(studie
     assert [report.outcome for report in of(TrialReport, heard)] == [Outcome.OUT_OF_MEMORY]
     _, heard = supervise(studies, *small, "study.n_trials=2", "study.on_oom=retry_with_accumulation")
     reports = of(TrialReport, heard)
-    assert [(each.number, each.outcome, each.worn) for each in reports] == [
-        (1, None, True),
-        (1, None, True),
-        (1, Outcome.COMPLETE, False),
-    ]
+    assert [(each.number, each.outcome) for each in reports] == [(1, None), (1, None), (1, Outcome.COMPLETE)]
     assert "it goes on with each batch in 4 parts" in reports[1].reason
 
 
@@ -306,14 +357,19 @@ def test_batches_that_can_not_be_cut_any_further_are_the_end(studies: Studies) -
     assert "its batches can't be cut any further" in reports[-1].reason
 
 
-def test_a_worker_is_replaced_after_a_failed_trial_and_only_then(studies: Studies) -> None:
-    overrides = ("loss={_target_: faults.Pid}", "study.n_trials=6")
+def test_each_trial_has_a_process_of_its_own_and_all_share_a_worker_that_loaded_the_data_once(
+    studies: Studies,
+) -> None:
+    overrides = ("loss={_target_: faults.Pid}", "data={_target_: faults.counted}", "study.n_trials=6")
     ending, _ = supervise(studies, *overrides)
     assert ending is Ending.DONE
     assert status(studies, *overrides)["outcomes"]["error"] == 2
-    pids = (studies.folder / "pids").read_text().split()
-    assert len(pids) == 6
-    assert pids[0] == pids[1] != pids[2] == pids[3] != pids[4] == pids[5]
+    pids, parents = zip(
+        *(line.split() for line in (studies.folder / "pids").read_text().splitlines()), strict=True
+    )
+    assert len(set(pids)) == 6
+    assert set(parents) == set((studies.folder / "loaded").read_text().split())
+    assert len(set(parents)) == 1
 
 
 def test_trials_that_run_elsewhere_are_waited_for_and_taken_over(studies: Studies) -> None:
