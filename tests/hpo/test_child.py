@@ -14,7 +14,7 @@ from hpo.care.recovery import LOST, STOPPED
 from hpo.running.child import Child, Running
 from hpo.running.devices import Slot
 from hpo.running.limits import Limits
-from hpo.running.messages import BEAT, EpochsEnded, Leaving, Started, Stop
+from hpo.running.messages import BEAT, PULSE_LENGTH, EpochsEnded, Leaving, Started, Stop
 from tests.hpo.owners import forked
 
 LATE = Limits(wall_s=10.0)
@@ -28,7 +28,7 @@ def worker() -> Iterator[Worker]:
     ours, theirs = forked.Pipe()
     process = forked.Process(target=time.sleep, args=(60,))
     process.start()
-    child = Child("worker-1", Slot("cpu", "cpu", None, 1), process, ours, [0.0, 0.0], 0)
+    child = Child("worker-1", Slot("cpu", "cpu", None, 1), process, ours, [0.0] * PULSE_LENGTH, 0)
     yield child, theirs
     child.kill()
     process.join()
@@ -106,10 +106,10 @@ def test_an_end_of_its_own_is_a_loss_only_if_it_held_something(worker: Worker) -
 FORKS = """
 import os, signal, time
 from hpo.running.stopping import StopRequest
-from hpo.worker import _detach
+from hpo.running.trial_process import leave_at_sigterm
 
 request = StopRequest()
-_detach(request)
+leave_at_sigterm(request)
 for _ in range(60):
     pid = os.fork()
     if not pid:
