@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from trainer import direct
 from trainer.callback import Callback, TrainerView
 from trainer.data import batch_length
+from trainer.parts import is_compiled
 from trainer.precision import Precision
 from trainer.schedulers import needs_metric
 from trainer.state import BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
@@ -49,6 +50,7 @@ class Compute:
         self._precision = precision
         self._scheduler_per_step = scheduler_per_step
         self._scheduler_monitor = scheduler_monitor
+        self._compiled = is_compiled(model)
         self._take_step = direct.DirectStep(trainer.optimizer)
 
     def train(self, batch: Any) -> None:
@@ -140,10 +142,10 @@ class Compute:
         loss = self._trainer.state.loss
         assert loss is not None
         loss = self._precision.scale(loss)
-        if self._model is self._trainer.model:
-            direct.backward(loss)
-        else:  # compiled: its compiler wants to be told
+        if self._compiled:
             loss.backward()  # type: ignore[no-untyped-call]
+        else:
+            direct.backward(loss)
 
     def _record(self, prefix: str, extra: Mapping[str, Any]) -> None:
         state, record = self._trainer.state, self._trainer.recorder.record

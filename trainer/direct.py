@@ -1,16 +1,20 @@
-"""Backward pass and optimizer step without the wrappers around them, where nobody could tell the difference.
+"""Backward pass and optimizer step without torch's Python wrappers, where those have nothing to do.
 
-Torch checks and announces both in Python, which for a model of a few thousand parameters takes a good part of the
-step. What is left out here has nothing to do in the cases described; in all others the whole is called.
+Torch checks and announces both in Python, which for a model of a few thousand parameters takes a tenth of it.
+Torch's own methods are called as soon as one was replaced, a hook of the optimizer is registered, or torch is
+watched: by a profiler, anomaly detection, a mode that sees functions or operations, a transform, debug logging.
 """
 
 from __future__ import annotations
 
+import contextvars
+import logging
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import graph
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
@@ -24,25 +28,25 @@ class DirectStep:
     """Takes an optimizer's step.
 
     Torch puts a profiler's mark, hooks and a compiler's graph breaks around each. They are left out for SGD, Adam
-    and AdamW while no hook is registered, nothing profiles, and nobody but torch's schedulers replaced
-    ``optimizer.step``.
+    and AdamW unless ``step`` was replaced (by anything but torch's schedulers), a hook is registered on it or
+    torch is watched. All of that is asked at each step.
 
     Args:
-        optimizer: The optimizer; hooks may be registered on it later, and are then honoured.
+        optimizer: The optimizer.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._raw: Callable[[Optimizer], Any] | None = None
-        differentiable = any(group.get("differentiable") for group in optimizer.param_groups)
-        if type(optimizer) in _KNOWN and not differentiable:
-            self._raw = _without_torchs_wrappers(type(optimizer).step)
+        self._of_the_class = type(optimizer).step
+        if type(optimizer) in _KNOWN and not optimizer.defaults.get("differentiable"):
+            self._raw = _without_torchs_wrappers(self._of_the_class)
 
     def __call__(self) -> None:
         """Take the step."""
         optimizer = self._optimizer
         own = vars(optimizer).get("step")
-        if self._raw is None or _has_hooks(optimizer) or not (own is None or self._is_of_a_scheduler(own)):
+        if self._raw is None or self._is_replaced(own) or _has_hooks(optimizer) or _is_watched():
             optimizer.step()
             return
         with torch.no_grad():
@@ -50,17 +54,28 @@ class DirectStep:
         if own is not None:
             mark_stepped(optimizer)
 
-    def _is_of_a_scheduler(self, step: Callable[..., Any]) -> bool:
-        return hasattr(step, "_wrapped_by_lr_sched") and _without_torchs_wrappers(step) is self._raw
+    def _is_replaced(self, own: Callable[..., Any] | None) -> bool:
+        """Whether anything but a scheduler of torch replaced the step, for this optimizer or its class."""
+        if type(self._optimizer).step is not self._of_the_class:
+            return True
+        if own is None:
+            return False
+        return not hasattr(own, "_wrapped_by_lr_sched") or _without_torchs_wrappers(own) is not self._raw
 
 
 def _without_torchs_wrappers(step: Any) -> Callable[[Optimizer], Any] | None:
-    """What torch.optim put its wrappers around; None where somebody else put one."""
+    """What torch.optim put its wrappers around; None where another module put one."""
     while hasattr(step, "__wrapped__"):
-        if not step.__globals__["__name__"].startswith("torch.optim."):
+        if not _is_of_torch(step):
             return None
         step = step.__wrapped__
-    return step if step.__globals__["__name__"].startswith("torch.optim.") else None
+    return step if _is_of_torch(step) else None
+
+
+def _is_of_torch(function: Any) -> bool:
+    """Whether its code is torch's; functools.wraps copies names but not globals."""
+    module: str = getattr(function, "__globals__", {}).get("__name__", "")
+    return module.startswith(("torch.optim.", "torch.autograd")) or module == "torch._tensor"
 
 
 def mark_stepped(optimizer: Optimizer) -> None:
@@ -74,27 +89,51 @@ def _has_hooks(optimizer: Optimizer) -> bool:
         or optimizer._optimizer_step_post_hooks  # noqa: SLF001
         or torch_optimizer._global_optimizer_pre_hooks  # noqa: SLF001
         or torch_optimizer._global_optimizer_post_hooks  # noqa: SLF001
-        or torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
     )
+
+
+def _is_watched() -> bool:
+    """Whether a profiler, a debugger of torch or a transform wants to see what runs."""
+    return bool(
+        torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
+        or torch.is_anomaly_enabled()
+        or torch._C._is_torch_function_mode_enabled()  # noqa: SLF001
+        or torch._C._len_torch_dispatch_stack()  # noqa: SLF001
+        or torch._C._are_functorch_transforms_active()  # noqa: SLF001
+        or graph.log.isEnabledFor(logging.DEBUG)
+    )
+
+
+def _backward_functions() -> tuple[Any, ...]:
+    """What ``loss.backward()`` calls, one through the other."""
+    return Tensor.backward, torch.autograd.backward, torch.autograd._engine_run_backward  # type: ignore[attr-defined]  # noqa: SLF001
+
+
+# None where one of them was replaced before this module was imported.
+_TORCHS = _backward_functions() if all(_is_of_torch(function) for function in _backward_functions()) else None
 
 
 def backward(loss: Tensor) -> None:
     """``loss.backward()``.
 
-    Torch looks for subclasses, several losses, given gradients and transforms first; for a plain scalar outside
-    of any transform there are none.
+    Torch looks for subclasses, several losses and given gradients first; for a plain scalar there are none.
     """
-    plain = type(loss) is Tensor and not loss.dim() and loss.is_floating_point()
-    if not plain or torch._C._are_functorch_transforms_active() or torch._C._is_torch_function_mode_enabled():  # noqa: SLF001
+    plain = type(loss) is Tensor and not loss.dim() and loss.is_floating_point() and "backward" not in vars(loss)
+    if not plain or _backward_functions() != _TORCHS or _is_watched():
         loss.backward()  # type: ignore[no-untyped-call]
         return
+    # As torch does: what was compiled reads the compiler's settings from here, in the threads of a device too.
+    torch._C._stash_obj_in_tls("context", contextvars.copy_context())  # noqa: SLF001
     keep_graph = create_graph = False
-    _ENGINE.run_backward(
-        (loss,),
-        (torch.ones_like(loss),),
-        keep_graph,
-        create_graph,
-        (),
-        allow_unreachable=True,
-        accumulate_grad=True,
-    )
+    try:
+        _ENGINE.run_backward(
+            (loss,),
+            (torch.ones_like(loss),),
+            keep_graph,
+            create_graph,
+            (),
+            allow_unreachable=True,
+            accumulate_grad=True,
+        )
+    finally:
+        torch._C._remove_obj_from_tls("context")  # noqa: SLF001

@@ -48,3 +48,11 @@ def compiled(model: nn.Module, options: bool | Mapping[str, Any]) -> nn.Module:
         raise ValueError(f"compile is {options!r}: give True, or torch.compile's arguments as a mapping")
     compiled: nn.Module = torch.compile(model, **({} if options is True else options))  # type: ignore[assignment]
     return compiled
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether torch.compile made the model or a module in it, or the user called its ``compile()``."""
+    return any(
+        "_orig_mod" in module._modules or module._compiled_call_impl is not None  # noqa: SLF001
+        for module in model.modules()
+    )

@@ -1,7 +1,10 @@
 """Direct backward pass and step do what torch's do: same bits, same errors, every hook that is registered."""
 
+import contextlib
+import contextvars
 import functools
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -11,8 +14,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer, RMSprop
 from torch.optim import optimizer as torch_optimizer
 from torch.optim.lr_scheduler import StepLR
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.trainer.support import assert_same, frozen, make_model, make_trainer, regression
+from tests.trainer.support import At, assert_same, frozen, make_model, make_trainer, regression
+from trainer import direct
 from trainer.direct import DirectStep, backward
 
 
@@ -217,3 +222,127 @@ def test_a_graph_is_gone_after_its_backward() -> None:
     backward(loss)
     with pytest.raises(RuntimeError, match="backward through the graph a second time"):
         backward(loss)
+
+
+class TestWhatWatches:
+    """Torch's own methods are called where somebody replaced one or looks on, from the moment on that they do."""
+
+    def test_a_step_that_is_replaced_for_the_class_after_the_first_is_taken(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        called: list[str] = []
+        step = DirectStep(optimizer_with_gradients())
+        step()
+        monkeypatch.setattr(AdamW, "step", lambda self: called.append("mine"))
+        step()
+        assert called == ["mine"]
+
+    @pytest.mark.parametrize(
+        ("owner", "name"),
+        [(torch.Tensor, "backward"), (torch.autograd, "backward"), (torch.autograd, "_engine_run_backward")],
+    )
+    def test_a_replaced_backward_is_called(self, owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        called: list[str] = []
+        plain = getattr(owner, name)
+
+        @functools.wraps(plain)
+        def mine(*arguments: Any, **options: Any) -> Any:
+            called.append(name)
+            return plain(*arguments, **options)
+
+        monkeypatch.setattr(owner, name, mine)
+        make_trainer(max_epochs=1).fit(regression(8))
+        assert called == [name, name]
+
+    def test_a_loss_with_a_backward_of_its_own_is_asked(self) -> None:
+        called: list[str] = []
+
+        def own(trainer: Any) -> None:
+            trainer.state.loss.backward = lambda: called.append("own")
+
+        make_trainer([At("on_before_backward", own)], max_epochs=1).fit(regression(8))
+        assert called == ["own", "own"]
+
+    @pytest.mark.filterwarnings("ignore:Anomaly Detection")
+    def test_anomaly_detection_and_debug_logging_take_torchs_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        called: list[str] = []
+        plain = DirectStep(optimizer_with_gradients())
+        monkeypatch.setattr(direct, "_ENGINE", None)  # taken directly, it would fail
+        with torch.autograd.set_detect_anomaly(True):
+            backward(torch.ones((), requires_grad=True) * 2)
+            monkeypatch.setattr(plain, "_raw", lambda optimizer: called.append("direct"))
+            plain()
+        with debug_logging():
+            backward(torch.ones((), requires_grad=True) * 2)
+        assert not called
+
+    @pytest.mark.filterwarnings("ignore:Anomaly Detection", "ignore:Error detected in SqrtBackward0")
+    def test_an_anomaly_is_found_where_the_forward_made_it(self) -> None:
+        class Broken(nn.Linear):
+            def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+                return (super().forward(inputs) * 0).sqrt()
+
+        with torch.autograd.set_detect_anomaly(True), pytest.raises(RuntimeError, match="returned nan values"):
+            make_trainer(model=Broken(4, 1)).fit(regression(8))
+
+    def test_a_mode_that_watches_operations_sees_the_same_as_with_torchs_own(self) -> None:
+        class Watch(TorchDispatchMode):
+            def __torch_dispatch__(self, function: Any, types: Any, inputs: Any = (), options: Any = None) -> Any:
+                seen.append(str(function))
+                return function(*inputs, **(options or {}))
+
+        def watched(take: Callable[[torch.Tensor], None], step: Callable[[], Any]) -> list[str]:
+            seen.clear()
+            loss = torch.ones((), requires_grad=True) * 2
+            with Watch():
+                take(loss)
+                step()
+            return list(seen)
+
+        seen: list[str] = []
+        optimizer = optimizer_with_gradients()
+        optimizer.step()
+        assert watched(backward, DirectStep(optimizer)) == watched(lambda loss: loss.backward(), optimizer.step)
+
+    @pytest.mark.parametrize("how", ["torch.compile", "model.compile", "inside"])
+    def test_a_model_that_its_user_compiled_takes_torchs_path(
+        self, how: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        called: list[str] = []
+        plain = torch.Tensor.backward
+        monkeypatch.setattr(direct, "backward", lambda loss: called.append("direct") or plain(loss))
+        model: Any = nn.Sequential(make_model())
+        if how == "inside":
+            model[0] = torch.compile(model[0], backend="eager")
+        elif how == "torch.compile":
+            model = torch.compile(model, backend="eager")
+        else:
+            model.compile(backend="eager")
+        make_trainer(model=model, max_epochs=1).fit(regression(8))
+        assert not called
+
+    def test_the_compilers_settings_are_there_in_the_backward_and_gone_after_it(self) -> None:
+        def look(gradient: torch.Tensor) -> None:
+            seen.append(torch._C._get_obj_in_tls("context").get(setting))
+
+        setting: contextvars.ContextVar[str] = contextvars.ContextVar("setting")
+        setting.set("kept")
+        seen: list[str | None] = []
+        weight = torch.ones((), requires_grad=True)
+        loss = weight * 2
+        loss.register_hook(look)
+        backward(loss)
+        assert seen == ["kept"]
+        assert not torch._C._is_key_in_tls("context")
+
+
+@contextlib.contextmanager
+def debug_logging() -> Iterator[None]:
+    """Autograd logs each node of the graph."""
+    logger = logging.getLogger("torch.autograd.graph")
+    before = logger.level
+    logger.setLevel(logging.DEBUG)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)
