@@ -46,7 +46,8 @@ from trainer import Trainer
 from trainer.callbacks import LossPrediction
 from trainer.checkpoint import find_checkpoint, newest_checkpoint
 from trainer.error_text import error_text, shortened, traceback_text
-from trainer.state import DIVERGED, INTERRUPTED, Metrics, TrainState, best_epoch
+from trainer.recorded import Metrics
+from trainer.state import DIVERGED, INTERRUPTED, TrainState, best_epoch
 
 RUN_ATTR = "hpo:run"
 #: The trial whose result was taken over.

@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from trainer.recorded import MetricError, number
+
 Reduce = Literal["mean", "max"]
 
 # Values wait in a list, because appending costs a training step nothing; this many are then folded into one.
@@ -57,12 +59,18 @@ class EpochMetrics:
         self._accumulators: dict[str, _Accumulator] = {}
 
     def record(self, name: str, value: Tensor | float, weight: float = 1.0, reduce: Reduce = "mean") -> None:
-        """Add one value; ``weight`` is the number of samples it is the mean of (unused for ``"max"``)."""
+        """Add one value; ``weight`` is the number of samples it is the mean of (unused for ``"max"``).
+
+        Raises:
+            MetricError: It is no real number, nor a tensor with one element.
+        """
+        if not isinstance(value, Tensor):
+            value = torch.tensor(number(name, value), device=self._device, dtype=self._dtype)
+        elif value.is_complex() or (value.dim() and value.numel() != 1):
+            raise MetricError.of(name, value)
         accumulator = self._accumulators.get(name)
         if accumulator is None:
             accumulator = self._accumulators[name] = _Accumulator(reduce, self._dtype)
-        if not isinstance(value, Tensor):
-            value = torch.tensor(value, device=self._device, dtype=self._dtype)
         # A copy: what was handed over may be changed in place before it is looked at.
         copy = value.detach().clone()
         accumulator.values.append(copy.reshape(()) if copy.dim() else copy)

@@ -142,6 +142,12 @@ def hook_of(callback: Callback, event: str) -> Hook | None:
     return None if getattr(hook, "__func__", None) is getattr(Callback, event) else hook
 
 
+def name_of(hook: Hook) -> str:
+    """Name of the callback whose hook this is, or of the registered function."""
+    owner = getattr(hook, "__self__", None)
+    return owner.name if isinstance(owner, Callback) else getattr(hook, "__qualname__", repr(hook))
+
+
 def _check_event(event: str) -> None:
     if event not in EVENTS:
         raise ValueError(f"no event is called {event!r}{_nearest(event)}")

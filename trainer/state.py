@@ -8,8 +8,9 @@ from typing import Any, Final, Literal
 
 from torch import Tensor
 
+from trainer.recorded import Metrics
+
 Mode = Literal["min", "max"]
-Metrics = dict[str, float]
 
 DIVERGED = "diverged"
 EARLY_STOPPED = "early_stopping"
@@ -45,8 +46,7 @@ class TrainState:
         epoch_start_step: ``step`` when the running epoch began.
         data_epoch: Finished passes over the training data.
         data_batch: Finished batches of the running pass.
-        metrics: The latest epoch's numbers by name; callbacks add theirs in ``on_epoch_end``.
-        history: One such mapping per finished epoch, the latest last (the same object as ``metrics``).
+        history: The metrics of each finished epoch, the latest last (the same object as ``metrics``).
         user_state: Plain values that callbacks share; checkpointed.
         stop_reason: Why the run is to end, or None while it goes on.
         stop_now: True when it is to end after the running batch, without a validation.
@@ -68,7 +68,6 @@ class TrainState:
     epoch_start_step: int = 0
     data_epoch: int = 0
     data_batch: int = 0
-    metrics: Metrics = field(default_factory=dict)
     history: list[Metrics] = field(default_factory=list)
     user_state: dict[str, Any] = field(default_factory=dict)
     stop_reason: str | None = None
@@ -79,6 +78,21 @@ class TrainState:
     batch: Any = None
     outputs: Any = None
     loss: Tensor | None = None
+    _metrics: Metrics = field(default_factory=Metrics)
+
+    @property
+    def metrics(self) -> Metrics:
+        """The latest epoch's numbers by name; callbacks add theirs in ``on_epoch_end``.
+
+        What is put in becomes a float; what is no real number is a `trainer.recorded.MetricError`.
+        """
+        return self._metrics
+
+    @metrics.setter
+    def metrics(self, metrics: Mapping[str, Any]) -> None:
+        before, self._metrics = self._metrics, metrics if isinstance(metrics, Metrics) else Metrics(metrics)
+        if self.history and self.history[-1] is before:
+            self.history[-1] = self._metrics
 
     def stop(self, reason: str, *, now: bool = False) -> None:
         """Ask the run to end: after this epoch, or with ``now`` after this batch.
@@ -135,8 +149,7 @@ class TrainState:
             "epoch_start_step": self.epoch_start_step,
             "data_epoch": self.data_epoch,
             "data_batch": self.data_batch,
-            # NumPy's numbers pass for floats, but no checkpoint with one in it can be read.
-            "history": [{name: float(value) for name, value in item.items()} for item in self.history],
+            "history": [dict(metrics) for metrics in self.history],
             "user_state": self.user_state,
             "epoch_stopped": self.epoch_stopped and self.batch_index > 0,
             # Of the skips only this one outlives its batch.
@@ -153,8 +166,8 @@ class TrainState:
         self.epoch_start_step = state["epoch_start_step"]
         self.data_epoch = state["data_epoch"]
         self.data_batch = state["data_batch"]
-        self.history = [dict(metrics) for metrics in state["history"]]
-        self.metrics = self.history[-1] if self.history else {}
+        self.history = [Metrics(metrics) for metrics in state["history"]]
+        self.metrics = self.history[-1] if self.history else Metrics()
         self.user_state = dict(state["user_state"])
         self.stop_reason = state["stop_reason"]
         self.stop_now = False

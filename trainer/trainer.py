@@ -24,7 +24,8 @@ from trainer.metrics import EpochMetrics
 from trainer.parts import check_optimizer, choose_step, compiled
 from trainer.plan import Plan
 from trainer.precision import Kind, Precision
-from trainer.runner import CallbackRunner, fire_isolated
+from trainer.recorded import MetricError, Metrics
+from trainer.runner import CallbackRunner, fire_isolated, name_of
 from trainer.schedulers import check_interval
 from trainer.seeding import rng_state
 from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, VALIDATION, TrainState
@@ -175,8 +176,13 @@ class Trainer:
 
     def fire(self, event: str, *args: Any) -> None:
         """Call the hooks of ``event`` in order, each with this trainer and ``args``."""
-        for hook in self._hooks[event]:
-            hook(self, *args)
+        try:
+            for hook in self._hooks[event]:
+                hook(self, *args)
+        except MetricError as error:
+            if error.source:
+                raise
+            raise MetricError(error.message, name_of(hook)) from error
 
     def step_optimizer(self) -> None:
         """Take the optimizer's step, with its events, and the scheduler's where that goes with it."""
@@ -344,11 +350,12 @@ class Trainer:
         state = self.state
         state.epoch += 1
         state.batch_index = 0
-        state.metrics = self.recorder.compute()
+        metrics = Metrics(self.recorder.compute())
         self.recorder.reset()
-        state.metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
         # The same object: what callbacks add to the metrics is in the history that the checkpoint holds.
-        state.history.append(state.metrics)
+        state.history.append(metrics)
+        state.metrics = metrics
         if self.scheduler_interval == "epoch":
             self._compute.step_scheduler()
         state.skips.clear()

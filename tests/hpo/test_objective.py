@@ -409,6 +409,48 @@ def test_a_callback_that_stops_inside_an_epoch_ends_the_trial(studies: Studies, 
             assert trial.value == trial.intermediate_values[1]
 
 
+WRITES = """
+import numpy as np
+from trainer import Callback
+
+VALUES = {"float32": np.float32(0.25), "none": None, "text": "0.25"}
+
+
+class Writes(Callback):
+    def __init__(self, kind):
+        self.kind = kind
+
+    def on_epoch_end(self, trainer):
+        trainer.state.metrics["mine"] = VALUES[self.kind]
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "outcome", "reason"),
+    [
+        ("float32", Outcome.COMPLETE, ""),
+        ("none", Outcome.ERROR, "MetricError: Writes: metric 'mine' is a NoneType (None): record a real number"),
+        ("text", Outcome.ERROR, "MetricError: Writes: metric 'mine' is a str ('0.25'): record a real number"),
+    ],
+)
+@pytest.mark.parametrize("metric", ["val_loss", "mine"])
+def test_what_a_callback_records_is_a_number_or_the_trials_error(
+    studies: Studies, kind: str, outcome: Outcome, reason: str, metric: str
+) -> None:
+    (studies.spec().path.parent / "writing.py").write_text(WRITES)
+    writes = f"callbacks={{writes: {{_target_: writing.Writes, kind: {kind}}}}}"
+    with studies.open(writes, f"study.metric={metric}", "study.direction=minimize") as (view,):
+        report = run(view)
+        trial = stored(view)
+        assert report.outcome == outcome_of(trial) == outcome
+        assert report.reason.startswith(reason)
+        assert trial.user_attrs.get(REASON_ATTR, "").startswith(reason)
+        if outcome == Outcome.COMPLETE:
+            assert trial.user_attrs[BEST_ATTR]["metrics"]["mine"] == 0.25
+        if outcome == Outcome.COMPLETE and metric == "mine":
+            assert trial.value == 0.25
+
+
 SIX = ("trainer.max_epochs=6", "callbacks={loss_prediction: {min_epochs: 2}}")
 
 
