@@ -194,7 +194,7 @@ class Builder:
         """A resolved config with the lengths of its training, which the data tells: see `hpo.run_length`.
 
         Raises:
-            InputError: The config names a length that the data does not tell.
+            InputError: The config names a length that the data does not tell, or a OneCycleLR is too short for it.
         """
         kinds = []
         for name, arguments in configured(config).items():

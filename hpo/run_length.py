@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from hpo.config import StudySpec
 from hpo.errors import InputError
 from hpo.studyfile.lengths import lengths_in, put_lengths
 from hpo.studyfile.paths import join_path
-from hpo.studyfile.targets import ARGS
+from hpo.studyfile.targets import ARGS, TARGET
 from trainer import BatchOptions
 from trainer.callbacks import BatchSizeSchedule, GradientAccumulation
 from trainer.data import make_batches, pass_length
@@ -98,7 +98,7 @@ def with_numbers(
     spec: StudySpec,
     config: Mapping[str, Any],
     train: Any,
-    callbacks: Iterable[Configured],
+    callbacks: Sequence[Configured],
     after: Progress = NO_PROGRESS,
 ) -> dict[str, Any]:
     """The config with numbers in the place of ``${trainer.total_steps}`` and ``${trainer.steps_per_epoch}``.
@@ -111,25 +111,92 @@ def with_numbers(
         after: What is trained already, which does not count.
 
     Raises:
-        InputError: A number is needed that the data does not tell, or that changes as the training runs.
+        InputError: A number is needed that the data does not tell, or that changes as the training runs, or a
+            OneCycleLR is over before the training is.
         TypeError: As `run_length`, like ValueError.
     """
     places = {name: join_path(keys) for keys, name in lengths_in(config)}
-    if not places:
+    cycle = _is_one_cycle(config["scheduler"])
+    if not places and not cycle:
         return dict(config)
-    for kind, _ in callbacks:
-        if _is_a(kind, BatchSizeSchedule):
-            path, fix = next(iter(places.values())), "write the number of steps that the sizes make"
-            raise spec.error("is not known where the batch size changes as a trial runs", path=path, fix=fix)
+    changing = any(_is_a(kind, BatchSizeSchedule) for kind, _ in callbacks)
+    if places and changing:
+        path, fix = next(iter(places.values())), "write the number of steps that the sizes make"
+        raise spec.error("is not known where the batch size changes as a trial runs", path=path, fix=fix)
     length = run_length(config, train, batches_per_step=accumulated(callbacks), after=after)
     numbers = {name: getattr(length, name) for name in places}
     for name, path in places.items():
         if numbers[name] is None:
             raise _unknown(spec, name, path)
-    return dict(put_lengths(config, numbers))
+    laid_out = dict(put_lengths(config, numbers))
+    # A callback of the user's may change the number of steps, as a batch size does that changes.
+    if cycle and not changing and not any(TARGET in arguments for _, arguments in callbacks):
+        _refuse_shortfall(spec, laid_out["scheduler"], length)
+    return laid_out
 
 
-def accumulated(callbacks: Iterable[Configured]) -> int:
+def _is_one_cycle(node: Mapping[str, Any] | None) -> bool:
+    return node is not None and str(node[TARGET]).rpartition(".")[2] == "OneCycleLR"
+
+
+def _refuse_shortfall(spec: StudySpec, node: Mapping[str, Any], length: RunLength) -> None:
+    short = shortfall(node, length.epochs if node["interval"] == "epoch" else length.total_steps)
+    if short is not None:
+        raise spec.error(short.problem, path=f"scheduler.{short.key}", value=short.span, fix=short.fix)
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """A OneCycleLR that is over before the training is.
+
+    Attributes:
+        key: Its argument that says how long it is.
+        span: Its steps.
+        calls: The steps that the training takes of it.
+        unit: What the training calls them.
+    """
+
+    key: str
+    span: int
+    calls: int
+    unit: str
+
+    @property
+    def problem(self) -> str:
+        """What is wrong."""
+        return f"OneCycleLR is over after {self.span} {self.unit}, and the training has {self.calls}"
+
+    @property
+    def fix(self) -> str:
+        """What to write."""
+        if self.unit == "epochs":
+            return 'write `total_steps: "${trainer.max_epochs}"`'
+        return 'write `total_steps: "${trainer.total_steps}"` and leave `epochs` and `steps_per_epoch` out'
+
+
+def shortfall(node: Mapping[str, Any], calls: int | None) -> Shortfall | None:
+    """How much too short a OneCycleLR is laid out, which raises once it is over; None where it is long enough.
+
+    Args:
+        node: The section ``scheduler`` of a resolved config.
+        calls: Steps of the scheduler that the training takes, its warm-up included; None where that is not known.
+    """
+    key, span = _span(node)
+    warmup = node["warmup"]
+    if calls is None or not isinstance(span, int) or not isinstance(warmup, int) or calls - warmup <= span:
+        return None
+    return Shortfall(key, span, calls - warmup, "epochs" if node["interval"] == "epoch" else "steps")
+
+
+def _span(node: Mapping[str, Any]) -> tuple[str, Any]:
+    """Where a OneCycleLR says how long it is, and the number if it is one."""
+    if node.get("total_steps") is not None:
+        return "total_steps", node["total_steps"]
+    epochs, each = node.get("epochs"), node.get("steps_per_epoch")
+    return "epochs", epochs * each if isinstance(epochs, int) and isinstance(each, int) else None
+
+
+def accumulated(callbacks: Sequence[Configured]) -> int:
     """Batches whose gradients make one optimizer step, as the configured callbacks say."""
     for kind, arguments in callbacks:
         if _is_a(kind, GradientAccumulation):

@@ -65,8 +65,11 @@ def recorded_metrics(spec: StudySpec, extra: Collection[str] = ()) -> list[str]:
 
 def check_metric(
     spec: StudySpec, extra: Collection[str] = (), metric: str | None = None, path: str = "study.metric"
-) -> None:
+) -> list[Finding]:
     """Refuse a metric that nothing records: the study's, or the one that `path` names.
+
+    What a step of one's own records beside its loss is not known before it runs, unless it says so in an attribute
+    ``records``: a warning.
 
     Args:
         spec: The study.
@@ -78,9 +81,20 @@ def check_metric(
         InputError: Nothing records it.
     """
     wanted, known = metric or spec.study.metric, recorded_metrics(spec, extra)
-    if not any(fnmatchcase(wanted, name) for name in known):
-        fix = suggest_name(wanted, known, what="recorded are")
-        raise spec.error("nothing records this metric", path=path, value=wanted, fix=fix)
+    if any(fnmatchcase(wanted, name) for name in known):
+        return []
+    fix = suggest_name(wanted, known, what="recorded are")
+    if _may_come_from_the_step(spec, wanted):
+        problem = "only the step could record this metric, which is not known before it runs"
+        fix = f"name it in an attribute `records` of the step if it does; else {fix}"
+        return [finding(spec, problem, path=path, value=wanted, fix=fix)]
+    raise spec.error("nothing records this metric", path=path, value=wanted, fix=fix)
+
+
+def _may_come_from_the_step(spec: StudySpec, metric: str) -> bool:
+    if spec.config.step is None or not metric.startswith(("train_", "val_")):
+        return False
+    return not hasattr(TargetResolver(spec.folder).resolve(spec.config.step[TARGET]), "records")
 
 
 @dataclass

@@ -13,6 +13,7 @@ from hpo.checking.check import check_metric, check_spec
 from hpo.checking.check_callbacks import check_callbacks
 from hpo.checking.findings import Finding
 from hpo.checking.meaning import check_meaning
+from hpo.checking.schedule_errors import check_schedule
 from hpo.config import StudySpec
 from hpo.database.engines import normalize_url
 from hpo.errors import InputError
@@ -31,7 +32,7 @@ def check_study(spec: StudySpec, *, search: bool = True) -> list[Finding]:
         Warnings: what can't be told before it runs, and what is allowed but hardly meant.
 
     Raises:
-        InputError: An import path, an argument, a metric or a callback does not fit.
+        InputError: An import path, an argument, a schedule, a metric or a callback does not fit.
     """
     return [*check_imports(spec, search=search), *check_meaning(spec, search=search)]
 
@@ -40,23 +41,25 @@ def check_imports(spec: StudySpec, *, search: bool = True) -> list[Finding]:
     """The first part of `check_study`: the study file against the code that it names.
 
     Raises:
-        InputError: An import path, an argument, a metric or a callback does not fit.
+        InputError: An import path, an argument, a schedule, a metric or a callback does not fit.
     """
     found = check_spec(spec, callbacks=offered_callbacks(), search=search)
-    written = check_callbacks(spec)
+    check_schedule(spec, search=search)
+    written, followed = check_callbacks(spec)
+    found += followed
     several = spec.study.objectives is not None
     for metric in spec.study.goals:
         path = join_path(("study", "objectives", metric)) if several else "study.metric"
-        _check_metric(spec, written, metric, path)
+        found += _check_metric(spec, written, metric, path)
     for bound in spec.study.bounds:
-        _check_metric(spec, written, bound.metric, join_path(("study", "constraints", bound.metric)))
+        found += _check_metric(spec, written, bound.metric, join_path(("study", "constraints", bound.metric)))
     _check_database(spec)
     return found
 
 
-def _check_metric(spec: StudySpec, written: Collection[str], metric: str, path: str) -> None:
+def _check_metric(spec: StudySpec, written: Collection[str], metric: str, path: str) -> list[Finding]:
     try:
-        check_metric(spec, written, metric, path=path)
+        return check_metric(spec, written, metric, path=path)
     except InputError as error:
         writer = next((name for name, kind in CALLBACKS.items() if metric in kind.writes), None)
         if writer is not None:

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
 from math import prod
 from typing import Any, Final
 
 from hpo.checking.filesystems import network_file_system
-from hpo.checking.findings import Finding, finding
+from hpo.checking.findings import Finding
+from hpo.checking.reader import Check, Findings, Reader
+from hpo.checking.schedules import SCHEDULES
 from hpo.config import StudySpec
 from hpo.database.engines import display_url
 from hpo.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
-from hpo.studyfile.marks import COMMAND_LINE
 from hpo.studyfile.paths import join_path, lookup, show, split_path
 from hpo.studyfile.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec
 from hpo.studyfile.targets import TARGET
@@ -28,66 +28,12 @@ _SENSIBLE_LR: Final[Mapping[str, tuple[float, float]]] = {
     **dict.fromkeys(("AdamWScheduleFree", "RAdamScheduleFree"), _ADAPTIVE),
     **dict.fromkeys(("SGD", "ASGD", "SGDScheduleFree"), (1e-8, 10.0)),
 }
-#: Arguments that say over how many steps a scheduler is spread, and whether it must end with the training.
-_HORIZONS: Final = {
-    "CosineAnnealingLR": ("T_max", True),
-    "OneCycleLR": ("total_steps", True),
-    "PolynomialLR": ("total_iters", False),
-    "LinearLR": ("total_iters", False),
-    "StepLR": ("step_size", False),
-    "ReduceLROnPlateau": ("patience", False),
-}
-#: What is left undone where the training ends before the scheduler's steps do.
-_UNDONE: Final = {
-    "PolynomialLR": "the learning rate never gets to its end",
-    "LinearLR": "the learning rate never gets to its end",
-    "StepLR": "the learning rate never changes",
-    "ReduceLROnPlateau": "the learning rate never changes",
-}
 #: The span, high over low, from which on steps of equal size leave most of the orders of magnitude unseen.
 _ABSENT: Final = object()
 _DECADES: Final = 1000
 #: Ends of names of metrics that are better when larger, and when smaller.
 _LARGER: Final = ("accuracy", "auc", "auroc", "f1", "iou", "dice", "precision", "recall", "r2", "bleu")
 _SMALLER: Final = ("loss", "error", "mae", "mse", "rmse", "perplexity")
-
-Findings = Iterator[Finding]
-
-
-@dataclass(frozen=True)
-class _Reader:
-    """A study and what its checks ask it for."""
-
-    spec: StudySpec
-    config: dict[str, Any]
-    space: Mapping[str, ParamSpec]
-
-    def warn(self, problem: str, path: str, value: Any, fix: str) -> Finding:
-        return finding(self.spec, problem, path=path, value=show(value), fix=fix)
-
-    @property
-    def epochs(self) -> int | None:
-        """Epochs of a trial, where they are known and the same for all trials."""
-        lengths = ("trainer.max_epochs", "trainer.max_steps", "trainer.validate_every")
-        return None if any(path in self.space for path in lengths) else self.spec.trainer.known_epochs
-
-    def number(self, *keys: str) -> int | float | None:
-        """The base config's number there; None where there is none, or another one is searched."""
-        node: Any = self.config
-        for key in keys:
-            node = node.get(key) if isinstance(node, dict) else None
-        numeric = isinstance(node, int | float) and not isinstance(node, bool)
-        return node if numeric and join_path(keys) not in self.space else None
-
-    def target(self, section: str) -> str:
-        """Name of the class that a section builds; empty where there is none, or several are tried."""
-        node = self.config[section]
-        fixed = isinstance(node, dict) and join_path((section, TARGET)) not in self.space
-        return str(node[TARGET]).rpartition(".")[2] if fixed else ""
-
-    def written(self, path: str) -> bool:
-        """Whether the file says it, rather than the command line."""
-        return self.spec.location(path)[0] != COMMAND_LINE
 
 
 def check_meaning(spec: StudySpec, *, search: bool = True) -> list[Finding]:
@@ -98,70 +44,11 @@ def check_meaning(spec: StudySpec, *, search: bool = True) -> list[Finding]:
         search: Also look at the search space, the sampler, the pruner and where the study is kept; otherwise at
             what a single training uses.
     """
-    reader = _Reader(spec, spec.base_config(), spec.search_space if search else {})
+    reader = Reader(spec, spec.base_config(), spec.search_space if search else {})
     return [found for check in (*_TRAINING, *(_SEARCH if search else ())) for found in check(reader)]
 
 
-def _schedule(reader: _Reader) -> Findings:
-    name, node = reader.target("scheduler"), reader.config["scheduler"]
-    if name not in _HORIZONS:
-        return
-    key, exact = _HORIZONS[name]
-    horizon, warmup = reader.number("scheduler", key), node["warmup"]
-    by_step = node["interval"] == "step"
-    length = reader.spec.trainer.max_steps if by_step else reader.epochs
-    unit = "steps" if by_step else "epochs"
-    if horizon is None:
-        return
-    path = join_path(("scheduler", key))
-    if length is None:
-        yield from _epochs_taken_for_steps(reader, name, path, horizon)
-    elif exact and horizon not in {length, length - warmup}:
-        problem = f"{name} is laid out over {horizon} {unit}, and a trial has {length}"
-        source = "${trainer.max_steps}" if by_step else "${trainer.max_epochs}"
-        yield reader.warn(problem, path, horizon, f'write `{key}: "{source}"`, so that the two go together')
-    elif not exact and (horizon > length if name in {"PolynomialLR", "LinearLR"} else horizon >= length):
-        problem = f"{_UNDONE[name]}: {horizon} {unit} are not over when the trial's {length} are"
-        yield reader.warn(problem, path, horizon, f"write less than {length}")
-
-
-def _epochs_taken_for_steps(reader: _Reader, name: str, path: str, horizon: float) -> Findings:
-    """A scheduler that goes by optimizer steps, with a number that looks like one of epochs."""
-    if reader.config["scheduler"]["interval"] != "step" or name == "ReduceLROnPlateau" or not reader.epochs:
-        return
-    if horizon <= reader.epochs:
-        problem = (
-            f"with `interval: step` these are {horizon} optimizer steps, over long before {reader.epochs} epochs"
-        )
-        yield reader.warn(
-            problem, path, horizon, "write `interval: epoch`, or the number of steps of a whole trial"
-        )
-
-
-def _milestones(reader: _Reader) -> Findings:
-    node, epochs = reader.config["scheduler"], reader.epochs
-    if reader.target("scheduler") != "MultiStepLR" or node["interval"] != "epoch" or not epochs:
-        return
-    listed = node.get("milestones")
-    late = (
-        [item for item in listed if isinstance(item, int) and item >= epochs] if isinstance(listed, list) else []
-    )
-    if late:
-        problem = f"a trial has {epochs} epochs, and never gets to {show(late)}"
-        yield reader.warn(problem, "scheduler.milestones", listed, f"keep them below {epochs}")
-
-
-def _warmup(reader: _Reader) -> Findings:
-    node, epochs = reader.config["scheduler"], reader.epochs
-    if not isinstance(node, dict) or node["interval"] != "epoch" or epochs is None:
-        return
-    steps = reader.number("scheduler", "warmup")
-    if steps is not None and steps >= epochs > 1:
-        problem = f"the warm-up takes the whole trial of {epochs} epochs"
-        yield reader.warn(problem, "scheduler.warmup", steps, f"write less than {epochs}")
-
-
-def _patience(reader: _Reader) -> Findings:
+def _patience(reader: Reader) -> Findings:
     node, epochs = reader.config["callbacks"].get("early_stopping", False), reader.epochs
     if node is False or epochs is None or "callbacks.early_stopping.patience" in reader.space:
         return
@@ -174,7 +61,7 @@ def _patience(reader: _Reader) -> Findings:
         yield reader.warn(problem, "callbacks.early_stopping.patience", given, f"write less than {epochs}")
 
 
-def _learning_rate(reader: _Reader) -> Findings:
+def _learning_rate(reader: Reader) -> Findings:
     entry = reader.space.get("optimizer.lr")
     base = reader.number("optimizer", "lr")
     if entry is None:
@@ -212,14 +99,14 @@ def _shown(entry: ParamSpec | None, base: Any) -> Any:
     )
 
 
-def _optimizers(reader: _Reader) -> list[str]:
+def _optimizers(reader: Reader) -> list[str]:
     """Names of the optimizers that trials may use."""
     entry = reader.space.get("optimizer._target_")
     chosen = entry.choices if isinstance(entry, CategoricalParam) else (reader.config["optimizer"][TARGET],)
     return [str(item).rpartition(".")[2] for item in chosen]
 
 
-def _lr_limits(reader: _Reader) -> tuple[float, float] | None:
+def _lr_limits(reader: Reader) -> tuple[float, float] | None:
     """What at least one of the optimizers can use; None where one is not known."""
     known = [_SENSIBLE_LR.get(name) for name in _optimizers(reader)]
     if None in known:
@@ -228,7 +115,7 @@ def _lr_limits(reader: _Reader) -> tuple[float, float] | None:
     return min(low for low, _ in limits), max(high for _, high in limits)
 
 
-def _direction(reader: _Reader) -> Findings:
+def _direction(reader: Reader) -> Findings:
     study = reader.spec.study
     for metric, direction in study.goals.items():
         words = metric.lower()
@@ -239,7 +126,7 @@ def _direction(reader: _Reader) -> Findings:
             yield reader.warn(f"`{metric}` is better when smaller", path, direction, "write `minimize`")
 
 
-def _network(reader: _Reader) -> Findings:
+def _network(reader: Reader) -> Findings:
     kind = network_file_system(reader.spec.storage_url)
     if kind is not None:
         problem = (
@@ -250,7 +137,7 @@ def _network(reader: _Reader) -> Findings:
         yield reader.warn(problem, "study.storage", display_url(reader.spec.storage_url), fix)
 
 
-def _ranges(reader: _Reader) -> Findings:
+def _ranges(reader: Reader) -> Findings:
     for name, entry in reader.space.items():
         path = join_path(("search_space", name))
         if isinstance(entry, CategoricalParam):
@@ -268,7 +155,7 @@ def _ranges(reader: _Reader) -> Findings:
             yield reader.warn("a seed is searched: the best trial is the luckiest", path, _shown(entry, None), fix)
 
 
-def _one_point(reader: _Reader, path: str, value: Any) -> Finding:
+def _one_point(reader: Reader, path: str, value: Any) -> Finding:
     fix = "give it a range, or write the value in its section and leave this out"
     return reader.warn("has one value only, so nothing is searched", path, value, fix)
 
@@ -281,7 +168,7 @@ def _is_seed(name: str) -> bool:
     return str(split_path(name)[-1]) in {"seed", "random_state"}
 
 
-def _sampler(reader: _Reader) -> Findings:
+def _sampler(reader: Reader) -> Findings:
     study = reader.spec.study
     yield from _startup(reader, "sampler", SAMPLERS, f"all {study.n_trials} trials are drawn at random")
     if study.sampler.name not in {"grid", "brute_force"}:
@@ -304,7 +191,7 @@ def _points(entry: ParamSpec) -> int | None:
     return round((entry.high - entry.low) / entry.step) + 1
 
 
-def _pruner(reader: _Reader) -> Findings:
+def _pruner(reader: Reader) -> Findings:
     study, epochs = reader.spec.study, reader.epochs
     yield from _startup(reader, "pruner", PRUNERS, f"none of the {study.n_trials} trials can be pruned")
     if epochs is None:
@@ -316,7 +203,7 @@ def _pruner(reader: _Reader) -> Findings:
             yield reader.warn(problem, join_path(("study", "pruner", key)), given, f"write less than {epochs}")
 
 
-def _startup(reader: _Reader, part: str, known: Mapping[str, Callable[..., Any]], problem: str) -> Findings:
+def _startup(reader: Reader, part: str, known: Mapping[str, Callable[..., Any]], problem: str) -> Findings:
     """A sampler or a pruner that would begin its work when the study is over."""
     study = reader.spec.study
     section, key = getattr(study, part), "n_startup_trials"
@@ -334,7 +221,7 @@ def _startup(reader: _Reader, part: str, known: Mapping[str, Callable[..., Any]]
         yield reader.warn(f"{problem}: {section.name} begins after {first}", path, first, fix)
 
 
-def _workers(reader: _Reader) -> Findings:
+def _workers(reader: Reader) -> Findings:
     study = reader.spec.study
     if study.workers is not None and study.workers > study.n_trials:
         problem = f"there are {study.n_trials} trials for {study.workers} workers: the others have nothing to do"
@@ -343,7 +230,7 @@ def _workers(reader: _Reader) -> Findings:
         )
 
 
-def _timeouts(reader: _Reader) -> Findings:
+def _timeouts(reader: Reader) -> Findings:
     study = reader.spec.study
     whole = study.trial_timeout
     if study.no_progress_timeout is not None and whole is not None and study.no_progress_timeout >= whole:
@@ -352,7 +239,7 @@ def _timeouts(reader: _Reader) -> Findings:
         yield reader.warn(problem, "study.no_progress_timeout", study.no_progress_timeout, fix)
 
 
-def _overridden(reader: _Reader) -> Findings:
+def _overridden(reader: Reader) -> Findings:
     if reader.spec.study.baseline:  # the base config is a trial, then
         return
     for path in reader.space:
@@ -362,7 +249,5 @@ def _overridden(reader: _Reader) -> Findings:
             yield reader.warn("has no effect on trials: they draw it from search_space", path, value, fix)
 
 
-Check = Callable[[_Reader], Findings]
-
-_TRAINING: Final[Collection[Check]] = (_schedule, _milestones, _warmup, _patience, _learning_rate, _direction)
+_TRAINING: Final[Collection[Check]] = (*SCHEDULES, _patience, _learning_rate, _direction)
 _SEARCH: Final[Collection[Check]] = (_overridden, _ranges, _sampler, _pruner, _workers, _timeouts, _network)

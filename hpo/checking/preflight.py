@@ -31,6 +31,7 @@ from hpo.checking.preflight_probe import (
     Probe,
     listed,
 )
+from hpo.checking.schedules import check_span
 from hpo.config import StudySpec
 from hpo.errors import InputError
 from hpo.running.devices import Slot
@@ -280,7 +281,7 @@ def _after(attempt: Attempt, folder: Path) -> list[Finding]:
     """What the short run has shown, and whether a checkpoint of it comes back as it was."""
     trainer, probe, spec = attempt.trainer, attempt.probe, attempt.builder.spec
     assert trainer is not None
-    notes = []
+    notes = check_span(spec, attempt.config, trainer.state.total_steps)
     if probe.without_gradient:
         problem = f"no gradient reaches {listed(probe.without_gradient)}: it never learns"
         fix = "use it in the forward pass, or freeze it with requires_grad=False"

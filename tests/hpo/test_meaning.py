@@ -72,6 +72,32 @@ def scheduler(name: str, arguments: str) -> str:
             "the learning rate never changes",
         ),
         (
+            [scheduler("CosineAnnealingWarmRestarts", "T_0: 10")],
+            "scheduler.T_0",
+            "the learning rate never restarts: 10 epochs",
+        ),
+        (
+            [scheduler("CyclicLR", "base_lr: 0.01, max_lr: 0.1, step_size_up: 12")],
+            "scheduler.step_size_up",
+            "never gets to max_lr",
+        ),
+        (
+            [
+                scheduler("CosineAnnealingLR", "T_max: 20"),
+                "search_space={trainer.max_epochs: {type: int, low: 10, high: 30}}",
+            ],
+            "scheduler.T_max",
+            "laid out over 20 epochs in every trial, and their length is searched: trainer.max_epochs",
+        ),
+        (
+            [
+                scheduler("OneCycleLR", "max_lr: 0.1, total_steps: 300, interval: step"),
+                "search_space={loader.batch_size: {type: categorical, choices: [16, 32]}}",
+            ],
+            "scheduler.total_steps",
+            "laid out over 300 steps in every trial, and their length is searched: loader.batch_size",
+        ),
+        (
             [scheduler("MultiStepLR", "milestones: [5, 10, 15]")],
             "scheduler.milestones",
             r"never gets to \[10, 15\]",
@@ -167,6 +193,19 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
         [scheduler("CosineAnnealingLR", "T_max: 7, warmup: 3")],
         [scheduler("CosineAnnealingLR", "T_max: 1000, interval: step")],
         [scheduler("OneCycleLR", "max_lr: 0.1, epochs: 10, steps_per_epoch: 3, interval: step")],
+        [
+            scheduler("OneCycleLR", "max_lr: 0.1, total_steps: '${trainer.total_steps}', interval: step"),
+            "search_space={loader.batch_size: {type: categorical, choices: [16, 32]}}",
+        ],
+        [
+            scheduler("CosineAnnealingLR", "T_max: '${trainer.max_epochs}'"),
+            "search_space={trainer.max_epochs: {type: int, low: 10, high: 30}}",
+        ],
+        [
+            scheduler("CosineAnnealingLR", "T_max: '${trainer.max_steps}', interval: step"),
+            "trainer={max_steps: 40, validate_every: 8}",
+            "search_space={loader.batch_size: {type: categorical, choices: [16, 32]}}",
+        ],
         [scheduler("LinearLR", "total_iters: 5")],
         [scheduler("StepLR", "step_size: 9")],
         [scheduler("MultiStepLR", "milestones: [5, 9]")],
