@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from trainer import direct
 from trainer.callback import Callback, TrainerView
 from trainer.data import batch_length
+from trainer.fused import check_gradients
 from trainer.parts import is_compiled
 from trainer.precision import Precision
 from trainer.schedulers import needs_metric
@@ -51,7 +52,7 @@ class Compute:
         self._scheduler_per_step = scheduler_per_step
         self._scheduler_monitor = scheduler_monitor
         self._compiled = is_compiled(model)
-        self._take_step = direct.DirectStep(trainer.optimizer)
+        self._direct_step = direct.DirectStep(trainer.optimizer)
 
     def train(self, batch: Any) -> None:
         """Train on one batch, on the device."""
@@ -146,6 +147,10 @@ class Compute:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
             direct.backward(loss)
+
+    def _take_step(self) -> None:
+        check_gradients(self._trainer.optimizer)
+        self._direct_step()
 
     def _record(self, prefix: str, extra: Mapping[str, Any]) -> None:
         state, record = self._trainer.state, self._trainer.recorder.record

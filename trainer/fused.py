@@ -1,39 +1,98 @@
-"""Torch's fused optimizers where nothing else was asked for."""
+"""Torch's fused optimizers where nothing else was asked for and they compute the same.
+
+The kernels walk through memory: parameters, gradients and state must lie densely in the same order, else values
+that do not belong together are combined, and others are written that no parameter holds. They take no sparse
+gradients, and that of SGD with momentum no parameter whose first gradient comes after those of others.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-# Exact classes: what a subclass does in its step is not ours to know.
+logger = logging.getLogger(__name__)
+
+# Exact classes: a subclass may do anything in its step.
 _FUSIBLE = (SGD, Adam, AdamW)
 _DEVICES = frozenset({"cpu", "cuda"})
+_TYPES = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
 
 
-def use_fused(optimizer: Optimizer, model: nn.Module) -> bool:
+def use_fused(optimizer: Optimizer) -> bool:
     """Switch a fresh optimizer to its fused form, as its ``fused=True`` would have.
 
-    Left alone are optimizers that have none, have stepped already, were given ``fused``, ``foreach``,
-    ``differentiable`` or ``capturable``, or hold a parameter for which there is none; and all of a model that has
-    layers with sparse gradients, for which there is none either.
+    Left alone are optimizers that have none or have stepped already, and groups that were given ``fused``,
+    ``foreach``, ``differentiable`` or ``capturable``, or hold a parameter that does not fit.
 
     Returns:
-        Whether it was switched.
+        Whether a group was switched.
     """
     if type(optimizer) not in _FUSIBLE or optimizer.state:
         return False
-    groups = optimizer.param_groups
-    if any(group.get("fused") is not None or group.get("foreach") is not None for group in groups):
-        return False
-    if any(group.get("differentiable") or group.get("capturable") for group in groups):
-        return False
-    if not all(_fits(parameter) for group in groups for parameter in group["params"]):
-        return False
-    if any(getattr(module, "sparse", False) for module in model.modules()):
-        return False
-    for group in groups:
-        group["fused"] = True
-    return True
+    switched = False
+    for group in optimizer.param_groups:
+        if not _has_a_form(group) and all(_fits(parameter) for parameter in group["params"]):
+            group["fused"] = switched = True
+    return switched
 
 
-def _fits(parameter: torch.Tensor) -> bool:
-    return parameter.is_floating_point() and parameter.device.type in _DEVICES and not parameter.is_sparse
+def leave_fused(optimizer: Optimizer) -> None:
+    """Switch off the fused form of groups whose parameters or state do not fit.
+
+    To be called when either may have been replaced: a loaded state brings the ``fused`` of another run with it,
+    and tensors in the order in which they lay there.
+    """
+    for group in optimizer.param_groups:
+        if not group.get("fused"):
+            continue
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            if not _fits(parameter) or not all(_is_flat(value) for value in state.values()):
+                _switch_off(group, "a parameter or its state is not contiguous")
+                break
+
+
+def check_gradients(optimizer: Optimizer) -> None:
+    """Switch off the fused form of groups that can't take this step with the gradients there are."""
+    for group in optimizer.param_groups:
+        if not group.get("fused"):
+            continue
+        with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
+        if not all(_is_dense(parameter.grad) for parameter in with_gradient):
+            _switch_off(group, "a gradient is sparse or not contiguous")
+        elif group.get("momentum"):
+            begun = {_has_momentum(optimizer, parameter) for parameter in with_gradient}
+            if len(begun) > 1:
+                _switch_off(group, "a parameter has its first gradient after others")
+
+
+def _has_a_form(group: Mapping[str, Any]) -> bool:
+    chosen = group.get("fused") is not None or group.get("foreach") is not None
+    return bool(chosen or group.get("differentiable") or group.get("capturable"))
+
+
+def _switch_off(group: dict[str, Any], reason: str) -> None:
+    logger.info("the optimizer's step is not fused for %d parameters: %s", len(group["params"]), reason)
+    group["fused"] = None
+
+
+def _fits(parameter: Tensor) -> bool:
+    return parameter.dtype in _TYPES and parameter.device.type in _DEVICES and _is_dense(parameter)
+
+
+def _is_dense(tensor: Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.is_contiguous()
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether a value of a parameter's state is no tensor of many, or one that lies as the parameter does."""
+    return not isinstance(value, Tensor) or _is_dense(value)
+
+
+def _has_momentum(optimizer: Optimizer, parameter: Tensor) -> bool:
+    return optimizer.state.get(parameter, {}).get("momentum_buffer") is not None

@@ -18,7 +18,7 @@ from trainer.compute import Compute
 from trainer.data import Batches, BatchOptions, is_batched, make_batches
 from trainer.declared import UndeclaredState
 from trainer.direct import mark_stepped
-from trainer.fused import use_fused
+from trainer.fused import leave_fused, use_fused
 from trainer.graph import GraphedCompute
 from trainer.metrics import EpochMetrics
 from trainer.parts import check_optimizer, choose_step, compiled
@@ -107,7 +107,7 @@ class Trainer:
         self.model = model.to(self.device)
         self.optimizer = optimizer
         check_optimizer(self.model, optimizer)
-        use_fused(optimizer, self.model)
+        use_fused(optimizer)
         self.step = choose_step(loss, step)
         self.metrics = dict(metrics or {})
         self.scheduler = scheduler
@@ -234,6 +234,7 @@ class Trainer:
         self.model.load_state_dict(checkpoint["model"])
         # Copies: optimizers and schedulers take over what they are given, and it may be loaded once more.
         self.optimizer.load_state_dict(deepcopy(checkpoint["optimizer"]))
+        leave_fused(self.optimizer)
         if self.scheduler is not None and checkpoint["scheduler"] is not None:
             self.scheduler.load_state_dict(deepcopy(checkpoint["scheduler"]))
         self.state.load_state_dict(deepcopy(checkpoint["state"]))
@@ -381,6 +382,7 @@ class Trainer:
 
     def _prepare(self) -> None:
         self._hooks = self.callbacks.resolve()
+        leave_fused(self.optimizer)
         self._compute = self._make_compute()
 
     def _make_compute(self) -> Compute:
