@@ -17,6 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from hpo.cli.app import main
+from hpo.config import load_spec
+from hpo.ledger import Attempt, attempts
+from hpo.study import load_study
 
 MODEL = '''
 import time
@@ -174,6 +177,16 @@ def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
             return value
         time.sleep(0.05)
     raise AssertionError("the condition did not come true in time")
+
+
+def ledger_of(study: Path) -> list[Attempt]:
+    """Every attempt at the study's trials."""
+    opened = load_study(load_spec(study))
+    try:
+        with opened.storage.engine.connect() as conn:
+            return attempts(conn, opened.study_id)
+    finally:
+        opened.storage.close()
 
 
 def _alive(pid: int) -> bool:

@@ -10,25 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from hpo.config import load_spec
-from hpo.ledger import Attempt, attempts
-from hpo.study import load_study
-from tests.acceptance.support import hpo, hpo_json, make_study, start_hpo, wait_until
+from tests.acceptance.support import hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
 
 LONG = ("model.delay=0.05", "trainer.max_epochs=40")
 
 
 def checkpoints(study: Path) -> list[Path]:
     return list(study.parent.rglob("epoch-*.pt"))
-
-
-def ledger_of(study: Path) -> list[Attempt]:
-    opened = load_study(load_spec(study))
-    try:
-        with opened.storage.engine.connect() as conn:
-            return attempts(conn, opened.study_id)
-    finally:
-        opened.storage.close()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
