@@ -5,5 +5,14 @@ from trainer.checkpoint import newest_checkpoint
 from trainer.data import BatchOptions
 from trainer.state import TrainState
 from trainer.trainer import Trainer
+from trainer.whole_set import WholeSet
 
-__all__ = ["BatchOptions", "Callback", "TrainState", "Trainer", "newest_checkpoint", "register_global_callback"]
+__all__ = [
+    "BatchOptions",
+    "Callback",
+    "TrainState",
+    "Trainer",
+    "WholeSet",
+    "newest_checkpoint",
+    "register_global_callback",
+]

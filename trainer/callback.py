@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.events import LOG_PRIORITY
+from trainer.metric_objects import Metric
 from trainer.metrics import EpochMetrics
 from trainer.plan import Plan
 from trainer.precision import Precision
@@ -33,6 +34,7 @@ class TrainerView(Protocol):
     plan: Plan
     precision: Precision
     state: TrainState
+    metrics: Mapping[str, Metric]
     recorder: EpochMetrics
 
     def state_dict(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from trainer import direct
@@ -17,7 +17,7 @@ from trainer.parts import is_compiled
 from trainer.precision import Precision
 from trainer.schedulers import needs_metric
 from trainer.state import BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
-from trainer.step import Metric, Step, split_output
+from trainer.step import Step, StepResult, split_output
 
 
 class Compute:
@@ -27,7 +27,6 @@ class Compute:
         trainer: Whose model, optimizer, scheduler and state they are.
         model: What is called: the trainer's model, or its compiled form.
         step: Computes one batch.
-        metrics: By name.
         precision: In which numbers.
         scheduler_per_step: Whether the scheduler goes with the optimizer's step.
         scheduler_monitor: The metric that a ReduceLROnPlateau follows.
@@ -38,7 +37,6 @@ class Compute:
         trainer: TrainerView,
         model: nn.Module,
         step: Step,
-        metrics: Mapping[str, Metric],
         precision: Precision,
         *,
         scheduler_per_step: bool,
@@ -47,7 +45,6 @@ class Compute:
         self._trainer = trainer
         self._model = model
         self._step = step
-        self._metrics = metrics
         self._precision = precision
         self._scheduler_per_step = scheduler_per_step
         self._scheduler_monitor = scheduler_monitor
@@ -58,6 +55,7 @@ class Compute:
         """Train on one batch, on the device."""
         state, fire = self._trainer.state, self._trainer.fire
         state.batch = batch
+        state.gradient_share = 1.0
         fire("on_train_batch_start")
         self._run(state.batch)
         state.batch_index += 1
@@ -74,7 +72,7 @@ class Compute:
         state, fire = self._trainer.state, self._trainer.fire
         state.batch = batch
         fire(f"on_{scope}_batch_start")
-        self._record(prefix, self._forward())
+        self._record(prefix, self._forward().extra)
         fire(f"on_{scope}_batch_end")
 
     def step_optimizer(self) -> None:
@@ -99,9 +97,9 @@ class Compute:
         self._trainer.state.batch = batch
         self._act(ZERO_GRAD, self._clear_gradients)
         fire("on_before_forward")
-        extra = self._forward()
+        result = self._forward()
         fire("on_after_forward")
-        self._record("train", extra)
+        self._record("train", result.extra)
         self._act(BACKWARD, self._backward)
         self.step_optimizer()
 
@@ -132,17 +130,21 @@ class Compute:
             for parameter in group["params"]:
                 parameter.grad = None
 
-    def _forward(self) -> Mapping[str, Any]:
+    def _forward(self) -> StepResult:
         state = self._trainer.state
         with self._precision.autocast():
             output = self._step(self._model, state.batch)
-        state.loss, state.outputs, extra = split_output(output)
-        return extra
+        result = split_output(output, state.batch)
+        state.loss, state.outputs, state.weight = result.loss, result.outputs, result.weight
+        return result
 
     def _backward(self) -> None:
         loss = self._trainer.state.loss
         assert loss is not None
         loss = self._precision.scale(loss)
+        share = self._trainer.state.gradient_share
+        if isinstance(share, Tensor) or share != 1:
+            loss = loss * share
         if self._compiled:
             loss.backward()  # type: ignore[no-untyped-call]
         else:
@@ -153,17 +155,28 @@ class Compute:
         self._direct_step()
 
     def _record(self, prefix: str, extra: Mapping[str, Any]) -> None:
-        state, record = self._trainer.state, self._trainer.recorder.record
+        state, recorder = self._trainer.state, self._trainer.recorder
         assert state.loss is not None
-        samples = float(batch_length(state.batch))
-        record(f"{prefix}_loss", state.loss, samples)
-        for name, value in extra.items():
-            record(f"{prefix}_{name}", value, samples)
-        if self._metrics:
+        if state.weight is None:
+            recorder.record(f"{prefix}_loss", state.loss, reduce="sum")
+        else:
+            recorder.record(f"{prefix}_loss", state.loss, state.weight)
+        if extra:
+            weight = float(batch_length(state.batch)) if state.weight is None else state.weight
+            for name, value in extra.items():
+                recorder.record(f"{prefix}_{self._own_name(name)}", value, weight)
+        if self._trainer.metrics:
             targets = _targets(state.batch)
             with torch.no_grad():
-                for name, metric in self._metrics.items():
-                    record(f"{prefix}_{name}", metric(state.outputs, targets), samples)
+                recorder.measure(prefix, state.outputs, targets, float(batch_length(state.batch)))
+
+    def _own_name(self, name: str) -> str:
+        if name in self._trainer.metrics:
+            raise ValueError(
+                f"the step returns {name!r}, and a metric of the Trainer is called {name!r} too: both would be "
+                f"recorded as train_{name}; rename one of the two"
+            )
+        return name
 
     def _advance_scheduler(self) -> None:
         scheduler = self._trainer.scheduler

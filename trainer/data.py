@@ -42,15 +42,15 @@ class BatchOptions:
 
     Attributes:
         batch_size: Samples per training batch.
-        eval_batch_size: Samples per validation or test batch; None: ``batch_size`` through a DataLoader, and
-            up to 4,096 at once from memory.
+        eval_batch_size: Samples per validation or test batch. It follows no other number, so that a search of
+            ``batch_size`` does not change what validation needs and gives.
         shuffle: A new order each epoch, for training.
         drop_last: Leave out a last, smaller training batch.
         num_workers: Worker processes of the DataLoader; unused for tensors in memory.
     """
 
     batch_size: int = 32
-    eval_batch_size: int | None = None
+    eval_batch_size: int = 256
     shuffle: bool = True
     drop_last: bool = False
     num_workers: int = 0
@@ -58,8 +58,6 @@ class BatchOptions:
     def __post_init__(self) -> None:
         for name, lowest in (("batch_size", 1), ("eval_batch_size", 1), ("num_workers", 0)):
             value = getattr(self, name)
-            if value is None and name == "eval_batch_size":
-                continue
             if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
                 raise ValueError(f"{name} is {value!r}: give a whole number of at least {lowest}")
 
@@ -240,7 +238,7 @@ def _tensor_batches(
             drop_last=options.drop_last,
             seed=seed,
         )
-    return TensorBatches(data.tensors, options.eval_batch_size or max(options.batch_size, 4096), device)
+    return TensorBatches(data.tensors, options.eval_batch_size, device)
 
 
 def _loader(data: Dataset[Any], options: BatchOptions, device: torch.device, *, train: bool) -> DataLoader[Any]:
@@ -249,7 +247,7 @@ def _loader(data: Dataset[Any], options: BatchOptions, device: torch.device, *, 
     # resumed run has not drawn.
     return DataLoader(
         data,
-        batch_size=options.batch_size if train else options.eval_batch_size or options.batch_size,
+        batch_size=options.batch_size if train else options.eval_batch_size,
         shuffle=train and options.shuffle and not iterable,
         drop_last=train and options.drop_last,
         num_workers=options.num_workers,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final
 
 import torch
@@ -13,6 +13,7 @@ from trainer.callback import Callback
 from trainer.compute import Compute
 from trainer.data import map_tensors, tensors_in
 from trainer.runner import hook_of
+from trainer.step import StepResult
 
 #: What the graph does in one go, in the order of its events.
 _INSIDE: Final = tuple(
@@ -63,9 +64,7 @@ class GraphedCompute(Compute):
         self._shapes: list[tuple[torch.Size, torch.dtype]] = []
         self._batch: Any = None
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
-        self._loss: Tensor | None = None
-        self._outputs: Any = None
-        self._extra: Mapping[str, Any] = {}
+        self._result: StepResult | None = None
 
     def _run(self, batch: Any) -> None:
         shapes = [(tensor.shape, tensor.dtype) for tensor in tensors_in(batch)]
@@ -76,6 +75,15 @@ class GraphedCompute(Compute):
         if self._replay is None:
             self._record_graph(batch, shapes)
         self._replay_graph(batch)
+
+    def _forward(self) -> StepResult:
+        result = super()._forward()
+        if not result.fixed:
+            raise ValueError(
+                "cuda_graph records the step once, and a weight that it returns as a number would never change: "
+                "return a tensor, such as mask.sum()"
+            )
+        return result
 
     def _run_plainly(self, batch: Any) -> None:
         """As without a graph, but on a stream of its own, so that the capture finds everything set up."""
@@ -94,37 +102,43 @@ class GraphedCompute(Compute):
         self._shapes = shapes
         self._batch = map_tensors(torch.clone, batch)
         self._clear_gradients()
+        results: list[StepResult] = []
 
         def work() -> None:
             state.batch = self._batch
-            self._extra = self._forward()
+            results.append(self._forward())
             self._backward()
             with torch.no_grad():
                 self._take_step()
 
         self._replay = self.capture(work)
-        self._loss, self._outputs = state.loss, state.outputs
+        self._result = results[0]
         parameters = [item for group in self._trainer.optimizer.param_groups for item in group["params"]]
         self._gradients = [(parameter, parameter.grad) for parameter in parameters]
 
     def _replay_graph(self, batch: Any) -> None:
-        state, fire = self._trainer.state, self._trainer.fire
+        state, fire, result = self._trainer.state, self._trainer.fire, self._result
         assert self._replay is not None
-        assert self._loss is not None
+        assert result is not None
         for static, tensor in zip(tensors_in(self._batch), tensors_in(batch), strict=True):
             static.copy_(tensor, non_blocking=True)
         self._replay()
         # The graph writes to the same places each time; what is kept is a copy.
-        state.loss, state.outputs, state.batch = self._loss.clone(), self._outputs, batch
-        extra = {
-            name: value.clone() if isinstance(value, Tensor) else value for name, value in self._extra.items()
-        }
+        state.loss, state.outputs, state.batch = result.loss.clone(), result.outputs, batch
+        if self._trainer.recorder.objects:
+            state.outputs = map_tensors(torch.clone, result.outputs)
+        state.weight = _copied(result.weight)
+        extra = {name: _copied(value) for name, value in result.extra.items()}
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
         self._record("train", extra)
         for event in _INSIDE:
             fire(event)
         self._count_step()
+
+
+def _copied(value: Any) -> Any:
+    return value.clone() if isinstance(value, Tensor) else value
 
 
 def _check(callbacks: Iterable[Callback], optimizer: Optimizer) -> None:

@@ -1,15 +1,22 @@
-"""Metrics kept on the device and brought over in one transfer."""
+"""What an epoch records: sums kept on the device and brought over in one transfer, and metric objects."""
 
+from __future__ import annotations
+
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from trainer.metric_objects import Metric, MetricObjects, is_object
 from trainer.recorded import MetricError, number
 
-Reduce = Literal["mean", "max"]
+logger = logging.getLogger(__name__)
+
+Reduce = Literal["mean", "sum", "max"]
 
 # Values wait in a list, because appending costs a training step nothing; this many are then folded into one.
 _FOLD = 512
@@ -20,9 +27,9 @@ class _Accumulator:
     reduce: Reduce
     dtype: torch.dtype
     values: list[Tensor] = field(default_factory=list)
-    weights: list[float] = field(default_factory=list)
+    weights: list[Tensor | float] = field(default_factory=list)
     total: Tensor | None = None
-    weight: float = 0.0
+    weight: Tensor | None = None
 
     def fold(self) -> None:
         values = torch.stack(self.values).to(self.dtype)
@@ -30,36 +37,67 @@ class _Accumulator:
             folded = values.max()
             self.total = folded if self.total is None else torch.maximum(self.total, folded)
         else:
-            weights = torch.tensor(self.weights, dtype=self.dtype).to(values.device, non_blocking=True)
-            folded = torch.dot(values, weights)
+            weights = self.stacked_weights(values.device)
+            # A batch without weight counts for nothing, also where its mean is 0 / 0.
+            folded = torch.where(weights == 0, 0.0, values * weights).sum()
             self.total = folded if self.total is None else self.total + folded
-            self.weight += sum(self.weights)
+            # What can be no weight makes the sum NaN, which is looked at when it is on the host.
+            folded = torch.where(torch.isfinite(weights) & (weights >= 0), weights, torch.nan).sum()
+            self.weight = folded if self.weight is None else self.weight + folded
         self.values, self.weights = [], []
 
+    def stacked_weights(self, device: torch.device) -> Tensor:
+        if not any(isinstance(weight, Tensor) for weight in self.weights):
+            return torch.tensor(self.weights, dtype=self.dtype).to(device, non_blocking=True)
+        tensors = [torch.as_tensor(weight, dtype=self.dtype, device=device) for weight in self.weights]
+        return torch.stack(tensors)
+
     def result(self) -> Tensor:
+        """Total and weight."""
         if self.values:
             self.fold()
         assert self.total is not None
-        return self.total / self.weight if self.reduce == "mean" else self.total
+        return torch.stack((self.total, self.total if self.weight is None else self.weight))
 
 
 class EpochMetrics:
-    """Running means and maxima of one epoch, by name.
+    """The numbers of one epoch by name: running means, sums and maxima, and metric objects.
 
     Nothing is read back from the device before ``compute``.
 
     Args:
         device: Where the recorded tensors lie.
+        metrics: The metrics that ``measure`` takes, by name: functions of (outputs, targets), whose values are
+            means over the samples of a batch, and objects with ``update``, ``compute`` and ``reset``.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, metrics: Mapping[str, Metric] = MappingProxyType({})) -> None:
         self._device = device
         # Apple's GPU has no float64.
         self._dtype = torch.float32 if device.type == "mps" else torch.float64
         self._accumulators: dict[str, _Accumulator] = {}
+        self._metrics = metrics
+        self._functions: dict[str, Any] = {
+            name: metric for name, metric in metrics.items() if not is_object(metric)
+        }
+        #: Those of the metrics that are objects.
+        self.objects = MetricObjects({name: item for name, item in metrics.items() if is_object(item)}, device)
 
-    def record(self, name: str, value: Tensor | float, weight: float = 1.0, reduce: Reduce = "mean") -> None:
-        """Add one value; ``weight`` is the number of samples it is the mean of (unused for ``"max"``).
+    def fresh(self) -> EpochMetrics:
+        """Another one for the same metrics, with nothing recorded."""
+        return EpochMetrics(self._device, self._metrics)
+
+    def record(
+        self, name: str, value: Tensor | float, weight: Tensor | float = 1.0, reduce: Reduce = "mean"
+    ) -> None:
+        """Add one value.
+
+        Args:
+            name: Its name.
+            value: One number.
+            weight: What it is the mean of: a number of samples, say, at least 0; unused for ``"max"``. A value
+                without weight counts for nothing. A tensor must not be changed in place afterwards.
+            reduce: ``"mean"``, ``"sum"`` or ``"max"`` of the epoch's values.
 
         Raises:
             MetricError: It is no real number, nor a tensor with one element.
@@ -78,34 +116,52 @@ class EpochMetrics:
         if len(accumulator.values) >= _FOLD:
             accumulator.fold()
 
+    def measure(self, prefix: str, outputs: Any, targets: Any, samples: float) -> None:
+        """Hand one batch of so many samples to all metrics; gradients are off."""
+        for name, function in self._functions.items():
+            self.record(f"{prefix}_{name}", function(outputs, targets), samples)
+        if self.objects:
+            self.objects.update(prefix, outputs, targets)
+
     def compute(self) -> dict[str, float]:
-        """The epoch's numbers by name, in the order of first recording; one device-to-host copy."""
+        """The epoch's numbers by name, in the order of first recording, those of objects last.
+
+        Raises:
+            ValueError: A weight was negative or not finite.
+        """
         if not self._accumulators:
-            return {}
-        results = torch.stack([accumulator.result() for accumulator in self._accumulators.values()])
-        return dict(zip(self._accumulators, results.tolist(), strict=True))
+            return self.objects.compute()
+        results = torch.stack([accumulator.result() for accumulator in self._accumulators.values()]).tolist()
+        values = {
+            name: _quotient(name, *result) if item.reduce == "mean" else result[0]
+            for (name, item), result in zip(self._accumulators.items(), results, strict=True)
+        }
+        return values | self.objects.compute()
 
     def reset(self) -> None:
         """Forget everything recorded."""
         self._accumulators = {}
+        self.objects.forget()
 
     def forget(self, prefix: str) -> None:
         """Forget what was recorded under names that begin so."""
         kept = {name: item for name, item in self._accumulators.items() if not name.startswith(prefix)}
         self._accumulators = kept
+        self.objects.forget(prefix)
 
     def state_dict(self) -> dict[str, Any]:
         """Unfolded, so that a resumed epoch adds in the same order and ends with the same bits."""
-        return {
+        sums = {
             name: {
                 "reduce": item.reduce,
                 "values": torch.stack(item.values).cpu() if item.values else None,
-                "weights": list(item.weights),
+                "weights": item.stacked_weights(self._device).cpu() if item.weights else None,
                 "total": None if item.total is None else item.total.cpu(),
-                "weight": item.weight,
+                "weight": None if item.weight is None else item.weight.cpu(),
             }
             for name, item in self._accumulators.items()
         }
+        return {"sums": sums, "objects": self.objects.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
@@ -114,9 +170,27 @@ class EpochMetrics:
                 item["reduce"],
                 self._dtype,
                 [] if item["values"] is None else list(item["values"].to(self._device)),
-                list(item["weights"]),
+                [] if item["weights"] is None else list(item["weights"].to(self._device)),
                 None if item["total"] is None else item["total"].to(self._device),
-                item["weight"],
+                None if item["weight"] is None else item["weight"].to(self._device),
             )
-            for name, item in state.items()
+            for name, item in state["sums"].items()
         }
+        self.objects.load_state_dict(state["objects"])
+
+
+def _quotient(name: str, total: float, weight: float) -> float:
+    """The mean; NaN where nothing counted."""
+    if weight != weight:
+        raise ValueError(
+            f"{name}: the weight of a batch is negative or not finite; let the step return the number of tokens, "
+            "nodes or valid targets, and look at the class weights of the loss"
+        )
+    if not weight:
+        logger.warning(
+            "%s is NaN: no batch of the epoch has any weight, as where every target is ignored or a step's weight "
+            "is always 0",
+            name,
+        )
+        return float("nan")
+    return total / weight

@@ -56,6 +56,10 @@ class TrainState:
         batch: The batch being worked on; hooks may replace it.
         outputs: What the step returned as outputs for that batch; hooks may replace it.
         loss: Its loss, a scalar tensor on the device; hooks may replace it.
+        weight: What that loss was divided by, a number or a tensor on the device: samples, elements, tokens, or
+            the summed class weights of its targets. None where it is a sum over the batch.
+        gradient_share: What the gradients of the batch are multiplied by as they are added to those there are; set
+            in ``on_before_backward`` by who accumulates, 1 for each new batch.
     """
 
     max_epochs: int
@@ -78,6 +82,8 @@ class TrainState:
     batch: Any = None
     outputs: Any = None
     loss: Tensor | None = None
+    weight: Tensor | float | None = 0.0
+    gradient_share: Tensor | float = 1.0
     _metrics: Metrics = field(default_factory=Metrics)
 
     @property

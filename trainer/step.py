@@ -1,27 +1,57 @@
 """What is computed for one batch: a separate, replaceable function."""
 
+import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-StepOutput = Tensor | Mapping[str, Any]
+from trainer.data import batch_length
+from trainer.denominators import denominator_of
+
+Weight = Tensor | float | None
+
+_NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+
+
+class StepResult(NamedTuple):
+    """What a step returned, taken apart.
+
+    Attributes:
+        loss: The loss.
+        outputs: What the metrics get.
+        weight: What the loss was divided by; None where it is a sum over the batch.
+        extra: Further scalars by name.
+        fixed: Whether the weight follows from the shapes of the batch, or is a tensor.
+    """
+
+    loss: Tensor
+    outputs: Any
+    weight: Weight
+    extra: Mapping[str, Any] = _NOTHING
+    fixed: bool = True
+
+
+StepOutput = Tensor | Mapping[str, Any] | StepResult
 Step = Callable[[nn.Module, Any], StepOutput]
-Metric = Callable[[Any, Any], Tensor | float]
 
 
 class SupervisedStep:
     """``loss(model(x), y)`` for batches ``(x, y)``.
 
     Args:
-        loss: Takes (outputs, targets), returns a scalar: the mean over the batch.
+        loss: Takes (outputs, targets), returns a scalar: the mean over the batch. What torch's own losses divide
+            by is known (`trainer.denominators`); another one counts as a mean over samples.
     """
 
     def __init__(self, loss: Callable[[Any, Any], Tensor]) -> None:
         self.loss = loss
+        self._denominator = denominator_of(loss)
 
-    def __call__(self, model: nn.Module, batch: Any) -> StepOutput:
-        """Loss and outputs of one batch."""
+    def __call__(self, model: nn.Module, batch: Any) -> StepResult:
+        """Loss, outputs and weight of one batch."""
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             raise TypeError(
                 f"a batch is {type(batch).__name__}, not (inputs, targets): give the Trainer a `step` of your own "
@@ -29,21 +59,54 @@ class SupervisedStep:
             )
         inputs, targets = batch
         outputs = model(inputs)
-        return {"loss": self.loss(outputs, targets), "outputs": outputs}
+        loss = self.loss(outputs, targets)
+        if self._denominator is None:
+            return StepResult(loss, outputs, float(batch_length(batch)))
+        return StepResult(loss, outputs, self._denominator(loss, outputs, targets))
 
 
-def split_output(output: StepOutput) -> tuple[Tensor, Any, Mapping[str, Any]]:
-    """Loss, outputs and further scalars of what a step returned.
+def split_output(output: StepOutput, batch: Any) -> StepResult:
+    """Loss, outputs, weight and further scalars of what a step returned for a batch.
 
-    A step returns the loss, or a mapping with ``"loss"``, optional ``"outputs"`` (handed to the metrics) and
-    any other scalars, each recorded under its key.
+    A step returns the loss, or a mapping with ``"loss"``, optional ``"outputs"`` (handed to the metrics), optional
+    ``"weight"`` (what the loss is the mean of: tokens, nodes, valid targets; None for a loss that is a sum) and
+    any other scalars, each recorded under its key. Without a weight, loss and scalars are means over samples.
 
     Raises:
         TypeError: It returned something else.
+        ValueError: The weight is negative or not finite. Of a tensor that is found at the epoch's end.
     """
+    if type(output) is StepResult:
+        return output
     if isinstance(output, Tensor):
-        return output, None, {}
-    if isinstance(output, Mapping) and isinstance(output.get("loss"), Tensor):
-        extra = {key: value for key, value in output.items() if key not in {"loss", "outputs"}}
-        return output["loss"], output.get("outputs"), extra
-    raise TypeError(f"a step returns a loss tensor or a mapping with 'loss', not {type(output).__name__}")
+        return StepResult(output, None, float(batch_length(batch)))
+    if not isinstance(output, Mapping) or not isinstance(output.get("loss"), Tensor):
+        raise TypeError(f"a step returns a loss tensor or a mapping with 'loss', not {type(output).__name__}")
+    loss = output["loss"]
+    extra = {key: value for key, value in output.items() if key not in {"loss", "outputs", "weight"}}
+    if "weight" not in output:
+        return StepResult(loss, output.get("outputs"), float(batch_length(batch)), extra)
+    weight = _checked_weight(output["weight"], loss.device)
+    return StepResult(loss, output.get("outputs"), weight, extra, fixed=not isinstance(weight, float))
+
+
+def _checked_weight(weight: Any, device: torch.device) -> Weight:
+    """The weight as one number, a tensor on the loss's device; nothing is read from there."""
+    fix = "return the number of tokens, nodes or valid targets that its loss is the mean of"
+    if isinstance(weight, Tensor):
+        if weight.numel() != 1 or weight.is_complex():
+            raise TypeError(
+                f"the step's weight is a tensor of shape {tuple(weight.shape)}, {weight.dtype}, not one number: "
+                f"{fix}"
+            )
+        # A copy: what was handed over may be changed in place before it is looked at.
+        return weight.detach().to(device, non_blocking=True, copy=True).reshape(())
+    if weight is None:
+        return None
+    try:
+        number = float(weight)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"the step's weight is {weight!r}, not one number: {fix}") from error
+    if not (math.isfinite(number) and number >= 0):
+        raise ValueError(f"the step's weight is {weight!r}, and must be finite and not negative: {fix}")
+    return number

@@ -20,6 +20,7 @@ from trainer.declared import UndeclaredState
 from trainer.direct import mark_stepped
 from trainer.fused import leave_fused, use_fused
 from trainer.graph import GraphedCompute
+from trainer.metric_objects import Metric, check_metrics
 from trainer.metrics import EpochMetrics
 from trainer.parts import check_optimizer, choose_step, compiled
 from trainer.plan import Plan
@@ -29,14 +30,14 @@ from trainer.runner import CallbackRunner, fire_isolated, name_of
 from trainer.schedulers import check_interval
 from trainer.seeding import rng_state
 from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, VALIDATION, TrainState
-from trainer.step import Metric, Step
+from trainer.step import Step
 from trainer.stream import TrainStream
 
 logger = logging.getLogger(__name__)
 
 Interval = Literal["epoch", "step"]
 
-CHECKPOINT_VERSION = 2
+CHECKPOINT_VERSION = 3
 
 
 class Trainer:
@@ -48,8 +49,9 @@ class Trainer:
             ``fused`` or ``foreach`` were not given.
         loss: Takes (outputs, targets), returns the mean loss over the batch. Or None with ``step``.
         step: Takes (model, batch), returns the loss or a mapping (see `trainer.step`). Replaces ``loss``.
-        metrics: By name, functions of (outputs, targets) that return the mean over the batch; recorded as
-            ``train_<name>``, ``val_<name>``, ``test_<name>``.
+        metrics: By name, functions of (outputs, targets) that return the mean over the batch, objects with
+            ``update``, ``compute`` and ``reset``, or `trainer.WholeSet`; recorded as ``train_<name>``,
+            ``val_<name>``, ``test_<name>``.
         scheduler: Learning-rate scheduler over the optimizer.
         scheduler_interval: Whether the scheduler steps per ``"epoch"`` or per optimizer ``"step"``.
         scheduler_monitor: The metric that a ReduceLROnPlateau follows: a loss, or one of ``metrics`` or the step,
@@ -68,8 +70,10 @@ class Trainer:
         device: Where to train; None: the first CUDA device where there is one, else the CPU.
 
     Raises:
-        ValueError: Neither or both of ``loss`` and ``step`` are given, the optimizer is another model's, a
-            length, interval, precision or device is none, or a ReduceLROnPlateau is to step with the optimizer.
+        ValueError: Neither or both of ``loss`` and ``step`` are given, the optimizer is another model's, the name
+            of a metric is taken, a length, interval, precision or device is none, or a ReduceLROnPlateau is to
+            step with the optimizer.
+        TypeError: A metric is none.
     """
 
     def __init__(
@@ -109,7 +113,8 @@ class Trainer:
         check_optimizer(self.model, optimizer)
         use_fused(optimizer)
         self.step = choose_step(loss, step)
-        self.metrics = dict(metrics or {})
+        self.metrics: Mapping[str, Metric] = dict(metrics or {})
+        check_metrics(self.metrics)
         self.scheduler = scheduler
         self.scheduler_interval = scheduler_interval
         self.scheduler_monitor = scheduler_monitor
@@ -117,7 +122,7 @@ class Trainer:
         self.batching = batching or BatchOptions()
         self.seed = seed
         self.state = TrainState(max_epochs=max_epochs or 0)
-        self.recorder = EpochMetrics(self.device)
+        self.recorder = EpochMetrics(self.device, self.metrics)
         self.callbacks = CallbackRunner(callbacks, core=[LogDispatch(), *core_callbacks])
         self._called_model = compiled(self.model, compile)
         self._hooks = self.callbacks.resolve()
@@ -365,8 +370,8 @@ class Trainer:
 
     def _evaluate_alone(self, data: Any, prefix: str, scope: str) -> dict[str, float]:
         batches, state = self._eval_batches(data), self.state
-        kept, self.recorder = self.recorder, EpochMetrics(self.device)
-        at_work = state.batch, state.outputs, state.loss, set(state.skips)
+        kept, self.recorder = self.recorder, self.recorder.fresh()
+        at_work = state.batch, state.outputs, state.loss, state.weight, set(state.skips)
         training = self.model.training
         try:
             if self._running:  # inside a fit, whose callbacks are set up already
@@ -377,7 +382,7 @@ class Trainer:
             return self.recorder.compute()
         finally:
             self.recorder = kept
-            state.batch, state.outputs, state.loss, state.skips = at_work
+            state.batch, state.outputs, state.loss, state.weight, state.skips = at_work
             self.model.train(training and self._running)
 
     def _prepare(self) -> None:
@@ -391,7 +396,6 @@ class Trainer:
             self,
             self._called_model,
             self.step,
-            self.metrics,
             self.precision,
             scheduler_per_step=self.scheduler_interval == "step",
             scheduler_monitor=self.scheduler_monitor,

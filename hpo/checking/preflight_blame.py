@@ -33,6 +33,7 @@ from trainer import Callback, Trainer
 from trainer.callbacks import Checkpoint
 from trainer.checkpoint import CheckpointError, CheckpointWriteError
 from trainer.error_text import error_text
+from trainer.metric_objects import measured_alone
 
 _SAVED: Final = ("model", "optimizer", "scheduler", "callbacks", "state")
 #: The trainer's files that look at data before the first batch.
@@ -166,7 +167,9 @@ class Attempt:
             outputs = made[0]
             shapes = f"outputs {shapes_of(outputs)}, targets {shapes_of(targets)}"
             for name, metric in trainer.metrics.items():
-                fails = _fails(lambda call: torch.as_tensor(call(outputs, targets)).reshape(()), metric)
+                fails = _fails(
+                    lambda item: torch.as_tensor(measured_alone(item, outputs, targets)).reshape(()), metric
+                )
                 if fails and (self.probe.phase == METRICS or where):
                     return f"metrics.{name}", f"the metric{where} ({shapes})"
         return "loss", f"the loss{where} ({shapes})"

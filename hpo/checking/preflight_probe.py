@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
 from trainer.data import tensors_in
+from trainer.metric_objects import Metric, is_object, measured_alone
 
 #: What the run was doing last, for whoever has to say where an error came from.
 START: Final = "start"
@@ -43,7 +44,7 @@ class Probe(Callback):
         precision: ``fp16`` lets gradients overflow, which its scaling is for.
 
     Attributes:
-        metrics: By name, the functions of (outputs, targets) that are recorded; to be set before the run.
+        metrics: The trainer's; to be set before the run.
         phase: What the run was doing last.
         shapes: Shapes of the first batch's tensors.
         outputs: Shapes of the model's outputs for it.
@@ -62,7 +63,7 @@ class Probe(Callback):
 
     def __init__(self, complain: Complaint, *, loss_path: str, precision: str) -> None:
         self._complain = complain
-        self.metrics: Mapping[str, Callable[[Any, Any], Any]] = {}
+        self.metrics: Mapping[str, Metric] = {}
         self._loss_path = loss_path
         self._precision = precision
         self.phase = START
@@ -109,7 +110,8 @@ class Probe(Callback):
         if state.outputs is not None and isinstance(state.batch, tuple | list):
             with torch.no_grad():
                 for name, metric in self.metrics.items():
-                    self._check_metric(name, metric(state.outputs, state.batch[-1]))
+                    if not is_object(metric):  # for one batch alone its value may be none
+                        self._check_metric(name, measured_alone(metric, state.outputs, state.batch[-1]))
 
     def on_before_backward(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
         """From here on gradients are computed."""

@@ -38,13 +38,14 @@ def cut(config: dict[str, Any], parts: int) -> dict[str, Any]:
     """The config with each batch in so many parts, whose gradients are accumulated.
 
     The optimizer's steps are those of the whole batches, to rounding; a model whose output depends on the other
-    samples of its batch (batch norm) sees the small ones.
+    samples of its batch (batch norm) sees the small ones. Batches of validation get smaller too; what is recorded
+    there stays the same, to rounding, but for a metric that is a plain function and no mean over samples.
     """
     if parts == 1:
         return config
     loader = dict(config["loader"])
     loader["batch_size"] //= parts
-    loader["eval_batch_size"] = max(1, (loader["eval_batch_size"] or config["loader"]["batch_size"]) // parts)
+    loader["eval_batch_size"] = max(1, loader["eval_batch_size"] // parts)
     given = config["callbacks"].get(_ACCUMULATION, False)
     together = given["batches"] if isinstance(given, Mapping) else 1
     accumulation = {_ACCUMULATION: {"batches": together * parts}}

@@ -101,8 +101,8 @@ class LoaderSection(Section):
     """How a dataset is batched; a ready DataLoader is left as it is."""
 
     batch_size: int = Field(default=32, ge=1, description="Samples in a training batch.", examples=[32])
-    eval_batch_size: int | None = Field(
-        default=None, ge=1, description="Samples in an evaluation batch; batch_size when left out.", examples=[256]
+    eval_batch_size: int = Field(
+        default=256, ge=1, description="Samples in an evaluation batch, whatever batch_size is.", examples=[256]
     )
     num_workers: int = Field(default=0, ge=0, description="Processes that load data.", examples=[0])
     drop_last: bool = Field(default=False, description="Leave a short last batch out.", examples=[False])

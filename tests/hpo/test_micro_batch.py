@@ -23,7 +23,7 @@ OVERRIDES = (
 
 
 def config_of(batch: int, **callbacks: Any) -> dict[str, Any]:
-    loader = {"batch_size": batch, "eval_batch_size": None, "drop_last": False}
+    loader = {"batch_size": batch, "eval_batch_size": 256, "drop_last": False}
     return {"loader": loader, "callbacks": callbacks, "trainer": {"validate_every": None}}
 
 
@@ -36,6 +36,7 @@ def test_parts_are_equal_and_shrink_to_single_samples(batch: int) -> None:
         assert parts % seen[-1] == 0
         assert parts >= 2 * seen[-1]
         made = cut(config_of(batch), parts)
+        assert made["loader"]["eval_batch_size"] == max(1, 256 // parts)
         assert made["loader"]["batch_size"] * made["callbacks"]["gradient_accumulation"]["batches"] == batch
         seen.append(parts)
     assert seen[-1] == batch

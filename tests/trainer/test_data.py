@@ -154,9 +154,11 @@ class TestEvaluation:
         options = BatchOptions(batch_size=2, drop_last=drop_last)
         assert flat(make_batches(data, options, CPU, train=False).epoch(0)) == list(range(9))
 
-    def test_takes_tensors_at_once_up_to_4096(self) -> None:
-        batches = make_batches(numbered(5000), BatchOptions(batch_size=2), CPU, train=False)
-        assert sizes(batches.epoch(0)) == [4096, 904]
+    @pytest.mark.parametrize("data", [numbered(600), Numbers(600)], ids=["tensors", "map"])
+    @pytest.mark.parametrize("batch_size", [2, 512])
+    def test_goes_in_batches_of_a_size_of_its_own(self, data: Any, batch_size: int) -> None:
+        batches = make_batches(data, BatchOptions(batch_size=batch_size), CPU, train=False)
+        assert sizes(batches.epoch(0)) == [256, 256, 88]
 
     @pytest.mark.parametrize("data", [numbered(9), Numbers(9)], ids=["tensors", "map"])
     def test_keeps_to_the_given_batch_size(self, data: Any) -> None:

@@ -47,7 +47,8 @@ class StandIn(GraphedCompute):
     def _results(self) -> list[torch.Tensor]:
         trainer: Any = self._trainer
         gradients = [parameter.grad for parameter in trainer.model.parameters()]
-        return [trainer.state.loss.detach(), trainer.state.outputs.detach(), *gradients]
+        weights = [trainer.state.weight] if isinstance(trainer.state.weight, torch.Tensor) else []
+        return [trainer.state.loss.detach(), trainer.state.outputs.detach(), *weights, *gradients]
 
 
 @pytest.fixture

@@ -129,7 +129,7 @@ def test_half_precision_and_one_element_tensors_are_taken() -> None:
 def test_no_graph_is_kept() -> None:
     metrics = EpochMetrics(CPU)
     metrics.record("loss", torch.ones((), requires_grad=True) * 2)
-    assert metrics.state_dict()["loss"]["values"].requires_grad is False
+    assert metrics.state_dict()["sums"]["loss"]["values"].requires_grad is False
 
 
 def test_nothing_recorded_is_nothing_and_reset_forgets() -> None:

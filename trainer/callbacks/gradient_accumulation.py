@@ -10,17 +10,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
-from trainer.data import batch_length
 from trainer.state import OPTIMIZER_STEP, ZERO_GRAD
+from trainer.step import Weight
 
 
 class GradientAccumulation(Callback):
     """Takes one optimizer step for every ``batches`` batches, as one batch of all their samples would.
 
-    The step is that of the mean over all samples of the group, to rounding, also where its batches differ in
-    size; a model whose output depends on the other samples of its batch (batch norm) still sees the small ones.
-    Gradients are averaged before any other callback looks at them. What an epoch leaves over makes a smaller
-    group and takes its step at the epoch's end. What is recorded as the loss is not touched.
+    The step is that of the loss of the whole group, to rounding, also where its batches differ in what their
+    losses are the mean of (``state.weight``): in size, in the class weights of their targets, in the targets that
+    are ignored. A model whose output depends on the other samples of its batch (batch norm) still sees the small
+    ones. Gradients are averaged before any other callback looks at them; those of a loss that is a sum are added
+    up. What an epoch leaves over makes a smaller group and takes its step at the epoch's end. What is recorded as
+    the loss is not touched.
 
     A batch whose backward pass another callback skips does not count. If it is the one at which the step is due,
     the step is taken with the gradients there are; if that callback skips the step too, the group waits for the
@@ -49,9 +51,10 @@ class GradientAccumulation(Callback):
             raise ValueError(f"batches is {batches}: give the number of batches a step, at least 1")
         self.batches = batches
         self._gradients = 0  # batches of the open group whose gradients are there
-        self._samples = 0  # in those batches
-        # The gradients hold the sum over these samples, divided by this number of samples.
-        self._unit = 1
+        self._weight: Weight = None  # of those batches together; None where their losses are sums
+        # The gradients hold the sum over the batches, each times its weight, divided by this.
+        self._unit: Weight = None
+        self._batch_weight: Weight = None
         self._loaded: list[Tensor | None] | None = None
         self._optimizer: Optimizer | None = None
 
@@ -75,21 +78,25 @@ class GradientAccumulation(Callback):
             trainer.state.skip(OPTIMIZER_STEP)
 
     def on_before_backward(self, trainer: TrainerView) -> None:
-        """Weigh what is there against the batch to come, whose gradients are the mean over its own samples."""
-        samples = batch_length(trainer.state.batch)
-        if self._gradients and samples != self._unit:
-            self._scale(trainer.optimizer, self._unit / samples)
-        self._unit = samples
+        """Let the gradients of the batch, whose loss is a mean, count by its weight."""
+        state = trainer.state
+        self._batch_weight = weight = state.weight
+        if weight is None:
+            return
+        # A group that has had no weight yet has no gradient either.
+        self._unit = weight if not self._gradients else _first_above_zero(self._unit, weight)
+        state.gradient_share = _ratio(weight, self._unit)
 
     def on_after_backward(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Count the batch."""
+        if self._batch_weight is not None:
+            self._weight = self._batch_weight if self._weight is None else self._weight + self._batch_weight
         self._gradients += 1
-        self._samples += self._unit
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Turn the sum into the mean."""
-        if self._gradients and self._unit != self._samples:
-            self._scale(trainer.optimizer, self._unit / self._samples)
+        if self._gradients and self._weight is not None:
+            self._scale(trainer.optimizer, _ratio(self._unit, self._weight))
         self._close()
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
@@ -107,7 +114,7 @@ class GradientAccumulation(Callback):
         """The open group with its gradients."""
         return {
             "gradients": self._gradients,
-            "samples": self._samples,
+            "weight": self._weight,
             "unit": self._unit,
             "open": self._open_gradients(),
         }
@@ -115,7 +122,7 @@ class GradientAccumulation(Callback):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on inside the saved group; its gradients are put back when the fit starts."""
         self._gradients = state["gradients"]
-        self._samples = state["samples"]
+        self._weight = state["weight"]
         self._unit = state["unit"]
         self._loaded = state["open"]
 
@@ -125,9 +132,11 @@ class GradientAccumulation(Callback):
         return [parameter.grad for parameter in _parameters(self._optimizer)]
 
     def _close(self) -> None:
-        self._gradients = self._samples = 0
+        self._gradients, self._weight = 0, None
 
-    def _scale(self, optimizer: Optimizer, factor: float) -> None:
+    def _scale(self, optimizer: Optimizer, factor: Tensor | float) -> None:
+        if isinstance(factor, float) and factor == 1:
+            return
         gradients = [parameter.grad for parameter in _parameters(optimizer) if parameter.grad is not None]
         if gradients:
             torch._foreach_mul_(gradients, factor)  # one call for all, as torch's clipping does
@@ -135,3 +144,20 @@ class GradientAccumulation(Callback):
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _first_above_zero(first: Weight, second: Tensor | float) -> Tensor | float:
+    """The first weight, unless it is none or 0; nothing is read from the device."""
+    if isinstance(first, Tensor):
+        return torch.where(first > 0, first, second)
+    return first or second
+
+
+def _ratio(weight: Weight, whole: Weight) -> Tensor | float:
+    """One weight as a share of another, 0 where that is 0; nothing is read from the device."""
+    assert weight is not None
+    assert whole is not None
+    if isinstance(weight, Tensor) or isinstance(whole, Tensor):
+        share = torch.as_tensor(weight / whole)
+        return torch.where(torch.isfinite(share), share, 0.0)
+    return weight / whole if whole else 0.0

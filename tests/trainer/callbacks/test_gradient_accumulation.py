@@ -434,7 +434,7 @@ def test_a_run_goes_on_to_the_same_bits_from_any_batch(name: str) -> None:
 
 def test_stopping_inside_a_group_keeps_its_gradients() -> None:
     state = resumable(stop_behind(2)).state_dict()["callbacks"]["GradientAccumulation"]
-    assert (state["gradients"], state["samples"]) == (2, 6)
+    assert (state["gradients"], state["weight"]) == (2, 6)
     assert any(gradient.abs().max() > 0 for gradient in state["open"])
 
 

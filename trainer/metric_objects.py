@@ -1,0 +1,203 @@
+"""MetricObjects: metrics that are updated batch by batch and computed once, a copy for each set."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from typing import Any, Protocol, TypeGuard
+
+import torch
+from torch import Tensor, nn
+
+from trainer.data import map_tensors
+from trainer.recorded import number
+from trainer.whole_set import WholeSet
+
+_PLAIN = (bool, int, float, str, type(None))
+_STRUCTURES = (tuple, list, dict)
+
+
+class MetricObject(Protocol):
+    """The interface of torchmetrics."""
+
+    def update(self, outputs: Any, targets: Any) -> Any:
+        """Take in one batch."""
+        ...
+
+    def compute(self) -> Any:
+        """The value of all batches since the last reset."""
+        ...
+
+    def reset(self) -> Any:
+        """Forget all batches."""
+        ...
+
+
+#: A function of (outputs, targets), or an object.
+Metric = Callable[[Any, Any], Any] | MetricObject
+
+#: What makes a metric an object of its own, rather than a function.
+METHODS = ("update", "compute", "reset")
+
+
+def is_object(metric: Any) -> TypeGuard[MetricObject]:
+    """Whether a metric, or the instances of a class, are updated rather than called."""
+    return all(callable(getattr(metric, name, None)) for name in METHODS)
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> None:
+    """Refuse what is no metric, and names that are taken.
+
+    Raises:
+        TypeError: A metric is neither a function nor an object with ``update``, ``compute`` and ``reset``.
+        ValueError: A metric is called ``loss`` or ``lr``.
+    """
+    for name, metric in metrics.items():
+        if name in ("loss", "lr"):
+            raise ValueError(f"a metric is called {name!r}, and {name} is recorded already: give it another name")
+        if isinstance(metric, type):
+            raise TypeError(f"metric {name} is the class {metric.__name__}: give an instance of it")
+        if not callable(metric) and not is_object(metric):
+            raise TypeError(
+                f"metric {name} is a {type(metric).__name__}: give a function of (outputs, targets), or an object "
+                "with update, compute and reset"
+            )
+
+
+def measured_alone(metric: Any, outputs: Any, targets: Any) -> Any:
+    """What a metric gives for one batch alone; an object is left as it is."""
+    if not is_object(metric):
+        return metric(outputs, targets)
+    alone = deepcopy(metric)
+    alone.reset()
+    alone.update(outputs, targets)
+    return alone.compute()
+
+
+class MetricObjects:
+    """Copies of metric objects, one for each of train, val and test, on the device.
+
+    The objects that a person gave are left as they are.
+
+    Args:
+        originals: The objects by name.
+        device: Where their copies are to lie.
+    """
+
+    def __init__(self, originals: Mapping[str, MetricObject], device: torch.device) -> None:
+        self._originals = originals
+        self._device = device
+        self._copies: dict[str, Any] = {}
+        # Those that have been updated since they were reset.
+        self._active: dict[str, None] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._originals)
+
+    def update(self, prefix: str, outputs: Any, targets: Any) -> None:
+        """Hand one batch of a set to that set's copies."""
+        if type(outputs) in _STRUCTURES or isinstance(outputs, Tensor):
+            outputs = map_tensors(torch.detach, outputs)  # an object that keeps them would keep their graph
+        for name in self._originals:
+            self._activated(f"{prefix}_{name}").update(outputs, targets)
+
+    def compute(self) -> dict[str, float]:
+        """The value of each copy that has seen a batch.
+
+        Raises:
+            MetricError: One gave something else than a real number.
+        """
+        with torch.no_grad():
+            return {name: _one_number(name, self._copies[name].compute()) for name in self._active}
+
+    def forget(self, prefix: str = "") -> None:
+        """Reset what was updated under names that begin so."""
+        for name in [item for item in self._active if item.startswith(prefix)]:
+            self._copies[name].reset()
+            del self._active[name]
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the copies that have seen a batch.
+
+        Raises:
+            TypeError: One holds what no checkpoint can.
+        """
+        return {name: _state_of(self._copies[name], name) for name in self._active}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned; those of metrics that are gone are left out."""
+        self.forget()
+        known = {name for name in state if name.partition("_")[2] in self._originals}
+        for name in state:
+            if name in known:
+                # A copy: the object takes over what it is given, and it may be loaded once more.
+                saved = map_tensors(lambda tensor: tensor.detach().to(self._device, copy=True), state[name])
+                _put_back(self._activated(name), saved)
+
+    def _activated(self, name: str) -> Any:
+        if name not in self._copies:
+            self._copies[name] = self._copied(name)
+        self._active[name] = None
+        return self._copies[name]
+
+    def _copied(self, name: str) -> Any:
+        metric: Any = deepcopy(self._originals[name.partition("_")[2]])
+        if isinstance(metric, WholeSet):
+            metric.name = name
+        for part in _modules(metric).values():
+            persistent: Any = getattr(part, "persistent", None)
+            if callable(persistent):
+                persistent(mode=True)  # torchmetrics saves nothing otherwise
+        if callable(getattr(metric, "to", None)):
+            moved = metric.to(self._device)
+            metric = metric if moved is None else moved
+        metric.reset()
+        return metric
+
+
+def _one_number(name: str, value: Any) -> float:
+    single = isinstance(value, Tensor) and value.numel() == 1
+    return number(name, value.reshape(()) if single else value)
+
+
+def _modules(metric: Any) -> dict[str, nn.Module]:
+    return dict(metric.named_modules()) if isinstance(metric, nn.Module) else {}
+
+
+def _state_of(metric: Any, name: str) -> dict[str, Any]:
+    """What has to be put back into a fresh copy: its own word, and all plain attributes where it gives none."""
+    if isinstance(metric, nn.Module):
+        plain = {path: _plain_attributes(part) for path, part in _modules(metric).items()}
+        return {"state": dict(metric.state_dict()), "plain": plain}
+    if callable(getattr(metric, "state_dict", None)) and callable(getattr(metric, "load_state_dict", None)):
+        return {"state": metric.state_dict()}
+    for key, value in vars(metric).items():
+        for part in _not_saved(value):
+            raise TypeError(
+                f"metric {name} keeps an object of type {type(part).__name__} in `{key}`, which a checkpoint can't "
+                "hold: give it `state_dict` and `load_state_dict` with tensors and plain values"
+            )
+    # Copies of its lists, to which it goes on appending.
+    return {"plain": {"": map_tensors(lambda tensor: tensor, vars(metric))}}
+
+
+def _put_back(metric: Any, saved: Mapping[str, Any]) -> None:
+    if "state" in saved:
+        metric.load_state_dict(saved["state"])
+    parts: Mapping[str, Any] = _modules(metric) or {"": metric}
+    for path, attributes in saved.get("plain", {}).items():
+        vars(parts[path]).update(attributes)
+
+
+def _plain_attributes(part: nn.Module) -> dict[str, Any]:
+    """Counts and flags that are no part of a module's ``state_dict``."""
+    return {key: value for key, value in vars(part).items() if type(value) in _PLAIN}
+
+
+def _not_saved(value: Any) -> Iterator[Any]:
+    """What is in a value beside tensors and plain data."""
+    if type(value) in (tuple, list, dict, set):
+        for item in (*value, *value.values()) if isinstance(value, dict) else value:
+            yield from _not_saved(item)
+    elif not (isinstance(value, Tensor) or type(value) in _PLAIN):
+        yield value

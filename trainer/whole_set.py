@@ -1,0 +1,124 @@
+"""WholeSet: a function of all outputs and all targets of a set, as a metric."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from trainer.data import map_tensors, tensors_in
+
+#: Bytes of outputs and targets that one metric may keep of one set.
+MAX_BYTES: Final = 2**30
+
+
+class WholeSet:
+    """Calls a function once an epoch, with the outputs and the targets of the whole set.
+
+    For what is no mean over samples, such as AUROC or R². All outputs and targets are kept on the device until the
+    epoch's end, in a checkpoint inside an epoch too. An object with ``update``, ``compute`` and ``reset`` that
+    keeps counts only needs less memory.
+
+    Example::
+
+        Trainer(model, optimizer, loss, metrics={"auc": WholeSet(auc, max_bytes=2**32)})
+
+        metrics: {auc: {_target_: model.auc, over: epoch, max_bytes: 4GiB}}  # in a study file
+
+    Args:
+        function: Takes (outputs, targets), the batches joined along the first dimension, returns one number.
+        max_bytes: Bytes of outputs and targets that it may keep of one set.
+
+    Attributes:
+        name: What errors call it; the Trainer sets it.
+
+    Raises:
+        ValueError: ``max_bytes`` is below 1.
+    """
+
+    def __init__(self, function: Callable[[Any, Any], Any], max_bytes: int = MAX_BYTES) -> None:
+        if not isinstance(max_bytes, int) or isinstance(max_bytes, bool) or max_bytes < 1:
+            raise ValueError(f"max_bytes is {max_bytes!r}: give a number of bytes, at least 1")
+        self.function = function
+        self.max_bytes = max_bytes
+        self.name = str(getattr(function, "__name__", "of the whole set"))
+        self._kept: list[list[Tensor]] = []
+        self._shape: Any = None
+        self._bytes = 0
+
+    def update(self, outputs: Any, targets: Any) -> None:
+        """Keep a copy of one batch's outputs and targets.
+
+        Raises:
+            TypeError: They are no tensors, nor tuples, lists or dicts of tensors.
+            ValueError: More than ``max_bytes`` would be kept.
+        """
+        pair = (outputs, targets)
+        self._check(pair)
+        leaves = [tensor.detach().clone() for tensor in tensors_in(pair)]
+        self._bytes += sum(tensor.nbytes for tensor in leaves)
+        if self._bytes > self.max_bytes:
+            raise ValueError(
+                f"metric {self.name} (over the whole set) would keep more than max_bytes = {self.max_bytes:,} "
+                "bytes of outputs and targets: raise max_bytes, let the step return less as outputs, or give an "
+                "object with update, compute and reset that needs only counts"
+            )
+        if not self._kept:
+            self._shape = map_tensors(lambda tensor: tensor.new_empty(0), pair)
+            self._kept = [[] for _ in leaves]
+        for kept, tensor in zip(self._kept, leaves, strict=True):
+            # A single number a batch counts as one sample.
+            kept.append(tensor if tensor.dim() else tensor.reshape(1))
+
+    def compute(self) -> Any:
+        """The function's value for all that is kept.
+
+        Raises:
+            ValueError: The batches differ in more than their first dimension.
+        """
+        outputs, targets = self._joined()
+        return self.function(outputs, targets)
+
+    def reset(self) -> None:
+        """Keep nothing."""
+        self._kept = []
+        self._shape = None
+        self._bytes = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What is kept, joined."""
+        return {"kept": self._joined() if self._kept else None}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Keep what ``state_dict`` returned."""
+        self.reset()
+        if state["kept"] is not None:
+            self.update(*state["kept"])
+
+    def _joined(self) -> Any:
+        try:
+            whole = iter([torch.cat(kept) for kept in self._kept])
+        except RuntimeError as error:
+            raise ValueError(
+                f"metric {self.name} (over the whole set) can't join its batches: {error}; let the step return "
+                "outputs that differ in their first dimension only"
+            ) from error
+        return map_tensors(lambda _: next(whole), self._shape)
+
+    def _check(self, value: Any) -> None:
+        for part in _parts(value):
+            raise TypeError(
+                f"metric {self.name} (over the whole set) keeps tensors, and tuples, lists and dicts of them, not "
+                f"{type(part).__name__}: let the step return such outputs, and the data such targets"
+            )
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """What is in a value beside tensors in plain tuples, lists and dicts."""
+    if type(value) in (tuple, list, dict):
+        for item in value.values() if isinstance(value, dict) else value:
+            yield from _parts(item)
+    elif not isinstance(value, Tensor):
+        yield value
