@@ -174,8 +174,8 @@ def _state_of(metric: Any, name: str) -> dict[str, Any]:
     for key, value in vars(metric).items():
         for part in _not_saved(value):
             raise TypeError(
-                f"metric {name} keeps an object of type {type(part).__name__} in `{key}`, which a checkpoint can't "
-                "hold: give it `state_dict` and `load_state_dict` with tensors and plain values"
+                f"metric {name} keeps an object of type {type(part).__name__} in `{key}`, and a checkpoint can't "
+                "hold it: give it `state_dict` and `load_state_dict` with tensors and plain values"
             )
     # Copies of its lists, to which it goes on appending.
     return {"plain": {"": map_tensors(lambda tensor: tensor, vars(metric))}}

@@ -174,9 +174,7 @@ def test_state_that_no_checkpoint_can_hold_names_metric_and_attribute() -> None:
             self.curve = [object()]
 
     trainer = run(interrupt_at(3), metrics={"odd": Odd()})
-    with pytest.raises(
-        TypeError, match=r"metric train_odd keeps an object of type object in `curve`.*`state_dict`"
-    ):
+    with pytest.raises(TypeError, match=r"metric train_odd keeps an object of type object in `curve`.*`state"):
         trainer.state_dict()
 
 
@@ -269,9 +267,7 @@ class TestRefusals:
             make_trainer(metrics={"x": metric})
 
     def test_a_value_that_is_no_number(self) -> None:
-        with pytest.raises(
-            TypeError, match=r"metric train_x computed a Tensor of shape \(2,\), and must give one"
-        ):
+        with pytest.raises(TypeError, match=r"metric 'train_x' is a Tensor of shape \(2,\): record a real number"):
             make_trainer(metrics={"x": WholeSet(lambda outputs, targets: torch.ones(2))}).fit(regression())
 
     def test_the_methods_of_an_object_are_those_of_torchmetrics(self) -> None:
