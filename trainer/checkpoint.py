@@ -15,6 +15,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
+from trainer.readable import readable
+
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 logger = logging.getLogger(__name__)
@@ -158,8 +160,9 @@ class CheckpointManager:
 
         Raises:
             CheckpointWriteError: The disk is full or not writable; what lay there before is untouched.
+            UnreadableError: Something in it could not be read back.
         """
-        path = self.path(epoch, batch)
+        path, checkpoint = self.path(epoch, batch), readable(checkpoint)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for left in self.folder.glob(".epoch-*"):

@@ -42,6 +42,7 @@ from hpo.studyfile.schema_space import CategoricalParam, ParamSpec
 from trainer import Trainer
 from trainer.checkpoint import CheckpointError, CheckpointManager, load_checkpoint, snapshot
 from trainer.data import Batches, is_batched, make_batches, pass_length
+from trainer.readable import readable
 from trainer.state import DIVERGED, best_epoch
 
 #: Callbacks that tell others about a run: a run that is only tried out concerns nobody.
@@ -307,8 +308,8 @@ def _check_goals(attempt: Attempt, trainer: Trainer) -> None:
 
 def _round_trip(attempt: Attempt, trainer: Trainer, folder: Path) -> list[Finding]:
     """Save, read with ``weights_only``, and load again."""
-    saved = snapshot(trainer.state_dict())
     try:
+        saved = snapshot(readable(trainer.state_dict()))
         file = CheckpointManager(folder / "round-trip").write(saved, trainer.state.epoch)
         loaded = load_checkpoint(file, trainer.device)
     except (CheckpointError, OSError, RuntimeError, TypeError, AttributeError, ValueError) as error:
@@ -316,7 +317,7 @@ def _round_trip(attempt: Attempt, trainer: Trainer, folder: Path) -> list[Findin
     if not _equal(saved, snapshot(loaded)):
         raise attempt.unsaved(CheckpointError("it is not equal to what was saved"))
     trainer.load_state_dict(loaded)
-    restored = snapshot(trainer.state_dict())
+    restored = snapshot(readable(trainer.state_dict()))
     changed = [name for name in ("model", "optimizer", "scheduler") if not _equal(saved[name], restored[name])]
     changed += [
         f"callbacks ({name})"

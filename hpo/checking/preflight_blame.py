@@ -34,6 +34,7 @@ from trainer.callbacks import Checkpoint
 from trainer.checkpoint import CheckpointError, CheckpointWriteError
 from trainer.error_text import error_text
 from trainer.metric_objects import measured_alone
+from trainer.readable import readable
 
 _SAVED: Final = ("model", "optimizer", "scheduler", "callbacks", "state")
 #: The trainer's files that look at data before the first batch.
@@ -224,7 +225,7 @@ def _of_data(error: BaseException) -> bool:
 
 def _through_a_file(part: Any) -> None:
     file = io.BytesIO()
-    torch.save(part, file)
+    torch.save(readable(part), file)
     file.seek(0)
     torch.load(file, weights_only=True)
 

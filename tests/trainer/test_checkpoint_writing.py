@@ -354,7 +354,8 @@ class TestADiskThatFails:
                 present.append(left.exists())
                 return dict, ()
 
-        manager.write({"looks": Looks()}, 1)
+        with torch.serialization.safe_globals([Looks]):
+            manager.write({"looks": Looks()}, 1)
         assert present == [False]
 
     def test_a_really_full_disk(self, tmp_path: Path) -> None:

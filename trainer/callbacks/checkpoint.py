@@ -20,6 +20,7 @@ from trainer.checkpoint import (
     snapshot,
     step_of,
 )
+from trainer.readable import readable
 from trainer.retention import best_epochs, retained
 from trainer.state import DIVERGED, ERROR, Mode, TrainState
 from trainer.writer import CheckpointWriter, Save, Written
@@ -82,6 +83,7 @@ class Checkpoint(Callback):
 
     Raises:
         CheckpointWriteError: From the hook in which it became known, with ``on_write_error="stop"``.
+        UnreadableError: When a checkpoint is made of something that could not be read back.
         ValueError: An argument is out of range.
     """
 
@@ -236,7 +238,8 @@ class Checkpoint(Callback):
     def _made(self, trainer: TrainerView) -> dict[str, Any]:
         checkpoint = trainer.state_dict()
         trainer.fire("on_save_checkpoint", checkpoint)
-        return checkpoint
+        made: dict[str, Any] = readable(checkpoint)  # here already: a thread could not say who is at fault
+        return made
 
     def _held(self, epochs: Collection[int]) -> list[Save]:
         """What waits, of these epochs."""

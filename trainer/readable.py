@@ -1,0 +1,92 @@
+"""What a checkpoint may hold: what ``torch.load(weights_only=True)`` reads back."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from trainer.recorded import Metrics
+
+_PLAIN = frozenset(
+    {int, float, str, bool, type(None), complex, bytearray, torch.Size, torch.dtype, torch.device, torch.layout}
+)
+_TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})
+_MAPPINGS = frozenset({dict, OrderedDict, Counter})
+_SEQUENCES = frozenset({list, tuple, set})
+
+# What is nested deeper contains itself, or pickle would not get to its end.
+_DEEPEST = 100
+
+_Path = tuple[Any, ...]
+
+
+class UnreadableError(TypeError):
+    """Something in a checkpoint could be written, but not read back."""
+
+
+def readable(value: Any, path: _Path = ()) -> Any:
+    """The checkpoint, or the part of one, as it can be read back: with NumPy's scalars as Python's.
+
+    Tensors are not looked into, and what needs no change is not copied.
+
+    Args:
+        value: Mappings, lists, tuples and sets of tensors and plain values.
+        path: Keys that lead to it.
+
+    Raises:
+        UnreadableError: Something is of another type, or nested too deep; names the keys that lead to it.
+    """
+    kind = type(value)
+    if kind in _PLAIN or kind in _TENSORS:
+        return value
+    if len(path) > _DEEPEST:
+        raise _refusal("is nested too deep, or contains itself", path[:3])
+    if kind in _MAPPINGS or kind is Metrics:
+        return _readable_mapping(value, path)
+    if kind in _SEQUENCES:
+        if all(type(item) in _PLAIN for item in value):  # Python's generator alone has 625 numbers
+            return value
+        items = [readable(item, (*path, index)) for index, item in enumerate(value)]
+        same = all(one is other for one, other in zip(items, value, strict=True))
+        return value if same else kind(items)
+    if isinstance(value, np.generic) and type(plain := value.item()) in _PLAIN:
+        return plain
+    # Of bytes it refuses the empty.
+    if (kind is bytes and value) or kind in torch.serialization.get_safe_globals():
+        return value
+    raise _refusal(f"is a {kind.__module__}.{kind.__qualname__}".replace(" builtins.", " "), path)
+
+
+def _readable_mapping(value: Mapping[Any, Any], path: _Path) -> Any:
+    pairs = [(readable(key, (*path, key)), readable(item, (*path, key))) for key, item in value.items()]
+    if type(value) is Metrics:
+        return dict(pairs)
+    changed = any(
+        key is not other or item is not value[other] for (key, item), other in zip(pairs, value, strict=True)
+    )
+    made: Any = type(value)
+    return made(dict(pairs)) if changed else value
+
+
+def _refusal(what: str, path: _Path) -> UnreadableError:
+    owner = (
+        f"the state of the callback {path[1]}" if path[:1] == ("callbacks",) and len(path) > 1 else "a checkpoint"
+    )
+    return UnreadableError(
+        f"{_shown(path)} {what}, which can't be read back from a checkpoint: keep tensors and plain values in "
+        f"{owner}, such as numbers, texts, lists and dicts of them; an array as torch.from_numpy(array)"
+    )
+
+
+def _shown(path: _Path) -> str:
+    """Keys as a person writes them: ``callbacks.EarlyStopping.best[0]``."""
+    text = ""
+    for key in path:
+        dotted = isinstance(key, str)
+        text += f".{key}" if dotted and text else key if dotted else f"[{key!r}]"
+    return text or "it"
