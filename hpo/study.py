@@ -154,9 +154,10 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
     """
     space = SearchSpace.from_spec(spec)
     storage = _opened_storage(spec, create=False, owner=owner)
+    cache = StudyCache(storage, max_age=0.0 if owner is None else MAX_AGE)
     try:
         study = optuna.load_study(
-            storage=StudyCache(storage, max_age=0.0 if owner is None else MAX_AGE),
+            storage=cache,
             study_name=spec.study.name,
             sampler=make_sampler(spec, space),
             pruner=make_pruner(spec),
@@ -166,7 +167,9 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
         raise StudyError(
             f"no study named {spec.study.name} in {display_url(spec.storage_url)}\n  fix: start it with `hpo run`"
         ) from None
-    return OpenStudy(spec, space, storage, study)
+    opened = OpenStudy(spec, space, storage, study)
+    cache.expect(opened.study_id, space.distributions)
+    return opened
 
 
 def _opened_storage(spec: StudySpec, *, create: bool, owner: Owner | None = None) -> StudyStorage:

@@ -3,10 +3,11 @@
 import bisect
 import copy
 import time
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
-from optuna.storages._cached_storage import _CachedStorage
+from optuna.distributions import BaseDistribution
+from optuna.storages._cached_storage import _CachedStorage, _StudyInfo
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.database.reader import TrialRow
@@ -34,6 +35,14 @@ class StudyCache(_CachedStorage):
         self._storage = backend
         self._max_age = max_age
         self._seen: dict[int, _Seen] = {}
+
+    def expect(self, study_id: int, distributions: Mapping[str, BaseDistribution]) -> None:
+        """Take a study's distributions as known, by parameter: its config fixes them.
+
+        Otherwise each process looks in the storage, the first time it sets a parameter, what another trial had.
+        """
+        with self._lock:
+            self._studies.setdefault(study_id, _StudyInfo()).param_distribution.update(distributions)
 
     def delete_study(self, study_id: int) -> None:
         """Delete a study; see `optuna.storages.BaseStorage`."""

@@ -13,6 +13,7 @@ import pytest
 import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.distributions import FloatDistribution, IntDistribution
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
@@ -152,3 +153,21 @@ def test_a_copy_may_be_changed_without_changing_the_cache(ready_sqlite_file: Pat
         made.finish(0)
         made.ours.get_all_trials(made.study, states=FINISHED)[0].user_attrs["mine"] = 1
         assert made.ours.get_all_trials(made.study, states=FINISHED)[0].user_attrs == {}
+
+
+def test_a_parameter_of_a_known_distribution_is_stored_without_a_look(ready_url: str) -> None:
+    """A trial's process is new, and would look up what the trials before it had, for each parameter."""
+    rate = FloatDistribution(1e-3, 1.0, log=True)
+    storage = open_storage(ready_url, create=False, owner=Owner.current())
+    cache = StudyCache(storage)
+    study = cache.create_new_study([StudyDirection.MINIMIZE], "study")
+    cache.expect(study, {"lr": rate})
+    trial = cache.create_new_trial(study)
+    said: list[str] = []
+    sa.event.listen(storage.engine, "before_cursor_execute", lambda *arguments: said.append(arguments[2]))
+    cache.set_trial_param(trial, "lr", 0.5, rate)
+    assert [text.split()[0] for text in said if text != "BEGIN IMMEDIATE"] == ["INSERT"]
+    assert storage.get_trial(trial).params == {"lr": 0.5}
+    with pytest.raises(ValueError, match="Cannot set different distribution kind"):
+        cache.set_trial_param(trial, "lr", 1, IntDistribution(1, 2))
+    storage.close()
