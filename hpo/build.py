@@ -25,13 +25,16 @@ from hpo.run_length import NO_PROGRESS, Progress, plan_of, with_numbers
 from hpo.study import study_seed
 from hpo.studyfile.paths import split_path
 from hpo.studyfile.schema import FREE_SECTIONS, SCHEDULER_KEYS
+from hpo.studyfile.schema_metrics import METRIC_KEYS
 from hpo.studyfile.schema_space import CategoricalParam
 from hpo.studyfile.targets import TARGET, TargetResolver, instantiate
 from trainer import BatchOptions, Callback, Trainer, callbacks
+from trainer.metric_objects import Metric
 from trainer.schedulers import Warmup
 from trainer.seeding import seed_all
 from trainer.state import Mode
 from trainer.trainer import Interval
+from trainer.whole_set import MAX_BYTES, WholeSet
 
 #: Callbacks that a study file configures by name.
 CALLBACKS: Final[Mapping[str, type[Callback]]] = MappingProxyType(
@@ -239,10 +242,7 @@ class Builder:
             optimizer,
             loss if step is None else None,
             step=step,
-            metrics={
-                name: instantiate(self.resolver, node, _as_function=True)
-                for name, node in config["metrics"].items()
-            },
+            metrics={name: make_metric(self.resolver, node) for name, node in config["metrics"].items()},
             scheduler=scheduler,
             scheduler_interval=interval,
             scheduler_monitor=self.spec.study.metric,
@@ -373,6 +373,14 @@ def configured(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     chosen: dict[str, Any] = {name: True for name in CALLBACKS if name in DEFAULTS}
     chosen |= section
     return {name: {} if node is True else dict(node) for name, node in chosen.items() if node is not False}
+
+
+def make_metric(resolver: TargetResolver, node: Mapping[str, Any]) -> Metric:
+    """One of the ``metrics``: a function, an object, or with ``over: epoch`` a function of the whole set."""
+    arguments = {key: value for key, value in node.items() if key not in METRIC_KEYS}
+    metric: Any = instantiate(resolver, arguments, _as_function=True)
+    made: Metric = WholeSet(metric, node.get("max_bytes", MAX_BYTES)) if "over" in node else metric
+    return made
 
 
 def make_scheduler(resolver: TargetResolver, node: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:

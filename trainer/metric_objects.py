@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from typing import Any, Protocol, TypeGuard
@@ -74,6 +75,14 @@ def measured_alone(metric: Any, outputs: Any, targets: Any) -> Any:
     return alone.compute()
 
 
+def metric_at_work(error: BaseException) -> str:
+    """The metric object, by the name that a person gave it, that an exception came from; empty for any other."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if isinstance(frame.f_locals.get("self"), MetricObjects) and "name" in frame.f_locals:
+            return str(frame.f_locals["name"]).partition("_")[2]
+    return ""
+
+
 class MetricObjects:
     """Copies of metric objects, one for each of train, val and test, on the device.
 
@@ -98,8 +107,9 @@ class MetricObjects:
         """Hand one batch of a set to that set's copies."""
         if type(outputs) in _STRUCTURES or isinstance(outputs, Tensor):
             outputs = map_tensors(torch.detach, outputs)  # an object that keeps them would keep their graph
-        for name in self._originals:
-            self._activated(f"{prefix}_{name}").update(outputs, targets)
+        for metric in self._originals:
+            name = f"{prefix}_{metric}"
+            self._activated(name).update(outputs, targets)
 
     def compute(self) -> dict[str, float]:
         """The value of each copy that has seen a batch.
@@ -107,8 +117,11 @@ class MetricObjects:
         Raises:
             MetricError: One gave something else than a real number.
         """
+        values: dict[str, float] = {}
         with torch.no_grad():
-            return {name: _one_number(name, self._copies[name].compute()) for name in self._active}
+            for name in self._active:
+                values[name] = _one_number(name, self._copies[name].compute())
+        return values
 
     def forget(self, prefix: str = "") -> None:
         """Reset what was updated under names that begin so."""

@@ -12,6 +12,7 @@ from hpo.errors import InputError
 from hpo.space import SearchSpace
 from hpo.studyfile.paths import Keys, join_path, lookup, same, split_path, suggest_name
 from hpo.studyfile.schema import FREE_SECTIONS, SCHEDULER_KEYS
+from hpo.studyfile.schema_metrics import METRIC_KEYS
 from hpo.studyfile.schema_space import CategoricalParam
 from hpo.studyfile.targets import ARGS, HYDRA_KEYS, PARTIAL, RECURSIVE, TARGET, TargetResolver
 
@@ -260,13 +261,19 @@ class _Call:
     def _given(self) -> Iterator[tuple[str, str]]:
         """Each argument's name and the place where it was written."""
         for name in self.node.base:
-            scheduler = self.node.keys == ("scheduler",) and name in SCHEDULER_KEYS
-            if name not in HYDRA_KEYS and not scheduler:
+            if name not in HYDRA_KEYS and not self._is_ours(name):
                 yield name, join_path((*self.node.keys, name))
         for path in self.searched:
             name = str(split_path(path)[len(self.node.keys)])
-            if name not in HYDRA_KEYS and not (self.node.keys == ("scheduler",) and name in SCHEDULER_KEYS):
+            if name not in HYDRA_KEYS and not self._is_ours(name):
                 yield name, join_path(("search_space", path))
+
+    def _is_ours(self, name: str) -> bool:
+        """Whether a key is for the service, and no argument of the target."""
+        if self.node.keys == ("scheduler",):
+            return name in SCHEDULER_KEYS
+        section, *below = self.node.keys
+        return section == "metrics" and len(below) == 1 and name in METRIC_KEYS
 
     def _check_taken(self, name: str, place: str, taken: list[str], *, open_ended: bool) -> None:
         if name in taken:

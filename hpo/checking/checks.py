@@ -11,6 +11,7 @@ import optuna
 from hpo.build import CALLBACKS, offered_callbacks
 from hpo.checking.check import check_metric, check_spec
 from hpo.checking.check_callbacks import check_callbacks
+from hpo.checking.check_metrics import check_metrics
 from hpo.checking.findings import Finding
 from hpo.checking.meaning import check_meaning
 from hpo.checking.schedule_errors import check_schedule
@@ -44,6 +45,7 @@ def check_imports(spec: StudySpec, *, search: bool = True) -> list[Finding]:
         InputError: An import path, an argument, a schedule, a metric or a callback does not fit.
     """
     found = check_spec(spec, callbacks=offered_callbacks(), search=search)
+    check_metrics(spec)
     check_schedule(spec, search=search)
     written, followed = check_callbacks(spec)
     found += followed

@@ -42,6 +42,7 @@ from hpo.studyfile.schema_space import CategoricalParam, ParamSpec
 from trainer import Trainer
 from trainer.checkpoint import CheckpointError, CheckpointManager, load_checkpoint, snapshot
 from trainer.data import Batches, is_batched, make_batches, pass_length
+from trainer.metric_objects import is_object
 from trainer.readable import readable
 from trainer.state import DIVERGED, best_epoch
 
@@ -299,6 +300,8 @@ def _check_goals(attempt: Attempt, trainer: Trainer) -> None:
     """Refuse a metric of the study that the epoch has not recorded as a finite number."""
     spec, recorded = attempt.builder.spec, trainer.state.metrics
     for metric in (*spec.study.goals, *(bound.metric for bound in spec.study.bounds)):
+        if metric in recorded and is_object(trainer.metrics.get(metric.partition("_")[2])):
+            continue  # of the few batches that were tried it may have no value
         if best_epoch([recorded], metric, "min") is None:
             seen = f"is {recorded[metric]}" if metric in recorded else "is not recorded"
             path = "study.metric" if spec.study.objectives is None else "study.objectives"

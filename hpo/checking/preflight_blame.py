@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import io
 import traceback
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from hpo.build import CALLBACKS, Builder, make_scheduler
+from hpo.build import CALLBACKS, Builder, make_metric, make_scheduler
 from hpo.checking.preflight_probe import (
     BACKWARD,
     BATCH,
@@ -33,7 +34,7 @@ from trainer import Callback, Trainer
 from trainer.callbacks import Checkpoint
 from trainer.checkpoint import CheckpointError, CheckpointWriteError
 from trainer.error_text import error_text
-from trainer.metric_objects import measured_alone
+from trainer.metric_objects import measured_alone, metric_at_work
 from trainer.readable import readable
 
 _SAVED: Final = ("model", "optimizer", "scheduler", "callbacks", "state")
@@ -137,7 +138,8 @@ class Attempt:
         if config["scheduler"] is not None:
             parts["scheduler"] = lambda: make_scheduler(resolver, config["scheduler"], made["optimizer"])
         parts |= {name: plain(config[name]) for name in ("loss", "step") if config[name] is not None}
-        parts |= {f"metrics.{name}": plain(node) for name, node in config["metrics"].items()}
+        for name, node in config["metrics"].items():
+            parts[f"metrics.{name}"] = functools.partial(make_metric, resolver, node)
         for name, node in config["callbacks"].items():
             if isinstance(node, Mapping) and TARGET in node:
                 parts[f"callbacks.{name}"] = plain(node)
@@ -145,6 +147,8 @@ class Attempt:
 
     def _at_work(self, error: BaseException) -> tuple[str, str]:
         phase = self.probe.phase
+        if name := metric_at_work(error):
+            return f"metrics.{name}", "the metric"
         if phase == START:
             return ("data", "making batches of it") if _of_data(error) else ("trainer", "starting the training")
         if phase in _AT_WORK:

@@ -163,8 +163,9 @@ class Probe(Callback):
 
     # ---- the epoch's end
 
-    def on_train_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
-        """Note the time."""
+    def on_train_epoch_end(self, trainer: TrainerView) -> None:
+        """Note the time, and see whether what metrics have counted can be saved inside an epoch."""
+        trainer.recorder.state_dict()
         self.phase = VALIDATION
         self.ended = self.validated = time.perf_counter()
 

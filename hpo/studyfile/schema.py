@@ -1,7 +1,6 @@
 """The sections of a study file, as frozen pydantic models; nothing here is heavier than pydantic."""
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -15,9 +14,18 @@ from pydantic import (
 
 from hpo.studyfile.lengths import is_length
 from hpo.studyfile.paths import suggest_name
+from hpo.studyfile.schema_metrics import Metrics
 from hpo.studyfile.schema_space import ParamSpec
-from hpo.studyfile.schema_study import METRIC_NAME, PrunerSection, SamplerSection, StudySection
-from hpo.studyfile.schema_types import CompileOptions, Interval, Section, fail
+from hpo.studyfile.schema_study import PrunerSection, SamplerSection, StudySection
+from hpo.studyfile.schema_types import (
+    TARGET_SCHEMA,
+    CompileOptions,
+    Interval,
+    Section,
+    TargetNode,
+    fail,
+    with_target,
+)
 
 __all__ = ["FREE_SECTIONS", "LoaderSection", "PrunerSection", "SamplerSection", "StudyFile", "StudySection"]
 
@@ -25,28 +33,6 @@ __all__ = ["FREE_SECTIONS", "LoaderSection", "PrunerSection", "SamplerSection", 
 SCHEDULER_KEYS = ("interval", "warmup")
 #: Sections whose keys belong to the person's own code, in the order in which they are built.
 FREE_SECTIONS = ("data", "model", "loss", "step", "optimizer", "scheduler", "metrics", "callbacks")
-
-_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_BUILT_IN_METRICS = ("loss", "lr")
-
-
-def _metric_names(value: dict[str, Any]) -> dict[str, Any]:
-    for name in value:
-        if name in _BUILT_IN_METRICS:
-            raise fail(f"`{name}` is recorded already", "give this metric another name", name)
-        if not METRIC_NAME.fullmatch(name):
-            fix = "use letters, digits, `.`, `_` and `-`"
-            raise fail("is not a name for a metric", fix, name)
-    return value
-
-
-def _with_target(node: dict[str, Any]) -> dict[str, Any]:
-    fix = "write the import path of a class or function, such as `torch.nn.Linear` or `model.MLP`"
-    if "_target_" not in node:
-        raise fail("required key is missing", fix, "_target_")
-    if not isinstance(node["_target_"], str) or not _TARGET.fullmatch(node["_target_"]):
-        raise fail("is not an import path", fix, "_target_")
-    return node
 
 
 def _with_pace(node: dict[str, Any]) -> dict[str, Any]:
@@ -65,25 +51,18 @@ def _callback(value: Any) -> Any:
         return {}
     if not isinstance(value, bool | dict):
         raise fail("must be a mapping of arguments, true or false", "write `{}` for its defaults")
-    return _with_target(value) if isinstance(value, dict) and "_target_" in value else value
+    return with_target(value) if isinstance(value, dict) and "_target_" in value else value
 
 
-_TARGET_SCHEMA = {
-    "type": "object",
-    "properties": {"_target_": {"type": "string"}},
-    "required": ["_target_"],
-}
-
-TargetNode = Annotated[dict[str, Any], AfterValidator(_with_target), WithJsonSchema(_TARGET_SCHEMA)]
 SchedulerNode = Annotated[
     dict[str, Any],
     AfterValidator(_with_pace),
-    AfterValidator(_with_target),
+    AfterValidator(with_target),
     WithJsonSchema(
         {
-            **_TARGET_SCHEMA,
+            **TARGET_SCHEMA,
             "properties": {
-                **_TARGET_SCHEMA["properties"],
+                **TARGET_SCHEMA["properties"],
                 "interval": {"enum": ["epoch", "step"]},
                 "warmup": {"type": "integer", "minimum": 0},
             },
@@ -176,8 +155,10 @@ class StudyFile(Section):
     scheduler: SchedulerNode | None = Field(
         default=None, examples=[{"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 5}]
     )
-    metrics: Annotated[dict[str, TargetNode], AfterValidator(_metric_names)] = Field(
-        default={}, examples=[{"accuracy": {"_target_": "model.accuracy"}}]
+    metrics: Metrics = Field(
+        default={},
+        description="By name: the mean over samples, or with `over: epoch` one value of the whole set.",
+        examples=[{"accuracy": {"_target_": "model.accuracy"}, "auc": {"_target_": "model.auc", "over": "epoch"}}],
     )
     trainer: TrainerSection = TrainerSection()
     callbacks: dict[str, CallbackNode] = Field(default={}, examples=[{"early_stopping": {"patience": 5}}])

@@ -2,9 +2,9 @@
 
 import math
 import re
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from hpo.studyfile.paths import suggest_name
@@ -12,6 +12,7 @@ from hpo.studyfile.paths import suggest_name
 _DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
 _COMPILE_ARGUMENTS = ("fullgraph", "dynamic", "backend", "mode", "options")
 _UNITS = (86400, 3600, 60, 1)
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTkmgt]?)([iI]?)[Bb]?")
 _PREFIXES = ("", "K", "M", "G", "T")
 
@@ -37,21 +38,20 @@ def _duration(value: Any) -> Any:
     return float(value)
 
 
-def _size(value: Any) -> Any:
-    if value is None:
-        return None
+def in_bytes(value: Any, key: str = "") -> int:
+    """A size as people write it, in bytes; `key` is the key below the validated value that it stands under."""
     fix = 'write bytes, or a size such as "500MB", "8GiB" or "1.5TB"'
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise fail("must be a size", fix)
+        raise fail("must be a size", fix, key)
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip())
         if match is None:
-            raise fail("is not a size", fix)
+            raise fail("is not a size", fix, key)
         prefix, binary = match[2].upper(), bool(match[3])
         value = round(float(match[1]) * (1024 if binary else 1000) ** _PREFIXES.index(prefix))
     if value <= 0:
-        raise fail("must be more than nothing", fix)
-    return value
+        raise fail("must be more than nothing", fix, key)
+    return int(value)
 
 
 def _devices(value: Any) -> Any:
@@ -75,6 +75,16 @@ def _interval(value: Any) -> Any:
     return value
 
 
+def with_target(node: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a mapping that names no class or function."""
+    fix = "write the import path of a class or function, such as `torch.nn.Linear` or `model.MLP`"
+    if "_target_" not in node:
+        raise fail("required key is missing", fix, "_target_")
+    if not isinstance(node["_target_"], str) or not _TARGET.fullmatch(node["_target_"]):
+        raise fail("is not an import path", fix, "_target_")
+    return node
+
+
 def _compile_options(value: Any) -> Any:
     if not isinstance(value, bool | dict):
         raise fail("must be true, false or a mapping of arguments", "write `compile: true`")
@@ -84,6 +94,12 @@ def _compile_options(value: Any) -> Any:
     return value
 
 
+TARGET_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"_target_": {"type": "string"}},
+    "required": ["_target_"],
+}
+TargetNode = Annotated[dict[str, Any], AfterValidator(with_target), WithJsonSchema(TARGET_SCHEMA)]
 Duration = Annotated[
     float | None,
     BeforeValidator(_duration),
@@ -91,7 +107,7 @@ Duration = Annotated[
 ]
 Size = Annotated[
     int | None,
-    BeforeValidator(_size),
+    BeforeValidator(lambda value: None if value is None else in_bytes(value)),
     WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}, {"type": "null"}]}),
 ]
 Devices = Annotated[
