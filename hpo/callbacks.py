@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import optuna
 
+from hpo.database.outage import DatabaseError
 from hpo.running.reports import PRUNED_ATTR, LateReports, Reports
 from trainer.callback import Callback, TrainerView
-from trainer.state import DIVERGED, PRUNED
+from trainer.state import DIVERGED, INTERRUPTED, PRUNED
 
 
 class PrunerCallback(Callback):
@@ -23,6 +25,8 @@ class PrunerCallback(Callback):
         trial: The running trial.
         metric: The metric to report, at step = number of finished epochs.
         background: Report beside the training. A decision is then acted on one epoch late, or at the run's end.
+        leave: Called where the database fails for good: the run then ends with this epoch and its checkpoint.
+            None: the error is raised.
 
     Raises:
         optuna.TrialPruned: From ``on_epoch_end``; from ``on_fit_start`` where a decision made before is due; from
@@ -31,11 +35,19 @@ class PrunerCallback(Callback):
 
     priority = 85
 
-    def __init__(self, trial: optuna.Trial, metric: str, *, background: bool = False) -> None:
+    def __init__(
+        self,
+        trial: optuna.Trial,
+        metric: str,
+        *,
+        background: bool = False,
+        leave: Callable[[], None] | None = None,
+    ) -> None:
         self.trial = trial
         self.metric = metric
         self.reads = (metric,)
         self._reports = LateReports(trial) if background else Reports(trial)
+        self._leave = leave
         self._asked = 0
         self._decided: int | None = None
 
@@ -64,7 +76,14 @@ class PrunerCallback(Callback):
             return
         # With a decision the checkpoint lay before the epoch of it: the trial gets there again, and ends.
         ask = self._decided is None and state.stop_reason != DIVERGED and state.epoch > self._asked
-        decided = self._reports.send(state.epoch, value, ask=ask)
+        try:
+            decided = self._reports.send(state.epoch, value, ask=ask)
+        except DatabaseError:
+            if self._leave is None:
+                raise
+            self._leave()
+            state.stop(INTERRUPTED)
+            return
         if decided or (self._decided is not None and state.epoch >= self._decided):
             self._prune(trainer)
 

@@ -24,7 +24,7 @@ import sqlalchemy as sa
 from optuna.storages._rdb.models import TrialModel
 from optuna.trial import TrialState
 
-from hpo.database.outage import first_line
+from hpo.database.outage import DatabaseGoneError, first_line
 from hpo.errors import StudyError
 
 logger = logging.getLogger(__name__)
@@ -347,6 +347,7 @@ class Heartbeat:
         beat: Beats once for every held trial; returns the leases that are lost.
         interval: Seconds between beats.
         on_lost: Called from the thread, once for each lease that is lost.
+        on_gone: Called from the thread when the database is gone for good.
     """
 
     def __init__(
@@ -355,10 +356,12 @@ class Heartbeat:
         *,
         interval: float = 10.0,
         on_lost: Callable[[Lease], None] | None = None,
+        on_gone: Callable[[], None] | None = None,
     ) -> None:
         self._beat = beat
         self._interval = interval
         self._on_lost = on_lost
+        self._on_gone = on_gone
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="hpo-heartbeat", daemon=True)
 
@@ -394,5 +397,7 @@ class Heartbeat:
                     expected = isinstance(error, StudyError | sa.exc.SQLAlchemyError | OSError)
                     logger.warning(text, self._interval, first_line(error), exc_info=not expected)
                 failing = True
+                if isinstance(error, DatabaseGoneError) and self._on_gone is not None:
+                    self._on_gone()
             else:
                 failing, told = False, lost

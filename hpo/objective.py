@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from hpo.build import Builder, RunPlace
 from hpo.callbacks import PrunerCallback
+from hpo.database.outage import first_line
 from hpo.errors import LeaseLostError
 from hpo.ledger import Lease
 from hpo.looking.artifacts import keep_artifacts
@@ -34,7 +35,7 @@ from hpo.outcome import (
     outcome_of,
     prediction_record,
 )
-from hpo.running.folders import attempt_folder, attempt_folders, print_error, redirect_output
+from hpo.running.folders import attempt_folder, attempt_folders, note_stop, print_error, redirect_output
 from hpo.running.forks import EndForks, only_in
 from hpo.running.micro_batch import PARTS_ATTR, MicroBatches, cut, finer
 from hpo.running.stopping import StopRequest, Watch
@@ -132,6 +133,9 @@ class TrialRun:
                 if outcome is not None:
                     self._keep_artifacts(folder)
             value = self._tell(outcome) if known is None else self._tell_as(known)
+        except StorageInternalError as error:
+            note_stop(folder, f"the database failed: {first_line(error)}")
+            raise
         except LeaseLostError:
             # Another attempt has the trial: nothing of this one counts any more.
             storage.forget(self._id)
@@ -253,7 +257,12 @@ class TrialRun:
             EndForks(self.opened.storage.process),
             Watch(self.request, self.trial.number, lease, self.pulse),
             MicroBatches(self._parts),
-            PrunerCallback(self.trial, spec.study.metric, background=spec.study.background_reports),
+            PrunerCallback(
+                self.trial,
+                spec.study.metric,
+                background=spec.study.background_reports,
+                leave=self.request.leave,
+            ),
         ]
         trainer = self._trainer = self.builder.trainer(
             cut(config, self._parts),

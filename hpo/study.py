@@ -22,6 +22,7 @@ from hpo.ledger import Owner
 from hpo.looking.study_note import write_note
 from hpo.pruners import make_pruner
 from hpo.pruning.predicted_loss import MAX_EPOCHS_ATTR
+from hpo.running.folders import stop_note
 from hpo.search.beginning import begin, budget_of, check_beginning
 from hpo.search.ranking import study_directions
 from hpo.search.samplers import ExhaustiveSampler, make_sampler
@@ -87,7 +88,12 @@ class OpenStudy:
             grace=study.lost_after,
             max_retries=study.max_retries,
             sightings=sightings,
+            stop_note=self.stop_note,
         )
+
+    def stop_note(self, number: int, attempt: int) -> str | None:
+        """Why an attempt ended through no fault of its trial, where it could only be noted in its folder."""
+        return stop_note(self.spec, number, attempt)
 
 
 def study_seed(spec: StudySpec) -> int:

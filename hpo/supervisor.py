@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import signal
 import socket
 import threading
@@ -58,7 +59,8 @@ class Supervisor:
         report: Called with a worker's label and each message of its; an OSError of it means that nobody reads
             any more, which is a request to stop.
         timeout: Seconds until workers are asked to put their trials down; None for no limit.
-        grace: Seconds that a worker has to put down a trial that broke a limit, before it is killed.
+        grace: Seconds that a worker has to put down a trial that broke a limit, or whose database is gone, before
+            it is killed.
     """
 
     def __init__(
@@ -84,6 +86,8 @@ class Supervisor:
         self._asked = 0
         self._ended_one = False
         self._next_tick = 0.0
+        self._failed: DatabaseError | None = None
+        self._kill_at = math.inf
         self._wake, self._waker = socket.socketpair()
 
     def run(self) -> Ending:
@@ -92,6 +96,7 @@ class Supervisor:
         Trials that run elsewhere are waited for: should their worker die, they go on here.
 
         Raises:
+            DatabaseError: The database fails for good. Workers have been asked to checkpoint and to leave before.
             StudyError: The study can't go on: its trials fail alike from the start, or workers keep dying.
         """
         with self._handled_signals():
@@ -101,9 +106,14 @@ class Supervisor:
                 self._stop_at_goal()
                 self._refill()
                 while self._children or (self._ending is Ending.DONE and self._upkeep.is_more_to_come()):
-                    self._wait()
+                    try:
+                        self._wait()
+                    except DatabaseError as error:
+                        self._give_up(error)
             finally:
                 self._kill_all()
+        if self._failed is not None:
+            raise self._failed
         return self._ending
 
     def _refill(self) -> None:
@@ -159,6 +169,8 @@ class Supervisor:
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             self._ask_to_stop(Ending.TIMEOUT)
+        if now >= self._kill_at:
+            self._kill_all()
         for child in list(self._children):
             self._hear(child)  # what it has just ended breaks no limit any more
             if self._upkeep.away:
@@ -167,6 +179,7 @@ class Supervisor:
                 child.process.join()
         # Before anybody looks for dead owners: we know why ours are dead.
         self._reap()
+        self._opened.storage.check()
         self._upkeep.look(now)
         self._stop_at_goal()
         self._refill()
@@ -177,7 +190,8 @@ class Supervisor:
             if isinstance(message, Ready | Leaving):
                 continue
             self._tell(child.label, message)
-            self._failures.hear(message)
+            if self._failed is None:
+                self._failures.hear(message)
             self._ended_one |= isinstance(message, TrialReport) and message.outcome is not None
 
     def _reap(self) -> None:
@@ -212,6 +226,13 @@ class Supervisor:
         if self._ending is Ending.DONE and (reached := self._upkeep.goal_reached()) is not None:
             self._tell("", Notice(reached))
             self._ask_to_stop(Ending.GOAL)
+
+    def _give_up(self, error: DatabaseError) -> None:
+        """Let workers write checkpoints of what can't be stored any more; then the error ends the run."""
+        if self._failed is None:
+            self._failed, self._kill_at = error, time.monotonic() + self._grace
+            self._tell("", Notice(f"stopping: {str(error).partition(chr(10))[0]}"))
+            self._ask_to_stop(Ending.INTERRUPTED)
 
     def _ask_to_stop(self, ending: Ending) -> None:
         self._ending = ending

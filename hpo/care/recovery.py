@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, cast
@@ -51,6 +51,14 @@ class Verdict:
 
 
 GONE: Final = Verdict(LOST, "its process is gone")
+
+
+#: Called with a trial's number and an attempt; see `hpo.running.folders.stop_note`.
+StopNote = Callable[[int, int], str | None]
+
+
+def _no_note(_number: int, _attempt: int) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,7 @@ def requeue_dead(
     grace: float = 60.0,
     max_retries: int = 3,
     sightings: Sightings | None = None,
+    stop_note: StopNote = _no_note,
     dry_run: bool = False,
 ) -> list[Settled]:
     """Take every RUNNING trial back whose owner is dead.
@@ -116,6 +125,7 @@ def requeue_dead(
         max_retries: How many deaths a trial survives; the next one ends it as FAIL with the outcome ``lost``.
         sightings: What this process has seen when it looked before. Without any, the clocks of all machines must
             agree, and the database must not have been away just now.
+        stop_note: Says why an attempt ended where that was no fault of its trial.
         dry_run: Only say what would be done.
     """
     ours = BUDGET_ATTR in storage.get_study_user_attrs(study_id)
@@ -123,7 +133,8 @@ def requeue_dead(
         running = ledger.running_trials(conn, study_id)
     dead = [trial for trial in running if trial.lease is None and ours]
     dead += _with_dead_owners([trial for trial in running if trial.lease is not None], grace, sightings)
-    return _settle_all(storage, sorted(dead, key=lambda trial: trial.number), GONE, max_retries, dry_run=dry_run)
+    dead.sort(key=lambda trial: trial.number)
+    return _settle_all(storage, dead, GONE, max_retries, stop_note, dry_run=dry_run)
 
 
 def _with_dead_owners(
@@ -144,7 +155,13 @@ def _with_dead_owners(
 
 @patient
 def settle_process(
-    storage: StudyStorage, study_id: int, pid: int, verdict: Verdict, *, max_retries: int = 3
+    storage: StudyStorage,
+    study_id: int,
+    pid: int,
+    verdict: Verdict,
+    *,
+    max_retries: int = 3,
+    stop_note: StopNote = _no_note,
 ) -> list[Settled]:
     """End what a process of this host held; the caller has seen that it is gone.
 
@@ -153,14 +170,15 @@ def settle_process(
         study_id: Optuna's id of the study.
         pid: The process.
         verdict: Why it is gone.
-        max_retries: See `requeue_dead`.
+        max_retries: See `requeue_dead`, as for the next one.
+        stop_note: As there.
     """
     settled: list[Settled] = []
     # A server may store what the process had sent after it has died, a beat say; then the lease has moved when it
     # is to be taken. So look until nothing is held.
     start, held = _held_by(storage, study_id, pid, 0.0)
     while held:
-        settled += _settle_all(storage, held, verdict, max_retries)
+        settled += _settle_all(storage, held, verdict, max_retries, stop_note)
         start, held = _held_by(storage, study_id, pid, start)
     return settled
 
@@ -189,11 +207,21 @@ def _settle_all(
     trials: Iterable[ledger.RunningTrial],
     verdict: Verdict,
     max_retries: int,
+    stop_note: StopNote,
     *,
     dry_run: bool = False,
 ) -> list[Settled]:
-    settled = (_settle(storage, trial, verdict, max_retries, dry_run=dry_run) for trial in trials)
+    judged = ((trial, _noted(trial, verdict, stop_note)) for trial in trials)
+    settled = (_settle(storage, trial, each, max_retries, dry_run=dry_run) for trial, each in judged)
     return [each for each in settled if each is not None]
+
+
+def _noted(running: ledger.RunningTrial, verdict: Verdict, stop_note: StopNote) -> Verdict:
+    """The verdict over a lost trial's attempt, by its own note if it has left one."""
+    if verdict.outcome != LOST or running.lease is None:
+        return verdict
+    note = stop_note(running.number, running.lease.attempt)
+    return verdict if note is None else Verdict(STOPPED, note)
 
 
 def _settle(

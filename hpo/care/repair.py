@@ -77,7 +77,12 @@ def repair(opened: OpenStudy, *, dry_run: bool = False) -> RepairReport:
     """
     storage, study = opened.storage, opened.spec.study
     settled = requeue_dead(
-        storage, opened.study_id, grace=study.lost_after, max_retries=study.max_retries, dry_run=dry_run
+        storage,
+        opened.study_id,
+        grace=study.lost_after,
+        max_retries=study.max_retries,
+        stop_note=opened.stop_note,
+        dry_run=dry_run,
     )
     done = [
         Repair(each.number, each.attempt, REQUEUED if each.state == TrialState.WAITING else FAILED, each.reason)

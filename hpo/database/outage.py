@@ -37,15 +37,26 @@ PATIENCE_SECONDS: Final = 600.0
 _FIRST_PAUSE: Final = 0.1
 _LONGEST_PAUSE: Final = 5.0
 
-#: PostgreSQL: connection trouble, too many of them, shutdown and start-up, a transaction idle for too long.
-_POSTGRES_LOST = ("08", "53300", "57P0", "25P03")
-#: Serialisation failure, deadlock, a lock waited for too long.
-_POSTGRES_BROKEN_OFF = ("40001", "40P01", "55P03")
-#: MySQL and MariaDB: the same.
-_MYSQL_LOST = frozenset({1040, 1053, 1203, 1927, 2002, 2003, 2006, 2013})
-#: A lock waited for too long, deadlock.
-_MYSQL_BROKEN_OFF = frozenset({1205, 1213})
+#: PostgreSQL: connection trouble, too many of them, shutdown and start-up, a transaction that was idle or took too
+#: long, a server that only reads (after a failover the writing one is reached by another connection).
+_POSTGRES_LOST = ("08", "53300", "57P0", "25P03", "25P04", "25006")
+#: Serialisation failure, deadlock, a lock waited for too long, a statement cancelled or timed out; a full disk or
+#: too little memory (53).
+_POSTGRES_BROKEN_OFF = ("40001", "40P01", "55P03", "57014", "53")
+#: MySQL and MariaDB: the same. A server that only reads: 1290 (``read_only``), 1792, 1836.
+_MYSQL_LOST = frozenset({1040, 1053, 1203, 1226, 1290, 1792, 1836, 1927, 2002, 2003, 2006, 2013})
+#: A lock waited for too long (1205), deadlock (1213), a statement interrupted (1317, 1028) or timed out (1969 in
+#: MariaDB, 3024 in MySQL); a full disk (1021, 1114), too little memory (1037, 1038, 1041).
+_MYSQL_BROKEN_OFF = frozenset({1021, 1028, 1037, 1038, 1041, 1114, 1205, 1213, 1317, 1969, 3024})
 _SQLITE_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+#: What is the matter with a SQLite file that can't be used, by the primary code, and what to do.
+_SQLITE_FAILURES: Final = {
+    sqlite3.SQLITE_FULL: ("the disk is full", "make room"),
+    sqlite3.SQLITE_READONLY: ("the file can't be written to", "see its permissions and its folder's"),
+    sqlite3.SQLITE_IOERR: ("the file can't be read or written", "see the disk and the system's log"),
+    sqlite3.SQLITE_CANTOPEN: ("the file can't be opened", "see that it is there, and its permissions"),
+}
+_GO_ON: Final = "then `hpo run` goes on where the study stopped"
 
 #: What a storage does on behalf of others, in one transaction or a few.
 OPERATIONS: Final = (
@@ -85,6 +96,10 @@ OPERATIONS: Final = (
 
 class DatabaseError(StudyError, StorageInternalError):
     """The database fails for good: nothing can be stored, and running trials stay as they are for a later run."""
+
+
+class DatabaseGoneError(DatabaseError):
+    """The database's file was removed or replaced while it was in use."""
 
 
 class DatabaseAwayError(StudyError):
@@ -155,7 +170,7 @@ class Patience(threading.local):
         if waited >= self._limit:
             raise DatabaseError(
                 f"{self._shown}: the database has been away for {waited:.0f} s: {error.problem}\n"
-                "  fix: start it, then `hpo run` goes on where the study stopped"
+                f"  fix: start it, {_GO_ON}"
             ) from error
         if self.tries == 1:
             text = "%s: the database is away, waiting up to %.0f s for it: %s"
@@ -194,7 +209,7 @@ def all_patient(cls: _C) -> _C:
 
 
 def tell_outages(engine: sa.Engine, shown: str) -> None:
-    """Make an engine raise `DatabaseAwayError` for what may work later, and `DatabaseError` for a full disk.
+    """Make an engine raise `DatabaseAwayError` for what may work later, and `DatabaseError` for what does not.
 
     Args:
         engine: The engine.
@@ -205,13 +220,20 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
         error = context.original_exception
         if not isinstance(error, Exception) or (context.is_pre_ping and context.is_disconnect):
             return None  # a failed ping makes the pool connect anew
-        if _sqlite_code(error) == sqlite3.SQLITE_FULL:
-            fix = "make room, then `hpo run` goes on where the study stopped; what is stored is intact"
-            return DatabaseError(f"{shown}: the disk is full\n  fix: {fix}")
+        if _sqlite_code(error) in _SQLITE_FAILURES:
+            problem, fix = _SQLITE_FAILURES[_sqlite_code(error)]
+            return DatabaseError(f"{shown}: {problem}\n  fix: {fix}, {_GO_ON}; what is stored is intact")
         if context.is_disconnect or _is_lost(error, connected=context.connection is not None):
             context.is_disconnect = True  # the pool lets go of it
             return DatabaseAwayError(first_line(error))
-        return DatabaseAwayError(first_line(error)) if _is_broken_off(error) else None
+        if _is_broken_off(error):
+            return DatabaseAwayError(first_line(error))
+        failed = isinstance(context.sqlalchemy_exception, sa.exc.OperationalError | sa.exc.InternalError)
+        if not failed or isinstance(error, sqlite3.Error):  # a statement that is wrong is this program's mistake
+            return None
+        return DatabaseError(
+            f"{shown}: the database fails: {first_line(error)}\n  fix: see the server's own log, {_GO_ON}"
+        )
 
     sa.event.listen(engine, "handle_error", translate)
 
@@ -226,7 +248,7 @@ def _is_lost(error: Exception, *, connected: bool) -> bool:
 def _is_broken_off(error: Exception) -> bool:
     """Whether the database has given a transaction up for the sake of others."""
     return (
-        _sqlstate(error) in _POSTGRES_BROKEN_OFF
+        _sqlstate(error).startswith(_POSTGRES_BROKEN_OFF)
         or _mysql_code(error) in _MYSQL_BROKEN_OFF
         or _sqlite_code(error) in _SQLITE_BUSY
     )

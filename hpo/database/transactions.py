@@ -19,6 +19,7 @@ from hpo.database import engines as database
 from hpo.database.forks import keep_from_forks
 from hpo.database.guarded import SINGLE
 from hpo.database.outage import DatabaseAwayError, Patience, first_line, tell_outages
+from hpo.database.presence import watch_file
 
 
 class _Intent(threading.local):
@@ -53,12 +54,24 @@ class TransactionalStorage(RDBStorage):
         self.patience = Patience(shown)
         tell_outages(self.engine, shown)
         keep_from_forks(self.engine)
+        file = database.sqlite_file(self.engine.url)
+        if file is not None:
+            watch_file(self.engine, file, shown)
         self._intent = _Intent()
         if self.engine.dialect.name == "sqlite":
             database.begin_immediate(self.engine, self._intent)
             self._autocommit = self.engine.execution_options(**{SINGLE: True})
         else:
             self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def check(self) -> None:
+        """Look whether the database's file is still there; a server is not asked.
+
+        Raises:
+            DatabaseGoneError: It was removed or replaced.
+        """
+        if self.engine.dialect.name == "sqlite":
+            self.engine.connect().close()
 
     def close(self) -> None:
         """Close all connections; the storage opens new ones when it is used again."""

@@ -5,9 +5,12 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Final
 
 from hpo.config import StudySpec
 from hpo.errors import StudyError
+
+_STOP_NOTE: Final = "stopped.txt"
 
 
 def make_output_folder(spec: StudySpec) -> None:
@@ -40,6 +43,21 @@ def attempt_folders(spec: StudySpec, number: int) -> list[Path]:
 def is_attempt(name: str) -> bool:
     """Whether a folder of this name is an attempt's: not a copy, ``attempt-1.bak``, that somebody keeps beside."""
     return name.startswith("attempt-") and name.removeprefix("attempt-").isdecimal()
+
+
+def note_stop(folder: Path, reason: str) -> None:
+    """Note in an attempt's folder why it ends where that can't be stored; see `stop_note`."""
+    with contextlib.suppress(OSError):  # the disk may be what has failed
+        (folder / _STOP_NOTE).write_text(reason, encoding="utf-8")
+
+
+def stop_note(spec: StudySpec, number: int, attempt: int) -> str | None:
+    """Why an attempt ended that was no fault of its trial and could not be stored; None where there is no note."""
+    file = trial_folder(spec, number) / f"attempt-{attempt}" / _STOP_NOTE
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return None
 
 
 @contextlib.contextmanager

@@ -89,7 +89,7 @@ class TrialProcess:
         try:
             # A lease is lost already where the process was stopped for long inside the asking.
             with (
-                Heartbeat(storage.beat, interval=interval, on_lost=request.lose),
+                Heartbeat(storage.beat, interval=interval, on_lost=request.lose, on_gone=request.leave),
                 contextlib.suppress(LeaseLostError),
             ):
                 trial = None if request.leaving else _ask(self.opened)

@@ -109,7 +109,12 @@ class Upkeep:
         while self._unsettled:
             label, pid, verdict = self._unsettled[0]
             settled = settle_process(
-                self._opened.storage, self._opened.study_id, pid, verdict, max_retries=study.max_retries
+                self._opened.storage,
+                self._opened.study_id,
+                pid,
+                verdict,
+                max_retries=study.max_retries,
+                stop_note=self._opened.stop_note,
             )
             self._unsettled.pop(0)
             for each in settled:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
-from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
+import pytest
+
+from tests.acceptance.support import STUDY, hpo, hpo_json, make_study, start_hpo, wait_until
 
 FAULTS = """
 import asyncio
@@ -99,3 +102,29 @@ def test_forks_of_a_trial_that_return_exit_or_raise_change_nothing(tmp_path: Pat
         said = (folder / "log.txt").read_text()
         assert ("would have run the trial a second time" in said) == (trial["params"]["model.at"] == "return")
         assert ("ValueError: in the fork" in said) == (trial["params"]["model.at"] == "raise")
+
+
+@pytest.mark.parametrize("harm", ["removed", "replaced", "log removed"])
+def test_a_database_that_is_gone_ends_the_run_with_checkpoints(tmp_path: Path, harm: str) -> None:
+    study = make_study(tmp_path)
+    options = ("--workers", 2, "--n-trials", 2, "model.delay=0.2", "trainer.max_epochs=40", "study.max_retries=0")
+    process = start_hpo("run", study, *options)
+    folder = tmp_path / "runs" / "tiny"
+    wait_until(lambda: len(list(folder.rglob("epoch-*.pt"))) >= 2)
+    database, kept = folder / "study.db", tmp_path / "kept.db"
+    if harm == "removed":
+        shutil.copy(database, kept)
+        database.unlink()
+    elif harm == "replaced":
+        shutil.copy(database, kept)
+        kept.rename(database)
+    else:
+        Path(f"{database}-wal").unlink()
+    _, errors = process.communicate(timeout=120)
+    assert process.returncode == 3, errors
+    name = "study.db-wal" if harm == "log removed" else "study.db"
+    happened = "was replaced by another file" if harm == "replaced" else "was removed"
+    assert f"{name} {happened} while it was in use" in errors
+    assert "Traceback" not in errors
+    assert database.exists() == (harm != "removed"), "no database is made in its place"
+    assert len(list(folder.rglob("stopped.txt"))) == 2

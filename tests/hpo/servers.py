@@ -101,7 +101,7 @@ class DatabaseServer(ABC):
     def _create(self, name: str, template: str = "") -> None:
         """Create a database as a copy of another one."""
 
-    def _administer(self, *statements: str, database: str) -> list[Any]:
+    def administer(self, *statements: str, database: str) -> list[Any]:
         """Run statements outside of any transaction; the rows of the last one, if it has any."""
         url = sa.make_url(self.url(database))
         engine = sa.create_engine(url, **(engine_kwargs(url) | {"isolation_level": "AUTOCOMMIT"}))
@@ -138,15 +138,15 @@ class PostgresServer(DatabaseServer):
 
     def connections(self, database: str) -> list[int]:
         query = f"SELECT pid FROM pg_stat_activity WHERE datname = '{database}'"
-        return [row[0] for row in self._administer(query, database="postgres")]
+        return [row[0] for row in self.administer(query, database="postgres")]
 
     def disconnect(self, connection: int) -> None:
-        self._administer(f"SELECT pg_terminate_backend({connection})", database="postgres")
+        self.administer(f"SELECT pg_terminate_backend({connection})", database="postgres")
 
     def _create(self, name: str, template: str = "") -> None:
         # Copying files beats logging pages only where the disk need not be waited for: not here.
         statement = f"CREATE DATABASE {name} TEMPLATE {template or 'template1'} STRATEGY wal_log"
-        self._administer(statement, database="postgres")
+        self.administer(statement, database="postgres")
 
 
 class MariaServer(DatabaseServer):
@@ -188,7 +188,7 @@ class MariaServer(DatabaseServer):
                 probe.connect(str(self.folder / "socket"))
             except OSError:
                 return False
-        self._administer("SELECT 1", database="mysql")
+        self.administer("SELECT 1", database="mysql")
         return True
 
     def stop(self, *, immediate: bool = False) -> None:
@@ -203,26 +203,26 @@ class MariaServer(DatabaseServer):
 
     def connections(self, database: str) -> list[int]:
         query = f"SELECT id FROM information_schema.processlist WHERE db = '{database}'"
-        return [row[0] for row in self._administer(query, database="mysql")]
+        return [row[0] for row in self.administer(query, database="mysql")]
 
     def disconnect(self, connection: int) -> None:
         try:
-            self._administer(f"KILL {connection}", database="mysql")
+            self.administer(f"KILL {connection}", database="mysql")
         except sa.exc.OperationalError as error:
             if error.orig is None or error.orig.args[0] != 1094:  # no such connection any more
                 raise
 
     def _create(self, name: str, template: str = "") -> None:
-        self._administer(f"CREATE DATABASE {name}", database="mysql")
+        self.administer(f"CREATE DATABASE {name}", database="mysql")
         if template and not self._copying:
             self._copying = self._statements_that_copy(template)
         if template:
-            self._administer("SET foreign_key_checks = 0", *self._copying, database=name)
+            self.administer("SET foreign_key_checks = 0", *self._copying, database=name)
 
     def _statements_that_copy(self, template: str) -> list[str]:
-        tables = [row[0] for row in self._administer("SHOW TABLES", database=template)]
-        created = [self._administer(f"SHOW CREATE TABLE {each}", database=template)[0][1] for each in tables]
-        filled = [each for each in tables if self._administer(f"SELECT 1 FROM {each}", database=template)]
+        tables = [row[0] for row in self.administer("SHOW TABLES", database=template)]
+        created = [self.administer(f"SHOW CREATE TABLE {each}", database=template)[0][1] for each in tables]
+        filled = [each for each in tables if self.administer(f"SELECT 1 FROM {each}", database=template)]
         return [*created, *(f"INSERT INTO {each} SELECT * FROM {template}.{each}" for each in filled)]
 
 

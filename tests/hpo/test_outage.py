@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -336,3 +337,171 @@ def on_one_mebibyte(root: str) -> None:
         assert study_id(storage) == 1
     seen["states"] = [trial.state.name for trial in trials(url)]
     print(json.dumps(seen))
+
+
+# ---------------------------------------------------------------------- refusals that pass
+
+
+def heals(storage: StudyStorage, heal: Callable[[], object], caplog: pytest.LogCaptureFixture) -> str:
+    """Write until that has failed once, heal the database, and wait for the write; what was waited for."""
+    trial = load(storage).ask()
+    caplog.clear()
+
+    def write() -> None:
+        for count in range(100):
+            trial.set_user_attr("note", count)
+
+    def waiting() -> list[str]:
+        return [message for message in caplog.messages if "the database is away" in message]
+
+    with caplog.at_level(logging.WARNING, "hpo.database.outage"), ThreadPoolExecutor(1) as writer:
+        written = writer.submit(write)
+        while not waiting() and not written.done():
+            time.sleep(0.01)
+        heal()
+        written.result(60)
+    load(storage).tell(trial, 1.0)
+    return waiting()[0]
+
+
+POSTGRES_REFUSALS = {"53100": "could not extend file", "57014": "statement timeout", "53200": "out of memory"}
+MARIADB_REFUSALS = {
+    1021: "Disk full",
+    1969: "max_statement_time exceeded",
+    3024: "maximum execution time exceeded",
+}
+MARIADB_REFUSALS |= {1317: "Query execution was interrupted", 1290: "running with --read-only", 1836: "read only"}
+
+
+@pytest.mark.parametrize("code", POSTGRES_REFUSALS)
+def test_what_postgresql_refuses_for_now_is_waited_for(
+    postgres_server: DatabaseServer, code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server raises the code itself, from a trigger."""
+    url, text = postgres_server.new_database(ready=True), POSTGRES_REFUSALS[code]
+    make_study(url, 1)
+    name = str(sa.make_url(url).database)
+    postgres_server.administer(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        f"$$ BEGIN RAISE EXCEPTION '{text}' USING ERRCODE = '{code}'; END $$",
+        "CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON trial_user_attributes EXECUTE FUNCTION refuse()",
+        database=name,
+    )
+    with opened(url, owner=Owner.current()) as storage:
+        said = heals(
+            storage,
+            lambda: postgres_server.administer("DROP TRIGGER refuse ON trial_user_attributes", database=name),
+            caplog,
+        )
+    assert text in said
+
+
+@pytest.mark.parametrize("code", MARIADB_REFUSALS)
+def test_what_mariadb_refuses_for_now_is_waited_for(
+    mariadb_server: DatabaseServer, code: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server raises the code itself, from a trigger."""
+    url, text = mariadb_server.new_database(ready=True), MARIADB_REFUSALS[code]
+    make_study(url, 1)
+    name = str(sa.make_url(url).database)
+    mariadb_server.administer(
+        "CREATE TRIGGER refuse BEFORE INSERT ON trial_user_attributes FOR EACH ROW "
+        f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}, MESSAGE_TEXT = '{text}'",
+        database=name,
+    )
+    with opened(url, owner=Owner.current()) as storage:
+        said = heals(storage, lambda: mariadb_server.administer("DROP TRIGGER refuse", database=name), caplog)
+    assert text in said
+
+
+def test_a_postgresql_that_only_reads_is_waited_for(
+    postgres_server: DatabaseServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    url = postgres_server.new_database(ready=True)
+    make_study(url, 1)
+    name = str(sa.make_url(url).database)
+
+    def read_only(value: str) -> None:
+        postgres_server.administer(
+            f"ALTER DATABASE {name} SET default_transaction_read_only = {value}", database="postgres"
+        )
+
+    with opened(url, owner=Owner.current()) as storage:
+        trial = load(storage).ask()
+        read_only("on")
+        storage.close()
+        storage.patience = Patience("here", limit=0.2)
+        with pytest.raises(DatabaseError, match="read-only transaction"):
+            trial.report(1.0, 1)
+        assert storage.get_trial(trial._trial_id).intermediate_values == {}, "it still reads"
+        storage.patience = Patience("here")
+        healer = threading.Timer(0.3, read_only, ("off",))
+        healer.start()
+        trial.report(1.0, 1)
+        healer.join()
+    assert trials(url)[0].intermediate_values == {1: 1.0}
+
+
+def test_a_mariadb_that_only_reads_is_waited_for(mariadb_server: DatabaseServer) -> None:
+    url = sa.make_url(mariadb_server.new_database(ready=True))
+    make_study(url.render_as_string(hide_password=False), 1)
+    mariadb_server.administer(
+        "CREATE USER IF NOT EXISTS plain@localhost IDENTIFIED BY 'plain'",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {url.database}.* TO plain@localhost",
+        database="mysql",
+    )
+    through = url.set(username="plain", password="plain").render_as_string(hide_password=False)
+
+    def read_only(value: str) -> None:
+        mariadb_server.administer(f"SET GLOBAL read_only = {value}", database="mysql")
+
+    with opened(through, owner=Owner.current()) as storage:
+        trial = load(storage).ask()
+        read_only("ON")
+        healer = threading.Timer(0.5, read_only, ("OFF",))
+        healer.start()
+        trial.report(1.0, 1)
+        healer.join()
+    assert trials(through)[0].intermediate_values == {1: 1.0}
+
+
+def test_a_statement_that_is_cancelled_is_tried_again(server: DatabaseServer) -> None:
+    """A write that waits for a lock; `pg_cancel_backend`, `KILL QUERY`."""
+    url = server.new_database(ready=True)
+    make_study(url, 1)
+    cancel = "KILL QUERY {}" if "mysql" in url else "SELECT pg_cancel_backend({})"
+    with opened(url, owner=Owner.current()) as storage, opened(url) as other, ThreadPoolExecutor(1) as writer:
+        trial = load(storage).ask()
+        storage.close()
+        with other.transaction() as session:
+            assert ledger.holds(session, trial._trial_id, 1)
+            mine = set(server.connections(str(sa.make_url(url).database)))
+            report = writer.submit(trial.report, 1.0, 1)
+            for _ in range(3):
+                while not (theirs := set(server.connections(str(sa.make_url(url).database))) - mine):
+                    time.sleep(0.01)
+                for each in theirs:
+                    with contextlib.suppress(sa.exc.OperationalError):  # it has gone meanwhile
+                        server.administer(cancel.format(each), database=str(sa.make_url(url).database))
+                time.sleep(0.05)
+            assert not report.done()
+        report.result(60)
+    assert trials(url)[0].intermediate_values == {1: 1.0}
+
+
+def test_a_database_that_fails_for_good_says_so(postgres_server: DatabaseServer) -> None:
+    url = postgres_server.new_database(ready=True)
+    make_study(url, 1)
+    name = str(sa.make_url(url).database)
+    postgres_server.administer(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE EXCEPTION 'invalid page in block 3' USING ERRCODE = 'XX001'; END $$",
+        "CREATE TRIGGER refuse BEFORE INSERT ON trial_user_attributes EXECUTE FUNCTION refuse()",
+        database=name,
+    )
+    with opened(url, owner=Owner.current()) as storage:
+        trial = load(storage).ask()
+        with pytest.raises(
+            DatabaseError, match=r"the database fails: invalid page in block 3\n  fix: see the serv"
+        ):
+            trial.set_user_attr("note", 1)
