@@ -5,7 +5,7 @@ OmegaConf resolves interpolations and pydantic validates; neither torch nor optu
 
 import hashlib
 import json
-import os.path
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
 from hpo.errors import InputError
+from hpo.studyfile.interpolation import check_interpolations
 from hpo.studyfile.lengths import with_lengths, without_lengths
 from hpo.studyfile.marks import Marks
 from hpo.studyfile.overrides import apply_override, path_problem
@@ -27,6 +28,7 @@ from hpo.studyfile.paths import (
     copy_plain,
     diff_configs,
     lookup,
+    show,
     split_path,
 )
 from hpo.studyfile.schema import (
@@ -56,6 +58,8 @@ _NOT_HASHED = (
     ),
     ("trainer", "device"),
 )
+#: Bytes; Linux takes 4,096, and files of trials lie deeper.
+_LONGEST_PATH = 3_500
 _SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)")
 
 
@@ -232,8 +236,13 @@ def json_schema() -> dict[str, Any]:
 
 
 def _assemble(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
-    config = _validated(raw, marks)
-    return StudySpec(path=path, config=config, _raw=raw, _marks=marks)
+    spec = StudySpec(path=path, config=_validated(raw, marks), _raw=raw, _marks=marks)
+    file = spec.storage_url.partition("?")[0].partition("///")[2] if spec.storage_url.startswith("sqlite") else ""
+    for key, place in (("output_dir", spec.output_dir), ("storage", Path(file))):
+        if len(os.fsencode(place)) > _LONGEST_PATH or any(len(os.fsencode(part)) > 255 for part in place.parts):
+            problem = f"is too long: a path has at most {_LONGEST_PATH} bytes, and each name in it 255"
+            raise spec.error(problem, path=f"study.{key}", value=str(place), fix="write a shorter one")
+    return spec
 
 
 def _validated(raw: dict[str, Any], marks: Marks) -> StudyFile:
@@ -249,11 +258,12 @@ def _interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
         # Said here, since an interpolation into such a section would fail first and less clearly.
         if name in StudyFile.model_fields and isinstance(section, int | float | list):
             raise marks.error("must be a mapping", (name,), value=section, fix=f"write `{name}: {{…}}`")
+    check_interpolations(raw, marks)
     try:
         data = OmegaConf.to_container(OmegaConf.create(with_lengths(raw)), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         keys = _interpolated_keys(raw, error)
-        problem, fix = str(error).partition("\n")[0], "write `${section.key}` with a path that this file has"
+        problem, fix = show(str(error).partition("\n")[0]), "write `${section.key}` with a path that this file has"
         if isinstance(error, MissingMandatoryValue):
             problem, fix = "`???` stands for a value that is still missing", "write the value"
         elif "Recursive" in problem:

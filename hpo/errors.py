@@ -1,6 +1,10 @@
 """The errors this package raises for people to read; the command line maps each to its exit code."""
 
 from pathlib import Path
+from typing import Final
+
+#: Characters of a path that are shown.
+_SHOWN: Final = 160
 
 
 class HpoError(Exception):
@@ -49,7 +53,8 @@ class InputError(HpoError):
 
     def __str__(self) -> str:
         where = "" if self.file is None else f"{self.file}:{self.line}: " if self.line else f"{self.file}: "
-        first = where + (f"{self.path}: " if self.path else "") + self.problem
+        path = self.path if len(self.path) <= _SHOWN else self.path[: _SHOWN - 1] + "…"
+        first = where + (f"{path}: " if path else "") + self.problem
         lines = [first]
         if self.value:
             lines.append(f"  value: {self.value}")

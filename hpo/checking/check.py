@@ -14,7 +14,7 @@ from hpo.studyfile.paths import Keys, join_path, lookup, same, split_path, sugge
 from hpo.studyfile.schema import FREE_SECTIONS, SCHEDULER_KEYS
 from hpo.studyfile.schema_metrics import METRIC_KEYS
 from hpo.studyfile.schema_space import CategoricalParam
-from hpo.studyfile.targets import ARGS, HYDRA_KEYS, PARTIAL, RECURSIVE, TARGET, TargetResolver
+from hpo.studyfile.targets import ARGS, HYDRA_KEYS, PARTIAL, RECURSIVE, TARGET, TargetResolver, is_refused
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -230,11 +230,17 @@ class _Call:
             return self.checker.callbacks[str(self.node.keys[-1])]
         if not isinstance(self.target, str):
             raise self.checker.spec.error("is not an import path", path=where, value=self.target, fix="quote it")
+        spec = self.checker.spec
         try:
-            return self.checker.resolver.resolve(self.target)
+            function = self.checker.resolver.resolve(self.target)
         except InputError as error:
-            located = self.checker.spec.error(error.problem, path=where, value=self.target, fix=error.fix)
+            located = spec.error(error.problem, path=where, value=self.target, fix=error.fix)
             raise located from error.__cause__
+        if is_refused(function):
+            problem = "Hydra refuses to call this from a config, as something that runs code or changes the system"
+            fix = "call it in a function of your own, and name that one"
+            raise spec.error(problem, path=where, value=self.target, fix=fix)
+        return function
 
     def _supplied(self, function: Callable[..., Any]) -> tuple[str, ...]:
         section = str(self.node.keys[0])

@@ -5,8 +5,19 @@ from typing import Any
 
 from hpo.errors import InputError
 from hpo.studyfile.marks import COMMAND_LINE, Marks
-from hpo.studyfile.paths import Keys, PathError, assign, join_path, list_index, split_path, suggest_name
+from hpo.studyfile.paths import (
+    MAX_KEY,
+    Keys,
+    PathError,
+    assign,
+    join_path,
+    list_index,
+    show,
+    split_path,
+    suggest_name,
+)
 from hpo.studyfile.schema import FREE_SECTIONS, StudyFile
+from hpo.studyfile.yaml_loader import MAX_DEPTH
 from hpo.studyfile.yaml_source import parse_value, storable
 
 
@@ -72,7 +83,10 @@ def apply_override(raw: dict[str, Any], marks: Marks, text: str) -> tuple[dict[s
         keys = split_path(path)
     except PathError as error:
         fix = "write for example `optimizer.lr=0.01` or `search_space[optimizer.lr].high=0.01`"
-        raise InputError(str(error), file=COMMAND_LINE, value=text, fix=fix) from error
+        raise InputError(str(error), file=COMMAND_LINE, value=show(text), fix=fix) from error
+    if any(isinstance(key, str) and len(key) > MAX_KEY for key in keys) or len(keys) > MAX_DEPTH:
+        problem = f"a path has at most {MAX_DEPTH} keys of at most {MAX_KEY} characters"
+        raise InputError(problem, file=COMMAND_LINE, value=show(text), fix="write a shorter one")
     _check_override(raw, keys, text)
     try:
         value = parse_value(value_text)
@@ -80,9 +94,11 @@ def apply_override(raw: dict[str, Any], marks: Marks, text: str) -> tuple[dict[s
             value = value_text.strip()  # a colon or dash within text, as in `sqlite:///:memory:`
         assign(raw, keys, value)
     except PathError as error:
-        raise InputError(str(error), file=COMMAND_LINE, path=path, value=text) from error
+        raise InputError(str(error), file=COMMAND_LINE, path=path, value=show(text)) from error
     except InputError as error:
-        raise InputError(error.problem, file=COMMAND_LINE, path=path, value=value_text, fix=error.fix) from error
+        raise InputError(
+            error.problem, file=COMMAND_LINE, path=path, value=show(value_text), fix=error.fix
+        ) from error
     return raw, marks.override(keys)
 
 
@@ -98,4 +114,4 @@ def _check_override(raw: dict[str, Any], keys: Keys, text: str) -> None:
         elif len(keys) > 2:
             found = ("names nothing: no such entry", suggest_name(keys[1], list(entries), what="the entries are"))
     if found:
-        raise InputError(found[0], file=COMMAND_LINE, path=join_path(keys), value=text, fix=found[1])
+        raise InputError(found[0], file=COMMAND_LINE, path=join_path(keys), value=show(text), fix=found[1])

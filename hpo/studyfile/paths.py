@@ -8,9 +8,14 @@ from typing import Any
 
 Keys = tuple[str | int, ...]
 
+#: Characters of a key: a search path is the name of a parameter, and a database's columns have their limits.
+MAX_KEY = 256
+
 _ABSENT = "(absent)"
 _SEGMENT = re.compile(r"\[([^\]]*)\]|([^.\[\]]+)")
 _SHOWN = 160
+#: Python reads no longer number than a few thousand digits, and no list is that long.
+_DIGITS = 19
 
 
 class PathError(ValueError):
@@ -31,9 +36,9 @@ def split_path(text: str) -> Keys:
         dotted = bool(keys) and text[at] == "."
         match = _SEGMENT.match(text, at + dotted)
         if match is None or not (match[1] or match[2]) or (keys and not dotted and match[2]):
-            msg = f"`{text}` is not a dotted path"
+            msg = f"`{show(text)}` is not a dotted path"
             raise PathError(msg)
-        keys.append(int(match[1]) if match[1] and match[1].isdecimal() else match[1] or match[2])
+        keys.append(int(match[1]) if match[1] and _is_index(match[1]) else match[1] or match[2])
         at = match.end()
     return tuple(keys)
 
@@ -51,9 +56,13 @@ def join_path(keys: Keys) -> str:
 
 def list_index(node: list[Any], key: str | int) -> int | None:
     """The position a key names in a list, or None."""
-    if isinstance(key, str) and not key.isdecimal():
+    if isinstance(key, str) and not _is_index(key):
         return None
     return int(key) if int(key) < len(node) else None
+
+
+def _is_index(key: str) -> bool:
+    return key.isdecimal() and len(key) < _DIGITS
 
 
 def lookup(data: Any, keys: Keys, default: Any = None) -> Any:

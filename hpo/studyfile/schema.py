@@ -18,6 +18,11 @@ from hpo.studyfile.schema_metrics import Metrics
 from hpo.studyfile.schema_space import ParamSpec
 from hpo.studyfile.schema_study import PrunerSection, SamplerSection, StudySection
 from hpo.studyfile.schema_types import (
+    MAX_EPOCHS,
+    MAX_NUMBER,
+    MAX_PROCESSES,
+    MAX_SEED,
+    MAX_STEPS,
     TARGET_SCHEMA,
     CompileOptions,
     Interval,
@@ -79,11 +84,19 @@ CallbackNode = Annotated[
 class LoaderSection(Section):
     """How a dataset is batched; a ready DataLoader is left as it is."""
 
-    batch_size: int = Field(default=32, ge=1, description="Samples in a training batch.", examples=[32])
-    eval_batch_size: int = Field(
-        default=256, ge=1, description="Samples in an evaluation batch, whatever batch_size is.", examples=[256]
+    batch_size: int = Field(
+        default=32, ge=1, le=MAX_NUMBER, description="Samples in a training batch.", examples=[32]
     )
-    num_workers: int = Field(default=0, ge=0, description="Processes that load data.", examples=[0])
+    eval_batch_size: int = Field(
+        default=256,
+        ge=1,
+        le=MAX_NUMBER,
+        description="Samples in an evaluation batch, whatever batch_size is.",
+        examples=[256],
+    )
+    num_workers: int = Field(
+        default=0, ge=0, le=MAX_PROCESSES, description="Processes that load data.", examples=[0]
+    )
     drop_last: bool = Field(default=False, description="Leave a short last batch out.", examples=[False])
     shuffle: bool = Field(default=True, description="Shuffle the training data.", examples=[True])
 
@@ -92,9 +105,15 @@ class TrainerSection(Section):
     """How long and where a trial trains."""
 
     max_epochs: int | None = Field(
-        default=20, ge=1, description="Passes over the data; no limit when only max_steps is given.", examples=[20]
+        default=20,
+        ge=1,
+        le=MAX_EPOCHS,
+        description="Passes over the data; no limit when only max_steps is given.",
+        examples=[20],
     )
-    max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps.", examples=[10_000])
+    max_steps: int | None = Field(
+        default=None, ge=1, le=MAX_STEPS, description="Optimizer steps.", examples=[10_000]
+    )
     validate_every: Interval = Field(
         default=None,
         description="Steps, or a fraction of a pass, between two validations, which make an epoch.",
@@ -107,7 +126,9 @@ class TrainerSection(Section):
         default=False, description="Run the model through torch.compile.", examples=[True]
     )
     cuda_graph: bool = Field(default=False, description="Record the step as one CUDA graph.", examples=[False])
-    seed: int | None = Field(default=None, ge=0, description="Seed of a trial's own randomness.", examples=[0])
+    seed: int | None = Field(
+        default=None, ge=0, le=MAX_SEED, description="Seed of a trial's own randomness.", examples=[0]
+    )
     device: str | None = Field(
         default=None, min_length=1, description="Device of the training.", examples=["cuda:0"]
     )

@@ -18,6 +18,8 @@ from hpo.studyfile.paths import same, show, suggest_name
 
 Scalar = str | int | float | bool | None
 
+#: Databases keep a parameter as a floating-point number, which is exact for whole numbers up to here.
+_EXACT = 2**53
 _SCALARS = {"type": ["string", "number", "boolean", "null"]}
 
 
@@ -86,6 +88,12 @@ class _Range(_Param):
             raise _error("a logarithmic range starts above zero", "raise low, or drop `log: true`", "low")
         if log and step is not None:
             raise _error("log and step exclude each other", "drop one of the two", "step")
+        if not math.isfinite(high - low):
+            raise _error(f"{show(low)} to {show(high)} is wider than a floating-point number", "narrow it", "high")
+        if step is not None and (high - low) / step > _EXACT:
+            raise _error(
+                f"more than {_EXACT} steps of {show(step)} lie in the range", "write a larger step", "step"
+            )
         if step is not None and (Decimal(str(high)) - Decimal(str(low))) % Decimal(str(step)):
             count = (Decimal(str(high)) - Decimal(str(low))) // Decimal(str(step))
             reached = type(high)(Decimal(str(low)) + count * Decimal(str(step)))
@@ -112,8 +120,8 @@ class IntParam(_Range):
     """A whole number between `low` and `high`, both included."""
 
     type: Literal["int"]
-    low: int = Field(examples=[8])
-    high: int = Field(examples=[256])
+    low: int = Field(ge=-_EXACT, le=_EXACT, examples=[8])
+    high: int = Field(ge=-_EXACT, le=_EXACT, examples=[256])
     log: bool = Field(default=False, examples=[True])
     step: int = Field(default=1, ge=1, examples=[8])
 

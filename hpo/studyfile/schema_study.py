@@ -9,7 +9,17 @@ from typing import Annotated, Any, Final, Literal, Self, get_args
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 
-from hpo.studyfile.schema_types import Devices, Duration, Seconds, Section, Size, fail
+from hpo.studyfile.schema_types import (
+    MAX_NUMBER,
+    MAX_PROCESSES,
+    MAX_SEED,
+    Devices,
+    Duration,
+    Seconds,
+    Section,
+    Size,
+    fail,
+)
 
 Direction = Literal["minimize", "maximize"]
 
@@ -17,6 +27,8 @@ Direction = Literal["minimize", "maximize"]
 NO_PRUNER: Final = "none"
 #: What a study, or a metric of its own, may be called.
 METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+#: Characters of a study's name: folders and files are called after it, whose names have at most 255.
+MAX_NAME: Final = 200
 _SEVERAL: Final = 2
 #: Beyond every limit.
 FARTHEST: Final = sys.float_info.max
@@ -26,6 +38,8 @@ MIN_LOST_AFTER = 3
 
 
 def _study_name(value: str) -> str:
+    if len(value) > MAX_NAME:
+        raise fail(f"has {len(value)} characters", f"it names a folder too: write at most {MAX_NAME}")
     if not METRIC_NAME.fullmatch(value):
         problem = "may hold only letters, digits, `.`, `_` and `-`, and not start with `.` or `-`"
         raise fail(problem, "it names the study's folder too; write for example `digits-mlp`")
@@ -102,7 +116,7 @@ class SamplerSection(Section):
     model_config = ConfigDict(extra="allow")
 
     name: str = Field(default="tpe", description="The sampler's name.", examples=["tpe"])
-    seed: int = Field(default=0, ge=0, description="Seed of the study's randomness.", examples=[0])
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the study's randomness.", examples=[0])
     allow_pickle: bool = Field(
         default=False, description="Let the sampler keep pickled state in the storage.", examples=[False]
     )
@@ -155,7 +169,9 @@ class StudySection(Section):
         description="Bounds on recorded metrics; a trial beyond one is never the best.",
         examples=[{"parameters": "<= 1e6"}],
     )
-    n_trials: int = Field(default=100, ge=1, description="Trials to bring to an end.", examples=[100])
+    n_trials: int = Field(
+        default=100, ge=1, le=MAX_NUMBER, description="Trials to bring to an end.", examples=[100]
+    )
     timeout: Duration = Field(default=None, description='Seconds, or "2h", "1h30m", "1d".', examples=["2h"])
     target_value: float | None = Field(
         default=None, description="The study is done once its best value is as good as this.", examples=[0.05]
@@ -163,6 +179,7 @@ class StudySection(Section):
     stop_after_no_improvement: int | None = Field(
         default=None,
         ge=1,
+        le=MAX_NUMBER,
         description="The study is done once so many trials in a row have ended without a new best.",
         examples=[30],
     )
@@ -192,12 +209,14 @@ class StudySection(Section):
     output_dir: str | None = Field(
         default=None, min_length=1, description="Folder of results, seen from this file.", examples=["runs/digits"]
     )
-    workers: int | None = Field(default=None, ge=1, description="Processes to run side by side.", examples=[4])
+    workers: int | None = Field(
+        default=None, ge=1, le=MAX_PROCESSES, description="Processes to run side by side.", examples=[4]
+    )
     devices: Devices = Field(
         default=None, description="Devices that the workers share.", examples=["cuda:0,cuda:1"]
     )
     max_retries: int = Field(
-        default=3, ge=0, description="Deaths of its worker that a trial survives.", examples=[3]
+        default=3, ge=0, le=MAX_NUMBER, description="Deaths of its worker that a trial survives.", examples=[3]
     )
     trial_timeout: Duration = Field(
         default=None, description="Time that a trial may take, over all its attempts.", examples=["6h"]
@@ -224,7 +243,11 @@ class StudySection(Section):
         examples=[True],
     )
     keep_best: int = Field(
-        default=5, ge=1, description="Complete trials whose checkpoints `hpo clean` keeps.", examples=[5]
+        default=5,
+        ge=1,
+        le=MAX_NUMBER,
+        description="Complete trials whose checkpoints `hpo clean` keeps.",
+        examples=[5],
     )
     disk_quota: Size = Field(
         default=None,

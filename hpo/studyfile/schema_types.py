@@ -9,11 +9,24 @@ from pydantic_core import PydanticCustomError
 
 from hpo.studyfile.paths import suggest_name
 
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s?)?")
+#: Numbers of trials and the like; databases keep them in 32 bits.
+MAX_NUMBER: Final = 2**31 - 1
+#: Processes on one machine.
+MAX_PROCESSES: Final = 1024
+#: NumPy takes no larger seed.
+MAX_SEED: Final = 2**32 - 1
+MAX_EPOCHS: Final = 1_000_000
+MAX_STEPS: Final = 10**12
+#: Seconds: some thirty years, for every clock a number.
+_MAX_SECONDS: Final = 10**9
+#: Bytes: an exbibyte.
+_MAX_SIZE: Final = 2**60
+
+_DURATION = re.compile(r"(?:(\d{1,12})d)?(?:(\d{1,12})h)?(?:(\d{1,12})m)?(?:(\d{1,12})s?)?")
 _COMPILE_ARGUMENTS = ("fullgraph", "dynamic", "backend", "mode", "options")
 _UNITS = (86400, 3600, 60, 1)
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGTkmgt]?)([iI]?)[Bb]?")
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([KMGTkmgt]?)([iI]?)[Bb]?")
 _PREFIXES = ("", "K", "M", "G", "T")
 
 
@@ -35,6 +48,8 @@ def _duration(value: Any) -> Any:
         value = sum(int(count) * unit for count, unit in zip(match.groups("0"), _UNITS, strict=True))
     if not (math.isfinite(value) and value > 0):
         raise fail("must be more than zero seconds", fix)
+    if value > _MAX_SECONDS:
+        raise fail(f"must be at most {_MAX_SECONDS} seconds", fix)
     return float(value)
 
 
@@ -51,6 +66,8 @@ def in_bytes(value: Any, key: str = "") -> int:
         value = round(float(match[1]) * (1024 if binary else 1000) ** _PREFIXES.index(prefix))
     if value <= 0:
         raise fail("must be more than nothing", fix, key)
+    if value > _MAX_SIZE:
+        raise fail("must be at most 1 EiB", fix, key)
     return int(value)
 
 
@@ -68,7 +85,7 @@ def _devices(value: Any) -> Any:
 
 
 def _interval(value: Any) -> Any:
-    steps = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+    steps = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_STEPS
     if value is not None and not steps and not (isinstance(value, float) and 0 < value < 1):
         fix = "write a whole number of steps, such as 500, or a fraction of a pass below 1, such as 0.25"
         raise fail("is neither steps nor a fraction", fix)

@@ -130,6 +130,20 @@ def instantiate(
     return functools.partial(bound, *args, **kwargs) if partial else bound(*args, **kwargs)
 
 
+def is_refused(target: Callable[..., Any]) -> bool:
+    """Whether Hydra refuses to call what an import path names, which runs code or changes the system."""
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate as hydra_instantiate
+    from omegaconf import OmegaConf
+
+    settings = OmegaConf.create({TARGET: target, PARTIAL: True}, flags={"allow_objects": True})
+    try:
+        hydra_instantiate(settings)  # a partial: nothing is called
+    except InstantiationException:
+        return True
+    return False
+
+
 def _with_callables(resolver: TargetResolver, node: Any) -> Any:
     if isinstance(node, Mapping):
         if node.get(RECURSIVE) is False:  # the target gets what lies below as plain data

@@ -1,6 +1,6 @@
 """Reads YAML into plain data and remembers the line of every key."""
 
-import re
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,61 +9,13 @@ from typing import Any
 import yaml
 
 from hpo.errors import InputError
-from hpo.studyfile.paths import Keys, join_path
+from hpo.studyfile.paths import MAX_KEY, Keys, join_path, show
+from hpo.studyfile.yaml_loader import MAX_DEPTH, MAX_VALUES, TOO_DEEP, TOO_MANY, Limit, Loader
 
 _TAG = "tag:yaml.org,2002:"
+#: Bytes; a study file is written by hand, and PyYAML takes a second for some hundred thousand.
+MAX_BYTES = 512 * 1024
 _PLAIN_TAGS = frozenset(_TAG + name for name in ("null", "bool", "int", "float", "str"))
-
-
-class _Loader(yaml.SafeLoader):
-    """SafeLoader with OmegaConf's idea of a number, dates left as text, and room for ``{a: ${b.c}}``."""
-
-    flow_level: int
-
-    def scan_plain(self) -> Any:
-        """Scan a scalar without quotes; in a flow mapping, YAML would end it at the brace of ``${``."""
-        length = self._interpolated_length() if self.flow_level else 0
-        if not length:
-            return super().scan_plain()
-        start, text = self.get_mark(), self.prefix(length)
-        self.forward(length)
-        self.allow_simple_key = False
-        return yaml.ScalarToken(text, True, start, self.get_mark())
-
-    def _interpolated_length(self) -> int:
-        """Length of the scalar ahead if it holds an interpolation with its braces closed, else 0."""
-        length = depth = 0
-        seen = False
-        while (char := self.peek(length)) not in "\0\r\n":
-            if char == "$" and self.peek(length + 1) == "{":
-                depth, seen, length = depth + 1, True, length + 1
-            elif depth:
-                depth += (char == "{") - (char == "}")
-            elif char in " \t,[]{}" or (char == ":" and self.peek(length + 1) in " \t\0\r\n,[]{}"):
-                break
-            length += 1
-        return length if seen and not depth else 0
-
-
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in resolvers if tag not in {_TAG + "timestamp", _TAG + "float"}]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
-# As in omegaconf/_utils.py get_yaml_loader: plain PyYAML reads 1e-3 as text.
-_Loader.add_implicit_resolver(
-    _TAG + "float",
-    re.compile(
-        r"""^(?:
-         [-+]?[0-9]+(?:_[0-9]+)*\.[0-9_]*(?:[eE][-+]?[0-9]+)?
-        |[-+]?[0-9]+(?:_[0-9]+)*(?:[eE][-+]?[0-9]+)
-        |[-+]?\.[0-9]+(?:_[0-9]+)*(?:[eE][-+]?[0-9]+)?
-        |[-+]?[0-9]+(?:_[0-9]+)*(?::[0-5]?[0-9])+\.[0-9_]*
-        |[-+]?\.(?:inf|Inf|INF)
-        |\.(?:nan|NaN|NAN))$""",
-        re.VERBOSE,
-    ),
-    list("-+0123456789."),
-)
 
 
 @dataclass(frozen=True)
@@ -85,12 +37,19 @@ def read_yaml(path: Path) -> YamlSource:
     """Read one YAML mapping from a file.
 
     Raises:
-        InputError: The file can't be read, is not YAML, is empty, is not a mapping, or repeats a key.
+        InputError: The file can't be read, is too large or too deep, is not YAML, is empty, is not a mapping, or
+            repeats a key.
     """
     try:
-        text = path.read_bytes().decode("utf-8-sig")
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            fix = "keep long lists and data in a module or a file of their own, and name it"
+            raise InputError(f"is larger than {MAX_BYTES // 1024} KiB", file=path, line=1, fix=fix)
+        text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError("is not UTF-8 text", file=path, fix="save the file as UTF-8") from error
+        line = content[: error.start].count(b"\n") + 1
+        raise InputError("is not UTF-8 text", file=path, line=line, fix="save the file as UTF-8") from error
     except FileNotFoundError as error:
         raise InputError("no such file", file=path, fix="check the path, or the folder you are in") from error
     except OSError as error:
@@ -134,10 +93,11 @@ class _Reader:
         self.file = file
         self.lines: dict[Keys, int] = {}
         self._open: set[int] = set()
+        self._values = 0
 
     def read(self, text: str) -> Any:
         try:
-            loader = _Loader(text)
+            loader = Loader(text)
             try:
                 node = loader.get_single_node()
                 return None if node is None else self._build(loader, node, ())
@@ -145,22 +105,38 @@ class _Reader:
                 loader.dispose()
         except yaml.MarkedYAMLError as error:
             raise self._syntax_error(error) from error
-        except yaml.YAMLError as error:
-            raise InputError(f"is not YAML: {error}".replace("\n", " "), file=self.file) from error
+        except yaml.reader.ReaderError as error:
+            line = None if self.file == "command line" else text.count("\n", 0, error.position) + 1
+            problem = f"not YAML: the character U+{int(error.character):04X} is not allowed"
+            raise InputError(problem, file=self.file, line=line, fix="leave that character out") from error
 
     def _syntax_error(self, error: yaml.MarkedYAMLError) -> InputError:
         mark = error.problem_mark or error.context_mark
         problem = " ".join(part for part in (error.context, error.problem) if part)
+        if isinstance(error, Limit):
+            problem, fix = str(error.problem), error.fix
+            return InputError(problem, file=self.file, line=self._line(mark), fix=fix)
         fix = "check the indentation, the brackets and the quotes here and on the line above"
         if self.file == "command line":
             return InputError(f"not a YAML value: {problem}", file=self.file, fix="quote the value")
-        return InputError(f"not YAML: {problem}", file=self.file, line=mark.line + 1 if mark else None, fix=fix)
+        return InputError(f"not YAML: {problem}", file=self.file, line=self._line(mark), fix=fix)
+
+    def _line(self, mark: yaml.Mark | None) -> int | None:
+        return None if mark is None or self.file == "command line" else mark.line + 1
 
     def _error(self, problem: str, node: yaml.Node, keys: Keys, fix: str, value: str = "") -> InputError:
-        line = None if self.file == "command line" else node.start_mark.line + 1
-        return InputError(problem, file=self.file, line=line, path=join_path(keys), value=value, fix=fix)
+        line = self._line(node.start_mark)
+        return InputError(problem, file=self.file, line=line, path=join_path(keys), value=show(value), fix=fix)
 
-    def _build(self, loader: _Loader, node: yaml.Node, keys: Keys) -> Any:
+    def _limit(self, said: tuple[str, str], node: yaml.Node, keys: Keys) -> InputError:
+        return self._error(said[0], node, keys, said[1])
+
+    def _build(self, loader: Loader, node: yaml.Node, keys: Keys) -> Any:
+        self._values += 1  # aliases count each time that they are used
+        if self._values > MAX_VALUES:
+            raise self._limit(TOO_MANY, node, keys)
+        if len(keys) > MAX_DEPTH:
+            raise self._limit(TOO_DEEP, node, keys)
         if isinstance(node, yaml.ScalarNode):
             return self._scalar(loader, node, keys)
         if id(node) in self._open:
@@ -171,18 +147,18 @@ class _Reader:
         finally:
             self._open.discard(id(node))
 
-    def _collection(self, loader: _Loader, node: yaml.Node, keys: Keys) -> Any:
+    def _collection(self, loader: Loader, node: yaml.Node, keys: Keys) -> Any:
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return self._mapping(loader, node, keys)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self._item(loader, child, (*keys, at)) for at, child in enumerate(node.value)]
         raise self._error(f"the YAML tag {node.tag} is not used here", node, keys, "write a plain value")
 
-    def _item(self, loader: _Loader, node: yaml.Node, keys: Keys) -> Any:
+    def _item(self, loader: Loader, node: yaml.Node, keys: Keys) -> Any:
         self.lines[keys] = node.start_mark.line + 1
         return self._build(loader, node, keys)
 
-    def _scalar(self, loader: _Loader, node: yaml.ScalarNode, keys: Keys) -> Any:
+    def _scalar(self, loader: Loader, node: yaml.ScalarNode, keys: Keys) -> Any:
         if node.tag not in _PLAIN_TAGS:
             fix = "write text, a number, true, false or null"
             raise self._error(f"the YAML tag {node.tag} is not used here", node, keys, fix, node.value)
@@ -190,6 +166,8 @@ class _Reader:
             value = loader.construct_object(node)
         except (ValueError, KeyError) as error:
             raise self._error("does not fit its YAML tag", node, keys, "quote it", node.value) from error
+        if isinstance(value, int | float):
+            return self._number(value, node, keys)
         if not isinstance(value, str):
             return value
         try:
@@ -197,7 +175,16 @@ class _Reader:
         except ValueError as error:
             raise self._error(str(error), node, keys, "leave that character out", ascii(value)) from error
 
-    def _mapping(self, loader: _Loader, node: yaml.MappingNode, keys: Keys) -> dict[str, Any]:
+    def _number(self, value: float, node: yaml.ScalarNode, keys: Keys) -> float:
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            fix = "write a number of at most 64 bits, or quote it if text is meant"
+            raise self._error("is too large for a whole number", node, keys, fix, node.value)
+        if math.isinf(value) and "inf" not in node.value.lower():
+            fix = "write a number below 1.8e308, or `.inf` if that is meant"
+            raise self._error("is too large for a floating-point number", node, keys, fix, node.value)
+        return value
+
+    def _mapping(self, loader: Loader, node: yaml.MappingNode, keys: Keys) -> dict[str, Any]:
         data: dict[str, Any] = {}
         for merged in self._merged(node, keys):
             data = {**data, **self._build(loader, merged, keys)}
@@ -225,11 +212,14 @@ class _Reader:
                     raise self._error("`<<` merges mappings only", part, keys, "give it an alias of a mapping")
                 yield part
 
-    def _key(self, loader: _Loader, node: yaml.Node, keys: Keys) -> str:
+    def _key(self, loader: Loader, node: yaml.Node, keys: Keys) -> str:
         if isinstance(node, yaml.ScalarNode):
             name = self._scalar(loader, node, keys)
-            if isinstance(name, str):
+            if isinstance(name, str) and len(name) <= MAX_KEY:
                 return name
-            fix = f'quote it: "{node.value}"'
-            raise self._error(f"the key `{node.value}` is not text", node, keys, fix)
+            if isinstance(name, str):
+                problem, fix = f"a key has more than {MAX_KEY} characters", "write a shorter one"
+                raise self._error(problem, node, keys, fix, name)
+            fix = f'quote it: "{show(node.value)}"'
+            raise self._error(f"the key `{show(node.value)}` is not text", node, keys, fix)
         raise self._error("a key is not text", node, keys, "use plain words as keys")

@@ -104,7 +104,7 @@ def test_an_editor_is_told_what_things_are(validator: Draft202012Validator) -> N
     assert "monitor" not in callbacks["checkpoint"]["anyOf"][0]["properties"]  # the service gives it
     trials = schema["$defs"]["StudySection"]["properties"]["n_trials"]
     assert trials["description"] == "Trials to bring to an end."
-    assert {"minimum": 1, "type": "integer"} in trials["anyOf"]
+    assert {"minimum": 1, "maximum": 2**31 - 1, "type": "integer"} in trials["anyOf"]
 
 
 def test_the_command_prints_and_writes_it(tmp_path: Path) -> None:
