@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,8 +17,13 @@ from trainer.fused import check_gradients
 from trainer.parts import is_compiled
 from trainer.precision import Precision
 from trainer.schedulers import needs_metric
-from trainer.state import BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
+from trainer.state import BACKWARD, DIVERGED, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
 from trainer.step import Step, StepResult, split_output
+
+logger = logging.getLogger(__name__)
+
+# The loss scale has then fallen by a factor of 10**15, far below what any gradient needs that is a number.
+_MOST_OVERFLOWS = 50
 
 
 class Compute:
@@ -49,6 +55,9 @@ class Compute:
         self._scheduler_per_step = scheduler_per_step
         self._scheduler_monitor = scheduler_monitor
         self._compiled = is_compiled(model)
+        self._recorded = False  # whether the loss of the running batch is
+        self._updated = False  # whether the running step has changed the weights
+        self._scheduled = False  # whether the scheduler went with it
         self._direct_step = direct.DirectStep(trainer.optimizer)
 
     def train(self, batch: Any) -> None:
@@ -57,9 +66,13 @@ class Compute:
         state.batch = batch
         state.gradient_share = 1.0
         fire("on_train_batch_start")
-        self._run(state.batch)
-        state.batch_index += 1
-        state.data_batch += 1
+        self._recorded = False
+        try:
+            self._run(state.batch)
+        finally:
+            # Also where a hook failed: what is recorded is not to be recorded again.
+            state.batch_index += self._recorded
+            state.data_batch += self._recorded
         fire("on_train_batch_end")
         if state.skips:
             state.forget_batch_skips()
@@ -81,10 +94,8 @@ class Compute:
         if OPTIMIZER_STEP in self._trainer.state.skips:
             return
         self._precision.unscale(optimizer)
-        if self._act(OPTIMIZER_STEP, lambda: self._precision.step(optimizer, self._take_step)):
-            self._count_step()
-        else:
-            self._precision.skip_step()
+        self._count_step(lambda: self._act(OPTIMIZER_STEP, self._update))
+        self._precision.skip_step()
 
     def step_scheduler(self) -> None:
         """Step the scheduler, if there is one."""
@@ -99,26 +110,35 @@ class Compute:
         fire("on_before_forward")
         result = self._forward()
         fire("on_after_forward")
+        self._recorded = True
         self._record("train", result.extra)
         self._act(BACKWARD, self._backward)
         self.step_optimizer()
 
-    def _count_step(self) -> None:
-        if self._scheduler_per_step:
-            self.step_scheduler()
-        self._trainer.state.step += 1
+    def _count_step(self, take: Callable[[], None]) -> None:
+        """Let ``take`` update the weights, and count that, in the schedule too, also where a hook then failed."""
+        self._updated = self._scheduled = False
+        try:
+            take()
+            if self._updated and self._scheduler_per_step:
+                self.step_scheduler()
+        except BaseException:
+            missed = self._updated and self._scheduler_per_step and not self._scheduled
+            if missed and SCHEDULER_STEP not in self._trainer.state.skips:
+                self._advance_scheduler()
+            raise
+        finally:
+            self._trainer.state.step += self._updated
 
-    def _act(self, action: str, work: Callable[[], None]) -> bool:
-        """One action with its two events, unless a hook asked to leave it out; whether it was done."""
+    def _act(self, action: str, work: Callable[[], bool | None]) -> None:
+        """One action with its two events, unless a hook asked to leave it out; False from ``work``: not done."""
         state = self._trainer.state
         if action in state.skips:
-            return False
+            return
         self._trainer.fire(f"on_before_{action}")
-        if action in state.skips:
-            return False
-        work()
+        if action in state.skips or work() is False:
+            return
         self._trainer.fire(f"on_after_{action}")
-        return True
 
     def _clear_gradients(self) -> None:
         """``optimizer.zero_grad()`` without its profiler's mark, which costs a small model a tenth of its step."""
@@ -150,6 +170,18 @@ class Compute:
         else:
             direct.backward(loss)
 
+    def _update(self) -> bool:
+        self._updated = self._precision.step(self._trainer.optimizer, self._take_step)
+        if self._precision.overflows >= _MOST_OVERFLOWS:
+            logger.error(
+                "the gradients of %d steps in a row are not finite in fp16, the last at a loss scale of %g: "
+                "diverged; lower the learning rate, or use bf16 or fp32",
+                self._precision.overflows,
+                self._precision.state_dict()["scale"],
+            )
+            self._trainer.state.stop(DIVERGED, now=True)
+        return self._updated
+
     def _take_step(self) -> None:
         check_gradients(self._trainer.optimizer)
         self._direct_step()
@@ -180,7 +212,9 @@ class Compute:
 
     def _advance_scheduler(self) -> None:
         scheduler = self._trainer.scheduler
-        assert scheduler is not None
+        self._scheduled = True
+        if scheduler is None:
+            return
         if not needs_metric(scheduler):
             scheduler.step()
             return

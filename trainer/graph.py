@@ -117,12 +117,16 @@ class GraphedCompute(Compute):
         self._gradients = [(parameter, parameter.grad) for parameter in parameters]
 
     def _replay_graph(self, batch: Any) -> None:
+        for static, tensor in zip(tensors_in(self._batch), tensors_in(batch), strict=True):
+            static.copy_(tensor, non_blocking=True)
+        self._count_step(lambda: self._replayed(batch))
+
+    def _replayed(self, batch: Any) -> None:
         state, fire, result = self._trainer.state, self._trainer.fire, self._result
         assert self._replay is not None
         assert result is not None
-        for static, tensor in zip(tensors_in(self._batch), tensors_in(batch), strict=True):
-            static.copy_(tensor, non_blocking=True)
         self._replay()
+        self._updated = self._recorded = True
         # The graph writes to the same places each time; what is kept is a copy.
         state.loss, state.outputs, state.batch = result.loss.clone(), result.outputs, batch
         if self._trainer.recorder.objects:
@@ -134,7 +138,6 @@ class GraphedCompute(Compute):
         self._record("train", extra)
         for event in _INSIDE:
             fire(event)
-        self._count_step()
 
 
 def _copied(value: Any) -> Any:

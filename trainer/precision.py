@@ -22,11 +22,15 @@ class Precision:
 
     bf16 has the range of fp32 and needs no scaling. fp16 does: the loss is multiplied before the backward pass and
     the gradients are divided before anyone looks at them; a step whose gradients overflowed leaves the weights
-    alone and lowers the scale (torch.amp.GradScaler).
+    alone and lowers the scale (torch.amp.GradScaler). It is not counted, and so fp16 reads from the device, once a
+    step, whether it overflowed.
 
     Args:
         kind: ``"fp32"`` (as the model is), ``"bf16"`` or ``"fp16"``.
         device: Where the model is.
+
+    Attributes:
+        overflows: Steps in a row, up to the latest, that overflowed.
 
     Raises:
         ValueError: ``kind`` is none of these.
@@ -39,6 +43,7 @@ class Precision:
         self._device = device
         self._scaler = torch.amp.GradScaler(device.type) if kind == "fp16" else None
         self._unscaled = False
+        self.overflows = 0
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context of a forward pass."""
@@ -56,16 +61,23 @@ class Precision:
             self._scaler.unscale_(optimizer)
             self._unscaled = True
 
-    def step(self, optimizer: Optimizer, take: Callable[[], None]) -> None:
-        """Take the optimizer's step with ``take``; where gradients are scaled, unless they overflowed."""
+    def step(self, optimizer: Optimizer, take: Callable[[], None]) -> bool:
+        """Take the optimizer's step with ``take``, unless scaled gradients overflowed; whether it was taken."""
         if self._scaler is None or not self._unscaled:
             take()
-            return
+            return True
         self._unscaled = False
-        self._scaler.step(optimizer)
+        found = self._scaler._found_inf_per_device(optimizer).values()  # noqa: SLF001 - it has no public name
+        overflowed = any(bool(value) for value in found)
+        if overflowed:
+            self.overflows += 1
+            # A scheduler that goes by epochs would warn that it is ahead of the optimizer.
+            mark_stepped(optimizer)
+        else:
+            self.overflows = 0
+            take()
         self._scaler.update()
-        # A step that overflowed was none to a scheduler, which would warn that it is ahead.
-        mark_stepped(optimizer)
+        return not overflowed
 
     def skip_step(self) -> None:
         """Forget gradients that were unscaled for a step that a hook then skipped."""
@@ -75,19 +87,20 @@ class Precision:
 
     def forget_step(self) -> None:
         """Forget a step that an error broke off; the scale stays."""
-        if self._scaler is not None:
-            self.load_state_dict(self._scaler.state_dict())
+        self.load_state_dict(self.state_dict())
 
     def state_dict(self) -> dict[str, Any]:
-        """The scale and its age; nothing where nothing is scaled."""
-        return {} if self._scaler is None else self._scaler.state_dict()
+        """The scale, its age and the overflows; nothing where nothing is scaled."""
+        return {} if self._scaler is None else {**self._scaler.state_dict(), "overflows": self.overflows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the saved scale; a checkpoint of another precision has none, and the scale starts anew."""
         if self._scaler is not None and state:
             self._unscaled = False
             self._scaler = torch.amp.GradScaler(self._device.type)
-            self._scaler.load_state_dict(dict(state))
+            scale = dict(state)
+            self.overflows = scale.pop("overflows")
+            self._scaler.load_state_dict(scale)
             # It makes its tensors at the first loss, but a step may be due before that.
             self._scaler.scale(torch.zeros((), device=self._device))
 

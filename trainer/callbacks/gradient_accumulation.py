@@ -26,7 +26,8 @@ class GradientAccumulation(Callback):
 
     A batch whose backward pass another callback skips does not count. If it is the one at which the step is due,
     the step is taken with the gradients there are; if that callback skips the step too, the group waits for the
-    next batch. Skipping only a step that is due drops the group's gradients, as it drops those of a batch.
+    next batch. Skipping only a step that is due drops the group's gradients, as it drops those of a batch, and so
+    does a step that overflows in fp16. An error in a backward pass or a step drops those of the open group.
 
     ``state.total_steps`` counts steps, not batches. A scheduler that goes with the step must be built for it; in a
     study file, ``${trainer.total_steps}`` is that number.
@@ -55,6 +56,7 @@ class GradientAccumulation(Callback):
         # The gradients hold the sum over the batches, each times its weight, divided by this.
         self._unit: Weight = None
         self._batch_weight: Weight = None
+        self._in_backward = False
         self._loaded: list[Tensor | None] | None = None
         self._optimizer: Optimizer | None = None
 
@@ -80,6 +82,7 @@ class GradientAccumulation(Callback):
     def on_before_backward(self, trainer: TrainerView) -> None:
         """Let the gradients of the batch, whose loss is a mean, count by its weight."""
         state = trainer.state
+        self._in_backward = True
         self._batch_weight = weight = state.weight
         if weight is None:
             return
@@ -89,6 +92,7 @@ class GradientAccumulation(Callback):
 
     def on_after_backward(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Count the batch."""
+        self._in_backward = False
         if self._batch_weight is not None:
             self._weight = self._batch_weight if self._weight is None else self._weight + self._batch_weight
         self._gradients += 1
@@ -101,8 +105,15 @@ class GradientAccumulation(Callback):
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Give up a full group whose step was skipped."""
+        self._in_backward = False
         if self._gradients >= self.batches:
             self._close()
+
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
+        """Give up a full group too, and one that may hold a part of a batch's gradients."""
+        if self._in_backward or self._gradients >= self.batches:
+            self._close()
+        self._in_backward = False
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
         """Take the step of what is left over; nothing goes into the next epoch."""
