@@ -129,9 +129,10 @@ class LoaderBatches:
     """
 
     def __init__(self, loader: DataLoader[Any], device: torch.device, *, seed: int = 0) -> None:
-        self._loader = loader
+        self._loader: Any = loader
         self._device = device
         self._seed = seed
+        self._iterator: Any = None
         for sampler in self._samplers():
             if isinstance(sampler, RandomSampler | WeightedRandomSampler) and sampler.generator is None:
                 # Left alone it would draw a seed from the global generator, at its first batch.
@@ -147,12 +148,20 @@ class LoaderBatches:
         for sampler in self._samplers():
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
-        batches = iter(self._loader)
+        batches = self._iterator = iter(self._loader)
         for _ in range(skip):
             next(batches, None)
         if self._device.type == "cuda":
             return _transferred(batches, self._device)
         return batches if self._device.type == "cpu" else (to_device(batch, self._device) for batch in batches)
+
+    def close(self) -> None:
+        """End the loader's worker processes, persistent ones too; the next epoch starts new ones."""
+        iterator, self._iterator = self._iterator, None
+        if hasattr(iterator, "_shutdown_workers"):
+            iterator._shutdown_workers()  # noqa: SLF001 - else they live as long as whatever refers to the iterator
+            if self._loader._iterator is iterator:  # noqa: SLF001 - which a loader keeps for its next epoch
+                self._loader._iterator = None  # noqa: SLF001
 
     def _samplers(self) -> tuple[Any, ...]:
         batch_sampler = self._loader.batch_sampler
@@ -219,6 +228,13 @@ def make_batches(
     if type(data) is TensorDataset:
         return _tensor_batches(data, options, device, train=train, seed=seed)
     return LoaderBatches(_loader(data, options, device, train=train), device, seed=seed)
+
+
+def close_batches(batches: Any) -> None:
+    """Free what batches hold, if they have a ``close``."""
+    close = getattr(batches, "close", None)
+    if callable(close):
+        close()
 
 
 def is_batched(data: Any) -> bool:

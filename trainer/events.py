@@ -22,7 +22,7 @@ EVENTS: Final = MappingProxyType(
         "on_before_backward": "`state.loss` may be replaced; what was recorded stays as it was.",
         "on_after_backward": "Gradients are set; those of a loss scaled for fp16 are still scaled.",
         "on_before_optimizer_step": "Gradients are unscaled; the place to measure or clip them.",
-        "on_after_optimizer_step": "Weights are updated (not if fp16 overflowed); `state.step` has not advanced yet.",
+        "on_after_optimizer_step": "Weights are updated; `state.step` is the one before. Not if fp16 overflowed.",
         "on_before_scheduler_step": "Before the scheduler, per step or per epoch as it was built.",
         "on_after_scheduler_step": "The learning rate of the next step or epoch is set.",
         "on_train_batch_end": "`state.step` and `state.batch_index` count this batch; its skips end here.",

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 logger = logging.getLogger(__name__)
@@ -82,7 +83,8 @@ def _switch_off(group: dict[str, Any], reason: str) -> None:
 
 
 def _fits(parameter: Tensor) -> bool:
-    return parameter.dtype in _TYPES and parameter.device.type in _DEVICES and _is_dense(parameter)
+    known = parameter.dtype in _TYPES and parameter.device.type in _DEVICES
+    return known and (is_lazy(parameter) or _is_dense(parameter))  # a lazy one has no layout yet, and gets this one
 
 
 def _is_dense(tensor: Tensor) -> bool:

@@ -8,7 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from trainer.fused import use_fused
 from trainer.step import Step, SupervisedStep
 
 
@@ -34,6 +36,83 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     own = {id(parameter) for parameter in model.parameters()}
     if own and not any(id(item) in own for group in optimizer.param_groups for item in group["params"]):
         raise ValueError("the optimizer holds no parameter of the model: build it over model.parameters()")
+
+
+def check_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer) -> None:
+    """Refuse a scheduler that changes the learning rate of another optimizer.
+
+    Raises:
+        ValueError: It does.
+    """
+    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
+        raise ValueError("the scheduler was built over another optimizer: build it over the trainer's")
+
+
+def bare_model(model: nn.Module) -> nn.Module:
+    """The model inside torch's wrappers: DataParallel, DistributedDataParallel and what torch.compile returns."""
+    while True:
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            model = model.module
+        elif "_orig_mod" in model._modules:  # noqa: SLF001 - the mark of torch.compile
+            model = model.get_submodule("_orig_mod")
+        else:
+            return model
+
+
+class Parts:
+    """The model, optimizer and scheduler that a trainer works with, checked against each other.
+
+    Args:
+        device: Where the model is to be.
+        compile_options: See `compiled`.
+
+    Attributes:
+        called: What is called in place of the model: itself or its compiled form.
+    """
+
+    def __init__(self, device: torch.device, compile_options: bool | Mapping[str, Any]) -> None:
+        self._device = device
+        self._compile_options = compile_options
+        self._model: nn.Module | None = None
+        self._optimizer: Optimizer | None = None
+        self._scheduler: LRScheduler | None = None
+        self.called: nn.Module
+
+    def differ(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> bool:
+        """Whether one of these is not the one that was taken over."""
+        return model is not self._model or optimizer is not self._optimizer or scheduler is not self._scheduler
+
+    def take(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+        """Take over those that are new.
+
+        Raises:
+            ValueError: They do not belong together.
+        """
+        if not self.differ(model, optimizer, scheduler):
+            return
+        new_model, new_optimizer = model is not self._model, optimizer is not self._optimizer
+        model.to(self._device)
+        check_optimizer(model, optimizer)
+        if self._model is not None and not new_optimizer:
+            _check_replaced(self._model, model, optimizer)
+        check_scheduler(scheduler, optimizer)
+        if new_optimizer:
+            use_fused(optimizer)
+        if new_model:
+            self.called = compiled(model, self._compile_options)
+        self._model, self._optimizer, self._scheduler = model, optimizer, scheduler
+
+
+def _check_replaced(before: nn.Module, model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse a model in the place of another that has parameters which the optimizer would not train."""
+    known = {id(parameter) for parameter in before.parameters()}
+    known |= {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    missed = [name for name, item in model.named_parameters() if item.requires_grad and id(item) not in known]
+    if missed:
+        raise ValueError(
+            f"trainer.model was replaced by one with parameters that the optimizer does not hold, such as "
+            f"{missed[0]}: give it to trainer.optimizer.add_param_group, or replace trainer.optimizer too"
+        )
 
 
 def compiled(model: nn.Module, options: bool | Mapping[str, Any]) -> nn.Module:

@@ -1,6 +1,8 @@
 """Seeds and generator states of Python, NumPy and torch as plain values."""
 
 import random
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import numpy as np
@@ -48,3 +50,13 @@ def set_rng_state(state: dict[str, Any]) -> None:
     if "cuda" in state and torch.cuda.is_available():
         states = [item.cpu() for item in state["cuda"]]
         torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
+
+
+@contextmanager
+def kept_rng() -> Iterator[None]:
+    """Put the global generators back, at the end, where they are now."""
+    before = rng_state()
+    try:
+        yield
+    finally:
+        set_rng_state(before)

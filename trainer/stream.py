@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from trainer.data import Batches, pass_length
+from trainer.data import Batches, close_batches, pass_length
 from trainer.seeding import derive_seed, seed_all, set_rng_state
 from trainer.state import TrainState
 
@@ -72,6 +72,11 @@ class TrainStream:
         self._batches = batches
         if self._iterator is None:
             self.length = pass_length(batches)
+
+    def close(self) -> None:
+        """Free what the batches hold."""
+        self._iterator = None
+        close_batches(self._batches)
 
     def _has_more(self) -> bool:
         iterator = self._open()

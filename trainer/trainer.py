@@ -15,20 +15,21 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.callback import Callback, LogDispatch
 from trainer.compute import Compute
-from trainer.data import Batches, BatchOptions, is_batched, make_batches
+from trainer.data import Batches, BatchOptions, close_batches, is_batched, make_batches
 from trainer.declared import UndeclaredState
 from trainer.direct import mark_stepped
-from trainer.fused import leave_fused, use_fused
+from trainer.fused import leave_fused
 from trainer.graph import GraphedCompute
 from trainer.metric_objects import Metric, check_metrics
 from trainer.metrics import EpochMetrics
-from trainer.parts import check_optimizer, choose_step, compiled
+from trainer.modes import begin_training, kept_modes
+from trainer.parts import Parts, bare_model, choose_step
 from trainer.plan import Plan
 from trainer.precision import Kind, Precision
 from trainer.recorded import MetricError, Metrics
 from trainer.runner import CallbackRunner, fire_isolated, name_of
 from trainer.schedulers import check_interval
-from trainer.seeding import rng_state
+from trainer.seeding import kept_rng, rng_state
 from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, VALIDATION, TrainState
 from trainer.step import Step
 from trainer.stream import TrainStream
@@ -108,10 +109,8 @@ class Trainer:
         self._compute_class = GraphedCompute if cuda_graph else Compute
         if scheduler_interval not in ("epoch", "step"):
             raise ValueError(f"scheduler_interval is {scheduler_interval!r}: give 'epoch' or 'step'")
-        self.model = model.to(self.device)
+        self.model = model
         self.optimizer = optimizer
-        check_optimizer(self.model, optimizer)
-        use_fused(optimizer)
         self.step = choose_step(loss, step)
         self.metrics: Mapping[str, Metric] = dict(metrics or {})
         check_metrics(self.metrics)
@@ -124,9 +123,9 @@ class Trainer:
         self.state = TrainState(max_epochs=max_epochs or 0)
         self.recorder = EpochMetrics(self.device, self.metrics)
         self.callbacks = CallbackRunner(callbacks, core=[LogDispatch(), *core_callbacks])
-        self._called_model = compiled(self.model, compile)
+        self._parts = Parts(self.device, compile)
         self._hooks = self.callbacks.resolve()
-        self._compute = self._make_compute()
+        self._ready(training=False)
         self._train_data: Any = None
         self._stream: TrainStream | None = None
         self._running = False
@@ -159,9 +158,14 @@ class Trainer:
         if self.state.stop_reason in {INTERRUPTED, ERROR}:
             self.state.stop_reason = None
         self.state.stop_now = False
-        self._prepare()
-        self._compute.prepare(self.callbacks.callbacks)
-        self._guarded(lambda: self._run_epochs(stream, val_batches), training=True)
+        self._hooks = self.callbacks.resolve()
+        self._ready(training=True)
+        try:
+            with kept_rng(), kept_modes(self.model):
+                self._guarded(lambda: self._run_epochs(stream, val_batches), training=True)
+        finally:
+            stream.close()
+            close_batches(val_batches)
         return self.state
 
     def validate(self, data: Any) -> dict[str, float]:
@@ -214,7 +218,7 @@ class Trainer:
         """Everything a bit-exact continuation needs, in tensors and plain values."""
         return {
             "version": CHECKPOINT_VERSION,
-            "model": self.model.state_dict(),
+            "model": bare_model(self.model).state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "state": self.state.state_dict(),
@@ -236,7 +240,7 @@ class Trainer:
             raise ValueError(f"checkpoint version {checkpoint.get('version')!r}, expected {CHECKPOINT_VERSION}")
         self._hooks = self.callbacks.resolve()
         self.fire("on_before_load_checkpoint", checkpoint)
-        self.model.load_state_dict(checkpoint["model"])
+        bare_model(self.model).load_state_dict(checkpoint["model"])
         # Copies: optimizers and schedulers take over what they are given, and it may be loaded once more.
         self.optimizer.load_state_dict(deepcopy(checkpoint["optimizer"]))
         leave_fused(self.optimizer)
@@ -264,6 +268,9 @@ class Trainer:
             if training and self._stream is not None:
                 self.plan.lay_out(self.state, self._stream.length)
                 self.fire("on_fit_start")
+            self._ready(training=training)  # with what a hook may have put in a part's place
+            if training:
+                begin_training(self.model)
             work()
         except BaseException as raised:  # noqa: BLE001 - raised again below, after the hooks that always run
             error = raised
@@ -279,6 +286,8 @@ class Trainer:
     def _end_training(self, error: BaseException | None) -> list[BaseException]:
         errors: list[BaseException] = []
         if error is not None:
+            if self.state.batch_index and self._epoch_rng is None:
+                self._epoch_rng = rng_state()
             if self.state.stop_reason not in {DIVERGED, PRUNED}:
                 self.state.stop_reason = ERROR
             self.state.forget_batch_skips()
@@ -294,6 +303,7 @@ class Trainer:
                 self._epoch_rng = rng_state()
                 break
             self.fire("on_train_epoch_end")
+            self._settle()
             self.state.validation_skipped = VALIDATION in self.state.skips
             if val is not None and not self.state.validation_skipped:
                 self._evaluate(val, "val", "validation")
@@ -305,7 +315,7 @@ class Trainer:
         inside = self.state.batch_index > 0
         if self.state.stop_reason is not None or (self.finished and not inside):
             return False
-        self.model.train()
+        self._settle()
         stream.start_epoch(self._epoch_rng)
         self._epoch_rng = None
         self.plan.lay_out(self.state, stream.length)  # the batch size may have changed
@@ -341,8 +351,8 @@ class Trainer:
 
     def _evaluate(self, batches: Batches, prefix: str, scope: str) -> None:
         self.recorder.forget(f"{prefix}_")  # of a validation that was broken off
-        self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), kept_modes(self.model):
+            self.model.eval()
             self.fire(f"on_{scope}_start")
             done = False
             for batch in batches.epoch(0):
@@ -354,11 +364,11 @@ class Trainer:
 
     def _end_epoch(self) -> None:
         state = self.state
+        metrics = Metrics(self.recorder.compute())
+        metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
         state.epoch += 1
         state.batch_index = 0
-        metrics = Metrics(self.recorder.compute())
         self.recorder.reset()
-        metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
         # The same object: what callbacks add to the metrics is in the history that the checkpoint holds.
         state.history.append(metrics)
         state.metrics = metrics
@@ -372,34 +382,40 @@ class Trainer:
         batches, state = self._eval_batches(data), self.state
         kept, self.recorder = self.recorder, self.recorder.fresh()
         at_work = state.batch, state.outputs, state.loss, state.weight, set(state.skips)
-        training = self.model.training
         try:
-            if self._running:  # inside a fit, whose callbacks are set up already
-                self._evaluate(batches, prefix, scope)
-            else:
-                self._prepare()
-                self._guarded(lambda: self._evaluate(batches, prefix, scope), training=False)
+            with kept_rng():
+                if self._running:  # inside a fit, whose callbacks are set up already
+                    self._evaluate(batches, prefix, scope)
+                else:
+                    self._hooks = self.callbacks.resolve()
+                    self._ready(training=False)
+                    self._guarded(lambda: self._evaluate(batches, prefix, scope), training=False)
             return self.recorder.compute()
         finally:
+            close_batches(batches)
             self.recorder = kept
             state.batch, state.outputs, state.loss, state.weight, state.skips = at_work
-            self.model.train(training and self._running)
 
-    def _prepare(self) -> None:
-        self._hooks = self.callbacks.resolve()
+    def _settle(self) -> None:
+        """Take over a model, optimizer or scheduler that a hook has replaced since the last look."""
+        if self._parts.differ(self.model, self.optimizer, self.scheduler):
+            self._ready(training=True)
+
+    def _ready(self, *, training: bool) -> None:
+        """Make ready what computes, with the model, optimizer and scheduler as they are now."""
+        self._parts.take(self.model, self.optimizer, self.scheduler)
         leave_fused(self.optimizer)
-        self._compute = self._make_compute()
-
-    def _make_compute(self) -> Compute:
         check_interval(self.scheduler, self.scheduler_interval)
-        return self._compute_class(
+        self._compute = self._compute_class(
             self,
-            self._called_model,
+            self._parts.called,
             self.step,
             self.precision,
             scheduler_per_step=self.scheduler_interval == "step",
             scheduler_monitor=self.scheduler_monitor,
         )
+        if training:
+            self._compute.prepare(self.callbacks.callbacks)
 
     def _train_batches(self) -> Batches:
         return make_batches(self._train_data, self.batching, self.device, train=True, seed=self.seed)

@@ -23,6 +23,7 @@ from hpo.study import OpenStudy, study_seed
 from trainer import Trainer
 from trainer.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
 from trainer.files import replacing
+from trainer.parts import bare_model
 from trainer.schedulers import needs_metric
 from trainer.state import best_epoch
 
@@ -194,7 +195,7 @@ def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Tra
 def _go_on(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Weights, optimizer state and history of the checkpoint; learning rate and schedule as freshly built."""
     fresh = [dict(group) for group in trainer.optimizer.param_groups]
-    trainer.model.load_state_dict(checkpoint["model"])
+    bare_model(trainer.model).load_state_dict(checkpoint["model"])
     trainer.optimizer.load_state_dict(checkpoint["optimizer"])
     for group, built in zip(trainer.optimizer.param_groups, fresh, strict=True):
         for key in _SCHEDULED:
@@ -222,13 +223,13 @@ def _finish(
         if found is None:
             raise StudyError(f"the checkpoint of epoch {epoch} in {place.checkpoints} can't be read")
         best = found[1]
-    trainer.model.load_state_dict(best["model"])
+    bare_model(trainer.model).load_state_dict(best["model"])
     trainer.optimizer.load_state_dict(best["optimizer"])
     metrics = trainer.validate(data["val"])
     if "test" in data:
         metrics |= trainer.test(data["test"])
     weights = place.folder / "model.pt"
-    _save_weights(trainer.model, weights)
+    _save_weights(bare_model(trainer.model), weights)
     OmegaConf.save(OmegaConf.create({**config, "seed": start.seed}), place.folder / "config.yaml")
     result = {
         "study": spec.study.name,

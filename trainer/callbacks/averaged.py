@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
+from trainer.parts import bare_model
 
 #: Takes (averages, weights, updates so far) and changes the averages in place, as in torch.optim.swa_utils.
 Update = Callable[[list[Tensor], list[Tensor], int], None]
@@ -50,7 +51,7 @@ class AveragedWeights(Callback):
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Look the weights up, and go on with the average of a resumed run."""
         self._claim(trainer)
-        self._places = _places(trainer.model)
+        self._places = _places(bare_model(trainer.model))
         if trainer.state.step == 0:
             self._forget()
         self._average = self._placed(self._average)

@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint import snapshot
+from trainer.parts import bare_model
 from trainer.state import ERROR, INTERRUPTED, Mode, is_better
 
 logger = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class BestWeights(Callback):
         value = trainer.state.metric(self.monitor)
         if value is not None and is_better(value, self._best, self.mode):
             self._best, self._epoch = value, trainer.state.epoch
-            self._model = snapshot(trainer.model.state_dict())
+            self._model = snapshot(bare_model(trainer.model).state_dict())
 
     def teardown(self, trainer: TrainerView) -> None:
         """Put the best model back after a fit that is over."""
@@ -71,7 +72,7 @@ class BestWeights(Callback):
         if not fitted or state.batch_index or state.stop_reason in {ERROR, INTERRUPTED}:
             return
         if self._model is not None:
-            trainer.model.load_state_dict(self._model)
+            bare_model(trainer.model).load_state_dict(self._model)
             logger.info("the model has the weights of epoch %d, %s %.6g", self._epoch, self.monitor, self._best)
         elif state.epoch:
             logger.warning("no epoch had a finite %s: the model keeps its last weights", self.monitor)

@@ -137,6 +137,8 @@ def test_other_precisions_accumulate_too(precision: str) -> None:
             precision=precision,
             max_epochs=4,
         )
+        if precision == "fp16":  # a scale at which no step overflows
+            trainer.precision.load_state_dict({**trainer.precision.state_dict(), "scale": 2.0**8})
         trainer.fit(regression(11))
         return trainer
 
@@ -157,7 +159,7 @@ def test_a_step_that_overflowed_in_fp16_closes_its_group() -> None:
 
     before = network().float().state_dict()
     trainer = fit(GradientAccumulation(2))
-    assert trainer.state.step == 2
+    assert trainer.state.step == 0
     assert_same(trainer.model.state_dict(), before)
     assert trainer.precision.state_dict()["scale"] == 2.0**38
 

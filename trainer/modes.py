@@ -1,0 +1,58 @@
+"""Train and eval mode of a model's modules: which train, and what is put back after an evaluation and a run.
+
+A module that is in eval mode when training begins, inside a model that is in train mode, was frozen by its owner
+and stays in eval mode. A model that is in eval mode as a whole, as many libraries hand theirs over, trains.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import nn
+
+from trainer.parts import bare_model
+
+logger = logging.getLogger(__name__)
+
+_Modes = list[tuple[nn.Module, bool]]
+
+
+def begin_training(model: nn.Module) -> None:
+    """Bring a model into train mode, without the modules that were frozen in eval mode."""
+    before = _modes(model) if bare_model(model).training else []
+    model.train()
+    frozen = [module for module, training in before if not training]
+    # What its own `train` leaves in eval mode stays so too.
+    _apply([(module, training and module.training) for module, training in before])
+    trained = [module for module in frozen if any(item.requires_grad for item in module.parameters(recurse=False))]
+    if trained:
+        logger.warning(
+            "%d modules are in eval mode and stay so while they are trained, the first a %s: call model.train() "
+            "before the fit if that is not meant",
+            len(trained),
+            type(trained[0]).__name__,
+        )
+
+
+@contextmanager
+def kept_modes(model: nn.Module) -> Iterator[None]:
+    """Put every module back, at the end, into the mode that it is in now."""
+    before = _modes(model)
+    try:
+        yield
+    finally:
+        # By way of `train`, which some models have of their own, to fold weights and unfold them.
+        model.train(before[0][1])
+        _apply(before)
+
+
+def _modes(model: nn.Module) -> _Modes:
+    return [(module, module.training) for module in model.modules()]
+
+
+def _apply(modes: _Modes) -> None:
+    for module, training in modes:  # a module comes before those inside it
+        if module.training != training:
+            module.train(training)
