@@ -84,7 +84,7 @@ def _switch_off(group: dict[str, Any], reason: str) -> None:
 
 def _fits(parameter: Tensor) -> bool:
     known = parameter.dtype in _TYPES and parameter.device.type in _DEVICES
-    return known and (is_lazy(parameter) or _is_dense(parameter))  # a lazy one has no layout yet, and gets this one
+    return known and (is_lazy(parameter) or _is_dense(parameter))  # a lazy one gets this layout
 
 
 def _is_dense(tensor: Tensor) -> bool:
