@@ -5,7 +5,8 @@ changes the trial's state. The row is the trial's *lease* as long as ``ended_at`
 trial is open, and it has the highest attempt number (`claim` closes what an older owner left open).
 
 All functions take a SQLAlchemy connection or session and leave the commit to the caller. Times are seconds
-since the epoch by the caller's clock, so they mean the same in every database.
+since the epoch by the caller's clock, so they mean the same in every database. How long an attempt took is
+measured by its owner, on a clock that is never set, and stored with each beat: limits go by that.
 """
 
 import functools
@@ -50,6 +51,7 @@ ATTEMPTS = sa.Table(
     sa.Column("device", sa.String(_NAME_LENGTH), nullable=False),
     sa.Column("started_at", sa.Double, nullable=False),
     sa.Column("beat_at", sa.Double, nullable=False),
+    sa.Column("seconds", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double),
     sa.Column("outcome", sa.String(64)),
     sa.Column("reason", sa.Text),
@@ -100,7 +102,10 @@ class Owner:
 
 
 class Attempt(NamedTuple):
-    """One row of the ledger; see `Owner` for the first fields' meaning."""
+    """One row of the ledger; see `Owner` for the first fields' meaning.
+
+    ``seconds`` is how long the attempt took; of one that runs or was lost, until its last beat.
+    """
 
     trial_id: int
     attempt: int
@@ -112,15 +117,10 @@ class Attempt(NamedTuple):
     device: str
     started_at: float
     beat_at: float
+    seconds: float
     ended_at: float | None
     outcome: str | None
     reason: str | None
-
-    @property
-    def seconds(self) -> float:
-        """How long the attempt took; one that was lost may have been found so much later than it stopped."""
-        known = None if self.outcome == "lost" else self.ended_at
-        return (self.beat_at if known is None else known) - self.started_at
 
     def owner_is_alive(self) -> bool | None:
         """`owner_is_alive` of the attempt's owner."""
@@ -225,8 +225,8 @@ def claim(conn: Executor, trial_id: int, owner: Owner) -> int:
         conn.execute(stale.values(ended_at=time.time(), outcome="lost", reason="the trial was taken over"))
     attempt = (previous or 0) + 1
     now = time.time()
-    row = asdict(owner) | {"trial_id": trial_id, "attempt": attempt, "started_at": now, "beat_at": now}
-    conn.execute(_CLAIM, row)
+    begun = {"trial_id": trial_id, "attempt": attempt, "started_at": now, "beat_at": now, "seconds": 0.0}
+    conn.execute(_CLAIM, asdict(owner) | begun)
     return attempt
 
 
@@ -238,9 +238,14 @@ _IS_LEASE = sa.and_(
 _END = (
     sa.update(ATTEMPTS)
     .where(_IS_LEASE)
-    .values(ended_at=sa.bindparam("now"), outcome=sa.bindparam("how"), reason=sa.bindparam("why"))
+    .values(
+        ended_at=sa.bindparam("now"),
+        outcome=sa.bindparam("how"),
+        reason=sa.bindparam("why"),
+        seconds=sa.func.coalesce(sa.bindparam("took", type_=sa.Double), ATTEMPTS.c.seconds),
+    )
 )
-_BEAT = sa.update(ATTEMPTS).where(_IS_LEASE).values(beat_at=sa.bindparam("now"))
+_BEAT = sa.update(ATTEMPTS).where(_IS_LEASE).values(beat_at=sa.bindparam("now"), seconds=sa.bindparam("took"))
 _LOCK = sa.select(ATTEMPTS.c.attempt).where(_IS_LEASE).with_for_update()
 
 
@@ -272,10 +277,18 @@ def has_ended_as(conn: Executor, trial_id: int, attempt: int, outcome: str) -> b
     return conn.execute(query.where(ATTEMPTS.c.outcome == outcome)).first() is not None
 
 
-def end(conn: Executor, trial_id: int, attempt: int, outcome: str, reason: str | None = None) -> bool:
-    """End an attempt; False if it had ended already."""
-    which = {"trial": trial_id, "number": attempt}
-    return _rows(conn, _END, which | {"now": time.time(), "how": outcome, "why": reason}) == 1
+def end(
+    conn: Executor,
+    trial_id: int,
+    attempt: int,
+    outcome: str,
+    reason: str | None = None,
+    *,
+    seconds: float | None = None,
+) -> bool:
+    """End an attempt that took so many seconds (None: until its last beat); False if it had ended already."""
+    how = {"now": time.time(), "how": outcome, "why": reason, "took": seconds}
+    return _rows(conn, _END, {"trial": trial_id, "number": attempt} | how) == 1
 
 
 def end_open(conn: Executor, trial_id: int, outcome: str) -> None:
@@ -287,9 +300,10 @@ def end_open(conn: Executor, trial_id: int, outcome: str) -> None:
     )
 
 
-def beat(conn: Executor, trial_id: int, attempt: int) -> bool:
-    """Record that the owner lives; False if the attempt is no longer the trial's lease."""
-    return _rows(conn, _BEAT, {"trial": trial_id, "number": attempt, "now": time.time()}) == 1
+def beat(conn: Executor, trial_id: int, attempt: int, seconds: float) -> bool:
+    """Record that the owner lives, after so many seconds; False if the attempt is no longer the trial's lease."""
+    beaten = {"trial": trial_id, "number": attempt, "now": time.time(), "took": seconds}
+    return _rows(conn, _BEAT, beaten) == 1
 
 
 def _rows(conn: Executor, statement: sa.Update, parameters: Mapping[str, Any]) -> int:

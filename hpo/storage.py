@@ -16,8 +16,8 @@ import functools
 import json
 import os
 import threading
+import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from typing import Any, cast
 
 import sqlalchemy as sa
@@ -37,7 +37,7 @@ from hpo.database import engines as database
 from hpo.database.budget import BUDGET_ATTR, IMPORTED_ATTR, insert_running, marked, refuse_beyond_budget
 from hpo.database.engines import display_url
 from hpo.database.forks import refuse_forks
-from hpo.database.guarded import guarded_insert
+from hpo.database.guarded import guarded_insert, set_state
 from hpo.database.outage import Patience, all_patient, patient
 from hpo.database.reader import ReadingStorage
 from hpo.errors import LeaseLostError, StudyError
@@ -61,17 +61,6 @@ _USER_ATTRS = cast("sa.Table", models.TrialUserAttributeModel.__table__)
 _PARAMS = cast("sa.Table", models.TrialParamModel.__table__)
 _REPORTS = cast("sa.Table", models.TrialIntermediateValueModel.__table__)
 _SYSTEM_ATTRS = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
-
-
-_SET_STATE = (
-    sa.update(_TRIALS)
-    .where(
-        _TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
-        _TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING]),
-    )
-    .values(state=sa.bindparam("new_state"), datetime_complete=sa.bindparam("new_completed"))
-)
-_ADD_VALUE = sa.insert(cast("sa.Table", models.TrialValueModel.__table__))
 
 
 class _Claim(threading.local):
@@ -98,6 +87,7 @@ class StudyStorage(ReadingStorage):
         self.owner = owner
         self._claim = _Claim()
         self._held: dict[int, int] = {}
+        self._since: dict[int, float] = {}
         self._outcomes: dict[int, str] = {}
         self._untouched: dict[int, FrozenTrial] = {}
         super().__init__(url)
@@ -160,7 +150,7 @@ class StudyStorage(ReadingStorage):
         with self._writing():
             trial = super()._create_new_trial(study_id, template)
         if self._claim.attempt is not None:
-            self._held[trial._trial_id] = self._claim.attempt  # noqa: SLF001 - the id has no public name
+            self._hold(trial._trial_id, self._claim.attempt)  # noqa: SLF001 - the id has no public name
         if self._claim.attempt is not None and template is None:
             # Optuna reads next what it has just made. It is this owner's, who has not written to it yet.
             self._untouched = {trial._trial_id: copy.deepcopy(trial)}  # noqa: SLF001
@@ -330,8 +320,11 @@ class StudyStorage(ReadingStorage):
                 self._claim.attempt = ledger.claim(session, trial_id, self.owner)
             won = won or super().set_trial_state_values(trial_id, TrialState.RUNNING, values)
         if won and self._claim.attempt is not None:
-            self._held[trial_id] = self._claim.attempt
+            self._hold(trial_id, self._claim.attempt)
         return won
+
+    def _hold(self, trial_id: int, attempt: int) -> None:
+        self._held[trial_id], self._since[trial_id] = attempt, time.monotonic()
 
     def _release(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None, reason: str | None
@@ -347,12 +340,12 @@ class StudyStorage(ReadingStorage):
                 if attempt is None:
                     self._fence(session, trial_id)
                     ledger.end_open(session, trial_id, outcome)
-                elif not ledger.end(session, trial_id, attempt, outcome, reason):
+                elif not ledger.end(session, trial_id, attempt, outcome, reason, seconds=self._took(trial_id)):
                     if self.patience.tries and ledger.has_ended_as(session, trial_id, attempt, outcome):
                         self._outcomes.pop(trial_id, None)
                         return True  # an earlier try has been stored after all
                     raise _lease_lost(trial_id)  # noqa: TRY301 - the lease is put back all the same
-                done = self._set_state(session, trial_id, state, values or ())
+                done = set_state(session, trial_id, state, values or ())
                 if not done:  # Optuna knows why
                     done = super().set_trial_state_values(trial_id, state, values)
         except BaseException:  # of the commit, too
@@ -364,19 +357,6 @@ class StudyStorage(ReadingStorage):
         self._outcomes.pop(trial_id, None)
         return done
 
-    def _set_state(self, session: orm.Session, trial_id: int, state: TrialState, values: Sequence[float]) -> bool:
-        """Set the state and values of an unfinished trial; False where it isn't one."""
-        completed = datetime.now(UTC).replace(tzinfo=None) if state.is_finished() else None
-        row: dict[str, Any] = {"trial": trial_id, "new_state": state, "new_completed": completed}
-        changed = cast("sa.CursorResult[tuple[()]]", session.execute(_SET_STATE, row))
-        if not changed.rowcount:
-            return False
-        for objective, value in enumerate(values):
-            stored, kind = models.TrialValueModel.value_to_stored_repr(value)
-            row = {"trial_id": trial_id, "objective": objective, "value": stored, "value_type": kind}
-            session.execute(_ADD_VALUE, row)
-        return True
-
     # ------------------------------------------------------------------ life and death
 
     @patient
@@ -385,12 +365,15 @@ class StudyStorage(ReadingStorage):
         with self.engine.connect() as conn:
             return ledger.attempts_of_trial(conn, trial_id)
 
+    def _took(self, trial_id: int) -> float:
+        return time.monotonic() - self._since[trial_id]
+
     def beat(self) -> list[ledger.Lease]:
         """Record that the owner of all held trials lives; the leases that are lost."""
         lost = []
         for trial_id, attempt in list(self._held.items()):
             with self._writing(), self.engine.begin() as conn:
-                alive = ledger.beat(conn, trial_id, attempt)
+                alive = ledger.beat(conn, trial_id, attempt, self._took(trial_id))
             # A trial that has been finished meanwhile is not held any more.
             if not alive and self._held.get(trial_id) == attempt:
                 lost.append(ledger.Lease(trial_id, attempt))

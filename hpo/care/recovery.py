@@ -27,6 +27,10 @@ from hpo.storage import OUTCOME_ATTR, REASON_ATTR, StudyStorage
 if TYPE_CHECKING:
     from sqlalchemy import orm
 
+#: Who looks once watches for this part of the grace, in which a living worker gives three signs of life.
+_WATCHED_SHARE: Final = 2
+#: Seconds between two looks while watching.
+_WATCH_PAUSE: Final = 1.0
 LOST: Final = "lost"
 STOPPED: Final = "stopped"
 #: The last attempt of a trial before a person let it wait again (`hpo.care.reopen`): deaths until then don't
@@ -116,15 +120,15 @@ def requeue_dead(
     """Take every RUNNING trial back whose owner is dead.
 
     An owner on this host is dead when its process is; one on another host when it has not beaten for ``grace``
-    seconds. A RUNNING trial without a lease is taken back only in a study with a budget: others are not ours.
+    seconds: as ``sightings`` have it, or else as the clock has it and half that time of watching confirms. A
+    RUNNING trial without a lease is taken back only in a study with a budget: others are not ours.
 
     Args:
         storage: Where the study is.
         study_id: Optuna's id of the study.
         grace: Seconds.
         max_retries: How many deaths a trial survives; the next one ends it as FAIL with the outcome ``lost``.
-        sightings: What this process has seen when it looked before. Without any, the clocks of all machines must
-            agree, and the database must not have been away just now.
+        sightings: What this process has seen when it looked before; None where it looks once.
         stop_note: Says why an attempt ended where that was no fault of its trial.
         dry_run: Only say what would be done.
     """
@@ -132,7 +136,11 @@ def requeue_dead(
     with storage.engine.connect() as conn:
         running = ledger.running_trials(conn, study_id)
     dead = [trial for trial in running if trial.lease is None and ours]
-    dead += _with_dead_owners([trial for trial in running if trial.lease is not None], grace, sightings)
+    leased = [trial for trial in running if trial.lease is not None]
+    found = _with_dead_owners(leased, grace, sightings)
+    if sightings is None:
+        found = _watched(storage, study_id, found, grace / _WATCHED_SHARE)
+    dead += found
     dead.sort(key=lambda trial: trial.number)
     return _settle_all(storage, dead, GONE, max_retries, stop_note, dry_run=dry_run)
 
@@ -151,6 +159,24 @@ def _with_dead_owners(
         for trial, lives, seconds in zip(trials, alive, silent, strict=True)
         if (seconds > grace if lives is None else not lives)
     ]
+
+
+def _watched(
+    storage: StudyStorage, study_id: int, trials: list[ledger.RunningTrial], seconds: float
+) -> list[ledger.RunningTrial]:
+    """Those of these trials whose owners are dead processes of this host, or don't beat while they are watched.
+
+    Another machine's clock, or this one's, may be wrong: to the clock alone, all workers elsewhere seem dead then.
+    """
+    here = [trial for trial in trials if trial.lease is not None and trial.lease.owner_is_alive() is not None]
+    elsewhere = [trial for trial in trials if trial not in here]
+    until = time.monotonic() + seconds
+    while elsewhere and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _WATCH_PAUSE))
+        with storage.engine.connect() as conn:
+            leases = {trial.lease for trial in ledger.running_trials(conn, study_id)}
+        elsewhere = [trial for trial in elsewhere if trial.lease in leases]
+    return here + elsewhere
 
 
 @patient

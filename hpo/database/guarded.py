@@ -6,11 +6,14 @@ an ``INSERT … SELECT … ON CONFLICT``, so a write is one statement, and the w
 """
 
 import functools
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any, cast
 
 import sqlalchemy as sa
-from optuna.storages._rdb.models import TrialModel
+from optuna.storages._rdb.models import TrialModel, TrialValueModel
 from optuna.trial import TrialState
+from sqlalchemy import orm
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from hpo.ledger import ATTEMPTS
@@ -19,6 +22,15 @@ from hpo.ledger import ATTEMPTS
 SINGLE = "hpo_single"
 
 _TRIALS = cast("sa.Table", TrialModel.__table__)
+_SET_STATE = (
+    sa.update(_TRIALS)
+    .where(
+        _TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
+        _TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING]),
+    )
+    .values(state=sa.bindparam("new_state"), datetime_complete=sa.bindparam("new_completed"))
+)
+_ADD_VALUE = sa.insert(cast("sa.Table", TrialValueModel.__table__))
 
 
 @functools.cache
@@ -75,3 +87,17 @@ def _allowed_trial(table: sa.Table, columns: tuple[str, ...], *, fenced: bool) -
     # The lock makes a requeue wait for this write, and this write for a requeue: it then finds the lease ended.
     # The trial is in a subquery so that only the lease is locked: a requeue locks the two in this order, too.
     return source.with_for_update()
+
+
+def set_state(session: orm.Session, trial_id: int, state: TrialState, values: Sequence[float]) -> bool:
+    """Set the state and values of an unfinished trial; False where it isn't one."""
+    completed = datetime.now(UTC).replace(tzinfo=None) if state.is_finished() else None
+    row: dict[str, Any] = {"trial": trial_id, "new_state": state, "new_completed": completed}
+    changed = cast("sa.CursorResult[tuple[()]]", session.execute(_SET_STATE, row))
+    if not changed.rowcount:
+        return False
+    for objective, value in enumerate(values):
+        stored, kind = TrialValueModel.value_to_stored_repr(value)
+        row = {"trial_id": trial_id, "objective": objective, "value": stored, "value_type": kind}
+        session.execute(_ADD_VALUE, row)
+    return True

@@ -48,7 +48,7 @@ class Work:
             attempt.host,
             attempt.device or "unknown device",
             attempt.started_at,
-            max(attempt.started_at, attempt.started_at + attempt.seconds),
+            attempt.started_at + attempt.seconds,
             "running" if attempt.ended_at is None else attempt.outcome or "unknown",
             attempt.reason,
         )

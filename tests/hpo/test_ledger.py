@@ -163,7 +163,7 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(trial=_TRIALS, attempt=st.integers(1, 4))
     def beat(self, trial: int, attempt: int) -> None:
-        assert ledger.beat(self.conn, trial, attempt) is self.is_lease(trial, attempt)
+        assert ledger.beat(self.conn, trial, attempt, 1.0) is self.is_lease(trial, attempt)
 
     @precondition(lambda self: any(self.outcomes.values()))
     @rule(trial=_TRIALS)

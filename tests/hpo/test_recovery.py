@@ -4,9 +4,12 @@ import time
 from dataclasses import replace
 from functools import partial
 
+import pytest
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
+from hpo import ledger
+from hpo.care import recovery
 from hpo.care.recovery import GONE, Settled, Sightings, _settle, requeue_dead, settle_process
 from hpo.ledger import Owner
 from hpo.storage import StudyStorage
@@ -124,3 +127,42 @@ def test_a_running_trial_without_lease_is_ours_only_with_a_budget(sqlite_url: st
         assert requeue_dead(plain, study_id(plain)) == []
         plain.set_budget(study_id(plain), 1)
         assert requeue_dead(plain, study_id(plain)) == [waits(0, 0)]
+
+
+def test_a_clock_that_is_set_makes_no_attempt_longer_or_shorter(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_study(sqlite_url, 1)
+    clock = time.time
+    shift = 0.0
+    monkeypatch.setattr(time, "time", lambda: clock() + shift)
+    with opened(sqlite_url, owner=dead_owner()) as dead, opened(sqlite_url) as plain:
+        for shift in (36_000.0, -72_000.0, 0.0):
+            trial = load(dead).ask()
+            shift *= -1
+            dead.beat()
+            dead.requeue(trial._trial_id)
+        load(dead).ask()
+        shift = 36_000.0
+        dead.beat()
+        shift = 0.0
+        assert requeue_dead(plain, study_id(plain)) == [waits(0, 4)]
+    assert [0 <= each.seconds < 600 for each in attempts(sqlite_url)] == [True] * 4
+
+
+def test_a_clock_that_is_set_gives_nobody_elsewhere_away_who_lives(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_study(sqlite_url, 5)
+    clock = time.time
+    with (
+        opened(sqlite_url, owner=dead_owner(host="elsewhere")) as remote,
+        opened(sqlite_url, owner=dead_owner(host="elsewhere")) as gone,
+        opened(sqlite_url) as plain,
+    ):
+        load(remote).ask()
+        load(gone).ask()
+        monkeypatch.setattr(recovery, "_WATCH_PAUSE", 0.02)
+        with ledger.Heartbeat(remote.beat, interval=0.02):
+            monkeypatch.setattr(time, "time", lambda: clock() + 3600)
+            assert requeue_dead(plain, study_id(plain), grace=2) == [waits(1, 1)]
