@@ -13,7 +13,7 @@ from hpo.config import StudySpec
 from hpo.errors import InputError
 from hpo.space import SearchSpace
 from hpo.studyfile.paths import join_path, split_path
-from hpo.studyfile.schema_space import CategoricalParam
+from hpo.studyfile.schema_space import values_or_ends
 from hpo.studyfile.targets import TARGET
 from trainer import Callback
 from trainer.callbacks import NaNDetection
@@ -81,7 +81,7 @@ def _check_search(builder: Builder, place: RunPlace) -> list[tuple[str, Callback
         if section not in {"trainer", "loader", "callbacks"}:
             continue
         here = join_path(("search_space", path))
-        for value in param.choices if isinstance(param, CategoricalParam) else (param.low, param.high):
+        for value in values_or_ends(param):
             try:
                 config = spec.resolve({path: value})
                 if section == "callbacks" and rest[0] in CALLBACKS:

@@ -16,7 +16,7 @@ from hpo.space import SearchSpace
 from hpo.studyfile.lengths import lengths_in
 from hpo.studyfile.paths import join_path
 from hpo.studyfile.schema import TrainerSection
-from hpo.studyfile.schema_space import CategoricalParam, ParamSpec
+from hpo.studyfile.schema_space import CategoricalParam, ParamSpec, values_or_ends
 from hpo.studyfile.targets import ARGS, TARGET, TargetResolver
 
 _SWITCH: Final = "scheduler._target_"
@@ -66,7 +66,7 @@ class _Variant:
         if self.space is None:
             return {}
         chosen, entries = {**self.forced, **values}, self.space.params
-        return self.space.draw(lambda path, _: chosen.get(path, _ends(entries[path])[0]))
+        return self.space.draw(lambda path, _: chosen.get(path, values_or_ends(entries[path])[0]))
 
     def config(self, **values: Any) -> dict[str, Any]:
         """The config of such a trial."""
@@ -114,14 +114,14 @@ class _Variant:
     def _follows(self, path: str, names: tuple[str, ...]) -> bool:
         """Whether one of these arguments changes with a searched value, or there is but one value."""
         assert self.space is not None
-        ends = _ends(self.space.params[path])
+        ends = values_or_ends(self.space.params[path])
         first, last = (self.config(**{path: end})["scheduler"] for end in (ends[0], ends[-1]))
         return ends[0] == ends[-1] or any(first.get(name) != last.get(name) for name in (*names, ARGS))
 
     def _check_end(self) -> None:
         """A OneCycleLR that is over before the trial is: its next step raises."""
         entries = {} if self.space is None else self.space.params
-        ends = {path: _ends(entries[path]) for path in _LIMITS if path in entries}
+        ends = {path: values_or_ends(entries[path]) for path in _LIMITS if path in entries}
         for at in (0, -1):
             config = self.config(**{path: values[at] for path, values in ends.items()})
             short = shortfall(config["scheduler"], _calls(config))
@@ -142,8 +142,3 @@ def _calls(config: Mapping[str, Any]) -> int | None:
     if config["scheduler"]["interval"] == "epoch":
         return section.known_epochs
     return section.max_steps if section.max_epochs is None else None
-
-
-def _ends(entry: ParamSpec) -> tuple[Any, ...]:
-    """The values of a categorical entry, or both ends of a range."""
-    return entry.choices if isinstance(entry, CategoricalParam) else (entry.low, entry.high)

@@ -9,7 +9,7 @@ from hpo.checking.findings import Finding, finding
 from hpo.checking.reader import Check, Findings, Reader
 from hpo.config import StudySpec
 from hpo.studyfile.paths import join_path, show
-from hpo.studyfile.schema_space import CategoricalParam
+from hpo.studyfile.schema_space import values_or_ends
 from hpo.studyfile.targets import TARGET
 
 #: Arguments that say over how many steps a scheduler is spread, and whether it must end with the training.
@@ -96,8 +96,7 @@ def _one_span_for_all(reader: Reader) -> Findings:
 
 def _follows(reader: Reader, key: str, path: str) -> bool:
     """Whether an argument of the scheduler changes with a searched value."""
-    entry = reader.space[path]
-    ends = entry.choices if isinstance(entry, CategoricalParam) else (entry.low, entry.high)
+    ends = values_or_ends(reader.space[path])
     first, last = (reader.spec.resolve({path: end})["scheduler"][key] for end in (ends[0], ends[-1]))
     return bool(first != last or ends[0] == ends[-1])
 

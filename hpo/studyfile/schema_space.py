@@ -138,6 +138,11 @@ class CategoricalParam(_Param):
     choices: Choices = Field(examples=[[32, 64, 128]])
 
 
+def values_or_ends(entry: "FloatParam | IntParam | CategoricalParam") -> tuple[Any, ...]:
+    """All values of a categorical entry, or both ends of a range."""
+    return entry.choices if isinstance(entry, CategoricalParam) else (entry.low, entry.high)
+
+
 def _known_type(value: Any) -> Any:
     kinds = ("float", "int", "categorical")
     if isinstance(value, dict) and value.get("type") not in kinds:
@@ -151,4 +156,4 @@ ParamSpec = Annotated[
     BeforeValidator(_known_type),
 ]
 
-__all__ = ["CategoricalParam", "FloatParam", "IntParam", "ParamSpec", "Scalar"]
+__all__ = ["CategoricalParam", "FloatParam", "IntParam", "ParamSpec", "Scalar", "values_or_ends"]
