@@ -22,7 +22,7 @@ from hpo.python.run_result import RunResult
 from hpo.python.study import Study
 from hpo.studyfile.marks import COMMAND_LINE
 from hpo.studyfile.paths import show
-from hpo.studyfile.study_modules import open_folder
+from hpo.studyfile.study_modules import forget_modules
 
 if TYPE_CHECKING:
     import optuna
@@ -46,6 +46,7 @@ def run(
     devices: str | Sequence[str] | None = None,
     storage: str | None = None,
     output_dir: str | Path | None = None,
+    accept_code_change: bool = False,
     progress: bool = True,
 ) -> RunResult:
     """Start a study, or go on with it, until its trials are done: what `hpo run` does.
@@ -62,11 +63,13 @@ def run(
         devices: Devices to share, such as ``"cuda:0,cuda:1"``.
         storage: URL of the database in place of the study's.
         output_dir: Folder of everything that the study writes.
+        accept_code_change: Go on with a study whose code has changed since it was started; see
+            docs/reliability.md.
         progress: Print a line for each trial that ends; else only what goes wrong.
 
     Raises:
         InputError: The study or an argument can't be used; nothing has been started.
-        StudyError: The study can't go on.
+        StudyError: The study can't go on, or all its trials have ended and none of them is complete.
         KeyboardInterrupt: Ctrl-C, or a signal to end. Each worker has finished its batch and put its trial down
             with a checkpoint, and the same call goes on. At a second Ctrl-C they are stopped at once.
     """
@@ -75,7 +78,6 @@ def run(
     options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
     with _spoken_in_python():
         spec = _spec(study, overrides, search=True, storage=storage, output_dir=output_dir, **options)
-        _forget_modules(spec)
 
         def listen(opened: OpenStudy) -> Listener:
             if isinstance(study, Study):
@@ -84,7 +86,7 @@ def run(
 
             return Reporter(opened, quiet=not progress)
 
-        ending = run_study(spec, listen, _warn)
+        ending = run_study(spec, listen, _warn, accept_code_change=accept_code_change)
     if ending.value == "interrupted":
         raise KeyboardInterrupt
     from hpo.progress import study_status
@@ -168,6 +170,8 @@ def load_best_model(
 ) -> nn.Module:
     """The model of the best trial, or of another, with the weights of its best epoch, in eval mode.
 
+    Warns where the study's code is not that which the trial ran under: the weights then may make another model.
+
     Args:
         study: The study file, or an `hpo.Study`.
         overrides: As for the run.
@@ -184,8 +188,8 @@ def load_best_model(
 
     with _spoken_in_python():
         spec = _spec(study, overrides, storage=storage, output_dir=output_dir)
-        _forget_modules(spec)
-        return load_model(spec, _which(trial), device=device)
+        forget_modules(spec.folder)
+        return load_model(spec, _which(trial), device=device, warn=_warn)
 
 
 def _spec(study: str | Path | Study, overrides: Overrides, *, search: bool = False, **options: Any) -> StudySpec:
@@ -230,19 +234,12 @@ def _spoken_in_python() -> Iterator[None]:
         raise
 
 
-def _warn(finding: Finding) -> None:
+def _warn(finding: Finding | str) -> None:
     """Warn at the line that called into this package."""
     level, frame = 1, sys._getframe()  # noqa: SLF001 - the only way to see who calls
     while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("hpo."):
         level, frame = level + 1, frame.f_back
     warnings.warn(str(finding), stacklevel=level)
-
-
-def _forget_modules(spec: StudySpec) -> None:
-    """Import the study's own modules anew: in a notebook they may have changed since they were."""
-    root = f"{open_folder(spec.folder)}."
-    for name in [name for name in sys.modules if name.startswith(root)]:
-        del sys.modules[name]
 
 
 @contextlib.contextmanager

@@ -77,3 +77,7 @@ class ForkedProcessError(StudyError):
 
 class LeaseLostError(StudyError):
     """Another attempt owns the trial now; nothing of this attempt may be stored any more."""
+
+
+class OtherCodeError(StudyError):
+    """The study's code is not that which it was started with, or went on with by a person's leave."""

@@ -16,7 +16,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, cast
 
@@ -49,6 +49,7 @@ ATTEMPTS = sa.Table(
     sa.Column("start_time", sa.Double, nullable=False),
     sa.Column("worker", sa.String(_NAME_LENGTH), nullable=False),
     sa.Column("device", sa.String(_NAME_LENGTH), nullable=False),
+    sa.Column("code", sa.String(64), nullable=False),
     sa.Column("started_at", sa.Double, nullable=False),
     sa.Column("beat_at", sa.Double, nullable=False),
     sa.Column("seconds", sa.Double, nullable=False),
@@ -82,6 +83,7 @@ class Owner:
         start_time: When the process started, in the system's own unit (see `process_start`).
         worker: Label of the worker, for people.
         device: Device that the worker trains on, for people.
+        code: Hash of the study's code that it runs (`hpo.studyfile.code`); empty where it runs none.
     """
 
     host: str
@@ -90,6 +92,7 @@ class Owner:
     start_time: float
     worker: str = ""
     device: str = ""
+    code: str = ""
 
     @classmethod
     def current(cls, *, worker: str = "", device: str = "") -> Self:
@@ -99,6 +102,10 @@ class Owner:
         if start is None:  # the caller is alive, so the system hides its processes
             start = _HIDDEN
         return cls(host_name(), boot_id(), pid, start, worker[:_NAME_LENGTH], device[:_NAME_LENGTH])
+
+    def in_this_process(self) -> "Owner":
+        """The same worker, with the same code, as the calling process: a fork of the one before."""
+        return replace(Owner.current(worker=self.worker, device=self.device), code=self.code)
 
 
 class Attempt(NamedTuple):
@@ -115,6 +122,7 @@ class Attempt(NamedTuple):
     start_time: float
     worker: str
     device: str
+    code: str
     started_at: float
     beat_at: float
     seconds: float

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 
 from hpo.build import Builder, RunPlace
 from hpo.callbacks import PrunerCallback
+from hpo.care.code_record import trial_codes
 from hpo.database.outage import first_line
 from hpo.errors import LeaseLostError
 from hpo.ledger import Lease
@@ -173,7 +174,11 @@ class TrialRun:
         # One that has begun to train goes on as itself, whatever has ended meanwhile.
         if RUN_ATTR in self.trial.user_attrs:
             return None
-        return twin(self.opened.study, self.trial.number, self.opened.space.suggest(self.trial))
+        known = twin(self.opened.study, self.trial.number, self.opened.space.suggest(self.trial))
+        owner = self.opened.storage.owner
+        # What other code came to is no result of this one.
+        same = known is None or owner is None or trial_codes(self.opened.storage, known) == [owner.code]
+        return known if same else None
 
     def _tell_as(self, known: FrozenTrial) -> float | None:
         """Store another trial's result as this one's; returns the value."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -16,6 +16,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo import ledger
+from hpo.care.code_record import CodeRecord, codes_of
 from hpo.database.budget import IMPORTED_ATTR
 from hpo.errors import StudyError
 from hpo.ledger import Attempt
@@ -47,10 +48,40 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
         "waiting": sum(trial.state == TrialState.WAITING for trial in trials),
         "outcomes": outcomes,
         "best": _best(opened, trials),
+        "code": _code(opened, trials),
         "goal": goal_reached(opened.spec.study, trials),
         "pruning": asdict(study_pruning(opened, trials)),
         "running_trials": running_trials(opened),
     }
+
+
+def _code(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> dict[str, Any]:
+    """The hash of the study's code, and what was accepted as its code since the start, the first version first.
+
+    ``trials`` of a version are those that ran wholly under it; ``mixed_trials`` ran under more than one. They are
+    None where there is one version only.
+    """
+    record = CodeRecord.of(opened.study)
+    versions = [] if record is None else [asdict(each) for each in record.versions]
+    wholly, mixed = _by_code(opened, trials) if len(versions) > 1 else ({}, None)
+    for each in versions:
+        each["trials"] = None if mixed is None else wholly.get(each["hash"], [])
+    return {"hash": None if record is None else record.hash, "versions": versions, "mixed_trials": mixed}
+
+
+def _by_code(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> tuple[dict[str, list[int]], list[int]]:
+    """Trials that ran under one code, by its hash, and those that ran under several."""
+    with opened.storage.engine.connect() as conn:
+        attempts = _by_trial(ledger.attempts(conn, opened.study_id))
+    wholly: defaultdict[str, list[int]] = defaultdict(list)
+    mixed = []
+    for trial in trials:
+        codes = codes_of(attempts[trial._trial_id])  # noqa: SLF001 - Optuna has no public name for it
+        if len(codes) > 1:
+            mixed.append(trial.number)
+        elif codes:
+            wholly[codes[0]].append(trial.number)
+    return wholly, mixed
 
 
 def study_pruning(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> PruningSummary:
@@ -111,6 +142,24 @@ def no_best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> StudyError:
     )
 
 
+def refuse_without_result(opened: OpenStudy) -> None:
+    """Refuse a study whose trials have ended without a complete one among them.
+
+    Raises:
+        StudyError: It is such a one; the error says what they ended as.
+    """
+    ends = Counter(outcome_of(trial) for trial in own_trials(opened) if trial.state.is_finished())
+    if not ends or Outcome.COMPLETE in ends:
+        return
+    told = ", ".join(f"{ends[each]} {each.replace('_', ' ')}" for each in map(str, Outcome) if ends[each])
+    spec = opened.spec
+    raise StudyError(
+        f"no trial of {spec.study.name} is complete: {told}\n"
+        f"  fix: `hpo trials` lists them, and their logs are in {spec.output_dir / 'trials'}; correct the cause, "
+        "then give failed trials another go with `hpo retry --failed`, or start a study of another name"
+    )
+
+
 def _best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> Any:
     found = [_described(opened, trial) for trial in best_of(trials, opened.spec.study.goals)]
     return found if opened.spec.study.objectives else next(iter(found), None)
@@ -165,6 +214,7 @@ def _history(attempts: list[Attempt]) -> dict[str, Any]:
                 "worker": each.worker,
                 "host": each.host,
                 "device": each.device,
+                "code": each.code,
                 "started": _instant(each.started_at),
                 "ended": _instant(each.ended_at),
                 "outcome": each.outcome,

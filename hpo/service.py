@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hpo.config import StudySpec
 from hpo.errors import HpoError, InputError, StudyError
-from hpo.studyfile.study_modules import public_name
+from hpo.studyfile.study_modules import forget_modules, public_name
 
 if TYPE_CHECKING:
     from hpo.care.recovery import Settled
@@ -40,22 +40,31 @@ class Listener(Protocol):
         """Nothing more is said of workers."""
 
 
-def run_study(spec: StudySpec, listen: Callable[[OpenStudy], Listener], warn: Callable[[Finding], None]) -> Ending:
+def run_study(
+    spec: StudySpec,
+    listen: Callable[[OpenStudy], Listener],
+    warn: Callable[[Finding], None],
+    *,
+    accept_code_change: bool = False,
+) -> Ending:
     """Bring a study's trials to their end, with workers on this machine.
 
     Args:
         spec: The study.
         listen: Called once, with the study when it is open.
         warn: Called with what the checks find that stops nothing.
+        accept_code_change: Go on with a study whose code has changed since it was started.
 
     Returns:
         Why it ended.
 
     Raises:
-        InputError: The study does not fit the code that it names, or was started with another config.
-        StudyError: The study can't go on.
+        InputError: The study does not fit the code that it names, or was started with another config or other
+            code.
+        StudyError: The study can't go on, or all its trials have ended and none of them is complete.
     """
     _refuse_odd_places()
+    forget_modules(spec.folder)
     from hpo.running.forkserver import start_fork_server
 
     # Its imports run beside ours; at a Ctrl-C it would end them with a traceback.
@@ -72,17 +81,18 @@ def run_study(spec: StudySpec, listen: Callable[[OpenStudy], Listener], warn: Ca
         warn(finding)
     slots = study_slots(spec)
     with _quiet_optuna():
-        opened = start_study(spec)
+        opened = start_study(spec, accept_code_change=accept_code_change)
         try:
             make_output_folder(spec)
             listener = listen(opened)
             supervisor = Supervisor(opened, slots, MainlessContext(), listener.heard, spec.study.timeout)
-            return _supervised(supervisor, listener, slots)
+            return _supervised(opened, supervisor, listener, slots)
         finally:
             opened.storage.close()
 
 
-def _supervised(supervisor: Supervisor, listener: Listener, slots: list[Slot]) -> Ending:
+def _supervised(opened: OpenStudy, supervisor: Supervisor, listener: Listener, slots: list[Slot]) -> Ending:
+    from hpo.progress import refuse_without_result
     from hpo.supervisor import Ending
 
     try:
@@ -91,6 +101,8 @@ def _supervised(supervisor: Supervisor, listener: Listener, slots: list[Slot]) -
         except OSError:  # nobody reads it
             return Ending.INTERRUPTED
         ending = supervisor.run()
+        if ending in (Ending.DONE, Ending.GOAL):
+            refuse_without_result(opened)
     except HpoError as error:
         with contextlib.suppress(OSError):
             listener.end("failed", str(error))

@@ -12,12 +12,14 @@ from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
+from hpo import ledger
+from hpo.care.code_record import CodeRecord, code_fix, code_problem, keep_code
 from hpo.care.recovery import Settled, Sightings, requeue_dead
 from hpo.config import StudySpec, diff_configs, identity
 from hpo.database.budget import BUDGET_ATTR, claimable, count_trials
 from hpo.database.cache import StudyCache
 from hpo.database.engines import display_url
-from hpo.errors import InputError, StudyError
+from hpo.errors import InputError, OtherCodeError, StudyError
 from hpo.ledger import Owner
 from hpo.looking.study_note import write_note
 from hpo.pruners import make_pruner
@@ -28,6 +30,7 @@ from hpo.search.ranking import study_directions
 from hpo.search.samplers import ExhaustiveSampler, make_sampler
 from hpo.space import SearchSpace
 from hpo.storage import StudyStorage, open_storage
+from hpo.studyfile.code import code_identity
 from trainer.seeding import derive_seed
 
 CONFIG_ATTR: Final = "hpo:config"
@@ -79,6 +82,17 @@ class OpenStudy:
         with self.storage.engine.connect() as conn:
             return claimable(conn, self.study_id)
 
+    def refuse_other_code(self) -> None:
+        """Refuse to work on where a person has accepted other code than this worker runs.
+
+        Raises:
+            OtherCodeError: It is so.
+        """
+        record, owner = CodeRecord.of(self.study), self.storage.owner
+        if record is not None and owner is not None and owner.code != record.hash:
+            problem = code_problem(record, code_identity(self.spec))
+            raise OtherCodeError(f"{problem}\n  fix: {code_fix(self.spec)}")
+
     def requeue_dead(self, sightings: Sightings | None = None) -> list[Settled]:
         """Take the trials back whose workers are dead, by the study file's patience; see `hpo.care.recovery`."""
         study = self.spec.study
@@ -101,16 +115,18 @@ def study_seed(spec: StudySpec) -> int:
     return spec.study.sampler.seed if spec.trainer.seed is None else spec.trainer.seed
 
 
-def start_study(spec: StudySpec, *, keep_budget: bool = False) -> OpenStudy:
+def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_change: bool = False) -> OpenStudy:
     """Create the study, or open it to go on with, and give it its budget of trials.
 
     Args:
         spec: The study file.
-        keep_budget: Leave the budget of a study that has one as it is: others may be working on it.
+        keep_budget: Leave the budget of a study that has one as it is, and do not compare its code with that here:
+            others may be working on it, and this process will not.
+        accept_code_change: Where the code has changed since the study was started, store the change and go on.
 
     Raises:
         InputError: The sampler, the pruner or the space can't be used, or the study was started with another
-            config.
+            config or other code.
         StudyError: The storage can't be opened.
     """
     space = SearchSpace.from_spec(spec)
@@ -128,19 +144,20 @@ def start_study(spec: StudySpec, *, keep_budget: bool = False) -> OpenStudy:
             pruner=pruner,
         )
         is_new = True
-        _keep_config(spec, study)
+        _keep_code_and_config(spec, study)
     except optuna.exceptions.DuplicatedStudyError:
         study = optuna.load_study(
             storage=StudyCache(storage), study_name=spec.study.name, sampler=sampler, pruner=pruner
         )
         _refuse_other_config(spec, study)
     opened = OpenStudy(spec, space, storage, study)
+    accepted = [] if is_new or keep_budget else _settle_code(opened, accept=accept_code_change)
     set_budget = not keep_budget or BUDGET_ATTR not in study.user_attrs
     if set_budget:  # before the first trial is added
         storage.set_budget(opened.study_id, budget_of(spec, study))
     if is_new:
         write_note(opened)
-    opened = replace(opened, notes=begin(spec, space, storage, study))
+    opened = replace(opened, notes=[*accepted, *begin(spec, space, storage, study)])
     if set_budget and isinstance(sampler, ExhaustiveSampler):  # a baseline stands beside the grid's points
         storage.set_budget(opened.study_id, budget_of(spec, study))
     if spec.trainer.known_epochs is not None:
@@ -156,9 +173,11 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
         owner: Who takes trials; None to look at it only.
 
     Raises:
-        StudyError: There is no such study.
+        StudyError: There is no such study; or it is to be worked on, and its code is not the code here.
     """
     space = SearchSpace.from_spec(spec)
+    if owner is not None:
+        owner = replace(owner, code=code_identity(spec).hash)
     storage = _opened_storage(spec, create=False, owner=owner)
     cache = StudyCache(storage, max_age=0.0 if owner is None else MAX_AGE)
     try:
@@ -168,13 +187,17 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
             sampler=make_sampler(spec, space),
             pruner=make_pruner(spec),
         )
+        opened = OpenStudy(spec, space, storage, study)
+        opened.refuse_other_code()
+        cache.expect(opened.study_id, space.distributions)
     except KeyError:
         storage.close()
         raise StudyError(
             f"no study named {spec.study.name} in {display_url(spec.storage_url)}\n  fix: start it with `hpo run`"
         ) from None
-    opened = OpenStudy(spec, space, storage, study)
-    cache.expect(opened.study_id, space.distributions)
+    except OtherCodeError:
+        storage.close()
+        raise
     return opened
 
 
@@ -206,7 +229,32 @@ def _try_out(spec: StudySpec, space: SearchSpace, sampler: BaseSampler, pruner: 
         ) from error
 
 
-def _keep_config(spec: StudySpec, study: optuna.Study) -> None:
+def _settle_code(opened: OpenStudy, *, accept: bool) -> list[str]:
+    """Refuse code that is not the study's, or accept it; returns what a person should know of that.
+
+    Code is anybody's until the first trial has begun: until then it is stored anew.
+    """
+    record, code = CodeRecord.of(opened.study), code_identity(opened.spec)
+    problem = "" if record is None else code_problem(record, code)
+    if record is None or (problem and not _has_begun(opened)):
+        keep_code(opened.study, code)
+        return []
+    if problem and not accept:
+        raise opened.spec.error(problem, path="study.name", fix=code_fix(opened.spec))
+    if problem:
+        keep_code(opened.study, code, record)
+        return [f"accepted: {problem}"]
+    return []
+
+
+def _has_begun(opened: OpenStudy) -> bool:
+    """Whether a worker has ever taken a trial of the study."""
+    with opened.storage.engine.connect() as conn:
+        return bool(ledger.attempts(conn, opened.study_id))
+
+
+def _keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
+    keep_code(study, code_identity(spec))  # first: whoever sees the config's hash sees the code, too
     config = spec.base_config()
     if config["study"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
         config["study"]["storage"] = display_url(config["study"]["storage"])
@@ -217,7 +265,7 @@ def _keep_config(spec: StudySpec, study: optuna.Study) -> None:
 def _refuse_other_config(spec: StudySpec, study: optuna.Study) -> None:
     stored: dict[str, Any] = _stored_attrs(study)
     if HASH_ATTR not in stored and not study.get_trials(deepcopy=False):
-        _keep_config(spec, study)  # whoever created it died before this
+        _keep_code_and_config(spec, study)  # whoever created it died before this
         return
     if HASH_ATTR not in stored:
         raise InputError(

@@ -85,7 +85,8 @@ def export_model(opened: OpenStudy, which: str, path: Path, *, command: str) -> 
         command: What the card says it was made by.
 
     Returns:
-        ``trial``, ``seed``, ``epoch``, ``parameters`` (their number), ``path`` and ``card``.
+        ``trial``, ``seed``, ``epoch``, ``parameters`` (their number), ``path``, ``card``, and ``warning``: that
+        the trial ran under other code, None where it did not.
 
     Raises:
         InputError: See `check_export_path`.
@@ -112,6 +113,7 @@ def export_model(opened: OpenStudy, which: str, path: Path, *, command: str) -> 
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "path": str(path),
         "card": str(card),
+        "warning": found.code_warning(opened.spec) or None,
     }
 
 

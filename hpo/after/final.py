@@ -14,12 +14,14 @@ from torch import nn
 
 from hpo.after.models import best_checkpoint, find_trial
 from hpo.build import Builder, RunPlace, make_scheduler
+from hpo.care.code_record import trial_codes
 from hpo.config import StudySpec
-from hpo.errors import StudyError
+from hpo.errors import InputError, StudyError
 from hpo.outcome import finite
 from hpo.progress import trial_value
 from hpo.run_length import NO_PROGRESS, Progress
 from hpo.study import OpenStudy, study_seed
+from hpo.studyfile.code import code_identity
 from trainer import Trainer
 from trainer.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
 from trainer.files import replacing
@@ -56,6 +58,7 @@ class Start:
         checkpoint: The best epoch's checkpoint to go on from; None to start anew.
         value: The trial's value in the study, the best so far of one that has not completed; None for the base
             config.
+        code: Hash of the code that the trial ran under, the latest one; None for the base config.
     """
 
     name: str
@@ -64,6 +67,7 @@ class Start:
     params: Mapping[str, Any]
     checkpoint: dict[str, Any] | None
     value: float | None = None
+    code: str | None = None
 
     @property
     def epoch(self) -> int:
@@ -84,22 +88,40 @@ def start_of_base(spec: StudySpec) -> Start:
     return Start("base config", None, study_seed(spec), {}, None)
 
 
-def start_of_trial(opened: OpenStudy, which: str, *, from_scratch: bool) -> Start:
+def start_of_trial(
+    opened: OpenStudy, which: str, *, from_scratch: bool, accept_code_change: bool = False
+) -> Start:
     """A trial's parameters, and its best checkpoint unless ``from_scratch``.
 
     Args:
         opened: The study.
         which: ``best`` or a trial's number.
         from_scratch: Take the parameters only.
+        accept_code_change: Take a trial that ran under other code than the code here.
 
     Raises:
+        InputError: The trial ran under other code.
         StudyError: There is no such trial, its parameters are not of this search space, or it has no readable
             checkpoint.
     """
     trial = find_trial(opened, which)
+    code = next(reversed(trial_codes(opened.storage, trial)), None)
+    if not accept_code_change:
+        _refuse_other_code(opened.spec, trial.number, code)
     checkpoint = None if from_scratch else best_checkpoint(opened, trial)
     seed, value = opened.trial_seed(trial.number), trial_value(opened, trial)
-    return Start(f"trial {trial.number}", trial.number, seed, trial.params, checkpoint, value)
+    return Start(f"trial {trial.number}", trial.number, seed, trial.params, checkpoint, value, code)
+
+
+def _refuse_other_code(spec: StudySpec, number: int, code: str | None) -> None:
+    here = code_identity(spec).hash
+    if code not in (None, here):
+        raise InputError(
+            f"trial {number} ran under the code {code}, and the code here is {here}",
+            path="--trial",
+            value=str(number),
+            fix="bring the code back, or accept that the final model is not that trial's: `--accept-code-change`",
+        )
 
 
 def train_final(builder: Builder, start: Start, *, epochs: int | None, device: torch.device) -> dict[str, Any]:
@@ -113,7 +135,8 @@ def train_final(builder: Builder, start: Start, *, epochs: int | None, device: t
 
     Returns:
         What ``final/metrics.json`` holds: study, trial, the value of the study's metric, epochs in all, the best
-        of them, the metrics of its weights on validation and test data, and the path of those weights.
+        of them, the metrics of its weights on validation and test data, the path of those weights, and the hashes
+        of the code that they were trained with and of the trial's.
 
     Raises:
         DivergedError: No epoch has a finite value of the study's metric.
@@ -240,6 +263,8 @@ def _finish(
         "stopped": trainer.state.stop_reason,
         "metrics": metrics,
         "model": str(weights),
+        "code": code_identity(spec).hash,
+        "trial_code": start.code,
     }
     write_json(place.folder / "metrics.json", result)
     return result

@@ -12,9 +12,11 @@ from omegaconf import OmegaConf
 from torch import nn
 
 from hpo.after.models import BestWeights
+from hpo.config import StudySpec
 from hpo.looking.environment import environment
 from hpo.progress import own_trials
 from hpo.study import OpenStudy
+from hpo.studyfile.code import code_identity
 
 _EXPORTED: Final = """import torch
 
@@ -59,6 +61,7 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
         "Trial": f"{found.trial}, of {ended} that have ended",
         "Seed": found.seed,
         "Epoch": f"{found.epoch}, its best by {spec.study.metric} ({spec.study.direction})",
+        "Code": _code(found, spec),
         "Model": f"`{found.config['model']['_target_']}`",
         "Parameters": f"{total:,}" if trained == total else f"{total:,}, {trained:,} of them trained",
         "Data": f"`{_call(found.config['data'])}`",
@@ -110,6 +113,15 @@ def _shareable(config: Mapping[str, Any]) -> dict[str, Any]:
     """The config without the notifier, whose address may be all that is needed to write to somebody."""
     named = {name: node for name, node in config["callbacks"].items() if name != "notifier"}
     return {**config, "callbacks": named}
+
+
+def _code(found: BestWeights, spec: StudySpec) -> str:
+    """The code that the trial ran under, and whether it is the one that the model was exported with."""
+    told = " → ".join(f"`{code}`" for code in found.codes) or "not known"
+    if len(found.codes) > 1:
+        told += ": the trial ran under more than one code"
+    here = code_identity(spec).hash
+    return told if found.codes and found.codes[-1] == here else f"{told}; exported with the code `{here}`"
 
 
 def _call(node: Mapping[str, Any]) -> str:

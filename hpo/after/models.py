@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial
 from torch import nn
 
 from hpo.build import Builder
+from hpo.care.code_record import trial_codes
 from hpo.config import StudySpec
 from hpo.errors import StudyError
 from hpo.objective import SAME_AS_ATTR
@@ -18,6 +19,7 @@ from hpo.outcome import BEST_ATTR
 from hpo.progress import best_trial, no_best, own_trials
 from hpo.running.folders import attempt_folders
 from hpo.study import OpenStudy, load_study
+from hpo.studyfile.code import code_identity
 from hpo.studyfile.targets import instantiate
 from trainer.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
 from trainer.seeding import rng_state, seed_all, set_rng_state
@@ -36,6 +38,7 @@ class BestWeights:
         epoch: The best epoch, counted from 1.
         metrics: The metrics of that epoch.
         weights: The model's state dict, on the CPU.
+        codes: Hashes of the code that the trial ran under, the latest last.
     """
 
     trial: int
@@ -45,15 +48,31 @@ class BestWeights:
     epoch: int
     metrics: Mapping[str, float]
     weights: Mapping[str, Any]
+    codes: Sequence[str] = ()
+
+    def code_warning(self, spec: StudySpec) -> str:
+        """What a person should know where the code here is not the trial's; empty where it is."""
+        here = code_identity(spec).hash
+        if not self.codes or self.codes[-1] == here:
+            return ""
+        told = f"trial {self.trial} ran under the code {self.codes[-1]}, and the code here is {here}"
+        return f"{told}: its weights may make another model here than the one that was measured"
 
 
-def load_model(spec: StudySpec, trial: str = "best", *, device: str | torch.device = "cpu") -> nn.Module:
+def load_model(
+    spec: StudySpec,
+    trial: str = "best",
+    *,
+    device: str | torch.device = "cpu",
+    warn: Callable[[str], None] | None = None,
+) -> nn.Module:
     """The model of a trial with the weights of its best epoch, in eval mode.
 
     Args:
         spec: The study file.
         trial: ``best`` or a trial's number.
         device: Where the model is to be.
+        warn: Called with what is to be said where the trial ran under other code.
 
     Raises:
         StudyError: There is no such study or trial, the trial has no readable checkpoint, or its weights do not
@@ -64,6 +83,9 @@ def load_model(spec: StudySpec, trial: str = "best", *, device: str | torch.devi
         found = best_weights(opened, trial)
     finally:
         opened.storage.close()
+    warning = found.code_warning(spec)
+    if warning and warn is not None:
+        warn(warning)
     return model_with(spec, found, device=device)
 
 
@@ -80,6 +102,7 @@ def best_weights(opened: OpenStudy, which: str) -> BestWeights:
         epoch,
         checkpoint["state"]["history"][epoch - 1],
         checkpoint["model"],
+        trial_codes(opened.storage, opened.study.get_trials(deepcopy=False)[_trained_as(trial)]),
     )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import shutil
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from hpo.after.final import DivergedError, Start, final_config, train_at, write_
 from hpo.build import Builder, RunPlace
 from hpo.running.folders import redirect_output
 from hpo.study import study_seed
-from hpo.studyfile.study_modules import open_folder
+from hpo.studyfile.code import code_identity
 from trainer.checkpoint import list_checkpoints
 from trainer.state import DIVERGED
 
@@ -104,7 +103,7 @@ class SeedTrainer:
             "seed": start.seed,
             "data_seed": study_seed(spec),
             "goal": (spec.study.metric, spec.study.direction),
-            "code": _code(spec.folder),
+            "code": dict(code_identity(spec).files),
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
@@ -127,14 +126,6 @@ def _seed_run(seed: int, folder: Path, result: Mapping[str, Any], *, trained_bef
         str(folder),
         trained_before,
     )
-
-
-def _code(folder: Path) -> dict[str, str]:
-    """A hash of each file that the study's modules were imported from; `hpo.checking.check` has imported them."""
-    root = open_folder(folder) + "."
-    modules = [module for name, module in list(sys.modules.items()) if name.startswith(root)]
-    files = sorted({Path(module.__file__) for module in modules if module.__file__})
-    return {str(file): hashlib.sha256(file.read_bytes()).hexdigest() for file in files if file.is_file()}
 
 
 def _finished(folder: Path, stamp: Mapping[str, Any]) -> Any:

@@ -23,6 +23,7 @@ from hpo.after.seed_run import SeedRun, SeedTrainer
 from hpo.errors import StudyError
 from hpo.progress import no_best, own_trials, ranked_trials
 from hpo.study import OpenStudy
+from hpo.studyfile.code import code_identity
 
 #: Confidence of the intervals.
 CONFIDENCE: Final = 0.95
@@ -57,10 +58,16 @@ def estimate(values: Sequence[float]) -> Estimate:
     return Estimate(mean, quantile * statistics.stdev(values) / math.sqrt(n), n)
 
 
-def leaders(opened: OpenStudy, k: int) -> list[Start]:
+def leaders(opened: OpenStudy, k: int, *, accept_code_change: bool = False) -> list[Start]:
     """The study's best ``k`` trials to train from scratch, the best first; trials of equal parameters count once.
 
+    Args:
+        opened: The study.
+        k: How many.
+        accept_code_change: Take trials that ran under other code than the code here.
+
     Raises:
+        InputError: A trial ran under other code.
         StudyError: No trial can be the best, or the study has several objectives.
     """
     study = opened.spec.study
@@ -74,7 +81,10 @@ def leaders(opened: OpenStudy, k: int) -> list[Start]:
         raise no_best(opened, own_trials(opened))
     distinct = {json.dumps(trial.params, sort_keys=True): trial.number for trial in reversed(ranked)}
     first = [trial.number for trial in ranked if trial.number in distinct.values()][:k]
-    return [start_of_trial(opened, str(number), from_scratch=True) for number in first]
+    return [
+        start_of_trial(opened, str(number), from_scratch=True, accept_code_change=accept_code_change)
+        for number in first
+    ]
 
 
 def train_over_seeds(trainer: SeedTrainer, starts: Sequence[Start], seeds: Sequence[int]) -> dict[str, Any]:
@@ -92,10 +102,11 @@ def train_over_seeds(trainer: SeedTrainer, starts: Sequence[Start], seeds: Seque
         seeds: The seeds, different ones.
 
     Returns:
-        What ``final/metrics.json`` holds. ``study``, ``metric``, ``seeds``, ``confidence``. Of the crowned start
-        ``trial``, ``params``, ``study_value``, ``estimates`` (an `Estimate` for each metric), ``diverged`` (seeds)
-        and ``runs`` (a `SeedRun` each). ``kept``, the run whose weights are in ``model``. And ``ranking``: the
-        same of every start in the new order, with ``rank`` and ``rank_before``.
+        What ``final/metrics.json`` holds. ``study``, ``metric``, ``seeds``, ``confidence``, ``code`` (its hash).
+        Of the crowned start ``trial``, ``trial_code`` (that of the code which the trial ran under), ``params``,
+        ``study_value``, ``estimates`` (an `Estimate` for each metric), ``diverged`` (seeds) and ``runs`` (a
+        `SeedRun` each). ``kept``, the run whose weights are in ``model``. And ``ranking``: the same of every start
+        in the new order, with ``rank`` and ``rank_before``.
 
     Raises:
         StudyError: Every training diverged.
@@ -112,6 +123,7 @@ def train_over_seeds(trainer: SeedTrainer, starts: Sequence[Start], seeds: Seque
     entries.sort(key=lambda entry: (len(entry["diverged"]), sign * _mean(entry, study.metric)))
     ranking = [{"rank": rank, **entry} for rank, entry in enumerate(entries, start=1)]
     result = {"study": study.name, "metric": study.metric, "seeds": list(seeds), "confidence": CONFIDENCE}
+    result["code"] = code_identity(trainer.builder.spec).hash
     return _kept(trainer, {**result, **_without_ranks(ranking[0]), "ranking": ranking}, sign)
 
 
@@ -141,6 +153,7 @@ def _entry(start: Start, runs: Sequence[SeedRun], metric: str) -> dict[str, Any]
     return {
         "trial": start.trial,
         "params": dict(start.params),
+        "trial_code": start.code,
         "study_value": start.value,
         "estimates": {name: asdict(estimate(each)) for name, each in values.items()},
         "diverged": [run.seed for run in runs if run.diverged],

@@ -97,6 +97,8 @@ def _export(spec: StudySpec, trial: str, path: Path, *, json_: bool) -> None:
     if json_:
         print_json({"study": spec.study.name, **done})
         return
+    if done["warning"]:
+        print(f"warning: {done['warning']}", file=sys.stderr)
     with read_by_others():
         print(f"trial {done['trial']}, epoch {done['epoch']}, {done['parameters']:,} parameters")
         print(f"model: {done['path']}\ncard: {done['card']}")

@@ -19,6 +19,9 @@ Storage = Annotated[
 OutputDir = Annotated[
     str | None, typer.Option(metavar="DIR", help="Folder of everything the study writes.", show_default=False)
 ]
+AcceptCodeChange = Annotated[
+    bool, typer.Option("--accept-code-change", help="Go on although the study's code has changed.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 

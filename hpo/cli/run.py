@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
-from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.options import AcceptCodeChange, Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.output import read_by_others
 from hpo.errors import InputError, StudyError
 
@@ -36,6 +36,7 @@ def run(
         str | None, typer.Option(metavar="cuda:0,cuda:1|cpu", help="Devices to share.", show_default=False)
     ] = None,
     output_dir: OutputDir = None,
+    accept_code_change: AcceptCodeChange = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
     json_: Annotated[
         bool, typer.Option("--json", help="Print one event a line, as JSON; docs/reference/events.md lists them.")
@@ -67,7 +68,12 @@ def run(
     out = sys.stdout
     # What a study's own code prints when it is imported is no event.
     with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
-        ending = run_study(spec, lambda opened: _reporter(opened, out, quiet=quiet, json_=json_), _warn).value
+        ending = run_study(
+            spec,
+            lambda opened: _reporter(opened, out, quiet=quiet, json_=json_),
+            _warn,
+            accept_code_change=accept_code_change,
+        ).value
     from hpo.cli.console import kept_arguments, same_command
 
     interrupted, timed_out = ending == "interrupted", ending == "timeout"

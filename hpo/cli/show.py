@@ -61,9 +61,19 @@ def status(
 
     rows += described_best(spec, data["best"])
     rows += [("goal", data["goal"])] if data["goal"] else []
+    rows += _code_rows(data["code"])
     rows += _pruning_rows(data["pruning"])
     rows += [(f"trial {entry['trial']}", _whose(entry)) for entry in data["running_trials"]]
     print_table(data["study"], ("", ""), rows)
+
+
+def _code_rows(code: dict[str, Any]) -> list[tuple[str, str]]:
+    """The study's code, where it has changed, and the trials that ran under more than one."""
+    if len(code["versions"]) <= 1:
+        return []
+    changes = len(code["versions"]) - 1
+    rows = [("code", f"{code['hash']}, changed {'once' if changes == 1 else f'{changes} times'} since the start")]
+    return rows + [("", f"trial {number} ran under more than one code") for number in code["mixed_trials"]]
 
 
 def _pruning_rows(pruning: dict[str, Any]) -> list[tuple[str, str]]:
@@ -117,6 +127,7 @@ def trials(
         return
     names, bounded = list(spec.search_space), bool(spec.study.constraints)
     told = any(entry["reason"] for entry in data)
+    several = len({code for entry in data for code in _codes(entry)}) > 1
     rows = [
         (
             str(entry["trial"]),
@@ -128,6 +139,7 @@ def trials(
             str(len(entry["attempts"])),
             shown(entry["worker"] or None),
             shown(entry["device"] or None),
+            *([" → ".join(_codes(entry)) or "-"] if several else []),
             *(shown(entry["params"].get(name)) for name in names),
             *([_first_line(entry["reason"])] if told else []),
         )
@@ -135,7 +147,13 @@ def trials(
     ]
     metrics = [*spec.study.goals, *(["bounds"] if bounded else [])]
     about = ("trial", "outcome", *metrics, "epochs", "s", "attempts", "worker", "device")
+    about += ("code",) if several else ()
     print_table(spec.study.name, (*about, *names, *(["reason"] if told else [])), rows)
+
+
+def _codes(entry: dict[str, Any]) -> list[str]:
+    """The code that a trial ran under, by hash; several where it went on under other code."""
+    return list(dict.fromkeys(each["code"] for each in entry["attempts"] if each["code"]))
 
 
 def _values(entry: dict[str, Any]) -> list[Any]:

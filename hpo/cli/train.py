@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.options import AcceptCodeChange, Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.output import read_by_others
 from hpo.cli.show import looked_up, print_json, print_table, shown
 from hpo.errors import InputError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from hpo.after.final import Start
     from hpo.build import Builder
     from hpo.config import StudySpec
+    from hpo.study import OpenStudy
 
 _DEFAULT_SEEDS: Final = (0, 1, 2)
 #: A single number beyond this is taken for a seed that was meant, not for a number of trainings.
@@ -38,6 +39,7 @@ class _Choice:
     seeds: tuple[int, ...] | None
     epochs: int | None
     from_scratch: bool
+    accept_code_change: bool
 
 
 def train(
@@ -59,6 +61,7 @@ def train(
     top_k: Annotated[
         int | None, typer.Option("--top-k", min=1, help="Train the best K trials over seeds, and rank them anew.")
     ] = None,
+    accept_code_change: AcceptCodeChange = False,
     json_: Json = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
@@ -79,7 +82,8 @@ def train(
     if trial is not None and top_k is not None:
         fix = "leave one out: `--top-k` takes the best trials itself"
         raise InputError("can't stand beside --top-k", path="--trial", value=trial, fix=fix)
-    choice = _Choice(trial, top_k, None if seeds is None else _seeds(seeds), epochs, from_scratch)
+    chosen = None if seeds is None else _seeds(seeds)
+    choice = _Choice(trial, top_k, chosen, epochs, from_scratch, accept_code_change)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     # What people read goes to stderr when a program reads stdout.
     with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
@@ -144,13 +148,17 @@ def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
     from hpo.after.final import start_of_base, start_of_trial
     from hpo.after.seeds import leaders
 
-    which, top_k = choice.trial, choice.top_k
+    which, top_k, accept = choice.trial, choice.top_k, choice.accept_code_change
     if top_k is not None:
-        return list(looked_up(spec, lambda opened: leaders(opened, top_k)))
+        return list(looked_up(spec, lambda opened: leaders(opened, top_k, accept_code_change=accept)))
     if which is None:
         return [start_of_base(spec)]
     from_scratch = choice.from_scratch or choice.seeds is not None
-    return [looked_up(spec, lambda opened: start_of_trial(opened, which, from_scratch=from_scratch))]
+
+    def start(opened: OpenStudy) -> Start:
+        return start_of_trial(opened, which, from_scratch=from_scratch, accept_code_change=accept)
+
+    return [looked_up(spec, start)]
 
 
 def _train_over_seeds(

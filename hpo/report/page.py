@@ -39,6 +39,7 @@ SECTIONS: Final = (
     told.failure_section,
     told.edge_section,
     told.environment_section,
+    told.code_section,
     told.config_section,
 )
 _HEADING: Final = re.compile(r'<h2 id="([a-z]+)-title">(.*?)</h2>')

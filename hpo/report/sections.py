@@ -290,6 +290,27 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
+def code_section(report: StudyReport) -> str:
+    """The study's code by hash, and which trials ran under which."""
+    title, code = "Code", report.status["code"]
+    if not code["versions"]:
+        return section("code", title, note("No code is stored with the study."))
+    rows = [
+        (
+            each["hash"],
+            each["since"],
+            "; ".join(each["changed"]) or "at the start",
+            "all" if each["trials"] is None else numbers(each["trials"]) or "none",
+        )
+        for each in code["versions"]
+    ]
+    listed = grid("The study's code", ("code", "since", "what changed", "trials wholly under it"), rows)
+    told = ""
+    if code["mixed_trials"]:
+        told = note(f"Trials that ran under more than one code: {numbers(code['mixed_trials'])}.")
+    return section("code", title, listed + told)
+
+
 def config_section(report: StudyReport) -> str:
     """The study file as it was started with, defaults filled in."""
     text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)

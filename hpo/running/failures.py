@@ -45,8 +45,10 @@ class Failures:
         """Take note of a worker's message.
 
         Raises:
-            StudyError: Everything has failed in the same way from the start.
+            StudyError: Everything has failed in the same way from the start, or no worker could work here.
         """
+        if isinstance(message, Failed) and message.final:
+            raise StudyError(message.message)
         if isinstance(message, Failed):
             logs = self._opened.spec.output_dir / "logs"
             self._failed("workers", message.message, f"the workers' logs in {logs}")

@@ -74,9 +74,15 @@ class EpochsEnded:
 
 @dataclass(frozen=True)
 class Failed:
-    """A worker can't continue, for a reason that is not one trial's."""
+    """A worker can't continue, for a reason that is not one trial's.
+
+    Attributes:
+        message: The reason.
+        final: It is the same for every worker that starts here, so the run ends.
+    """
 
     message: str
+    final: bool = False
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import torch
 
 from hpo.build import Builder
 from hpo.care.recovery import RETRIED_ATTR
-from hpo.errors import BudgetExhaustedError, HpoError, LeaseLostError
-from hpo.ledger import Heartbeat, Owner
+from hpo.errors import BudgetExhaustedError, HpoError, LeaseLostError, OtherCodeError
+from hpo.ledger import Heartbeat
 from hpo.objective import TrialRun
 from hpo.running.messages import (
     ADVANCED,
@@ -84,7 +84,8 @@ class TrialProcess:
         torch.set_num_threads(self.order.slot.threads)
         storage = self.opened.storage
         # Whoever trains holds the lease.
-        storage.owner = Owner.current(worker=self.order.label, device=self.order.slot.label)
+        assert storage.owner is not None
+        storage.owner = storage.owner.in_this_process()
         interval = min(_SLOWEST_BEAT, self.order.spec.study.lost_after / _BEATS)
         try:
             # A lease is lost already where the process was stopped for long inside the asking.
@@ -133,11 +134,17 @@ class TrialProcess:
 
 def fail(channel: Connection[Message, Stop], error: Exception) -> None:
     """Tell the supervisor what keeps a worker from its work."""
-    send(channel, Failed(str(error) if isinstance(error, HpoError) else f"{type(error).__name__}: {error}"))
+    text = str(error) if isinstance(error, HpoError) else f"{type(error).__name__}: {error}"
+    send(channel, Failed(text, final=isinstance(error, OtherCodeError)))
 
 
 def _ask(opened: OpenStudy) -> optuna.Trial | None:
-    """The next trial to work on, a waiting one first; None when all are claimed."""
+    """The next trial to work on, a waiting one first; None when all are claimed.
+
+    Raises:
+        OtherCodeError: Other code than this worker's has been accepted for the study.
+    """
+    opened.refuse_other_code()
     try:
         return opened.study.ask()
     except BudgetExhaustedError:

@@ -3,7 +3,10 @@
 The folder becomes a package of a made-up name (``_hpo_study_<hash>``), so that two studies may each have a
 ``model.py``. Inside its modules, ``import data`` and ``from data import load`` mean the folder's own
 ``data.py``: each module gets an ``__import__`` that looks in the folder first, at load time and later, while
-``sys.path`` and the names of other modules stay as they are. No bytecode is written.
+``sys.path`` and the names of other modules stay as they are. No bytecode is written or read.
+
+A process reads each file of the folder once: what `source_of` has returned is what an import executes, whatever
+becomes of the file on disk. So the code that is hashed (`hpo.studyfile.code`) is the code that runs.
 
 Limits: ``importlib.import_module("data")`` inside a study does not see the folder, and a process that was
 spawned rather than forked can't unpickle the study's classes before it has opened the folder too.
@@ -17,10 +20,13 @@ import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import CodeType, ModuleType
 from typing import Any
 
 _PREFIX = "_hpo_study_"
+
+#: Sources of the folders' modules that this process has read, by path.
+_sources: dict[str, bytes] = {}
 
 
 def open_folder(folder: Path) -> str:
@@ -35,6 +41,23 @@ def open_folder(folder: Path) -> str:
         sys.modules[root] = importlib.util.module_from_spec(spec)
     importlib.invalidate_caches()
     return root
+
+
+def source_of(file: Path) -> bytes:
+    """The source of a study's module, as this process first read it; OSError where it can't be read."""
+    source = _sources.get(str(file))
+    if source is None:
+        source = _sources[str(file)] = file.read_bytes()
+    return source
+
+
+def forget_modules(folder: Path) -> None:
+    """Import and read the folder's modules anew: in a notebook they may have changed since they were."""
+    root, inside = open_folder(folder), folder.resolve()
+    for name in [name for name in sys.modules if name.startswith(f"{root}.")]:
+        del sys.modules[name]
+    for path in [path for path in _sources if Path(path).is_relative_to(inside)]:
+        del _sources[path]
 
 
 def holds_module(folder: Path, name: str) -> bool:
@@ -71,8 +94,11 @@ class _StudyLoader(importlib.machinery.SourceFileLoader):
         super().__init__(fullname, path)
         self._root = root
 
-    def set_data(self, path: str, data: Any, *, _mode: int = 0o666) -> None:
-        """Write nothing: a study's folder is only read."""
+    def get_code(self, fullname: str) -> CodeType:
+        """Compile the source; a cached bytecode may be that of an older one."""
+        path = self.get_filename(fullname)
+        code: CodeType = self.source_to_code(source_of(Path(path)), path)
+        return code
 
     def exec_module(self, module: ModuleType) -> None:
         names = dict(vars(builtins))

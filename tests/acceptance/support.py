@@ -20,6 +20,7 @@ from hpo.cli.app import main
 from hpo.config import load_spec
 from hpo.ledger import Attempt, attempts
 from hpo.study import load_study
+from hpo.studyfile.study_modules import forget_modules
 
 MODEL = '''
 import time
@@ -93,10 +94,10 @@ search_space:
 """
 
 
-def make_study(folder: Path, text: str = STUDY) -> Path:
+def make_study(folder: Path, text: str = STUDY, code: str = MODEL) -> Path:
     """Write the study's code and YAML; returns the YAML's path."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "parts.py").write_text(MODEL)
+    (folder / "parts.py").write_text(code)
     path = folder / "study.yaml"
     path.write_text(textwrap.dedent(text).lstrip())
     return path
@@ -118,6 +119,8 @@ def hpo(*arguments: object, code: int | None = 0) -> Result:
     """
     kept, out, err = sys.argv, io.StringIO(), io.StringIO()
     sys.argv = ["hpo", *map(str, arguments)]
+    for folder in {argument.parent for argument in arguments if isinstance(argument, Path)}:
+        forget_modules(folder)  # as a process of its own, which reads the study's code anew
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             main()

@@ -78,7 +78,8 @@ def test_every_view_of_it_works(several: Path, tmp_path: Path) -> None:
 
 def test_a_diverged_trial_is_beaten_in_every_objective(tmp_path: Path) -> None:
     study = make_study(tmp_path, SEVERAL)
-    hpo("run", study, "--workers", 1, "--n-trials", 2, "loss.nan=true")
+    ended = hpo("run", study, "--workers", 1, "--n-trials", 2, "loss.nan=true", code=3)
+    assert "no trial of tiny is complete: 2 diverged" in ended.stderr
     trials = hpo_json("trials", study, "loss.nan=true")
     assert [(trial["outcome"], trial["value"]) for trial in trials] == [("diverged", None)] * 2
     assert "no complete trial" in hpo("best", study, "loss.nan=true", code=3).stderr

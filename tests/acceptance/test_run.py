@@ -34,6 +34,7 @@ STATUS_KEYS = [
     "waiting",
     "outcomes",
     "best",
+    "code",
     "goal",
     "pruning",
     "running_trials",

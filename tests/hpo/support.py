@@ -14,7 +14,7 @@ import optuna
 from hpo.config import StudySpec, load_spec
 from hpo.ledger import Owner
 from hpo.study import OpenStudy, load_study, start_study
-from tests.acceptance.support import STUDY, make_study
+from tests.acceptance.support import MODEL, STUDY, make_study
 
 
 @dataclass(frozen=True)
@@ -29,17 +29,19 @@ class Studies:
     folder: Path
     ready: Path
 
-    def spec(self, *overrides: str, text: str = STUDY, at: str = "") -> StudySpec:
+    def spec(self, *overrides: str, text: str = STUDY, code: str = MODEL, at: str = "") -> StudySpec:
         """The study file of a folder, written if it is not there."""
         file = self.folder / at / "study.yaml"
         if not file.exists():
-            make_study(file.parent, text)
+            make_study(file.parent, text, code)
         return load_spec(file, overrides)
 
     @contextmanager
-    def open(self, *overrides: str, text: str = STUDY, at: str = "", views: int = 1) -> Iterator[list[OpenStudy]]:
+    def open(
+        self, *overrides: str, text: str = STUDY, code: str = MODEL, at: str = "", views: int = 1
+    ) -> Iterator[list[OpenStudy]]:
         """The study as several workers see it: each has a storage, a cache and a sampler of its own."""
-        spec = self.spec(*overrides, text=text, at=at)
+        spec = self.spec(*overrides, text=text, code=code, at=at)
         file = spec.output_dir / "study.db"
         if spec.study.storage is None and not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)

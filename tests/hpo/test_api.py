@@ -258,7 +258,8 @@ def test_changed_code_counts_at_the_next_call(tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(
         code.replace("hidden=4, ", "hidden=4, width=1, ").replace("nn.Tanh()", "nn.ReLU()")
     )
-    assert "ReLU" in str(hpo.load_best_model(path, {"trainer.max_epochs": 1}))
+    with pytest.warns(UserWarning, match=r"trial 0 ran under the code \w+, and the code here is \w+"):
+        assert "ReLU" in str(hpo.load_best_model(path, {"trainer.max_epochs": 1}))
 
 
 def test_interrupted_trials_are_put_back_and_go_on(tmp_path: Path) -> None:

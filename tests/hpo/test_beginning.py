@@ -17,7 +17,7 @@ from hpo.ledger import Owner
 from hpo.search.beginning import BASELINE_ATTR, ORIGIN_ATTR, _take_over, begin, enqueue, known_trials
 from hpo.space import SearchSpace
 from hpo.storage import StudyStorage, open_storage
-from hpo.study import CONFIG_ATTR, OpenStudy, _keep_config, load_study, start_study
+from hpo.study import CONFIG_ATTR, OpenStudy, _keep_code_and_config, load_study, start_study
 from hpo.studyfile.schema_study import FARTHEST
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
@@ -411,6 +411,6 @@ def test_a_grid_draws_no_single_values(tmp_path: Path) -> None:
 def test_a_stored_config_tells_no_password(studies: Studies) -> None:
     spec = studies.spec("study.storage=postgresql://me:s3cret@host/db")
     study = optuna.create_study()
-    _keep_config(spec, study)
+    _keep_code_and_config(spec, study)
     assert study.user_attrs[CONFIG_ATTR]["study"]["storage"] == "postgresql://me:***@host/db"
     assert "s3cret" not in str(study.user_attrs)

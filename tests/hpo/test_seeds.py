@@ -19,7 +19,8 @@ from hpo.after.seeds import estimate, leaders, together, train_over_seeds
 from hpo.build import Builder
 from hpo.errors import StudyError
 from hpo.study import OpenStudy
-from tests.acceptance.support import STUDY, hpo, hpo_json
+from hpo.studyfile.study_modules import forget_modules
+from tests.acceptance.support import MODEL, STUDY, hpo, hpo_json
 from tests.hpo.finished import finished_study
 from tests.hpo.support import Studies
 
@@ -93,7 +94,8 @@ def test_a_seed_of_something_else_is_trained_again(studies: Studies, change: str
             spec = studies.spec("model.dropout=0.2")
         elif change == "code":
             code = spec.folder / "parts.py"
-            code.write_text(code.read_text() + "\n# changed\n")
+            code.write_text(code.read_text() + "\nCHANGED = True\n")
+            forget_modules(spec.folder)  # as another process
         elif change == "damaged":
             (folder / "metrics.json").write_text("{")
         elif change == "weights":
@@ -107,9 +109,7 @@ def test_a_seed_of_something_else_is_trained_again(studies: Studies, change: str
 
 def test_an_interrupted_seed_goes_on_and_ends_in_the_same_weights(studies: Studies) -> None:
     overrides = ("callbacks.stop={_target_: parts.Interrupt, epoch: 2}", "callbacks.checkpoint={max_overhead: 1}")
-    with studies.open(*overrides) as (view,):
-        code = view.spec.folder / "parts.py"
-        code.write_text(code.read_text() + INTERRUPT)
+    with studies.open(*overrides, code=MODEL + INTERRUPT) as (view,):
         whole = over_seeds(view, [start_of_base(view.spec)], 1, epochs=4)  # the file that stops it is not there
         expected = weights(whole["model"])
         (view.spec.folder / "stop").touch()
@@ -152,9 +152,7 @@ class Unlucky(nn.Module):
 
 
 def test_diverged_seeds_are_counted_and_put_a_trial_behind(studies: Studies) -> None:
-    with studies.open("loss={_target_: parts.Unlucky, seeds: [1]}") as (view,):
-        code = view.spec.folder / "parts.py"
-        code.write_text(code.read_text() + INTERRUPT)
+    with studies.open("loss={_target_: parts.Unlucky, seeds: [1]}", code=MODEL + INTERRUPT) as (view,):
         result = over_seeds(view, [start_of_base(view.spec)], 0, 1, 2)
         assert result["diverged"] == [1]
         assert [run["value"] is None for run in result["runs"]] == [False, True, False]
