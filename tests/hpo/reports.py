@@ -74,6 +74,7 @@ def report_of(
         "running": len(trials) - len(ended),
         "waiting": 0,
         "outcomes": {str(outcome): ended.count(outcome) for outcome in Outcome},
+        "code": {"hash": None, "versions": [], "mixed_trials": None},
         "pruning": pruning,
     }
     return StudyReport(

@@ -245,6 +245,24 @@ def test_other_threads_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+def test_changed_code_is_refused_until_it_is_accepted(tmp_path: Path) -> None:
+    path, overrides = make_study(tmp_path), {"trainer.max_epochs": 1}
+    hpo.run(path, overrides, n_trials=1, progress=False)
+    code = tmp_path / "parts.py"
+    code.write_text(code.read_text().replace("nn.Tanh()", "nn.ReLU()"))
+    with pytest.raises(hpo.InputError, match=r"(?s)parts\.py has changed.*accept_code_change=True"):
+        hpo.run(path, overrides, n_trials=2, progress=False)
+    result = hpo.run(path, overrides, n_trials=2, progress=False, accept_code_change=True)
+    assert result.finished == 2
+
+
+def test_a_run_without_a_complete_trial_is_an_error(tmp_path: Path) -> None:
+    path = make_study(tmp_path)
+    with pytest.raises(hpo.StudyError, match=r"no trial of tiny is complete: 2 diverged\n  fix: "):
+        hpo.run(path, {"loss.nan": True}, n_trials=2, progress=False)
+    assert len(hpo.load_study(path, {"loss.nan": True}).trials) == 2
+
+
 def test_changed_code_counts_at_the_next_call(tmp_path: Path) -> None:
     """As in a notebook, where the module that a study names is written again and again."""
     path = make_study(tmp_path)

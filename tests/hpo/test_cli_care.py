@@ -42,7 +42,7 @@ def flaky(tmp_path: Path) -> Path:
     """A study of two trials that have failed in their second epoch."""
     study = make_study(tmp_path, STUDY.replace("parts.Explode", "parts.Flaky"))
     (tmp_path / "parts.py").write_text("from pathlib import Path\n" + MODEL + FLAKY)
-    hpo("run", study, "--n-trials", 2, "--workers", 1)
+    hpo("run", study, "--n-trials", 2, "--workers", 1, code=3)
     return study
 
 

@@ -77,6 +77,15 @@ def test_targets_that_are_searched_and_nested_ones_count(folder: Path) -> None:
     assert list(files(folder, space, nested)) == ["act.py", "one.py", "parts.py", "two.py"]
 
 
+def test_the_same_code_has_the_same_hash_in_another_folder(folder: Path, tmp_path: Path) -> None:
+    """As on another machine, where the path is another."""
+    other = tmp_path / "elsewhere"
+    make_study(other)
+    assert files(other) == files(folder)
+    write(other, parts="x = 1\n")
+    assert files(other) != files(folder)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "same"),
     [
