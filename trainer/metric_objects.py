@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from copy import deepcopy
 from typing import Any, Protocol, TypeGuard
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.data import map_tensors
+from trainer.readable import UnreadableError, readable
 from trainer.recorded import number
 from trainer.whole_set import WholeSet
 
@@ -177,21 +178,22 @@ def _modules(metric: Any) -> dict[str, nn.Module]:
     return dict(metric.named_modules()) if isinstance(metric, nn.Module) else {}
 
 
-def _state_of(metric: Any, name: str) -> dict[str, Any]:
+def _state_of(metric: Any, name: str) -> Any:
     """What has to be put back into a fresh copy: its own word, and all plain attributes where it gives none."""
     if isinstance(metric, nn.Module):
         plain = {path: _plain_attributes(part) for path, part in _modules(metric).items()}
-        return {"state": dict(metric.state_dict()), "plain": plain}
-    if callable(getattr(metric, "state_dict", None)) and callable(getattr(metric, "load_state_dict", None)):
-        return {"state": metric.state_dict()}
-    for key, value in vars(metric).items():
-        for part in _not_saved(value):
-            raise TypeError(
-                f"metric {name} keeps an object of type {type(part).__name__} in `{key}`, and a checkpoint can't "
-                "hold it: give it `state_dict` and `load_state_dict` with tensors and plain values"
-            )
-    # Copies of its lists, to which it goes on appending.
-    return {"plain": {"": map_tensors(lambda tensor: tensor, vars(metric))}}
+        state: dict[str, Any] = {"state": dict(metric.state_dict()), "plain": plain}
+    elif callable(getattr(metric, "state_dict", None)) and callable(getattr(metric, "load_state_dict", None)):
+        state = {"state": metric.state_dict()}
+    else:
+        state = {"plain": {"": dict(vars(metric))}}
+    try:
+        # A copy of its lists, to which it goes on appending.
+        return map_tensors(lambda tensor: tensor, readable(state))
+    except UnreadableError as error:
+        raise TypeError(
+            f"metric {name}: {error}; or give the metric `state_dict` and `load_state_dict` of its own"
+        ) from error
 
 
 def _put_back(metric: Any, saved: Mapping[str, Any]) -> None:
@@ -205,12 +207,3 @@ def _put_back(metric: Any, saved: Mapping[str, Any]) -> None:
 def _plain_attributes(part: nn.Module) -> dict[str, Any]:
     """Counts and flags that are no part of a module's ``state_dict``."""
     return {key: value for key, value in vars(part).items() if type(value) in _PLAIN}
-
-
-def _not_saved(value: Any) -> Iterator[Any]:
-    """What is in a value beside tensors and plain data."""
-    if type(value) in (tuple, list, dict, set):
-        for item in (*value, *value.values()) if isinstance(value, dict) else value:
-            yield from _not_saved(item)
-    elif not (isinstance(value, Tensor) or type(value) in _PLAIN):
-        yield value

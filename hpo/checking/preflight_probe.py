@@ -106,7 +106,7 @@ class Probe(Callback):
         state = trainer.state
         self.outputs = [tuple(tensor.shape) for tensor in tensors_in(state.outputs)]
         assert state.loss is not None
-        self._check_loss(state.loss)
+        self._check_loss(state.loss, counts=_counts(trainer))
         if state.outputs is not None and isinstance(state.batch, tuple | list):
             with torch.no_grad():
                 for name, metric in self.metrics.items():
@@ -173,7 +173,7 @@ class Probe(Callback):
         """Look at the loss and the metrics of a validation batch."""
         state = trainer.state
         assert state.loss is not None
-        if _not_finite(state.loss):
+        if _counts(trainer) and _not_finite(state.loss):
             fix = "look at the validation data, and at what the model does differently in eval mode"
             raise self._complain("the loss of a validation batch is not finite", self._loss_path, fix)
 
@@ -191,12 +191,12 @@ class Probe(Callback):
 
     # ---- what is wrong
 
-    def _check_loss(self, loss: Tensor) -> None:
+    def _check_loss(self, loss: Tensor, *, counts: bool) -> None:
         shape = tuple(loss.shape)
         if loss.numel() != 1:
             fix = "return the mean over the batch, such as `loss.mean()`"
             raise self._complain(f"the loss has the shape {shape}, and must be one number", self._loss_path, fix)
-        if _not_finite(loss):
+        if counts and _not_finite(loss):
             fix = "look for a division by zero or a logarithm of zero in model and loss"
             raise self._complain(f"the loss of the first batch is {float(loss)}", self._loss_path, fix)
         if not loss.requires_grad:
@@ -242,6 +242,12 @@ def shapes_of(value: Any) -> str:
 
 def _tensors(value: Any) -> Iterator[Tensor]:
     return tensors_in(value)
+
+
+def _counts(trainer: TrainerView) -> bool:
+    """Whether the batch has any weight: where all its targets are ignored, its loss is 0 / 0."""
+    weight = trainer.state.weight
+    return weight is None or float(weight) > 0
 
 
 def _not_finite(tensor: Tensor) -> int:

@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from tests.trainer.support import At, assert_same, frozen, make_trainer, regression
-from trainer import BatchOptions, Trainer
+from trainer import BatchOptions, Trainer, WholeSet
 from trainer.callbacks import EarlyStopping, GradientMonitor, default_callbacks
 from trainer.compute import Compute
 from trainer.graph import GraphedCompute, make_capturable
+from trainer.step import StepResult
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
@@ -47,8 +48,13 @@ class StandIn(GraphedCompute):
     def _results(self) -> list[torch.Tensor]:
         trainer: Any = self._trainer
         gradients = [parameter.grad for parameter in trainer.model.parameters()]
-        weights = [trainer.state.weight] if isinstance(trainer.state.weight, torch.Tensor) else []
-        return [trainer.state.loss.detach(), trainer.state.outputs.detach(), *weights, *gradients]
+        scalars = [self.last.loss, self.last.weight, *self.last.extra.values()]
+        tensors = [item.detach() for item in scalars if isinstance(item, torch.Tensor)]
+        return [trainer.state.outputs.detach(), *tensors, *gradients]
+
+    def _forward(self) -> StepResult:
+        self.last = super()._forward()
+        return self.last
 
 
 @pytest.fixture
@@ -76,6 +82,35 @@ def test_it_trains_to_the_same_bits(stand_in: type[StandIn], samples: int, inter
         trainers.append(frozen(trainer))
     assert stand_in.captures == 1
     assert_same(trainers[1], trainers[0])
+
+
+def of_tokens(model: nn.Module, batch: Any) -> Any:
+    inputs, targets = batch
+    outputs, valid = model(inputs), targets > 0
+    loss = ((outputs - targets).square() * valid).sum() / valid.sum().clamp(min=1)
+    return {"loss": loss, "outputs": outputs, "weight": valid.sum(), "share": valid.double().mean()}
+
+
+@pytest.mark.parametrize("step", [None, of_tokens])
+def test_weights_and_metrics_of_the_whole_set_are_each_batchs_own(stand_in: type[StandIn], step: Any) -> None:
+    found = []
+    for kind in (Compute, stand_in):
+        options: dict[str, Any] = {"loss": nn.BCEWithLogitsLoss()} if step is None else {"step": step}
+        trainer = make_trainer(metrics={"whole": WholeSet(nn.functional.l1_loss)}, **options)
+        trainer._compute_class = kind
+        make_capturable(trainer.optimizer, trainer.device)
+        trainer.fit(regression(30), regression(4))
+        found.append(frozen(trainer))
+    assert stand_in.captures == 1
+    assert_same(found[1], found[0])
+
+
+def test_a_weight_that_is_a_number_is_refused(stand_in: type[StandIn]) -> None:
+    def step(model: nn.Module, batch: Any) -> Any:
+        return {"loss": model(batch[0]).mean(), "weight": len(batch[0])}
+
+    with pytest.raises(ValueError, match=r"a weight that it returns as a number .* return a tensor"):
+        graphed(stand_in, step=step).fit(regression(30))
 
 
 def test_a_batch_of_another_shape_or_with_a_skip_runs_as_usual(stand_in: type[StandIn]) -> None:

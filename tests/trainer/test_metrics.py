@@ -1,6 +1,7 @@
 """EpochMetrics: exact means over samples, and state in the middle of an epoch."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from tests.trainer.support import make_trainer, quick, regression, through_file
-from trainer import BatchOptions
+from trainer import BatchOptions, WholeSet
+from trainer.callbacks import GradientAccumulation
 from trainer.metrics import EpochMetrics
 
 CPU = torch.device("cpu")
@@ -140,7 +142,14 @@ def test_nothing_recorded_is_nothing_and_reset_forgets() -> None:
     assert metrics.compute() == {}
 
 
-def test_training_steps_read_nothing_back_from_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def weighed(model: nn.Module, batch: Any) -> Any:
+    outputs, counts = model(batch[0]), batch[1] > 0
+    errors = (outputs - batch[1]).square() * counts
+    return {"loss": errors.sum() / counts.sum(), "outputs": outputs, "weight": counts.sum()}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_training_steps_read_nothing_back_from_the_device(monkeypatch: pytest.MonkeyPatch, weighted: bool) -> None:
     """The weak form is two `.item()` a step and one a parameter; here a step makes none."""
     from trainer.callbacks import default_callbacks
 
@@ -154,9 +163,10 @@ def test_training_steps_read_nothing_back_from_the_device(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(torch.Tensor, name, watched)
     trainer = make_trainer(
-        default_callbacks(),
-        metrics={"mae": lambda outputs, targets: (outputs - targets).abs().mean()},
+        [*default_callbacks(), *([GradientAccumulation(2)] if weighted else [])],
+        metrics={"mae": nn.functional.l1_loss, "whole": WholeSet(nn.functional.l1_loss)},
         max_epochs=1,
+        **({"step": weighed} if weighted else {}),
     )
     trainer.callbacks.register("on_fit_start", lambda trainer: reads.clear())
     per_step: list[int] = []

@@ -383,6 +383,92 @@ def test_a_skipped_last_step_leaks_nothing_into_the_next_epoch(event: str, prior
     assert_close(small, train(data=Cut(kept, 4, 4, 2), max_epochs=1))
 
 
+# ---- losses whose batches weigh differently
+
+ENOUGH = torch.tensor([0.1, 1.0, 20.0], dtype=torch.double)
+
+
+def labels(samples: int) -> Any:
+    """Rare classes and ignored targets come late and in rows."""
+    inputs = double(samples).tensors[0]
+    at = torch.arange(samples)
+    return inputs, torch.where(at % 7 < 3, -100, (3 * at // samples) % 3)
+
+
+def classified(*callbacks: Any, data: Any, loss: Any = None, **options: Any) -> Trainer:
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    trainer = make_trainer(
+        callbacks,
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9),
+        loss=loss or nn.CrossEntropyLoss(weight=ENOUGH),
+        **options,
+    )
+    trainer.fit(data)
+    return trainer
+
+
+@quick(20)
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=9),
+    batches=st.integers(1, 4),
+    smoothing=st.sampled_from([0.0, 0.1]),
+    reduction=st.sampled_from(["mean", "sum"]),
+)
+def test_batches_weigh_what_their_targets_do(
+    sizes: list[int], batches: int, smoothing: float, reduction: str
+) -> None:
+    loss = nn.CrossEntropyLoss(ENOUGH, label_smoothing=smoothing, reduction=reduction)
+    groups = [sum(sizes[start : start + batches]) for start in range(0, len(sizes), batches)]
+    data = labels(sum(sizes))
+    small = classified(GradientAccumulation(batches), data=Cut(data, *sizes), loss=loss)
+    large = classified(data=Cut(data, *groups), loss=loss)
+    assert small.state.step == large.state.step
+    assert_close(small, large)
+    for found, expected in zip(small.state.history, large.state.history, strict=True):
+        assert found == pytest.approx(expected, nan_ok=True)
+
+
+def test_a_group_without_any_weight_takes_the_step_of_such_a_batch() -> None:
+    inputs, targets = double(6).tensors[0], torch.full((6,), -100)
+    small = classified(GradientAccumulation(2), data=Cut((inputs, targets), 3, 3), max_epochs=1)
+    assert_close(small, classified(data=Cut((inputs, targets), 6), max_epochs=1))
+    assert math.isnan(small.state.metrics["train_loss"])
+
+
+def test_a_weighted_penalty_counts_once_for_the_group() -> None:
+    def penalise(trainer: Any) -> None:
+        trainer.state.loss = trainer.state.loss + sum(item.square().sum() for item in trainer.model.parameters())
+
+    penalty, data = At("on_before_backward", penalise), labels(11)
+    small = classified(penalty, GradientAccumulation(3), data=Cut(data, 5, 4, 2))
+    assert_close(small, classified(penalty, data=Cut(data, 11)))
+
+
+def test_a_batch_whose_backward_pass_is_skipped_has_no_weight() -> None:
+    skip = At("on_before_backward", lambda trainer: trainer.state.skip("backward"), at_batch(0))
+    data = labels(12)
+    small = classified(GradientAccumulation(3), skip, data=Cut(data, 4, 4, 4), max_epochs=1)
+    assert_close(small, classified(data=Cut(tuple(item[4:] for item in data), 8), max_epochs=1))
+
+
+def test_a_weighted_group_goes_on_to_the_same_bits() -> None:
+    options: dict[str, Any] = {"data": Cut(labels(21), *[3] * 7), "max_epochs": 2}
+    whole = frozen(classified(GradientAccumulation(3), **options))
+    for batches in range(1, 14):
+        stopped = classified(GradientAccumulation(3), stop_behind(batches), **options)
+        resumed = make_trainer(
+            [GradientAccumulation(3)],
+            model=stopped.model,
+            optimizer=stopped.optimizer,
+            loss=nn.CrossEntropyLoss(weight=ENOUGH),
+        )
+        resumed.load_state_dict(through_file(stopped.state_dict()))
+        resumed.fit(options["data"])
+        assert_same(frozen(resumed), whole)
+
+
 # ---- resuming
 
 BATCHES = 7
