@@ -36,7 +36,7 @@ from hpo.outcome import (
     outcome_of,
     prediction_record,
 )
-from hpo.running.folders import attempt_folder, attempt_folders, note_stop, print_error, redirect_output
+from hpo.running.folders import attempt_folder, attempt_folders, note_stop, print_error, redirect_output, set_aside
 from hpo.running.forks import EndForks, only_in
 from hpo.running.micro_batch import PARTS_ATTR, MicroBatches, cut, finer
 from hpo.running.stopping import StopRequest, Watch
@@ -127,8 +127,12 @@ class TrialRun:
         number, storage = self.trial.number, self.opened.storage
         outcome: Outcome | None
         try:
-            folder = attempt_folder(self.opened.spec, number, storage.attempt_of(self._id))
+            attempt = storage.attempt_of(self._id)
+            foreign = set_aside(self.opened.spec, number, attempt)
+            folder = attempt_folder(self.opened.spec, number, attempt)
             with redirect_output(folder / "log.txt"):
+                for name in foreign:
+                    print(f"a folder was here that this study's database does not know; it is now {name}")
                 known = self._known()
                 outcome = self._train(folder) if known is None else Outcome(outcome_of(known))
                 if outcome is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import tempfile
 import time
 import warnings
@@ -35,6 +36,7 @@ from hpo.checking.schedules import check_span
 from hpo.config import StudySpec
 from hpo.errors import InputError
 from hpo.running.devices import Slot
+from hpo.running.forks import only_in
 from hpo.space import SearchSpace
 from hpo.study import study_seed
 from hpo.studyfile.paths import join_path, lookup, split_path
@@ -205,7 +207,7 @@ def _tried(
         )
         attempt = Attempt(builder, config, torch.device(label), probe)
         try:
-            with _heard(spec, probe, loss_path, notes):
+            with only_in(os.getpid()), _heard(spec, probe, loss_path, notes):
                 return _trained(attempt, params, Path(folder), memory, notes)
         except KeyboardInterrupt:  # Ctrl-C
             raise

@@ -34,6 +34,26 @@ def attempt_folder(spec: StudySpec, number: int, attempt: int) -> Path:
     return folder
 
 
+def set_aside(spec: StudySpec, number: int, attempt: int) -> list[str]:
+    """Rename what lies where an attempt that begins now, and those after it, write.
+
+    It was written for another database: one that was removed or put back to an earlier state. A trial of other
+    parameters must not resume from it.
+
+    Returns:
+        The new names.
+    """
+    names = []
+    for folder in attempt_folders(spec, number):
+        if int(folder.name.removeprefix("attempt-")) < attempt:
+            continue
+        count = 1
+        while (aside := folder.with_name(f"{folder.name}.other-database-{count}")).exists():
+            count += 1
+        names.append(folder.rename(aside).name)
+    return names
+
+
 def attempt_folders(spec: StudySpec, number: int) -> list[Path]:
     """Folders of all attempts at a trial so far, the first attempt first."""
     found = (folder for folder in trial_folder(spec, number).glob("attempt-*") if is_attempt(folder.name))

@@ -21,7 +21,7 @@ def end_fork(process: int, error: BaseException | None = None) -> None:
     """End this process, at once and without a trace, where it is a fork of ``process``; its log says so.
 
     Args:
-        process: Id of the process that runs the trial.
+        process: Id of the process whose work it is.
         error: What the fork raised; the code of a SystemExit is its exit code, which is 1 otherwise.
     """
     if os.getpid() == process:
@@ -33,8 +33,8 @@ def end_fork(process: int, error: BaseException | None = None) -> None:
         print_error(traceback_text(error))
     else:
         print_error(
-            f"process {os.getpid()}, forked by this study's code, would have run the trial a second time: it ends "
-            f"here, the trial is process {process}'s. Let a fork end by itself, with os._exit()."
+            f"process {os.getpid()}, forked by this study's code, would have done the work of process {process} a "
+            "second time: it ends here. Let a fork end by itself, with os._exit()."
         )
     os._exit(code & 0xFF)
 

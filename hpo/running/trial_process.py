@@ -36,6 +36,7 @@ from hpo.running.messages import (
 from hpo.running.news import News
 from hpo.running.stopping import StopRequest
 from hpo.study import OpenStudy
+from trainer.error_text import error_text
 from trainer.state import TrainState
 
 #: Signs of life in the time after which a silent worker counts as dead.
@@ -134,7 +135,7 @@ class TrialProcess:
 
 def fail(channel: Connection[Message, Stop], error: Exception) -> None:
     """Tell the supervisor what keeps a worker from its work."""
-    text = str(error) if isinstance(error, HpoError) else f"{type(error).__name__}: {error}"
+    text = str(error) if isinstance(error, HpoError) else error_text(error)
     send(channel, Failed(text, final=isinstance(error, OtherCodeError)))
 
 

@@ -15,6 +15,7 @@ import torch
 
 from hpo.build import Builder
 from hpo.config import StudySpec
+from hpo.running.forks import only_in
 
 _FDS: Final = Path("/proc/self/fd")
 _TASKS: Final = Path("/proc/self/task")
@@ -36,9 +37,10 @@ def warm_up(spec: StudySpec) -> tuple[Builder, bool]:
     torch.set_num_threads(1)
     before = _open_files()
     try:
-        builder.import_targets()
-        if spec.is_fixed("data"):
-            builder.data(spec.resolve())
+        with only_in(os.getpid()):
+            builder.import_targets()
+            if spec.is_fixed("data"):
+                builder.data(spec.resolve())
     except BaseException:  # noqa: BLE001 - the study's code may raise anything, and raises it in the trial again
         traceback.print_exc()
     gc.collect()

@@ -69,6 +69,13 @@ import sys
 import parts
 
 
+def load():
+    # A worker does so, for all its trials.
+    if os.fork() == 0:
+        return parts.load()
+    return parts.load()
+
+
 class Net(parts.Net):
     def __init__(self, hidden, at):
         super().__init__(hidden)
@@ -87,8 +94,9 @@ class Net(parts.Net):
 """
 
 
-def test_forks_of_a_trial_that_return_exit_or_raise_change_nothing(tmp_path: Path) -> None:
-    study = make_study(tmp_path, STUDY.replace("parts.Net, hidden: 4, delay: 0.0, dropout: 0.1", "forking.Net"))
+def test_forks_that_return_exit_or_raise_change_nothing(tmp_path: Path) -> None:
+    text = STUDY.replace("parts.Net, hidden: 4, delay: 0.0, dropout: 0.1", "forking.Net")
+    study = make_study(tmp_path, text.replace("parts.load", "forking.load"))
     (tmp_path / "forking.py").write_text(FORKING)
     space = "search_space={model.at: {type: categorical, choices: [return, exit, raise]}}"
     options = ("study.sampler.name=grid", "study.n_trials=3", "model.hidden=4", "model.at=return", space)
@@ -100,7 +108,7 @@ def test_forks_of_a_trial_that_return_exit_or_raise_change_nothing(tmp_path: Pat
         folder = tmp_path / "runs" / "tiny" / "trials" / str(trial["trial"]) / "attempt-1"
         assert (folder / "metrics.csv").read_text().count("\n") == 4
         said = (folder / "log.txt").read_text()
-        assert ("would have run the trial a second time" in said) == (trial["params"]["model.at"] == "return")
+        assert ("a second time: it ends here" in said) == (trial["params"]["model.at"] == "return")
         assert ("ValueError: in the fork" in said) == (trial["params"]["model.at"] == "raise")
 
 
@@ -128,3 +136,17 @@ def test_a_database_that_is_gone_ends_the_run_with_checkpoints(tmp_path: Path, h
     assert "Traceback" not in errors
     assert database.exists() == (harm != "removed"), "no database is made in its place"
     assert len(list(folder.rglob("stopped.txt"))) == 2
+
+
+def test_a_new_database_beside_old_trials_resumes_none_of_them(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    hpo("run", study, "--n-trials", 1)
+    folder = tmp_path / "runs" / "tiny"
+    (folder / "study.db").unlink()
+    hpo("run", study, "--n-trials", 1, "study.sampler.seed=9", "trainer.max_epochs=5")
+    trial = folder / "trials" / "0"
+    assert sorted(path.name for path in trial.iterdir()) == ["attempt-1", "attempt-1.other-database-1"]
+    assert (trial / "attempt-1" / "metrics.csv").read_text().count("\n") == 6
+    said = (trial / "attempt-1" / "log.txt").read_text()
+    assert "going on from" not in said
+    assert "it is now attempt-1.other-database-1" in said
