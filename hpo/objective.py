@@ -259,8 +259,10 @@ class TrialRun:
         self._go_on_as_before(seed)
         _save_config(folder, config, seed)
         data = self.builder.data(config)
-        config = self.builder.laid_out(config, data)
-        _save_config(folder, config, seed)
+        laid_out = self.builder.laid_out(config, data)
+        if laid_out != config:
+            config = laid_out
+            _save_config(folder, config, seed)
         lease = Lease(self._id, self.opened.storage.attempt_of(self._id))
         bridge = [
             EndForks(self.opened.storage.process),

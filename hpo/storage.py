@@ -11,6 +11,7 @@ Every operation waits for a database that is away (`hpo.database.outage`). Where
 operation was being committed, the next try finds in the ledger what the last one has done.
 """
 
+import contextlib
 import copy
 import functools
 import json
@@ -23,6 +24,7 @@ from typing import Any, cast
 import sqlalchemy as sa
 from optuna.distributions import (
     BaseDistribution,
+    FloatDistribution,
     check_distribution_compatibility,
     distribution_to_json,
 )
@@ -358,6 +360,25 @@ class StudyStorage(ReadingStorage):
         return done
 
     # ------------------------------------------------------------------ life and death
+
+    def rehearse(self) -> None:
+        """Send a trial's statements to the database once, for a trial that does not exist: they change nothing.
+
+        A process that is forked afterwards finds them compiled, which takes longer than a small database needs to
+        answer them.
+        """
+        absent, same = -1, FloatDistribution(0.0, 1.0)
+        for write in (
+            lambda: self._set_trial_param(absent, "", 0.0, same, same),
+            lambda: self.set_trial_user_attr(absent, "", None),
+            lambda: self.set_trial_system_attr(absent, "", None),
+            lambda: self.set_trial_intermediate_value(absent, 0, 0.0),
+            lambda: self.set_trial_state_values(absent, TrialState.COMPLETE, [0.0]),
+        ):
+            self._held[absent] = 0
+            with contextlib.suppress(LeaseLostError):
+                write()
+        self._held.pop(absent, None)
 
     @patient
     def attempts_of_trial(self, trial_id: int) -> list[ledger.Attempt]:

@@ -114,6 +114,7 @@ class _Worker:
             self._opened.storage.close()
             signal.set_wakeup_fd(-1)
             return self._trial.run() is not Ended.FAILED
+        self._opened.storage.rehearse()
         ended = Ended.TRIAL
         while ended is Ended.TRIAL and not self._is_asked_to_leave():
             # Each trial's process inherits what is known by now, and reads what is new.

@@ -21,6 +21,7 @@ import torch
 import torch._dynamo
 import torch.profiler
 import torch.utils.data
+import torch.utils.serialization.config
 
 import hpo.worker
 
