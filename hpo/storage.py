@@ -197,6 +197,7 @@ class StudyStorage(ReadingStorage):
     def forget(self, trial_id: int) -> None:
         """Give up a trial whose lease is lost: no more beats, and reads of it work again."""
         self._held.pop(trial_id, None)
+        self._since.pop(trial_id, None)
         self._outcomes.pop(trial_id, None)
 
     def _fence(self, session: orm.Session, trial_id: int) -> None:
@@ -375,10 +376,10 @@ class StudyStorage(ReadingStorage):
             lambda: self.set_trial_intermediate_value(absent, 0, 0.0),
             lambda: self.set_trial_state_values(absent, TrialState.COMPLETE, [0.0]),
         ):
-            self._held[absent] = 0
+            self._held[absent], self._since[absent] = 0, 0.0
             with contextlib.suppress(LeaseLostError):
                 write()
-        self._held.pop(absent, None)
+        self.forget(absent)
 
     @patient
     def attempts_of_trial(self, trial_id: int) -> list[ledger.Attempt]:

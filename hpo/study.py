@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -93,7 +93,7 @@ class OpenStudy:
             problem = code_problem(record, code_identity(self.spec))
             raise OtherCodeError(f"{problem}\n  fix: {code_fix(self.spec)}")
 
-    def requeue_dead(self, sightings: Sightings | None = None) -> list[Settled]:
+    def requeue_dead(self, sightings: Sightings | None = None, spare: Collection[int] = ()) -> list[Settled]:
         """Take the trials back whose workers are dead, by the study file's patience; see `hpo.care.recovery`."""
         study = self.spec.study
         return requeue_dead(
@@ -102,6 +102,7 @@ class OpenStudy:
             grace=study.lost_after,
             max_retries=study.max_retries,
             sightings=sightings,
+            spare=spare,
             stop_note=self.stop_note,
         )
 

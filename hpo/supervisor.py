@@ -177,10 +177,10 @@ class Supervisor:
                 child.excuse(now)
             if child.hold_to(self._limits, self._grace, now):
                 child.process.join()
-        # Before anybody looks for dead owners: we know why ours are dead.
         self._reap()
         self._opened.storage.check()
-        self._upkeep.look(now)
+        # The end of a trial's process is known to its worker first, and here when that one has ended too.
+        self._upkeep.look(now, [child.trial_pid for child in self._children])
         self._stop_at_goal()
         self._refill()
         self._tell("", Tick())

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, cast
@@ -115,6 +115,7 @@ def requeue_dead(
     max_retries: int = 3,
     sightings: Sightings | None = None,
     stop_note: StopNote = _no_note,
+    spare: Collection[int] = (),
     dry_run: bool = False,
 ) -> list[Settled]:
     """Take every RUNNING trial back whose owner is dead.
@@ -130,11 +131,12 @@ def requeue_dead(
         max_retries: How many deaths a trial survives; the next one ends it as FAIL with the outcome ``lost``.
         sightings: What this process has seen when it looked before; None where it looks once.
         stop_note: Says why an attempt ended where that was no fault of its trial.
+        spare: Processes of this host whose ends the caller settles itself: it knows why they are gone.
         dry_run: Only say what would be done.
     """
     ours = BUDGET_ATTR in storage.get_study_user_attrs(study_id)
     with storage.engine.connect() as conn:
-        running = ledger.running_trials(conn, study_id)
+        running = [trial for trial in ledger.running_trials(conn, study_id) if not _is_spared(trial, spare)]
     dead = [trial for trial in running if trial.lease is None and ours]
     leased = [trial for trial in running if trial.lease is not None]
     found = _with_dead_owners(leased, grace, sightings)
@@ -143,6 +145,11 @@ def requeue_dead(
     dead += found
     dead.sort(key=lambda trial: trial.number)
     return _settle_all(storage, dead, GONE, max_retries, stop_note, dry_run=dry_run)
+
+
+def _is_spared(trial: ledger.RunningTrial, spare: Collection[int]) -> bool:
+    lease = trial.lease
+    return lease is not None and lease.pid in spare and lease.host == ledger.host_name()
 
 
 def _with_dead_owners(

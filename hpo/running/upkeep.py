@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
 from optuna.trial import TrialState
@@ -56,14 +56,19 @@ class Upkeep:
         self._unsettled.append((label, pid, verdict))
         return self._try(self._settle_all) or []
 
-    def look(self, now: float) -> None:
-        """Take trials back whose workers elsewhere are dead, if it is time to look again."""
+    def look(self, now: float, ours: Collection[int] = ()) -> None:
+        """Take trials back whose workers elsewhere are dead, if it is time to look again.
+
+        Args:
+            now: The monotonic clock.
+            ours: Processes that hold trials for this supervisor's workers; their ends come to `settle`.
+        """
         if now < self._next_look:
             return
         self._next_look = now + self._interval
         if self._unsettled:
             self._try(self._settle_all)
-        for settled in self._try(lambda: self._opened.requeue_dead(self._sightings)) or ():
+        for settled in self._try(lambda: self._opened.requeue_dead(self._sightings, ours)) or ():
             self._tell("", settled)
         if now >= self._next_quota:
             self._try(self._keep_to_quota)

@@ -101,6 +101,15 @@ def test_a_verdict_is_not_for_an_earlier_process_with_the_same_id(sqlite_url: st
         assert settle_process(plain, study_id(plain), dead.pid, GONE) == [waits(2, 1)]
 
 
+def test_who_settles_the_end_of_a_process_itself_is_left_to_it(sqlite_url: str) -> None:
+    make_study(sqlite_url, 1)
+    owner = dead_owner()
+    with opened(sqlite_url, owner=owner) as dead, opened(sqlite_url) as plain:
+        load(dead).ask()
+        assert requeue_dead(plain, study_id(plain), spare=[owner.pid]) == []
+        assert requeue_dead(plain, study_id(plain), spare=[owner.pid + 1]) == [waits(0, 1)]
+
+
 def test_a_beat_after_the_judgement_saves_the_trial(two_owners: tuple[StudyStorage, ...]) -> None:
     first, second = two_owners
     load(first).ask()

@@ -7,6 +7,7 @@ import dataclasses
 import multiprocessing
 import sys
 import threading
+from types import NoneType
 from typing import Any, TypeVar
 
 import psutil
@@ -142,14 +143,26 @@ T = TypeVar("T")
 
 
 def supervise(
-    studies: Studies, *overrides: str, workers: int = 1, timeout: float | None = None, grace: float = 0.5
+    studies: Studies,
+    *overrides: str,
+    workers: int = 1,
+    timeout: float | None = None,
+    grace: float = 0.5,
+    until: type[Any] = NoneType,
 ) -> tuple[Ending, list[Any]]:
+    """Run the study, to its end or until a message of some kind: how it ended, and what was heard."""
+
+    def hear(_: str, said: object) -> None:
+        heard.append(said)
+        if isinstance(said, until):
+            raise BrokenPipeError  # nobody reads any more
+
     (studies.folder / "faults.py").write_text(FAULTS)
     heard: list[Any] = []
     with studies.open("trainer.max_epochs=1", "study.n_trials=3", *overrides) as (view,):
         slots = deal(["cpu"], workers)
         context = start_fork_server(view.spec)
-        supervisor = Supervisor(view, slots, context, lambda _, said: heard.append(said), timeout, grace)
+        supervisor = Supervisor(view, slots, context, hear, timeout, grace)
         return supervisor.run(), heard
 
 
@@ -178,7 +191,7 @@ def test_every_trial_is_announced_and_reported(studies: Studies) -> None:
 
 def test_each_epoch_is_told_once_and_a_resumed_trials_curve_again(studies: Studies) -> None:
     overrides = ("model.delay=0.1", "trainer.max_epochs=8", "study.n_trials=1")
-    _, first = supervise(studies, *overrides, timeout=2.0)
+    _, first = supervise(studies, *overrides, until=EpochsEnded)
     _, second = supervise(studies, *overrides)
     new, again = [], []
     for message in [*of(EpochsEnded, first), *of(EpochsEnded, second)]:
