@@ -73,7 +73,7 @@ def test_a_study_is_drawn_by_a_sampler_of_the_hub(registry: Path) -> None:
 def test_a_pruner_of_the_hub_is_chosen_among_several(registry: Path) -> None:
     study = make_study(registry.parent)
     overrides = ('study.pruner={name: "optunahub:pruners/two#FirstPruner", registry: registry}',)
-    hpo("run", study, "--workers", 1, "--n-trials", 2, *overrides)
+    hpo("run", study, "--workers", 1, "--n-trials", 2, *overrides, code=3)
     assert [(t["outcome"], t["epochs"]) for t in hpo_json("trials", study, *overrides)] == [("pruned", 1)] * 2
 
 
