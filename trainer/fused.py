@@ -63,13 +63,13 @@ def check_gradients(optimizer: Optimizer) -> None:
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
-        with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
-        if not all(_is_dense(parameter.grad) for parameter in with_gradient):
-            _switch_off(group, "a gradient is sparse or not contiguous")
-        elif group.get("momentum"):
-            begun = {_has_momentum(optimizer, parameter) for parameter in with_gradient}
-            if len(begun) > 1:
-                _switch_off(group, "a parameter has its first gradient after others")
+        for parameter in group["params"]:  # a plain loop, because it is part of every step
+            gradient = parameter.grad
+            if gradient is not None and not _is_dense(gradient):
+                _switch_off(group, "a gradient is sparse or not contiguous")
+                break
+        if group.get("momentum") and len(_begun(optimizer, group)) > 1:
+            _switch_off(group, "a parameter has its first gradient after others")
 
 
 def _has_a_form(group: Mapping[str, Any]) -> bool:
@@ -96,5 +96,10 @@ def _is_flat(value: Any) -> bool:
     return not isinstance(value, Tensor) or _is_dense(value)
 
 
-def _has_momentum(optimizer: Optimizer, parameter: Tensor) -> bool:
-    return optimizer.state.get(parameter, {}).get("momentum_buffer") is not None
+def _begun(optimizer: Optimizer, group: Mapping[str, Any]) -> set[bool]:
+    """Whether the parameters with a gradient have momentum from a step before."""
+    return {
+        optimizer.state.get(parameter, {}).get("momentum_buffer") is not None
+        for parameter in group["params"]
+        if parameter.grad is not None
+    }

@@ -137,6 +137,9 @@ class Trainer:
     def fit(self, train: Any, val: Any = None) -> TrainState:
         """Train until the end of the plan or a stop request; goes on from a loaded state.
 
+        After an error it may be called again. A batch counts once its loss is recorded: it is not trained again.
+        The global random generators and the modes of all modules are put back, and DataLoader workers ended.
+
         Args:
             train: Training data, see `trainer.data.make_batches`.
             val: Validation data; without it no ``val_…`` metric is recorded.

@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint import snapshot
 from trainer.schedulers import set_rate
-from trainer.seeding import rng_state, set_rng_state
 from trainer.state import SCHEDULER_STEP, VALIDATION
 
 logger = logging.getLogger(__name__)
@@ -25,8 +24,8 @@ class LRFinder(Callback):
     A fit with this callback is a run of its own. It ends after ``steps`` batches, however long the trainer's is,
     or when the smoothed loss has risen from its lowest value by ``divergence`` - 1 times that value's magnitude
     (the first tenth of the batches is not looked at, because the running mean then rests on few losses). Then,
-    also after an error, the trainer is as it was: weights, optimizer, scheduler, progress, random generators and
-    the states of the other callbacks. Nothing is validated, and the scheduler waits.
+    also after an error, the trainer is as it was: weights, optimizer, scheduler, progress and the states of the
+    other callbacks. Nothing is validated, and the scheduler waits.
 
     Epochs end in this run as in any other, so use a trainer without callbacks that write files or stop early.
 
@@ -172,8 +171,6 @@ class _Before:
         self.ratios = _ratios(trainer.optimizer)
         self._checkpoint = snapshot(trainer.state_dict())
         self._progress = trainer.state.data_epoch, trainer.state.step
-        self._rng = rng_state()
-        self._modes = [module.training for module in trainer.model.modules()]
         self._gradients = [
             None if parameter.grad is None else parameter.grad.clone() for parameter in trainer.model.parameters()
         ]
@@ -185,11 +182,8 @@ class _Before:
     def restore(self, trainer: TrainerView) -> None:
         """Put everything back."""
         trainer.load_state_dict(self._checkpoint)
-        for module, training in zip(trainer.model.modules(), self._modes, strict=True):
-            module.training = training
         for parameter, gradient in zip(trainer.model.parameters(), self._gradients, strict=True):
             parameter.grad = gradient
-        set_rng_state(self._rng)
 
 
 def _ratios(optimizer: Optimizer) -> list[float]:
