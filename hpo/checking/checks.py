@@ -45,7 +45,7 @@ def check_imports(spec: StudySpec, *, search: bool = True) -> list[Finding]:
         InputError: An import path, an argument, a schedule, a metric or a callback does not fit.
     """
     found = check_spec(spec, callbacks=offered_callbacks(), search=search)
-    check_metrics(spec)
+    found += check_metrics(spec)
     check_schedule(spec, search=search)
     written, followed = check_callbacks(spec)
     found += followed

@@ -23,5 +23,5 @@ class Network(nn.Sequential):
 
 
 def r2(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Share of the variance of a batch's targets [batch, 1] that the outputs explain."""
+    """Share of the variance of a set's targets [samples, 1] that the outputs explain."""
     return 1 - (outputs - targets).square().mean() / targets.var(correction=0)

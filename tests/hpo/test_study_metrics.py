@@ -11,6 +11,7 @@ from torch.nn import functional
 
 import hpo
 from hpo.build import Builder, RunPlace
+from hpo.checking.check_metrics import check_metrics
 from hpo.checking.preflight import preflight
 from hpo.config import load_spec
 from hpo.errors import InputError
@@ -48,6 +49,10 @@ class Weighted(nn.CrossEntropyLoss):
 def auc(outputs, targets, sign=1.0):
     score = sign * (outputs[:, 1] - outputs[:, 0])
     return roc_auc_score(targets.numpy(), score.numpy())
+
+
+def mean_error(outputs, targets):
+    return (outputs.argmax(1) != targets).float().mean()
 
 
 class Recall:
@@ -151,6 +156,17 @@ def test_a_metric_over_the_epoch_is_built_with_its_arguments_and_its_bound(file:
 def test_more_than_the_bound_ends_the_trial_and_names_the_metric(file: Path) -> None:
     with pytest.raises(ValueError, match=r"metric train_auc .*raise max_bytes"):
         fitted(file, {"loader.batch_size": 32}, 1, "metrics.auc.max_bytes=2KB")
+
+
+@pytest.mark.parametrize("name", ["auc", "val_macro_f1", "R2"])
+def test_a_name_that_says_whole_set_is_warned_of_without_over_epoch(file: Path, name: str) -> None:
+    (warned,) = check_metrics(load_spec(file, [f"metrics={{{name}: {{_target_: parts.mean_error}}}}"]))
+    assert (warned.path, warned.fix[:18]) == (f"metrics.{name}", "add `over: epoch`:")
+    assert (
+        check_metrics(load_spec(file, [f"metrics={{{name}: {{_target_: parts.mean_error, over: epoch}}}}"])) == []
+    )
+    assert check_metrics(load_spec(file, ["metrics={recall: {_target_: parts.Recall}}"])) == []
+    assert check_metrics(load_spec(file, ["metrics={precise: {_target_: parts.mean_error}}"])) == []
 
 
 def test_a_study_of_such_metrics_is_checked_and_run(file: Path) -> None:
