@@ -8,7 +8,6 @@ import math
 import sqlite3
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,12 +138,11 @@ def an_attempt_after_the_last_one(study: Finished) -> list[str]:
 
 
 def a_process_with_two_trials(study: Finished) -> list[str]:
-    query = "SELECT pid, host, trial_id, started_at, ended_at FROM hpo_attempts ORDER BY started_at"
-    rows = study.sql(query)
-    before, after = next((one, next_) for one, next_ in pairwise(rows) if one[0] == next_[0])
-    between = (before[3] + before[4]) / 2
-    study.sql("UPDATE hpo_attempts SET started_at = ? WHERE trial_id = ?", between, after[2])
-    return [f"process {before[0]} on {before[1]} had two trials at a time"]
+    query = "SELECT pid, start_time, host, trial_id, started_at, ended_at FROM hpo_attempts ORDER BY started_at"
+    (pid, start, host, _, began, ended), (*_, other, _, _), *_ = study.sql(query)
+    change = "UPDATE hpo_attempts SET pid = ?, start_time = ?, host = ?, started_at = ? WHERE trial_id = ?"
+    study.sql(change, pid, start, host, (began + ended) / 2, other)
+    return [f"process {pid} on {host} had two trials at a time"]
 
 
 def an_outcome_is_wrong(study: Finished) -> list[str]:
