@@ -202,6 +202,11 @@ def _imports(importer: str, target: str) -> Iterator[str]:
     yield f"from {dots}{dotted} import __name__ as it"
 
 
+def test_what_a_star_loads_is_found(folder: Path) -> None:
+    write(folder, {"pack.__init__": "__all__ = ['one']", "pack.one": "", "pack.two": ""}, own="from pack import *")
+    assert "pack/one.py" in loads(folder, ["own"]) <= set(files(folder, "metrics={m: {_target_: own.f}}"))
+
+
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(texts=modules(), targets=st.lists(st.sampled_from(NAMES[:3] + NAMES[4:6]), min_size=1, max_size=2))
 def test_all_that_python_loads_is_found(
