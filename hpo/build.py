@@ -23,11 +23,9 @@ from hpo.errors import InputError
 from hpo.mirrors import Shown
 from hpo.run_length import NO_PROGRESS, Progress, plan_of, with_numbers
 from hpo.study import study_seed
-from hpo.studyfile.paths import split_path
-from hpo.studyfile.schema import FREE_SECTIONS, SCHEDULER_KEYS
+from hpo.studyfile.schema import SCHEDULER_KEYS
 from hpo.studyfile.schema_metrics import METRIC_KEYS
-from hpo.studyfile.schema_space import CategoricalParam
-from hpo.studyfile.targets import TARGET, TargetResolver, instantiate
+from hpo.studyfile.targets import TARGET, TargetResolver, instantiate, named_targets
 from trainer import BatchOptions, Callback, Trainer, callbacks
 from trainer.metric_objects import Metric
 from trainer.schedulers import Warmup
@@ -161,7 +159,7 @@ class Builder:
         if self._imported:
             return
         self._imported = True
-        for target in dict.fromkeys(target_paths(self.spec)):
+        for target in dict.fromkeys(named_targets(self.spec.config)):
             with contextlib.suppress(InputError):
                 self.resolver.resolve(target)
 
@@ -326,24 +324,6 @@ def _one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
-
-
-def target_paths(spec: StudySpec) -> Iterator[str]:
-    """Every import path that a study file names, in its order; those that some trials only have come last."""
-    for section in FREE_SECTIONS:
-        yield from _targets_in(getattr(spec.config, section))
-    for path, entry in spec.search_space.items():
-        if isinstance(entry, CategoricalParam) and split_path(path)[-1] == TARGET:
-            yield from (choice for choice in entry.choices if isinstance(choice, str))
-
-
-def _targets_in(node: Any) -> Iterator[str]:
-    if isinstance(node, Mapping):
-        if isinstance(node.get(TARGET), str):
-            yield node[TARGET]
-        node = list(node.values())
-    for item in node if isinstance(node, list | tuple) else ():
-        yield from _targets_in(item)
 
 
 def offered_callbacks() -> dict[str, Callable[..., Callback]]:

@@ -20,16 +20,14 @@ import importlib.util
 import json
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from hpo.studyfile.schema import FREE_SECTIONS
-from hpo.studyfile.schema_space import CategoricalParam
 from hpo.studyfile.study_modules import holds_module, source_of
-from hpo.studyfile.targets import TARGET
+from hpo.studyfile.targets import named_targets
 
 if TYPE_CHECKING:
     from hpo.config import StudySpec
@@ -75,29 +73,9 @@ class CodeIdentity:
 def code_identity(spec: StudySpec) -> CodeIdentity:
     """The code that a study's targets reach, as this process imports it; nothing is imported."""
     walk = _Walk(spec.folder.resolve())
-    for target in _targets(spec):
+    for target in named_targets(spec.config):
         walk.reach(tuple(target.split(".")), walk.folder)
     return CodeIdentity(dict(sorted(walk.hashes().items())))
-
-
-def _targets(spec: StudySpec) -> Iterator[str]:
-    """Every import path that a trial may use."""
-    for section in FREE_SECTIONS:
-        yield from _named(getattr(spec.config, section))
-    for path, entry in spec.search_space.items():
-        if path.rpartition(".")[2] == TARGET and isinstance(entry, CategoricalParam):
-            yield from (choice for choice in entry.choices if isinstance(choice, str))
-
-
-def _named(node: Any) -> Iterator[str]:
-    """The targets of a config's node, nested ones included."""
-    if isinstance(node, Mapping):
-        if isinstance(node.get(TARGET), str):
-            yield node[TARGET]
-        node = list(node.values())
-    if isinstance(node, list):
-        for item in node:
-            yield from _named(item)
 
 
 class _Walk:

@@ -4,13 +4,15 @@ import functools
 import importlib
 import inspect
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from hpo.errors import InputError
-from hpo.studyfile.paths import suggest_name
+from hpo.studyfile.paths import split_path, suggest_name
+from hpo.studyfile.schema import FREE_SECTIONS, StudyFile
+from hpo.studyfile.schema_space import CategoricalParam
 from hpo.studyfile.study_modules import holds_module, open_folder, public_name
 
 TARGET, PARTIAL, RECURSIVE, ARGS = "_target_", "_partial_", "_recursive_", "_args_"
@@ -19,6 +21,24 @@ TARGET, PARTIAL, RECURSIVE, ARGS = "_target_", "_partial_", "_recursive_", "_arg
 HYDRA_KEYS = frozenset({TARGET, PARTIAL, RECURSIVE, ARGS, "_convert_"})
 
 _LISTED = 30
+
+
+def named_targets(config: StudyFile) -> Iterator[str]:
+    """Every import path that a study file names, in its order; those that some trials only have come last."""
+    for section in FREE_SECTIONS:
+        yield from _targets_in(getattr(config, section))
+    for path, entry in config.search_space.items():
+        if isinstance(entry, CategoricalParam) and split_path(path)[-1] == TARGET:
+            yield from (choice for choice in entry.choices if isinstance(choice, str))
+
+
+def _targets_in(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if isinstance(node.get(TARGET), str):
+            yield node[TARGET]
+        node = list(node.values())
+    for item in node if isinstance(node, list | tuple) else ():
+        yield from _targets_in(item)
 
 
 class TargetResolver:
