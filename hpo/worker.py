@@ -26,7 +26,7 @@ from hpo.ledger import Owner
 from hpo.running.folders import redirect_output
 from hpo.running.limits import kill_group
 from hpo.running.messages import PROCESS, Leaving, Message, Pulse, Ready, Stop, WorkerOrder, send
-from hpo.running.trial_process import Ended, TrialProcess, fail
+from hpo.running.trial_process import Ended, TrialProcess, end_forks_at_sigterm, fail
 from hpo.running.warm import warm_up
 from hpo.study import load_study
 
@@ -45,6 +45,7 @@ def work(order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse) -
         pulse: Shows that the worker advances.
     """
     _detach()
+    end_forks_at_sigterm()
     if order.slot.visible is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = order.slot.visible
     order.log.parent.mkdir(parents=True, exist_ok=True)

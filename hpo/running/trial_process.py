@@ -80,7 +80,7 @@ class TrialProcess:
         """Take a trial, and train it to its end or to a request to stop."""
         self.pulse[PROCESS] = os.getpid()
         request = StopRequest()
-        leave_at_sigterm(request)
+        signal.signal(signal.SIGTERM, lambda *_: request.leave())
         threading.Thread(target=_listen, args=(self.orders, request), daemon=True).start()
         torch.set_num_threads(self.order.slot.threads)
         storage = self.opened.storage
@@ -164,13 +164,12 @@ def _listen(orders: Connection[Any, Stop], request: StopRequest) -> None:
     request.leave()
 
 
-def leave_at_sigterm(request: StopRequest) -> None:
-    """Take a SIGTERM as a request to leave; what the study's code forks ends at one, as its pools expect.
+def end_forks_at_sigterm() -> None:
+    """What a study's code forks, while it loads or trains, is to end at a SIGTERM, as its pools expect.
 
     It does so from its first instant: a signal that came between the fork and the change of the handler would be
     lost, and the pool wait for ever, so the signal is blocked until then.
     """
-    signal.signal(signal.SIGTERM, lambda *_: request.leave())
     held = threading.local()
 
     def hold() -> None:

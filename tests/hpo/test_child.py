@@ -106,10 +106,11 @@ def test_an_end_of_its_own_is_a_loss_only_if_it_held_something(worker: Worker) -
 FORKS = """
 import os, signal, time
 from hpo.running.stopping import StopRequest
-from hpo.running.trial_process import leave_at_sigterm
+from hpo.running.trial_process import end_forks_at_sigterm
 
 request = StopRequest()
-leave_at_sigterm(request)
+signal.signal(signal.SIGTERM, lambda *_: request.leave())
+end_forks_at_sigterm()
 for _ in range(60):
     pid = os.fork()
     if not pid:

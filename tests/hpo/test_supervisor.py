@@ -85,8 +85,9 @@ def with_open_file():
 
 
 def pooled():
-    with multiprocessing.get_context("fork").Pool(2) as pool:
-        pool.map(abs, [1, 2])
+    for _ in range(5):
+        with multiprocessing.get_context("fork").Pool(2) as pool:
+            pool.map(abs, [1, 2])
     return load()
 
 
