@@ -66,8 +66,8 @@ def snapshot(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: snapshot(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        # Asked here already: Python's generator alone has 625 numbers.
-        return type(value)(item if type(item) in _PLAIN else snapshot(item) for item in value)
+        plain = _PLAIN.issuperset(map(type, value))  # Python's generator alone has 625 numbers
+        return type(value)(value if plain else (snapshot(item) for item in value))
     return value
 
 

@@ -22,6 +22,10 @@ from trainer.step import Step, StepResult, split_output
 
 logger = logging.getLogger(__name__)
 
+_AROUND = {
+    action: (f"on_before_{action}", f"on_after_{action}")
+    for action in (ZERO_GRAD, BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP)
+}
 # The loss scale has then fallen by a factor of 10**15, far below what any gradient needs that is a number.
 _MOST_OVERFLOWS = 50
 
@@ -135,10 +139,11 @@ class Compute:
         state = self._trainer.state
         if action in state.skips:
             return
-        self._trainer.fire(f"on_before_{action}")
+        before, after = _AROUND[action]
+        self._trainer.fire(before)
         if action in state.skips or work() is False:
             return
-        self._trainer.fire(f"on_after_{action}")
+        self._trainer.fire(after)
 
     def _clear_gradients(self) -> None:
         """``optimizer.zero_grad()`` without its profiler's mark, which costs a small model a tenth of its step."""

@@ -20,6 +20,13 @@ from torch.optim import optimizer as torch_optimizer
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
 
+# Looked up once: they are asked twice in every step.
+_profiles: Any = torch.autograd._profiler_enabled  # type: ignore[attr-defined]  # noqa: SLF001
+_finds_anomalies: Any = torch.is_anomaly_enabled
+_sees_functions: Any = torch._C._is_torch_function_mode_enabled  # noqa: SLF001
+_sees_operations: Any = torch._C._len_torch_dispatch_stack  # noqa: SLF001
+_transforms: Any = torch._C._are_functorch_transforms_active  # noqa: SLF001
+
 # Exact classes, as for the fused forms: what a subclass puts around its step is not ours to leave out.
 _KNOWN = (SGD, Adam, AdamW)
 
@@ -94,14 +101,7 @@ def _has_hooks(optimizer: Optimizer) -> bool:
 
 def _is_watched() -> bool:
     """Whether a profiler, a debugger of torch or a transform wants to see what runs."""
-    return bool(
-        torch.autograd._profiler_enabled()  # type: ignore[attr-defined]  # noqa: SLF001
-        or torch.is_anomaly_enabled()
-        or torch._C._is_torch_function_mode_enabled()  # noqa: SLF001
-        or torch._C._len_torch_dispatch_stack()  # noqa: SLF001
-        or torch._C._are_functorch_transforms_active()  # noqa: SLF001
-        or graph.log.isEnabledFor(logging.DEBUG)
-    )
+    return bool(_profiles() or _finds_anomalies() or _sees_functions() or _sees_operations() or _transforms())
 
 
 def _backward_functions() -> tuple[Any, ...]:
@@ -119,7 +119,8 @@ def backward(loss: Tensor) -> None:
     Torch looks for subclasses, several losses and given gradients first; for a plain scalar there are none.
     """
     plain = type(loss) is Tensor and not loss.dim() and loss.is_floating_point() and "backward" not in vars(loss)
-    if not plain or _backward_functions() != _TORCHS or _is_watched():
+    logs = graph.log.isEnabledFor(logging.DEBUG)
+    if not plain or logs or _backward_functions() != _TORCHS or _is_watched():
         loss.backward()  # type: ignore[no-untyped-call]
         return
     # As torch does: what was compiled reads the compiler's settings from here, in the threads of a device too.

@@ -65,7 +65,7 @@ def check_gradients(optimizer: Optimizer) -> None:
             continue
         for parameter in group["params"]:  # a plain loop, because it is part of every step
             gradient = parameter.grad
-            if gradient is not None and not _is_dense(gradient):
+            if gradient is not None and (gradient.layout is not torch.strided or not gradient.is_contiguous()):
                 _switch_off(group, "a gradient is sparse or not contiguous")
                 break
         if group.get("momentum") and len(_begun(optimizer, group)) > 1:

@@ -15,7 +15,7 @@ from trainer.recorded import Metrics
 _PLAIN = frozenset(
     {int, float, str, bool, type(None), complex, bytearray, torch.Size, torch.dtype, torch.device, torch.layout}
 )
-_TENSORS = frozenset({Tensor, nn.Parameter, nn.Buffer})
+_LEAVES = _PLAIN | {Tensor, nn.Parameter, nn.Buffer}
 _MAPPINGS = frozenset({dict, OrderedDict, Counter})
 _SEQUENCES = frozenset({list, tuple, set})
 
@@ -42,14 +42,14 @@ def readable(value: Any, path: _Path = ()) -> Any:
         UnreadableError: Something is of another type, or nested too deep; names the keys that lead to it.
     """
     kind = type(value)
-    if kind in _PLAIN or kind in _TENSORS:
+    if kind in _LEAVES:
         return value
     if len(path) > _DEEPEST:
         raise _refusal("is nested too deep, or contains itself", path[:3])
     if kind in _MAPPINGS or kind is Metrics:
         return _readable_mapping(value, path)
     if kind in _SEQUENCES:
-        if all(type(item) in _PLAIN for item in value):  # Python's generator alone has 625 numbers
+        if _LEAVES.issuperset(map(type, value)):  # Python's generator alone has 625 numbers
             return value
         items = [readable(item, (*path, index)) for index, item in enumerate(value)]
         same = all(one is other for one, other in zip(items, value, strict=True))
@@ -63,9 +63,11 @@ def readable(value: Any, path: _Path = ()) -> Any:
 
 
 def _readable_mapping(value: Mapping[Any, Any], path: _Path) -> Any:
-    pairs = [(readable(key, (*path, key)), readable(item, (*path, key))) for key, item in value.items()]
     if type(value) is Metrics:
-        return dict(pairs)
+        return dict(value)
+    if _LEAVES.issuperset(map(type, value)) and _LEAVES.issuperset(map(type, value.values())):
+        return value
+    pairs = [(readable(key, (*path, key)), readable(item, (*path, key))) for key, item in value.items()]
     changed = any(
         key is not other or item is not value[other] for (key, item), other in zip(pairs, value, strict=True)
     )
