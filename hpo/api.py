@@ -63,7 +63,7 @@ def run(
         devices: Devices to share, such as ``"cuda:0,cuda:1"``.
         storage: URL of the database in place of the study's.
         output_dir: Folder of everything that the study writes.
-        accept_code_change: Go on with a study whose code has changed since it was started; see
+        accept_code_change: Continue a study whose code has changed since it was started; see
             docs/reliability.md.
         progress: Print a line for each trial that ends; else only what goes wrong.
 

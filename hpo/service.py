@@ -53,7 +53,7 @@ def run_study(
         spec: The study.
         listen: Called once, with the study when it is open.
         warn: Called with what the checks find that stops nothing.
-        accept_code_change: Go on with a study whose code has changed since it was started.
+        accept_code_change: Continue a study whose code has changed since it was started.
 
     Returns:
         Why it ended.

@@ -188,7 +188,7 @@ def _state_of(metric: Any, name: str) -> Any:
     else:
         state = {"plain": {"": dict(vars(metric))}}
     try:
-        # A copy of its lists, to which it goes on appending.
+        # A copy of its lists, to which it keeps appending.
         return map_tensors(lambda tensor: tensor, readable(state))
     except UnreadableError as error:
         raise TypeError(

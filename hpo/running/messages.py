@@ -125,7 +125,7 @@ class Pulse(Protocol):
 
 
 def send(channel: Connection[Message, Stop], message: Message) -> None:
-    """Tell the supervisor; where it is gone, the log is told."""
+    """Send a message to the supervisor; where that is gone, log it."""
     try:
         channel.send(message)
     except OSError:

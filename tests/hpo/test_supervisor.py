@@ -156,7 +156,7 @@ def supervise(
     def hear(_: str, said: object) -> None:
         heard.append(said)
         if isinstance(said, until):
-            raise BrokenPipeError  # nobody reads any more
+            raise BrokenPipeError  # as when the reader has ended
 
     (studies.folder / "faults.py").write_text(FAULTS)
     heard: list[Any] = []
