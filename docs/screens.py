@@ -123,7 +123,7 @@ def dashboard(browser: Browser, folder: Path) -> None:
             page.wait_for_timeout(3000)
             photograph(page, "dashboard.png")
         with opened(browser, f"{home}/trials?numbers={best}", viewport={"width": 1280, "height": 1000}) as page:
-            page.get_by_text("curve.svg").first.scroll_into_view_if_needed()
+            page.get_by_text("config.yaml").first.scroll_into_view_if_needed()
             page.wait_for_timeout(3000)
             photograph(page, "dashboard-trial.png")
     finally:

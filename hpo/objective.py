@@ -136,7 +136,7 @@ class TrialRun:
                 known = self._known()
                 outcome = self._train(folder) if known is None else Outcome(outcome_of(known))
                 if outcome is not None:
-                    self._keep_artifacts(folder)
+                    keep_artifacts(self.opened, self._id, number, folder)
             value = self._tell(outcome) if known is None else self._tell_as(known)
         except StorageInternalError as error:
             note_stop(folder, f"the database failed: {first_line(error)}")
@@ -166,10 +166,6 @@ class TrialRun:
     @property
     def _id(self) -> int:
         return self.trial._trial_id  # noqa: SLF001 - Optuna has no public name for it
-
-    def _keep_artifacts(self, folder: Path) -> None:
-        metric = self.opened.spec.study.metric
-        keep_artifacts(self.opened, self._id, self.trial.number, folder, self._history, metric=metric)
 
     def _known(self) -> FrozenTrial | None:
         """A trial with the same parameters whose result is to be taken over."""

@@ -1,4 +1,4 @@
-"""What a trial leaves for people to see, in Optuna's artifact store: its config, log and learning curve."""
+"""What a trial leaves for people to see, in Optuna's artifact store: its config and log."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Final, cast
@@ -21,17 +21,13 @@ from optuna.storages._rdb.models import TrialSystemAttributeModel
 from hpo.config import StudySpec
 from hpo.database.guarded import guarded_insert
 from hpo.database.outage import patient
-from hpo.looking.curve_svg import curve_svg
 from hpo.storage import StudyStorage
 from hpo.study import OpenStudy
-from trainer.files import replacing
 
 logger = logging.getLogger(__name__)
 
-_CURVE: Final = "curve.svg"
 #: As a browser opens them in a tab, in the order in which they are listed.
 _TYPES: Final = {
-    _CURVE: "image/svg+xml",
     "config.yaml": "text/plain; charset=utf-8",
     "log.txt": "text/plain; charset=utf-8",
 }
@@ -49,19 +45,11 @@ def artifact_id(study: str, number: int, name: str) -> str:
     return str(uuid.uuid5(_NAMESPACE, f"{study}\n{number}\n{name}"))
 
 
-def keep_artifacts(
-    opened: OpenStudy,
-    trial_id: int,
-    number: int,
-    folder: Path,
-    history: Sequence[Mapping[str, float]],
-    *,
-    metric: str,
-) -> None:
-    """Put an attempt's config, log and learning curve where the dashboard shows them, before the trial ends.
+def keep_artifacts(opened: OpenStudy, trial_id: int, number: int, folder: Path) -> None:
+    """Put an attempt's config and log where the dashboard shows them, before the trial ends.
 
-    Config and log are hard links where the file system has such, so they take no room, and what is still written
-    to the log is seen, too. What an earlier attempt left is replaced. A disk that is full or away costs the
+    They are hard links where the file system has such, so they take no room, and what is still written to the
+    log is seen, too. What an earlier attempt left is replaced. A disk that is full or away costs the
     artifacts, never the trial: it is logged.
 
     Args:
@@ -69,8 +57,6 @@ def keep_artifacts(
         trial_id: Optuna's id of the trial.
         number: The trial.
         folder: The attempt's folder.
-        history: The metrics of each epoch so far.
-        metric: The metric whose curve is drawn.
 
     Raises:
         LeaseLostError: Another attempt has the trial by now; nothing is registered.
@@ -79,7 +65,7 @@ def keep_artifacts(
     spec = opened.spec
     sys.stdout.flush()  # a copy of the log has to be whole
     try:
-        kept = [name for name in _TYPES if _put(spec, number, folder, name, history, metric)]
+        kept = [name for name in _TYPES if _put(spec, number, folder, name)]
     except OSError as error:
         logger.warning("trial %d: its artifacts can't be kept in %s: %s", number, artifact_folder(spec), error)
         return
@@ -91,20 +77,14 @@ def keep_artifacts(
         _register(opened.storage, trial_id, metas)
 
 
-def _put(
-    spec: StudySpec, number: int, folder: Path, name: str, history: Sequence[Mapping[str, float]], metric: str
-) -> bool:
+def _put(spec: StudySpec, number: int, folder: Path, name: str) -> bool:
     """Put one artifact into the store; False where there is nothing to put."""
     source = folder / name
-    if not (history if name == _CURVE else source.exists()):
+    if not source.exists():
         return False
     target = artifact_folder(spec) / artifact_id(spec.study.name, number, name)
     target.parent.mkdir(parents=True, exist_ok=True)
-    if name == _CURVE:
-        with replacing(target) as file:
-            file.write(curve_svg(history, metric, f"trial {number}"))
-    else:
-        _link(source, target)
+    _link(source, target)
     return True
 
 

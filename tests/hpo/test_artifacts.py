@@ -1,13 +1,11 @@
-"""What a trial leaves in the artifact store, the picture of its curve, and the study's note."""
+"""What a trial leaves in the artifact store, and the study's note."""
 
 from __future__ import annotations
 
 import errno
-import math
 import os
 import re
 import subprocess
-import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,7 +20,6 @@ from optuna_dashboard import get_note
 
 from hpo.errors import LeaseLostError
 from hpo.looking.artifacts import artifact_folder, artifact_id, keep_artifacts
-from hpo.looking.curve_svg import curve_svg
 from hpo.looking.environment import environment
 from hpo.looking.study_note import note, write_note
 from hpo.running.folders import attempt_folder
@@ -31,8 +28,7 @@ from tests.acceptance.support import STUDY, hpo
 from tests.hpo.support import Studies, ask
 from trainer.git_state import git_state
 
-HISTORY = [{"train_loss": 2.0 / epoch, "val_loss": 3.0 / epoch} for epoch in range(1, 5)]
-NAMES = ["config.yaml", "curve.svg", "log.txt"]
+NAMES = ["config.yaml", "log.txt"]
 
 
 def attempted(view: OpenStudy, number: int, attempt: int = 1, log: str = "epoch 1\n") -> Path:
@@ -44,7 +40,7 @@ def attempted(view: OpenStudy, number: int, attempt: int = 1, log: str = "epoch 
 
 
 def kept(view: OpenStudy, trial: optuna.Trial, folder: Path) -> None:
-    keep_artifacts(view, trial._trial_id, trial.number, folder, HISTORY, metric="val_loss")
+    keep_artifacts(view, trial._trial_id, trial.number, folder)
 
 
 def read(view: OpenStudy, number: int, folder: Path) -> dict[str, str]:
@@ -70,7 +66,7 @@ def commits(view: OpenStudy) -> list[str]:
     return seen
 
 
-def test_plain_optuna_finds_config_log_and_curve_of_every_end(studies: Studies, tmp_path: Path) -> None:
+def test_plain_optuna_finds_config_and_log_of_every_end(studies: Studies, tmp_path: Path) -> None:
     with studies.open() as (view,):
         for number, state in enumerate((TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)):
             trial, _ = ask(view)
@@ -79,8 +75,7 @@ def test_plain_optuna_finds_config_log_and_curve_of_every_end(studies: Studies, 
             found = read(view, number, tmp_path)
             assert sorted(found) == NAMES
             assert (found["config.yaml"], found["log.txt"]) == ("seed: 1\n", "epoch 1\n")
-            assert f"<title>trial {number}</title>" in found["curve.svg"]
-        assert len(list(artifact_folder(view.spec).iterdir())) == 9
+        assert len(list(artifact_folder(view.spec).iterdir())) == 6
 
 
 def test_files_are_linked_and_registered_in_one_transaction(studies: Studies) -> None:
@@ -106,7 +101,7 @@ def test_a_trial_that_goes_on_replaces_its_own(studies: Studies, tmp_path: Path)
         view.study.tell(trial, 0.5)
         found = read(view, 0, tmp_path)
         assert (found["config.yaml"], found["log.txt"]) == ("seed: 2\n", "the second attempt\n")
-        assert len(list(artifact_folder(view.spec).iterdir())) == 3
+        assert len(list(artifact_folder(view.spec).iterdir())) == 2
 
 
 def test_a_trial_that_failed_early_has_what_there_is(studies: Studies, tmp_path: Path) -> None:
@@ -114,7 +109,7 @@ def test_a_trial_that_failed_early_has_what_there_is(studies: Studies, tmp_path:
         trial, _ = ask(view)
         folder = attempted(view, 0)
         (folder / "config.yaml").unlink()
-        keep_artifacts(view, trial._trial_id, 0, folder, [], metric="val_loss")
+        keep_artifacts(view, trial._trial_id, 0, folder)
         view.study.tell(trial, state=TrialState.FAIL)
         assert list(read(view, 0, tmp_path)) == ["log.txt"]
 
@@ -178,59 +173,6 @@ def test_deleting_the_study_deletes_its_artifacts(studies: Studies) -> None:
         view.study.tell(trial, 0.5)
         hpo("delete", studies.folder / "study.yaml", "--yes")
         assert not artifact_folder(view.spec).exists()
-
-
-# ---- the picture
-
-
-def drawn(history: list[dict[str, float]], metric: str = "val_loss") -> ElementTree.Element:
-    return ElementTree.fromstring(curve_svg(history, metric, "trial <1>"))
-
-
-def shapes(picture: ElementTree.Element, kind: str) -> list[int]:
-    """The number of points of each line and dot of a curve."""
-    found = picture.iter()
-    return [
-        len(each.get("points", "dot").split())
-        for each in found
-        if each.get("class") == kind and each.tag[-4:] != "text"
-    ]
-
-
-def texts(picture: ElementTree.Element) -> list[str]:
-    return [each.text or "" for each in picture.iter() if each.tag.endswith("}text")]
-
-
-def test_a_curve_has_gaps_where_there_is_no_finite_value() -> None:
-    values = [3.0, math.nan, 2.0, 1.5, math.inf, 1.0, 0.9, 0.8]
-    picture = drawn([{"train_loss": 1.0, "val_loss": value} for value in values])
-    assert shapes(picture, "val") == [1, 2, 3]
-    assert shapes(picture, "train") == [8]
-    assert {"trial <1>", "epoch", "val_loss", "train_loss", "3", "0.8"} <= set(texts(picture))
-
-
-@pytest.mark.parametrize(
-    ("history", "metric", "said"),
-    [
-        ([{"val_loss": math.nan}] * 3, "val_loss", "no finite val_loss in any epoch"),
-        ([], "val_loss", "no finite val_loss in any epoch"),
-        ([{"val_loss": 0.0}], "val_loss", "0.5"),
-        ([{"val_loss": 1e-3}, {"val_loss": 10.0}], "val_loss", "val_loss (log)"),
-        ([{"val_loss": 1e308}, {"val_loss": -1e299}, {"val_loss": 1e299}], "val_loss", "-1e+299"),
-        ([{"<b>": 1.0}, {"<b>": 2.0}], "<b>", "<b>"),
-    ],
-)
-def test_a_curve_is_drawn_whatever_the_numbers(history: list[dict[str, float]], metric: str, said: str) -> None:
-    picture = drawn(history, metric)
-    assert said in texts(picture)
-    assert not re.search(r"nan|inf\b", " ".join(f"{each.attrib}" for each in picture.iter()))
-
-
-def test_a_long_curve_is_a_small_picture_that_ends_with_the_last_epoch() -> None:
-    history = [{"val_loss": 1.0 / epoch} for epoch in range(1, 10_001)]
-    text = curve_svg(history, "val_loss")
-    assert len(text) < 8_000
-    assert re.search(r'points="84\.0,46\.0 .* 464\.0,250\.0"', text)
 
 
 # ---- the note
