@@ -67,7 +67,7 @@ study = hpo.Study(
     model=MLP,
     loss=nn.CrossEntropyLoss,
     optimizer=hpo.Call(torch.optim.AdamW, lr=1e-3),
-    scheduler=hpo.Call(torch.optim.lr_scheduler.CosineAnnealingLR, T_max="${trainer.max_epochs}"),
+    lr_scheduler=hpo.Call(torch.optim.lr_scheduler.CosineAnnealingLR, T_max="${trainer.max_epochs}"),
     metrics={"accuracy": accuracy},
     loader={"batch_size": 64},
     trainer={"max_epochs": 6},

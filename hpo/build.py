@@ -228,9 +228,9 @@ class Builder:
         optimizer: Optimizer = instantiate(self.resolver, config["optimizer"], model.parameters())
         scheduler: LRScheduler | None = None
         interval: Interval = "epoch"
-        if config["scheduler"] is not None:
-            scheduler = make_scheduler(self.resolver, config["scheduler"], optimizer)
-            interval = config["scheduler"]["interval"]
+        if config["lr_scheduler"] is not None:
+            scheduler = make_scheduler(self.resolver, config["lr_scheduler"], optimizer)
+            interval = config["lr_scheduler"]["interval"]
         plan = plan_of(config, after)
         loss, step = (_optional(self.resolver, config[name]) for name in ("loss", "step"))
         if isinstance(loss, nn.Module):
@@ -364,7 +364,7 @@ def make_metric(resolver: TargetResolver, node: Mapping[str, Any]) -> Metric:
 
 
 def make_scheduler(resolver: TargetResolver, node: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:
-    """The scheduler of a ``scheduler`` section, behind its warm-up if it has one."""
+    """The scheduler of an ``lr_scheduler`` section, behind its warm-up if it has one."""
     arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
     scheduler: LRScheduler = instantiate(resolver, arguments, optimizer)
     return Warmup(optimizer, scheduler, node["warmup"]) if node["warmup"] else scheduler

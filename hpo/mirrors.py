@@ -15,7 +15,7 @@ from trainer.state import Mode
 #: In a trial's folder: what its run is called elsewhere, the same for each attempt.
 _KEY_FILE: Final = "run_key"
 #: Sections of a config whose values are a run's parameters where nothing is searched.
-_SECTIONS: Final = ("model", "loss", "optimizer", "scheduler", "loader", "trainer", "data")
+_SECTIONS: Final = ("model", "loss", "optimizer", "lr_scheduler", "loader", "trainer", "data")
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def with_numbers(
         TypeError: As `run_length`, like ValueError.
     """
     places = {name: join_path(keys) for keys, name in lengths_in(config)}
-    cycle = _is_one_cycle(config["scheduler"])
+    cycle = _is_one_cycle(config["lr_scheduler"])
     if not places and not cycle:
         return dict(config)
     changing = any(_is_a(kind, BatchSizeSchedule) for kind, _ in callbacks)
@@ -131,7 +131,7 @@ def with_numbers(
     laid_out = dict(put_lengths(config, numbers))
     # A callback of the user's may change the number of steps, as a batch size does that changes.
     if cycle and not changing and not any(TARGET in arguments for _, arguments in callbacks):
-        _refuse_shortfall(spec, laid_out["scheduler"], length)
+        _refuse_shortfall(spec, laid_out["lr_scheduler"], length)
     return laid_out
 
 
@@ -142,7 +142,7 @@ def _is_one_cycle(node: Mapping[str, Any] | None) -> bool:
 def _refuse_shortfall(spec: StudySpec, node: Mapping[str, Any], length: RunLength) -> None:
     short = shortfall(node, length.epochs if node["interval"] == "epoch" else length.total_steps)
     if short is not None:
-        raise spec.error(short.problem, path=f"scheduler.{short.key}", value=short.span, fix=short.fix)
+        raise spec.error(short.problem, path=f"lr_scheduler.{short.key}", value=short.span, fix=short.fix)
 
 
 @dataclass(frozen=True)
@@ -178,7 +178,7 @@ def shortfall(node: Mapping[str, Any], calls: int | None) -> Shortfall | None:
     """How much too short a OneCycleLR is laid out, which raises once it is over; None where it is long enough.
 
     Args:
-        node: The section ``scheduler`` of a resolved config.
+        node: The section ``lr_scheduler`` of a resolved config.
         calls: Steps of the scheduler that the training takes, its warm-up included; None where that is not known.
     """
     key, span = _span(node)

@@ -192,9 +192,9 @@ def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Tra
     """Lines that say how the learning rate will go, found by running the schedule on a stand-in."""
     group = trainer.optimizer.param_groups[0]
     start = float(group.get("initial_lr", group["lr"]))
-    if config["scheduler"] is None:
+    if config["lr_scheduler"] is None:
         return [f"learning rate: {start:.4g}, constant"]
-    node = config["scheduler"]
+    node = config["lr_scheduler"]
     name = str(node["_target_"]).rpartition(".")[2]
     epochs = config["trainer"]["max_epochs"]
     by_pass = epochs is not None and config["trainer"]["validate_every"] is None

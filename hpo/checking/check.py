@@ -20,7 +20,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 #: What the trainer itself hands to each section's target: always, or to plain functions only.
-_SUPPLIED = {"optimizer": ("params",), "scheduler": ("optimizer",)}
+_SUPPLIED = {"optimizer": ("params",), "lr_scheduler": ("optimizer",)}
 _SUPPLIED_TO_FUNCTIONS = {
     "loss": ("outputs", "targets"),
     "metrics": ("outputs", "targets"),
@@ -276,7 +276,7 @@ class _Call:
 
     def _is_ours(self, name: str) -> bool:
         """Whether a key is for the service, and no argument of the target."""
-        if self.node.keys == ("scheduler",):
+        if self.node.keys == ("lr_scheduler",):
             return name in SCHEDULER_KEYS
         section, *below = self.node.keys
         return section == "metrics" and len(below) == 1 and name in METRIC_KEYS

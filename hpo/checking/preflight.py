@@ -21,7 +21,7 @@ from torch import Tensor
 from hpo.build import CALLBACKS, Builder, RunPlace
 from hpo.checking.findings import Finding, finding
 from hpo.checking.peak_memory import PeakMemory
-from hpo.checking.preflight_blame import Attempt
+from hpo.checking.preflight_blame import Attempt, section_of
 from hpo.checking.preflight_probe import (
     BACKWARD,
     FORWARD,
@@ -333,10 +333,7 @@ def _round_trip(attempt: Attempt, trainer: Trainer, folder: Path) -> list[Findin
         "comes back from a checkpoint otherwise than it was saved: a trial that goes on is not quite the same"
     )
     fix = "let load_state_dict take over all that state_dict gives"
-    return [
-        finding(attempt.builder.spec, f"{name} {problem}", path=name.partition(" ")[0], fix=fix)
-        for name in changed
-    ]
+    return [finding(attempt.builder.spec, f"{name} {problem}", path=section_of(name), fix=fix) for name in changed]
 
 
 def _equal(left: Any, right: Any) -> bool:
@@ -377,7 +374,7 @@ def _heard(spec: StudySpec, probe: Probe, loss_path: str, notes: list[Finding]) 
         METRICS: "metrics",
         BACKWARD: "model",
         OPTIMIZER: "optimizer",
-        SCHEDULER: "scheduler",
+        SCHEDULER: "lr_scheduler",
     }
     said: set[str] = set()
 

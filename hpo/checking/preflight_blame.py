@@ -54,7 +54,7 @@ _AT_WORK: Final[Mapping[str, tuple[str, str]]] = {
     BATCH: ("data", "getting a batch"),
     BACKWARD: ("model", "the backward pass"),
     OPTIMIZER: ("optimizer", "the optimizer's step"),
-    SCHEDULER: ("scheduler", "the scheduler's step"),
+    SCHEDULER: ("lr_scheduler", "the scheduler's step"),
     EPOCH_END: ("callbacks", "the end of the first epoch"),
 }
 
@@ -104,10 +104,10 @@ class Attempt:
                 _through_a_file(part)
             except Exception:  # noqa: BLE001 - whatever pickle and torch raise for it
                 path = name
-        section, _, rest = path.partition(" ")
+        rest = path.partition(" ")[2]
         problem = f"what a checkpoint holds of it{' ' + rest if rest else ''} can't be saved and read back"
         fix = "keep tensors and plain values only in its state_dict"
-        return self.builder.spec.error(f"{problem}: {_first_line(error)}", path=section, fix=fix)
+        return self.builder.spec.error(f"{problem}: {_first_line(error)}", path=section_of(path), fix=fix)
 
     def _unbuilt(self, error: BaseException) -> tuple[str, str]:
         """The part that can't be built, found by building one after the other again."""
@@ -135,8 +135,8 @@ class Attempt:
                 "optimizer", instantiate(resolver, config["optimizer"], made["model"].parameters())
             ),
         }
-        if config["scheduler"] is not None:
-            parts["scheduler"] = lambda: make_scheduler(resolver, config["scheduler"], made["optimizer"])
+        if config["lr_scheduler"] is not None:
+            parts["lr_scheduler"] = lambda: make_scheduler(resolver, config["lr_scheduler"], made["optimizer"])
         parts |= {name: plain(config[name]) for name in ("loss", "step") if config[name] is not None}
         for name, node in config["metrics"].items():
             parts[f"metrics.{name}"] = functools.partial(make_metric, resolver, node)
@@ -208,6 +208,12 @@ class Attempt:
         fix = "make the batch or the model smaller, or use `trainer.precision: bf16`"
         problem = f"memory runs out on {self.device}: {_first_line(error)}"
         return self.builder.spec.error(problem, path="loader.batch_size", value=batch, fix=fix)
+
+
+def section_of(part: str) -> str:
+    """The section of a study file that a checkpoint's part comes from: ``callbacks (Name)`` from ``callbacks``."""
+    name = part.partition(" ")[0]
+    return "lr_scheduler" if name == "scheduler" else name
 
 
 def _fails(call: Callable[..., Any], *args: Any) -> bool:

@@ -21,7 +21,7 @@ FORWARD: Final = "forward"
 METRICS: Final = "metrics"
 BACKWARD: Final = "backward"
 OPTIMIZER: Final = "optimizer"
-SCHEDULER: Final = "scheduler"
+SCHEDULER: Final = "lr_scheduler"
 VALIDATION: Final = "validation"
 EPOCH_END: Final = "epoch end"
 
@@ -143,7 +143,9 @@ class Probe(Callback):
         rates = [float(group["lr"]) for group in trainer.optimizer.param_groups]
         if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
             shown = ", ".join(f"{rate:g}" for rate in rates)
-            raise self._complain(f"after one step the learning rate is {shown}", "scheduler", "see its arguments")
+            raise self._complain(
+                f"after one step the learning rate is {shown}", "lr_scheduler", "see its arguments"
+            )
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """End the epoch once the batches' time is known."""

@@ -19,8 +19,8 @@ from hpo.studyfile.schema import TrainerSection
 from hpo.studyfile.schema_space import CategoricalParam, ParamSpec, values_or_ends
 from hpo.studyfile.targets import ARGS, TARGET, TargetResolver
 
-_SWITCH: Final = "scheduler._target_"
-_INTERVAL: Final = "scheduler.interval"
+_SWITCH: Final = "lr_scheduler._target_"
+_INTERVAL: Final = "lr_scheduler.interval"
 #: Schedulers that set values of the optimizer themselves, with the arguments that they take them from.
 _SETS: Final[Mapping[type, tuple[str, ...]]] = {OneCycleLR: ("max_lr",), CyclicLR: ("base_lr", "max_lr")}
 _MOMENTUM: Final = ("base_momentum", "max_momentum")
@@ -41,7 +41,7 @@ def check_schedule(spec: StudySpec, *, search: bool = True) -> None:
     space = SearchSpace.from_spec(spec) if search else None
     for forced in _variants(spec.search_space if search else {}):
         variant = _Variant(spec, space, forced)
-        if variant.config()["scheduler"] is not None:
+        if variant.config()["lr_scheduler"] is not None:
             variant.check()
 
 
@@ -74,7 +74,7 @@ class _Variant:
 
     def check(self) -> None:
         """Refuse what this scheduler can't do."""
-        node = self.config()["scheduler"]
+        node = self.config()["lr_scheduler"]
         kind = TargetResolver(self.spec.folder).resolve(node[TARGET])
         if not isinstance(kind, type):
             return
@@ -91,7 +91,7 @@ class _Variant:
         """A length in steps for a scheduler that steps once an epoch."""
         for keys, name in lengths_in(node):
             if node["interval"] == "epoch":
-                path = join_path(("scheduler", *keys))
+                path = join_path(("lr_scheduler", *keys))
                 problem = "counts optimizer steps, and the scheduler steps once an epoch"
                 value = f"${{trainer.{name}}}"
                 raise self._error(problem, path, value=value, fix="add `interval: step` to the scheduler")
@@ -108,14 +108,14 @@ class _Variant:
             if path in self.point() and not self._follows(path, names):
                 listed = " and ".join(f"`{name}`" for name in names)
                 problem = f"searched without effect: {kind.__name__} sets it from {listed}"
-                fix = f'write `{names[-1]}: "${{{path}}}"` in `scheduler`'
+                fix = f'write `{names[-1]}: "${{{path}}}"` in `lr_scheduler`'
                 raise self._error(problem, join_path(("search_space", path)), fix=fix)
 
     def _follows(self, path: str, names: tuple[str, ...]) -> bool:
         """Whether one of these arguments changes with a searched value, or there is but one value."""
         assert self.space is not None
         ends = values_or_ends(self.space.params[path])
-        first, last = (self.config(**{path: end})["scheduler"] for end in (ends[0], ends[-1]))
+        first, last = (self.config(**{path: end})["lr_scheduler"] for end in (ends[0], ends[-1]))
         return ends[0] == ends[-1] or any(first.get(name) != last.get(name) for name in (*names, ARGS))
 
     def _check_end(self) -> None:
@@ -124,14 +124,14 @@ class _Variant:
         ends = {path: values_or_ends(entries[path]) for path in _LIMITS if path in entries}
         for at in (0, -1):
             config = self.config(**{path: values[at] for path, values in ends.items()})
-            short = shortfall(config["scheduler"], _calls(config))
+            short = shortfall(config["lr_scheduler"], _calls(config))
             if short is not None:
-                raise self._error(short.problem, f"scheduler.{short.key}", value=short.span, fix=short.fix)
+                raise self._error(short.problem, f"lr_scheduler.{short.key}", value=short.span, fix=short.fix)
 
     def _error(self, problem: str, path: str, *, value: Any = "", fix: str) -> InputError:
         if path in self.spec.search_space:
             path = join_path(("search_space", path))
-        elif self.forced and path.startswith("scheduler"):
+        elif self.forced and path.startswith("lr_scheduler"):
             problem += f" ({', '.join(f'with {name} {choice}' for name, choice in self.forced.items())})"
         return self.spec.error(problem, path=path, value=value, fix=fix)
 
@@ -139,6 +139,6 @@ class _Variant:
 def _calls(config: Mapping[str, Any]) -> int | None:
     """How often a trial steps its scheduler, where that is known without the data."""
     section = TrainerSection.model_validate(config["trainer"])
-    if config["scheduler"]["interval"] == "epoch":
+    if config["lr_scheduler"]["interval"] == "epoch":
         return section.known_epochs
     return section.max_steps if section.max_epochs is None else None

@@ -40,17 +40,17 @@ _STEPS_HANG_ON: Final = (*_EPOCHS_HANG_ON, "loader.batch_size", "callbacks.gradi
 
 
 def _schedule(reader: Reader) -> Findings:
-    name, node = reader.target("scheduler"), reader.config["scheduler"]
+    name, node = reader.target("lr_scheduler"), reader.config["lr_scheduler"]
     if name not in _HORIZONS:
         return
     key, exact = _HORIZONS[name]
-    horizon, warmup = reader.number("scheduler", key), reader.number("scheduler", "warmup")
+    horizon, warmup = reader.number("lr_scheduler", key), reader.number("lr_scheduler", "warmup")
     by_step = node["interval"] == "step"
     length = reader.spec.trainer.max_steps if by_step else reader.epochs
     unit = "steps" if by_step else "epochs"
     if horizon is None or warmup is None:
         return
-    path = join_path(("scheduler", key))
+    path = join_path(("lr_scheduler", key))
     if length is None:
         yield from _epochs_taken_for_steps(reader, name, path, horizon)
     elif exact and horizon not in {length, length - warmup}:
@@ -64,7 +64,7 @@ def _schedule(reader: Reader) -> Findings:
 
 def _epochs_taken_for_steps(reader: Reader, name: str, path: str, horizon: float) -> Findings:
     """A scheduler that goes by optimizer steps, with a number that looks like one of epochs."""
-    if reader.config["scheduler"]["interval"] != "step" or name in _SHORT or not reader.epochs:
+    if reader.config["lr_scheduler"]["interval"] != "step" or name in _SHORT or not reader.epochs:
         return
     if horizon <= reader.epochs:
         problem = (
@@ -77,9 +77,9 @@ def _epochs_taken_for_steps(reader: Reader, name: str, path: str, horizon: float
 
 def _one_span_for_all(reader: Reader) -> Findings:
     """A schedule of a fixed length, where trials differ in theirs."""
-    name, node = reader.target("scheduler"), reader.config["scheduler"]
+    name, node = reader.target("lr_scheduler"), reader.config["lr_scheduler"]
     key, exact = _HORIZONS.get(name, ("", False))
-    horizon = reader.number("scheduler", key)
+    horizon = reader.number("lr_scheduler", key)
     if not exact or horizon is None:
         return
     by_step = node["interval"] == "step"
@@ -89,7 +89,7 @@ def _one_span_for_all(reader: Reader) -> Findings:
         if path in reader.space and not _follows(reader, key, path):
             problem = f"{name} is laid out over {horizon} {unit} in every trial, and their length is searched"
             yield reader.warn(
-                f"{problem}: {path}", join_path(("scheduler", key)), horizon, f'write `{key}: "{source}"`'
+                f"{problem}: {path}", join_path(("lr_scheduler", key)), horizon, f'write `{key}: "{source}"`'
             )
             return
 
@@ -97,7 +97,7 @@ def _one_span_for_all(reader: Reader) -> Findings:
 def _follows(reader: Reader, key: str, path: str) -> bool:
     """Whether an argument of the scheduler changes with a searched value."""
     ends = values_or_ends(reader.space[path])
-    first, last = (reader.spec.resolve({path: end})["scheduler"][key] for end in (ends[0], ends[-1]))
+    first, last = (reader.spec.resolve({path: end})["lr_scheduler"][key] for end in (ends[0], ends[-1]))
     return bool(first != last or ends[0] == ends[-1])
 
 
@@ -109,7 +109,7 @@ def check_span(spec: StudySpec, config: Mapping[str, Any], total_steps: int | No
         config: A resolved config, with its lengths.
         total_steps: Steps of its training; None where they are not known.
     """
-    node = config["scheduler"]
+    node = config["lr_scheduler"]
     name = "" if node is None else str(node[TARGET]).rpartition(".")[2]
     key, exact = _HORIZONS.get(name, ("", False))
     if not exact or node["interval"] != "step" or total_steps is None:
@@ -119,12 +119,12 @@ def check_span(spec: StudySpec, config: Mapping[str, Any], total_steps: int | No
         return []
     problem = f"{name} is laid out over {horizon} steps, and this training has {total_steps}"
     fix = f'write `{key}: "${{trainer.total_steps}}"`'
-    return [finding(spec, problem, path=join_path(("scheduler", key)), value=horizon, fix=fix)]
+    return [finding(spec, problem, path=join_path(("lr_scheduler", key)), value=horizon, fix=fix)]
 
 
 def _milestones(reader: Reader) -> Findings:
-    node, epochs = reader.config["scheduler"], reader.epochs
-    if reader.target("scheduler") != "MultiStepLR" or node["interval"] != "epoch" or not epochs:
+    node, epochs = reader.config["lr_scheduler"], reader.epochs
+    if reader.target("lr_scheduler") != "MultiStepLR" or node["interval"] != "epoch" or not epochs:
         return
     listed = node.get("milestones")
     late = (
@@ -132,17 +132,17 @@ def _milestones(reader: Reader) -> Findings:
     )
     if late:
         problem = f"a trial has {epochs} epochs, and never gets to {show(late)}"
-        yield reader.warn(problem, "scheduler.milestones", listed, f"keep them below {epochs}")
+        yield reader.warn(problem, "lr_scheduler.milestones", listed, f"keep them below {epochs}")
 
 
 def _warmup(reader: Reader) -> Findings:
-    node, epochs = reader.config["scheduler"], reader.epochs
+    node, epochs = reader.config["lr_scheduler"], reader.epochs
     if not isinstance(node, dict) or node["interval"] != "epoch" or epochs is None:
         return
-    steps = reader.number("scheduler", "warmup")
+    steps = reader.number("lr_scheduler", "warmup")
     if steps is not None and steps >= epochs > 1:
         problem = f"the warm-up takes the whole trial of {epochs} epochs"
-        yield reader.warn(problem, "scheduler.warmup", steps, f"write less than {epochs}")
+        yield reader.warn(problem, "lr_scheduler.warmup", steps, f"write less than {epochs}")
 
 
 SCHEDULES: Final[Collection[Check]] = (_schedule, _one_span_for_all, _milestones, _warmup)

@@ -50,7 +50,8 @@ class Study:
         optimizer: Makes the optimizer from the model's parameters.
         loss: Called with (outputs, targets), or a class that makes what is.
         step: Called with (model, batch) in place of the loss.
-        scheduler: Makes the scheduler from the optimizer; ``interval`` and ``warmup`` may be among its arguments.
+        lr_scheduler: Makes the learning-rate scheduler from the optimizer; ``interval`` and ``warmup`` may be
+            among its arguments.
         loader: How data sets are batched, such as ``{"batch_size": 64}``.
         trainer: How long and where to train, such as ``{"max_epochs": 20}``.
         metrics: Name → function of (outputs, targets).
@@ -70,7 +71,7 @@ class Study:
         optimizer: Any,
         loss: Any = None,
         step: Any = None,
-        scheduler: Any = None,
+        lr_scheduler: Any = None,
         loader: Mapping[str, Any] | None = None,
         trainer: Mapping[str, Any] | None = None,
         metrics: Mapping[str, Any] | None = None,
@@ -85,7 +86,7 @@ class Study:
             folder = Path(file).parent if file else Path()
         self.folder = Path(folder).absolute()
         self._targets = {"data": data, "model": model, "loss": loss, "step": step}
-        self._targets |= {"optimizer": optimizer, "scheduler": scheduler}
+        self._targets |= {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
         self._metrics, self._callbacks, self._search_space = metrics, callbacks, search_space
         self._plain = {"study": {"name": name, **study}, "loader": loader, "trainer": trainer}
 

@@ -29,7 +29,7 @@ class Call:
 
     ```python
     model = hpo.Call(MLP, hidden=64, activation=nn.ReLU)
-    scheduler = hpo.Call(CosineAnnealingLR, T_max="${trainer.max_epochs}")
+    lr_scheduler = hpo.Call(CosineAnnealingLR, T_max="${trainer.max_epochs}")
     ```
 
     Args:

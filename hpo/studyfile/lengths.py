@@ -15,7 +15,7 @@ from hpo.studyfile.paths import Keys, copy_plain, leaves, lookup
 #: The names, below `trainer`.
 LENGTHS: Final = ("total_steps", "steps_per_epoch")
 #: Sections that are built for one training alone, after its data is there.
-SECTIONS: Final = ("loss", "step", "optimizer", "scheduler")
+SECTIONS: Final = ("loss", "step", "optimizer", "lr_scheduler")
 
 _SYMBOL: Final = re.compile(rf"\$\{{trainer\.({'|'.join(LENGTHS)})\}}")
 

@@ -34,10 +34,10 @@ from hpo.studyfile.schema_types import (
 
 __all__ = ["FREE_SECTIONS", "LoaderSection", "PrunerSection", "SamplerSection", "StudyFile", "StudySection"]
 
-#: Keys of `scheduler` that are not arguments of its target.
+#: Keys of `lr_scheduler` that are not arguments of its target.
 SCHEDULER_KEYS = ("interval", "warmup")
 #: Sections whose keys belong to the person's own code, in the order in which they are built.
-FREE_SECTIONS = ("data", "model", "loss", "step", "optimizer", "scheduler", "metrics", "callbacks")
+FREE_SECTIONS = ("data", "model", "loss", "step", "optimizer", "lr_scheduler", "metrics", "callbacks")
 
 
 def _with_pace(node: dict[str, Any]) -> dict[str, Any]:
@@ -173,7 +173,7 @@ class StudyFile(Section):
         examples=[{"_target_": "model.step"}],
     )
     optimizer: TargetNode = Field(examples=[{"_target_": "torch.optim.AdamW", "lr": 1e-3}])
-    scheduler: SchedulerNode | None = Field(
+    lr_scheduler: SchedulerNode | None = Field(
         default=None, examples=[{"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 5}]
     )
     metrics: Metrics = Field(

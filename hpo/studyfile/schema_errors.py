@@ -12,6 +12,8 @@ from hpo.studyfile.schema import StudyFile
 from hpo.studyfile.schema_space import CategoricalParam, FloatParam, IntParam
 
 _PARAMS: dict[Any, type[BaseModel]] = {"float": FloatParam, "int": IntParam, "categorical": CategoricalParam}
+#: Sections that people know by another name.
+_CALLED = {"scheduler": "lr_scheduler"}
 _ENTRY_DEPTH = 2  # search_space, then the entry's own path; pydantic puts the entry's type after these
 
 _WORDS = {
@@ -54,6 +56,10 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
     if kind == "missing":
         return marks.error(f"required {what} is missing", keys, fix=f"add {_example(owner, keys)}")
     if kind == "extra_forbidden":
+        if len(keys) == 1 and keys[0] in _CALLED:
+            name = _CALLED[str(keys[0])]
+            problem = f"unknown section: the learning rate's schedule is called `{name}`"
+            return marks.error(problem, keys, fix=f"write `{name}:` in place of `{keys[0]}:`")
         known = list(owner.model_fields) if owner else []
         fix = suggest_name(keys[-1], known, what=f"the {what}s here are")
         return marks.error(f"unknown {what}", keys, value=item["input"], fix=fix)

@@ -85,7 +85,7 @@ loader: {batch_size: 16}
 model: {_target_: parts.Net, hidden: 4, delay: 0.0, dropout: 0.1}
 loss: {_target_: parts.Explode}
 optimizer: {_target_: torch.optim.AdamW, lr: 1e-2}
-scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: "${trainer.max_epochs}"}
+lr_scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: "${trainer.max_epochs}"}
 metrics: {mae: {_target_: parts.mae}}
 trainer: {max_epochs: 3}
 search_space:

@@ -98,7 +98,7 @@ loader: {batch_size: 16}
 model: {_target_: parts.Net, hidden: 4, dropout: 0.1}
 loss: {_target_: torch.nn.MSELoss}
 optimizer: {_target_: torch.optim.SGD, lr: 1e-2, momentum: 0.9}
-scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: "${trainer.max_epochs}"}
+lr_scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: "${trainer.max_epochs}"}
 metrics: {mae: {_target_: parts.mae}}
 trainer: {max_epochs: 16}
 callbacks:

@@ -17,7 +17,7 @@ loader: {batch_size: 64}
 model: {_target_: model.MLP, hidden: 64}
 loss: {_target_: torch.nn.CrossEntropyLoss}
 optimizer: {_target_: torch.optim.AdamW, lr: 1e-3}
-scheduler: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 5}
+lr_scheduler: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 5}
 metrics: {accuracy: {_target_: model.accuracy}}
 search_space:
   optimizer.lr: {type: float, low: 1e-5, high: 0.1, log: true}
@@ -72,11 +72,21 @@ TABLE = [
     (
         ", step_size: 5",
         "",
-        "9: scheduler._target_: `torch.optim.lr_scheduler.StepLR` needs",
-        "scheduler.step_size",
+        "9: lr_scheduler._target_: `torch.optim.lr_scheduler.StepLR` needs",
+        "lr_scheduler.step_size",
     ),
-    ("step_size: 5", "step_size: 5, warmup: -1", "9: scheduler.warmup: must be a whole number", "counts epochs"),
-    ("step_size: 5", "step_size: 5, interval: day", "9: scheduler.interval: must be `epoch` or `step`", "epoch"),
+    (
+        "step_size: 5",
+        "step_size: 5, warmup: -1",
+        "9: lr_scheduler.warmup: must be a whole number",
+        "counts epochs",
+    ),
+    (
+        "step_size: 5",
+        "step_size: 5, interval: day",
+        "9: lr_scheduler.interval: must be `epoch` or `step`",
+        "epoch",
+    ),
     ("lr: 1e-3}", "lr: 1e-3, params: 3}", "8: optimizer.params: `params` of", "drop it"),
     ("lr: 1e-3}", "lr: 1e-3, betas: 3}", "8: optimizer.betas: `torch.optim.SGD` takes no argument", "when"),
     ("lr: 1e-3}", "lr: ${model.hiddn}", "9: not YAML: while parsing a flow mapping", "quotes"),

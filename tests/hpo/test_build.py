@@ -266,7 +266,7 @@ def test_a_step_of_ones_own_replaces_the_loss_and_its_numbers_are_metrics(studie
 @pytest.mark.parametrize(("interval", "steps"), [("epoch", 2), ("step", 8)])
 def test_a_scheduler_steps_per_epoch_or_per_step(studies: Studies, interval: str, steps: int) -> None:
     scheduler = f"{{_target_: torch.optim.lr_scheduler.StepLR, step_size: 100, interval: {interval}}}"
-    trainer = build(studies, f"scheduler={scheduler}", "trainer.max_epochs=2")
+    trainer = build(studies, f"lr_scheduler={scheduler}", "trainer.max_epochs=2")
     data = Builder(studies.spec()).data(studies.spec().resolve())
     trainer.fit(data["train"], data["val"])
     assert trainer.scheduler is not None
@@ -274,13 +274,13 @@ def test_a_scheduler_steps_per_epoch_or_per_step(studies: Studies, interval: str
 
 
 def test_a_plateau_scheduler_follows_the_studys_metric(studies: Studies) -> None:
-    scheduler = "scheduler={_target_: torch.optim.lr_scheduler.ReduceLROnPlateau, patience: 0}"
+    scheduler = "lr_scheduler={_target_: torch.optim.lr_scheduler.ReduceLROnPlateau, patience: 0}"
     trainer = build(studies, scheduler, "study.metric=val_mae", "study.direction=minimize")
     assert trainer.scheduler_monitor == "val_mae"
 
 
 def test_no_scheduler_is_no_scheduler(studies: Studies) -> None:
-    assert build(studies, "scheduler=null").scheduler is None
+    assert build(studies, "lr_scheduler=null").scheduler is None
 
 
 def test_what_is_trained_already_comes_before_the_configs_length(studies: Studies) -> None:
@@ -298,7 +298,7 @@ def test_lengths_precision_and_pace_come_from_the_trainer_section(studies: Studi
 
 def test_a_warm_up_stands_before_any_scheduler(studies: Studies) -> None:
     scheduler = "{_target_: torch.optim.lr_scheduler.StepLR, step_size: 100, warmup: 3, interval: step}"
-    trainer = build(studies, f"scheduler={scheduler}")
+    trainer = build(studies, f"lr_scheduler={scheduler}")
     assert isinstance(trainer.scheduler, Warmup)
     assert trainer.scheduler_interval == "step"
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(0.1 * trainer.scheduler.base_lrs[0])

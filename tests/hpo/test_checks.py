@@ -31,12 +31,12 @@ def test_warnings_of_imports_come_before_those_of_meaning(file: Path) -> None:
     file.with_name("more.py").write_text(
         "import parts\nclass Open(parts.Net):\n    def __init__(self, **more): ...\n"
     )
-    odd = ["model={_target_: more.Open, hidden: 4}", "scheduler.T_max=9", "study.workers=7"]
+    odd = ["model={_target_: more.Open, hidden: 4}", "lr_scheduler.T_max=9", "study.workers=7"]
     found = check_study(load_spec(file, odd))
     assert [item.path for item in found] == [
         "model.hidden",
         "search_space[model.hidden]",
-        "scheduler.T_max",
+        "lr_scheduler.T_max",
         "model.hidden",  # it is searched
         "study.workers",
     ]
@@ -45,7 +45,7 @@ def test_warnings_of_imports_come_before_those_of_meaning(file: Path) -> None:
     )
     assert [item.path for item in check_study(load_spec(file, odd), search=False)] == [
         "model.hidden",
-        "scheduler.T_max",
+        "lr_scheduler.T_max",
     ]
 
 
@@ -111,22 +111,22 @@ def test_what_comes_after_an_error_is_not_reached(file: Path, override: str, sta
 
 
 def test_warnings_do_not_fail_the_check(file: Path) -> None:
-    data, _ = checked(file, "scheduler.T_max=7", "study.workers=9")
+    data, _ = checked(file, "lr_scheduler.T_max=7", "study.workers=9")
     meaning = data["stages"][2]
     assert (meaning["status"], data["ok"]) == ("warnings", True)
     assert [(item["path"], item["value"]) for item in meaning["warnings"]] == [
-        ("scheduler.T_max", "7"),
+        ("lr_scheduler.T_max", "7"),
         ("study.workers", "9"),
     ]
 
 
 def test_people_read_a_line_for_each_stage_and_what_it_costs(file: Path) -> None:
-    told = hpo("check", file, "--device", "cpu", "scheduler.T_max=7").stdout
+    told = hpo("check", file, "--device", "cpu", "lr_scheduler.T_max=7").stdout
     lines = told.splitlines()
     assert lines[:2] == ["structure  ok", "imports    ok"]
     assert lines[2] == "meaning    1 warning"
     assert lines[3].startswith(
-        "  warning: command line: scheduler.T_max: CosineAnnealingLR is laid out over 7 epochs"
+        "  warning: command line: lr_scheduler.T_max: CosineAnnealingLR is laid out over 7 epochs"
     )
     assert "preflight  ok" in lines
     assert "  batch: 16 x 4, 16 x 1 → 16 x 1, 25 parameters" in lines

@@ -25,7 +25,7 @@ loader: {batch_size: 64}
 model: {_target_: model.MLP, hidden: 64}
 loss: {_target_: torch.nn.CrossEntropyLoss}
 optimizer: {_target_: torch.optim.AdamW, lr: 1e-3, weight_decay: 1e-4}
-scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: ${trainer.max_epochs}}
+lr_scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: ${trainer.max_epochs}}
 metrics: {accuracy: {_target_: model.accuracy}}
 callbacks: {early_stopping: true}
 search_space:
@@ -86,9 +86,9 @@ def test_defaults_and_shorthands(spec: StudySpec, tmp_path: Path) -> None:
 
 
 def test_interpolation_follows_a_trials_parameters(spec: StudySpec) -> None:
-    assert spec.resolve()["scheduler"]["T_max"] == 20
+    assert spec.resolve()["lr_scheduler"]["T_max"] == 20
     config = spec.resolve({"trainer.max_epochs": 3, "optimizer.momentum": 0.5})
-    assert config["scheduler"]["T_max"] == 3
+    assert config["lr_scheduler"]["T_max"] == 3
     assert config["optimizer"]["momentum"] == 0.5
     assert spec.resolve()["optimizer"] == {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 1e-4}
     assert config["step"] is None

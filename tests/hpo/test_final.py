@@ -42,7 +42,7 @@ def test_it_goes_on_from_the_best_epoch_and_keeps_the_best_of_both(studies: Stud
 
 def test_when_no_later_epoch_is_better_the_weights_are_those_it_started_from(studies: Studies) -> None:
     space = "search_space={model.hidden: {type: int, low: 4, high: 4}}"
-    with studies.open(space, "scheduler=null") as (view,):
+    with studies.open(space, "lr_scheduler=null") as (view,):
         run(view)
         start = start_of_trial(view, "0", from_scratch=False)
         assert start.checkpoint is not None
@@ -80,7 +80,7 @@ def test_a_schedule_written_for_the_epochs_of_a_trial_spans_the_new_ones(
 def test_it_says_how_the_learning_rate_will_go(
     studies: Studies, capsys: pytest.CaptureFixture[str], scheduler: str, line: str
 ) -> None:
-    spec = studies.spec(f"scheduler={scheduler}")
+    spec = studies.spec(f"lr_scheduler={scheduler}")
     train_final(Builder(spec), start_of_base(spec), epochs=2, device=CPU)
     assert line in capsys.readouterr().out
 

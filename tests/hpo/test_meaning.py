@@ -39,7 +39,7 @@ def warned(file: Path, *overrides: str, search: bool = True) -> list[Finding]:
 
 
 def scheduler(name: str, arguments: str) -> str:
-    return f"scheduler={{_target_: torch.optim.lr_scheduler.{name}, {arguments}}}"
+    return f"lr_scheduler={{_target_: torch.optim.lr_scheduler.{name}, {arguments}}}"
 
 
 @pytest.mark.parametrize(
@@ -48,37 +48,37 @@ def scheduler(name: str, arguments: str) -> str:
         (["optimizer.lr=0.02"], "optimizer.lr", "has no effect on trials"),
         (
             [scheduler("CosineAnnealingLR", "T_max: 20")],
-            "scheduler.T_max",
+            "lr_scheduler.T_max",
             "laid out over 20 epochs, and a trial has",
         ),
-        ([scheduler("CosineAnnealingLR", "T_max: 9")], "scheduler.T_max", "laid out over 9 epochs"),
-        ([scheduler("OneCycleLR", "max_lr: 0.1, total_steps: 12")], "scheduler.total_steps", "over 12 epochs"),
+        ([scheduler("CosineAnnealingLR", "T_max: 9")], "lr_scheduler.T_max", "laid out over 9 epochs"),
+        ([scheduler("OneCycleLR", "max_lr: 0.1, total_steps: 12")], "lr_scheduler.total_steps", "over 12 epochs"),
         (
             [scheduler("OneCycleLR", "max_lr: 0.1, total_steps: 12, interval: step"), "trainer.max_steps=99"],
-            "scheduler.total_steps",
+            "lr_scheduler.total_steps",
             "laid out over 12 steps, and a trial has 99",
         ),
         (
             [scheduler("CosineAnnealingLR", "T_max: 10, interval: step")],
-            "scheduler.T_max",
+            "lr_scheduler.T_max",
             "with `interval: step` these are 10 optimizer steps",
         ),
-        ([scheduler("LinearLR", "total_iters: 11")], "scheduler.total_iters", "never gets to its end"),
-        ([scheduler("PolynomialLR", "total_iters: 11")], "scheduler.total_iters", "never gets to its end"),
-        ([scheduler("StepLR", "step_size: 10")], "scheduler.step_size", "the learning rate never changes"),
+        ([scheduler("LinearLR", "total_iters: 11")], "lr_scheduler.total_iters", "never gets to its end"),
+        ([scheduler("PolynomialLR", "total_iters: 11")], "lr_scheduler.total_iters", "never gets to its end"),
+        ([scheduler("StepLR", "step_size: 10")], "lr_scheduler.step_size", "the learning rate never changes"),
         (
             [scheduler("ReduceLROnPlateau", "patience: 10")],
-            "scheduler.patience",
+            "lr_scheduler.patience",
             "the learning rate never changes",
         ),
         (
             [scheduler("CosineAnnealingWarmRestarts", "T_0: 10")],
-            "scheduler.T_0",
+            "lr_scheduler.T_0",
             "the learning rate never restarts: 10 epochs",
         ),
         (
             [scheduler("CyclicLR", "base_lr: 0.01, max_lr: 0.1, step_size_up: 12")],
-            "scheduler.step_size_up",
+            "lr_scheduler.step_size_up",
             "never gets to max_lr",
         ),
         (
@@ -86,7 +86,7 @@ def scheduler(name: str, arguments: str) -> str:
                 scheduler("CosineAnnealingLR", "T_max: 20"),
                 "search_space={trainer.max_epochs: {type: int, low: 10, high: 30}}",
             ],
-            "scheduler.T_max",
+            "lr_scheduler.T_max",
             "laid out over 20 epochs in every trial, and their length is searched: trainer.max_epochs",
         ),
         (
@@ -94,17 +94,17 @@ def scheduler(name: str, arguments: str) -> str:
                 scheduler("OneCycleLR", "max_lr: 0.1, total_steps: 300, interval: step"),
                 "search_space={loader.batch_size: {type: categorical, choices: [16, 32]}}",
             ],
-            "scheduler.total_steps",
+            "lr_scheduler.total_steps",
             "laid out over 300 steps in every trial, and their length is searched: loader.batch_size",
         ),
         (
             [scheduler("MultiStepLR", "milestones: [5, 10, 15]")],
-            "scheduler.milestones",
+            "lr_scheduler.milestones",
             r"never gets to \[10, 15\]",
         ),
         (
             [scheduler("ExponentialLR", "gamma: 0.9, warmup: 10")],
-            "scheduler.warmup",
+            "lr_scheduler.warmup",
             "takes the whole trial of 10",
         ),
         (

@@ -18,7 +18,7 @@ from trainer.checkpoint import newest_checkpoint
 
 OVERRIDES = (
     *("model.dropout=0.0", "loader.batch_size=24", "trainer.max_epochs=3"),
-    *("optimizer._target_=torch.optim.SGD", "scheduler=null"),
+    *("optimizer._target_=torch.optim.SGD", "lr_scheduler=null"),
 )
 
 

@@ -114,7 +114,10 @@ class Scheduler(torch.optim.lr_scheduler.LRScheduler):
     def get_lr(self):
         if self.last_epoch and self.kind == "raises":
             raise IndexError("past the end")
-        return [float("nan") if self.last_epoch else 0.01]
+        return [float("nan") if self.last_epoch and self.kind == "nan" else 0.01]
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict({**state_dict, "last_epoch": 7} if self.kind == "forgets" else state_dict)
 
 
 class Wrong(Callback):
@@ -149,7 +152,7 @@ loader: {batch_size: 32}
 model: {_target_: parts.Net}
 loss: {_target_: parts.Loss}
 optimizer: {_target_: torch.optim.AdamW, lr: 1e-2}
-scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: "${trainer.max_epochs}"}
+lr_scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: "${trainer.max_epochs}"}
 metrics: {mae: {_target_: parts.metric}}
 trainer: {max_epochs: 3}
 search_space:
@@ -216,8 +219,12 @@ def test_a_good_study_is_measured_and_leaves_nothing(file: Path, capfd: pytest.C
         ("optimizer._target_=parts.Optimizer", "optimizer._target_", "step failed: ArithmeticError: no step"),
         ("optimizer.lr=1e38", "optimizer", "after one step the weights of `first.weight` are not finite"),
         ("optimizer.betas=[2, 2]", "optimizer._target_", "building it failed: ValueError: Invalid beta"),
-        ("scheduler={_target_: parts.Scheduler, kind: raises}", "scheduler._target_", "step failed: IndexError"),
-        ("scheduler={_target_: parts.Scheduler, kind: nan}", "scheduler", "the learning rate is nan"),
+        (
+            "lr_scheduler={_target_: parts.Scheduler, kind: raises}",
+            "lr_scheduler._target_",
+            "step failed: IndexError",
+        ),
+        ("lr_scheduler={_target_: parts.Scheduler, kind: nan}", "lr_scheduler", "the learning rate is nan"),
         ("callbacks={wrong: {_target_: parts.Wrong}}", "callbacks.wrong._target_", "Wrong failed: LookupError"),
         (
             "callbacks={wrong: {_target_: parts.Wrong, kind: counts}}",
@@ -261,12 +268,14 @@ def test_what_does_not_stop_a_trial_is_a_warning(file: Path) -> None:
         *tried(file, "model.kind=unused").warnings,
         *tried(file, "loader.batch_size=128").warnings,
         *tried(file, "callbacks={mine: {_target_: parts.Stateful, kind: forgets}}").warnings,
+        *tried(file, "lr_scheduler={_target_: parts.Scheduler, kind: forgets}").warnings,
         *tried(file, "data.kind=flat", "loss={_target_: torch.nn.MSELoss}", "metrics={}").warnings,
     ]
     assert [(item.path, item.problem.partition(":")[0]) for item in found] == [
         ("model", "no gradient reaches `unused.weight`, `unused.bias`"),
         ("loader.batch_size", "a batch of 128 is more than all 96 training samples"),
         ("callbacks", "callbacks (Stateful) comes back from a checkpoint otherwise than it was saved"),
+        ("lr_scheduler", "scheduler comes back from a checkpoint otherwise than it was saved"),
         ("loss", "a warning while it is tried out"),
         ("loss", "a warning while it is tried out"),
     ]
@@ -276,7 +285,7 @@ def test_what_does_not_stop_a_trial_is_a_warning(file: Path) -> None:
 def test_a_step_of_ones_own_and_steps_as_length(file: Path) -> None:
     step = "\n\ndef step(model, batch):\n    return {'loss': (model(batch[0]) - batch[1]).abs().mean()}\n"
     file.with_name("steps.py").write_text("import torch" + step)
-    length = ("trainer={max_steps: 20, validate_every: 5}", "scheduler.T_max=20", "scheduler.interval=step")
+    length = ("trainer={max_steps: 20, validate_every: 5}", "lr_scheduler.T_max=20", "lr_scheduler.interval=step")
     own = ("step={_target_: steps.step}", "metrics={}", "callbacks={gradient_accumulation: {batches: 2}}")
     base = tried(file, *length, *own).base
     assert (base.epochs, base.batches, base.outputs) == (4, 10, [])

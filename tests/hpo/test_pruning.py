@@ -180,7 +180,7 @@ def test_status_says_nothing_of_what_did_not_happen(studies: Studies) -> None:
 
 
 def test_a_trial_pruned_without_a_horizon_is_shown_without_epochs(studies: Studies) -> None:
-    endless = ("study.n_trials=20", "trainer.max_epochs=null", "trainer.max_steps=100", "scheduler=null")
+    endless = ("study.n_trials=20", "trainer.max_epochs=null", "trainer.max_steps=100", "lr_scheduler=null")
     with studies.open(*endless, "trainer.validate_every=10") as (view,):
         view.study._storage.set_study_user_attr(view.study_id, "hpo:max_epochs", None)
         play(view, [2.0, 1.0], state=TrialState.PRUNED)

@@ -58,7 +58,7 @@ def test_classes_become_the_shortest_import_paths(tmp_path: Path) -> None:
             model=Inner.Deeper,
             step=Inner.made,
             metrics={"relu": torch.relu},
-            scheduler="torch.optim.lr_scheduler.StepLR",
+            lr_scheduler="torch.optim.lr_scheduler.StepLR",
         )
     )
     assert config["data"] == {"_target_": f"{HERE}.load"}
@@ -67,7 +67,7 @@ def test_classes_become_the_shortest_import_paths(tmp_path: Path) -> None:
     assert config["step"] == {"_target_": f"{HERE}.Inner.made"}
     assert config["metrics"] == {"relu": {"_target_": "torch.relu"}}
     assert config["optimizer"] == {"_target_": "torch.optim.AdamW", "lr": 0.001}
-    assert config["scheduler"] == {"_target_": "torch.optim.lr_scheduler.StepLR"}
+    assert config["lr_scheduler"] == {"_target_": "torch.optim.lr_scheduler.StepLR"}
 
 
 def test_arguments_are_made_first_or_handed_over(tmp_path: Path) -> None:
@@ -110,7 +110,7 @@ def test_every_section_says_what_a_study_file_would(tmp_path: Path, monkeypatch:
         model=hpo.Call(parts.Net, hidden=4, delay=0.0, dropout=0.1),
         loss=parts.Explode,
         optimizer=hpo.Call(torch.optim.AdamW, lr=1e-2),
-        scheduler=hpo.Call(torch.optim.lr_scheduler.CosineAnnealingLR, T_max="${trainer.max_epochs}"),
+        lr_scheduler=hpo.Call(torch.optim.lr_scheduler.CosineAnnealingLR, T_max="${trainer.max_epochs}"),
         metrics={"mae": parts.mae},
         loader={"batch_size": 16},
         trainer={"max_epochs": 3},
@@ -118,7 +118,7 @@ def test_every_section_says_what_a_study_file_would(tmp_path: Path, monkeypatch:
         folder=tmp_path,
     )
     assert made.spec().config_hash() == load_spec(path).config_hash()
-    assert made.spec().config.scheduler == load_spec(path).config.scheduler
+    assert made.spec().config.lr_scheduler == load_spec(path).config.lr_scheduler
 
 
 def test_classes_may_be_searched(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from trainer.checkpoint import load_checkpoint
 
 CPU = torch.device("cpu")
 ONE_CYCLE = (
-    "scheduler={_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: '${optimizer.lr}', interval: step, "
+    "lr_scheduler={_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: '${optimizer.lr}', interval: step, "
     "total_steps: '${trainer.total_steps}'}"
 )
 
@@ -137,9 +137,9 @@ def test_what_is_trained_already_does_not_count(epochs: int, more: int, every: f
 class TestInAStudyFile:
     def test_the_file_is_read_and_hashed_with_the_names(self, studies: Studies) -> None:
         spec = studies.spec(ONE_CYCLE)
-        assert spec.base_config()["scheduler"]["total_steps"] == "${trainer.total_steps}"
+        assert spec.base_config()["lr_scheduler"]["total_steps"] == "${trainer.total_steps}"
         assert spec.config_hash() == studies.spec(ONE_CYCLE, "study.name=other").config_hash()
-        assert spec.config_hash() != studies.spec(ONE_CYCLE, "scheduler.total_steps=12").config_hash()
+        assert spec.config_hash() != studies.spec(ONE_CYCLE, "lr_scheduler.total_steps=12").config_hash()
         assert "total_steps" not in spec.base_config()["trainer"]
 
     @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ class TestInAStudyFile:
         config = builder.spec.resolve()
         data = builder.data(config)
         whole = builder.laid_out(config, data)
-        assert builder.laid_out(cut(config, 4), data)["scheduler"] == whole["scheduler"]
+        assert builder.laid_out(cut(config, 4), data)["lr_scheduler"] == whole["lr_scheduler"]
 
     def test_a_resumed_trial_has_the_same_schedule(self, studies: Studies) -> None:
         def trainer(folder: str, *bridge: Callback) -> Trainer:
@@ -199,12 +199,12 @@ class TestInAStudyFile:
 
     def test_steps_per_epoch_serves_a_warm_up(self, studies: Studies) -> None:
         scheduler = (
-            "scheduler={_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: '${trainer.total_steps}', "
+            "lr_scheduler={_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: '${trainer.total_steps}', "
             "interval: step, warmup: '${trainer.steps_per_epoch}'}"
         )
         builder = Builder(studies.spec(scheduler))
         config = builder.spec.resolve()
-        node = builder.laid_out(config, builder.data(config))["scheduler"]
+        node = builder.laid_out(config, builder.data(config))["lr_scheduler"]
         assert (node["T_max"], node["warmup"]) == (12, 4)
 
     def test_it_may_stand_in_text_and_below_other_keys(self, studies: Studies) -> None:
@@ -235,10 +235,10 @@ class TestInAStudyFile:
         builder, data = Builder(studies.spec(ONE_CYCLE)), {"train": Stream()}
         with pytest.raises(InputError) as raised:
             builder.laid_out(builder.spec.resolve(), data)
-        assert "scheduler.total_steps: trainer.total_steps is not known" in str(raised.value)
+        assert "lr_scheduler.total_steps: trainer.total_steps is not known" in str(raised.value)
         assert "trainer.max_steps" in raised.value.fix
         limited = builder.spec.resolve({"trainer.max_steps": 9, "trainer.validate_every": 3})
-        assert builder.laid_out(limited, data)["scheduler"]["total_steps"] == 9
+        assert builder.laid_out(limited, data)["lr_scheduler"]["total_steps"] == 9
 
     def test_a_batch_size_that_changes_leaves_it_open(self, studies: Studies) -> None:
         builder = Builder(studies.spec(ONE_CYCLE, "callbacks={batch_size_schedule: {sizes: {'0': 4, '1': 8}}}"))
@@ -248,8 +248,8 @@ class TestInAStudyFile:
 
 
 SEARCHED = STUDY.replace(
-    'scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: "${trainer.max_epochs}"}',
-    """scheduler:
+    'lr_scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: "${trainer.max_epochs}"}',
+    """lr_scheduler:
   _target_: torch.optim.lr_scheduler.OneCycleLR
   max_lr: ${optimizer.lr}
   total_steps: ${trainer.total_steps}
@@ -268,10 +268,10 @@ def test_a_study_of_one_cycles_over_searched_batches(tmp_path: Path) -> None:
         steps = 3 * math.ceil(64 / trial["params"]["loader.batch_size"])
         folder = runs / "trials" / str(trial["trial"]) / "attempt-1"
         saved = OmegaConf.load(folder / "config.yaml")
-        assert saved.scheduler.total_steps == steps
-        assert saved.scheduler.max_lr == trial["params"]["optimizer.lr"]
+        assert saved.lr_scheduler.total_steps == steps
+        assert saved.lr_scheduler.max_lr == trial["params"]["optimizer.lr"]
         scheduler = load_checkpoint(folder / "checkpoints" / "epoch-00003.pt", CPU)["scheduler"]
         assert (scheduler["total_steps"], scheduler["last_epoch"]) == (steps, steps)
     hpo("train", study, "--trial", "best", "--epochs", 2)
     best = yaml.safe_load((runs / "final" / "config.yaml").read_text())
-    assert best["scheduler"]["total_steps"] == 2 * math.ceil(64 / best["loader"]["batch_size"])
+    assert best["lr_scheduler"]["total_steps"] == 2 * math.ceil(64 / best["loader"]["batch_size"])

@@ -25,7 +25,7 @@ search_space:
   optimizer.lr: {type: float, low: 1e-4, high: 1e-1, log: true}
 """
 CYCLE = "cycle_momentum: false, base_lr: 1e-3"
-TYPES = "scheduler._target_: {type: categorical, choices: [torch.optim.lr_scheduler.StepLR, %s]}"
+TYPES = "lr_scheduler._target_: {type: categorical, choices: [torch.optim.lr_scheduler.StepLR, %s]}"
 LR = "optimizer.lr: {type: float, low: 1e-4, high: 1e-1}"
 ONE_CYCLE, PLATEAU = "torch.optim.lr_scheduler.OneCycleLR", "torch.optim.lr_scheduler.ReduceLROnPlateau"
 
@@ -52,25 +52,29 @@ def spec_of(file: Path, *overrides: str) -> StudySpec:
 
 
 def scheduler(name: str, arguments: str) -> str:
-    return f"scheduler={{_target_: torch.optim.lr_scheduler.{name}, {arguments}}}"
+    return f"lr_scheduler={{_target_: torch.optim.lr_scheduler.{name}, {arguments}}}"
 
 
 @pytest.mark.parametrize(
     ("overrides", "path", "problem"),
     [
-        ([scheduler("ReduceLROnPlateau", "interval: step")], "scheduler.interval", "a metric of a whole epoch"),
-        (["scheduler={_target_: own.Patient, interval: step}"], "scheduler.interval", "Patient follows a metric"),
+        ([scheduler("ReduceLROnPlateau", "interval: step")], "lr_scheduler.interval", "a metric of a whole epoch"),
+        (
+            ["lr_scheduler={_target_: own.Patient, interval: step}"],
+            "lr_scheduler.interval",
+            "Patient follows a metric",
+        ),
         (
             [scheduler("StepLR", "step_size: 1, interval: step"), f"search_space={{{TYPES % PLATEAU}}}"],
-            "scheduler.interval",
-            "with scheduler._target_ torch.optim.lr_scheduler.ReduceLROnPlateau",
+            "lr_scheduler.interval",
+            "with lr_scheduler._target_ torch.optim.lr_scheduler.ReduceLROnPlateau",
         ),
         (
             [
                 scheduler("ReduceLROnPlateau", "patience: 1"),
-                "search_space={scheduler.interval: {type: categorical, choices: [epoch, step]}}",
+                "search_space={lr_scheduler.interval: {type: categorical, choices: [epoch, step]}}",
             ],
-            "search_space[scheduler.interval]",
+            "search_space[lr_scheduler.interval]",
             "a metric of a whole epoch",
         ),
         (
@@ -79,7 +83,7 @@ def scheduler(name: str, arguments: str) -> str:
             "searched without effect: OneCycleLR sets it from `max_lr`",
         ),
         (
-            ["scheduler={_target_: own.Cycle, max_lr: 0.1, total_steps: 5}"],
+            ["lr_scheduler={_target_: own.Cycle, max_lr: 0.1, total_steps: 5}"],
             "search_space[optimizer.lr]",
             "searched without effect: Cycle sets it",
         ),
@@ -108,17 +112,17 @@ def scheduler(name: str, arguments: str) -> str:
         ),
         (
             [scheduler("OneCycleLR", "max_lr: '${optimizer.lr}', total_steps: '${trainer.total_steps}'")],
-            "scheduler.total_steps",
+            "lr_scheduler.total_steps",
             "counts optimizer steps, and the scheduler steps once an epoch",
         ),
         (
             [scheduler("OneCycleLR", "max_lr: '${optimizer.lr}', total_steps: 4")],
-            "scheduler.total_steps",
+            "lr_scheduler.total_steps",
             "is over after 4 epochs, and the training has 5",
         ),
         (
             [scheduler("OneCycleLR", "max_lr: '${optimizer.lr}', epochs: 2, steps_per_epoch: 2")],
-            "scheduler.epochs",
+            "lr_scheduler.epochs",
             "is over after 4 epochs, and the training has 5",
         ),
         (
@@ -126,7 +130,7 @@ def scheduler(name: str, arguments: str) -> str:
                 scheduler("OneCycleLR", "max_lr: 0.1, total_steps: 7"),
                 "search_space={trainer.max_epochs: {type: int, low: 5, high: 9}}",
             ],
-            "scheduler.total_steps",
+            "lr_scheduler.total_steps",
             "is over after 7 epochs, and the training has 9",
         ),
         (
@@ -134,7 +138,7 @@ def scheduler(name: str, arguments: str) -> str:
                 scheduler("OneCycleLR", "max_lr: '${optimizer.lr}', total_steps: 30, interval: step"),
                 "trainer={max_steps: 40}",
             ],
-            "scheduler.total_steps",
+            "lr_scheduler.total_steps",
             "is over after 30 steps, and the training has 40",
         ),
     ],
@@ -167,7 +171,7 @@ def test_what_can_not_be_is_refused_where_it_stands(
             scheduler("StepLR", "step_size: 1"),
             (
                 f"search_space={{{TYPES % ONE_CYCLE}, optimizer.lr: {{type: float, low: 1e-4, high: 1e-1, when: "
-                "{scheduler._target_: torch.optim.lr_scheduler.StepLR}}}"
+                "{lr_scheduler._target_: torch.optim.lr_scheduler.StepLR}}}"
             ),
         ],
     ],
@@ -202,7 +206,7 @@ class TestOnceTheDataIsThere:
             return
         with pytest.raises(InputError, match="over after 20 steps, and the training has 40") as raised:
             builder.laid_out(config, builder.data(config))
-        assert raised.value.path == "scheduler.total_steps"
+        assert raised.value.path == "lr_scheduler.total_steps"
         assert "${trainer.total_steps}" in raised.value.fix
 
     def test_a_preflight_tells_of_a_schedule_that_does_not_end_with_the_training(self, file: Path) -> None:
