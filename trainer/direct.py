@@ -26,6 +26,8 @@ _finds_anomalies: Any = torch.is_anomaly_enabled
 _sees_functions: Any = torch._C._is_torch_function_mode_enabled  # noqa: SLF001
 _sees_operations: Any = torch._C._len_torch_dispatch_stack  # noqa: SLF001
 _transforms: Any = torch._C._are_functorch_transforms_active  # noqa: SLF001
+# What torch.no_grad calls, of whose time it is a tenth.
+_set_grad: Any = torch._C._set_grad_enabled  # noqa: SLF001
 
 # Exact classes, as for the fused forms: what a subclass puts around its step is not ours to leave out.
 _KNOWN = (SGD, Adam, AdamW)
@@ -56,8 +58,12 @@ class DirectStep:
         if self._raw is None or self._is_replaced(own) or _has_hooks(optimizer) or _is_watched():
             optimizer.step()
             return
-        with torch.no_grad():
+        graded = torch.is_grad_enabled()
+        _set_grad(False)
+        try:
             self._raw(optimizer)
+        finally:
+            _set_grad(graded)
         if own is not None:
             mark_stepped(optimizer)
 

@@ -47,10 +47,13 @@ class _Accumulator:
         self.values, self.weights = [], []
 
     def stacked_weights(self, device: torch.device) -> Tensor:
-        if not any(isinstance(weight, Tensor) for weight in self.weights):
+        tensors = [weight for weight in self.weights if isinstance(weight, Tensor)]
+        if not tensors:
             return torch.tensor(self.weights, dtype=self.dtype).to(device, non_blocking=True)
-        tensors = [torch.as_tensor(weight, dtype=self.dtype, device=device) for weight in self.weights]
-        return torch.stack(tensors)
+        kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+        if len(tensors) == len(self.weights) and len(kinds) == 1:  # one conversion costs less than hundreds
+            return torch.stack(tensors).to(device, self.dtype)
+        return torch.stack([torch.as_tensor(weight, dtype=self.dtype, device=device) for weight in self.weights])
 
     def result(self) -> Tensor:
         """Total and weight."""
