@@ -28,8 +28,8 @@ from hpo.studyfile.schema_metrics import METRIC_KEYS
 from hpo.studyfile.targets import TARGET, TargetResolver, instantiate, named_targets
 from trainer import BatchOptions, Callback, Trainer, callbacks
 from trainer.metric_objects import Metric
+from trainer.random_state import seed_all
 from trainer.schedulers import Warmup
-from trainer.seeding import seed_all
 from trainer.state import Mode
 from trainer.trainer import Interval
 from trainer.whole_set import MAX_BYTES, WholeSet

@@ -1,11 +1,15 @@
 """A callback-driven PyTorch training loop that stands on its own."""
 
-from trainer.callback import Callback, register_global_callback
-from trainer.checkpoint import newest_checkpoint
-from trainer.data import BatchOptions
-from trainer.state import TrainState
-from trainer.trainer import Trainer
-from trainer.whole_set import WholeSet
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trainer.callback import Callback, register_global_callback
+    from trainer.checkpoint import newest_checkpoint
+    from trainer.data import BatchOptions
+    from trainer.state import TrainState
+    from trainer.trainer import Trainer
+    from trainer.whole_set import WholeSet
 
 __all__ = [
     "BatchOptions",
@@ -16,3 +20,25 @@ __all__ = [
     "newest_checkpoint",
     "register_global_callback",
 ]
+
+_HOMES = {
+    "trainer.callback": ("Callback", "register_global_callback"),
+    "trainer.checkpoint": ("newest_checkpoint",),
+    "trainer.data": ("BatchOptions",),
+    "trainer.state": ("TrainState",),
+    "trainer.trainer": ("Trainer",),
+    "trainer.whole_set": ("WholeSet",),
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Imported when it is asked for: what reads a study takes predictions and seeds from here, and no torch.
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(importlib.import_module(home), name)
+    msg = f"module {__name__!r} has no attribute {name!r}"
+    raise AttributeError(msg)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

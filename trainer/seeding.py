@@ -1,62 +1,9 @@
-"""Seeds and generator states of Python, NumPy and torch as plain values."""
-
-import random
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any, cast
+"""Seeds from seeds; without torch, which whoever reads a study does without."""
 
 import numpy as np
-import torch
-
-_NumpyState = tuple[str, np.ndarray[Any, np.dtype[np.uint32]], int, int, float]
 
 
 def derive_seed(*parts: int) -> int:
     """One seed in [0, 2**63) from several integers, well mixed (NumPy's SeedSequence)."""
     state = np.random.SeedSequence([part % 2**64 for part in parts]).generate_state(1, np.uint64)
     return int(state[0]) >> 1
-
-
-def seed_all(seed: int) -> None:
-    """Seed the global generators of Python, NumPy and torch (every device)."""
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-    if torch.backends.cuda.is_built() or torch.backends.mps.is_built():  # type: ignore[no-untyped-call]
-        torch.manual_seed(seed)
-    else:  # the same without a quarter of a millisecond of looking for devices
-        torch.default_generator.manual_seed(seed)
-
-
-def rng_state() -> dict[str, Any]:
-    """States of the global generators, in types that ``torch.load(weights_only=True)`` accepts."""
-    _, keys, position, has_gauss, cached = cast("_NumpyState", np.random.get_state(legacy=True))
-    state: dict[str, Any] = {
-        "python": random.getstate(),
-        "numpy": (torch.from_numpy(keys.astype(np.int64)), int(position), int(has_gauss), float(cached)),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def set_rng_state(state: dict[str, Any]) -> None:
-    """Put the generators back; CUDA's only as far as the devices are there."""
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    keys, position, has_gauss, cached = state["numpy"]
-    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
-    torch.set_rng_state(state["torch"].cpu())
-    if "cuda" in state and torch.cuda.is_available():
-        states = [item.cpu() for item in state["cuda"]]
-        torch.cuda.set_rng_state_all(states[: torch.cuda.device_count()])
-
-
-@contextmanager
-def kept_rng() -> Iterator[None]:
-    """Put the global generators back, at the end, where they are now."""
-    before = rng_state()
-    try:
-        yield
-    finally:
-        set_rng_state(before)

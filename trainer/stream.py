@@ -7,7 +7,8 @@ from itertools import chain
 from typing import Any
 
 from trainer.data import Batches, close_batches, pass_length
-from trainer.seeding import derive_seed, seed_all, set_rng_state
+from trainer.random_state import seed_all, set_rng_state
+from trainer.seeding import derive_seed
 from trainer.state import TrainState
 
 # Keeps the random streams of epochs that begin inside a pass apart from those of passes.

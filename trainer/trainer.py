@@ -26,10 +26,10 @@ from trainer.modes import begin_training, kept_modes
 from trainer.parts import Parts, bare_model, choose_step
 from trainer.plan import Plan
 from trainer.precision import Kind, Precision
+from trainer.random_state import kept_rng, rng_state
 from trainer.recorded import MetricError, Metrics
 from trainer.runner import CallbackRunner, fire_isolated, name_of
 from trainer.schedulers import check_interval
-from trainer.seeding import kept_rng, rng_state
 from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, VALIDATION, TrainState
 from trainer.step import Step
 from trainer.stream import TrainStream

@@ -22,7 +22,7 @@ from hpo.study import OpenStudy, load_study
 from hpo.studyfile.code import code_identity
 from hpo.studyfile.targets import instantiate
 from trainer.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
-from trainer.seeding import rng_state, seed_all, set_rng_state
+from trainer.random_state import rng_state, seed_all, set_rng_state
 from trainer.state import Mode, best_epoch
 
 

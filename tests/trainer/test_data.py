@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 from tests.trainer.support import assert_same, quick
 from trainer import BatchOptions
 from trainer.data import Batches, LoaderBatches, TensorBatches, batch_length, make_batches, to_device
-from trainer.seeding import seed_all
+from trainer.random_state import seed_all
 
 CPU = torch.device("cpu")
 

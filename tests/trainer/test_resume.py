@@ -42,7 +42,7 @@ from trainer.callbacks import (
     OverfitDetection,
 )
 from trainer.checkpoint import newest_checkpoint
-from trainer.seeding import seed_all
+from trainer.random_state import seed_all
 
 EPOCHS, BATCHES = 3, 4
 SAMPLES = 4 * BATCHES - 1
