@@ -10,7 +10,6 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from tests.acceptance.support import STUDY, hpo, hpo_json, kill_all, make_study, start_hpo, wait_until
 from tests.trainer import mlflow_store, wandb_file
-from trainer.wandb_files import logged_steps
 
 FRIENDS = "callbacks: {wandb: {tags: [tests]}, mlflow: {}, tensorboard: {}}\nsearch_space:"
 EPOCHS = 30
@@ -25,23 +24,23 @@ def test_a_trial_that_is_killed_and_goes_on_is_one_run_everywhere(
     output = tmp_path / "runs" / "tiny"
     mlflow_store.put_copy(output)
     trial = output / "trials" / "0"
-    command = ("run", study, "--n-trials", 1, f"trainer.max_epochs={EPOCHS}", "model.delay=0.03")
+    command = ("run", study, "--n-trials", 1, f"trainer.max_epochs={EPOCHS}", "model.delay=0.05")
 
     process = start_hpo(*command)
-    key = trial / "run_key"
-    wait_until(lambda: key.exists() and logged_steps([trial / "attempt-1"], key.read_text()))
+    files = "attempt-*/wandb/offline-run-*/run-*.wandb"
+    wait_until(lambda: any(map(wandb_file.steps, trial.glob(files))))
     kill_all(process)
     hpo(*command)
 
-    files = sorted(trial.glob("attempt-*/wandb/offline-run-*/run-*.wandb"))
-    assert len(files) == 2
-    assert {wandb_file.run_record(file).run_id for file in files} == {key.read_text()}
-    steps = [[row["_step"] for row in wandb_file.history(file)] for file in files]
+    logged = sorted(trial.glob(files))
+    assert len(logged) == 2
+    assert {wandb_file.run_record(file)["run_id"] for file in logged} == {(trial / "run_key").read_text()}
+    steps = [wandb_file.steps(file) for file in logged]
     assert all(steps)
     assert [step for each in steps for step in each] == list(range(1, EPOCHS + 1))
-    run = wandb_file.run_record(files[-1])
-    assert (run.run_group, run.job_type, list(run.tags)) == ("tiny", "trial", ["tests"])
-    summary, best = wandb_file.summary(files[-1]), hpo_json("best", study)
+    run = wandb_file.run_record(logged[-1])
+    assert (run["run_group"], run["job_type"], run["tags"]) == ("tiny", "trial", ["tests"])
+    summary, best = wandb_file.summary(logged[-1]), hpo_json("best", study)
     assert (summary["outcome"], summary["best_val_loss"]) == ("complete", best["value"])
 
     client = MlflowClient(tracking_uri=f"sqlite:///{output / 'mlflow.db'}")

@@ -66,7 +66,7 @@ def test_each_trial_is_an_offline_wandb_run_of_the_studys_group(
         folder = tmp_path / "runs" / "tiny" / "trials" / str(number) / "attempt-1"
         (file,) = folder.glob("wandb/offline-run-*/run-*.wandb")
         run = wandb_file.run_record(file)
-        assert (run.project, run.run_group, run.display_name) == ("tiny", "tiny", f"trial-{number}")
+        assert (run["project"], run["run_group"], run["display_name"]) == ("tiny", "tiny", f"trial-{number}")
         assert wandb_file.config(file) == params[number]
         rows = wandb_file.history(file)
         assert [row["epoch"] for row in rows] == [1, 2, 3]

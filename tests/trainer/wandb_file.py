@@ -1,41 +1,46 @@
-"""What the `.wandb` file of an offline run says."""
+"""What the `.wandb` file of an offline run says, as W&B's own program reads it."""
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
-from trainer.wandb_files import read_records
+from wandb.util import get_core_path
+
+
+def records(path: Path, kind: str) -> list[dict[str, Any]]:
+    """The records of a kind (``run``, ``history``, ``summary``, …), in their order."""
+    # The program below `wandb leet inspect`, which needs a second only to start.
+    command = [get_core_path(), "leet", "inspect", "--no-observability", "--json", "--run-file", str(path)]
+    done = subprocess.run([*command, str(path.parent)], capture_output=True, text=True, check=True)
+    found = map(json.loads, done.stdout.splitlines())
+    return [record[kind] for record in found if record["type"] == kind]
 
 
 def history(path: Path) -> list[dict[str, Any]]:
     """What was logged, one mapping a call, without W&B's own keys but the step."""
-    rows = []
-    for record in read_records(path):
-        if record.HasField("history"):
-            items = {
-                (item.key or "/".join(item.nested_key)): json.loads(item.value_json)
-                for item in record.history.item
-            }
-            rows.append({key: value for key, value in items.items() if key == "_step" or key[0] != "_"})
-    return rows
+    rows = [record["item"] for record in records(path, "history")]
+    return [{key: value for key, value in row.items() if key == "_step" or key[0] != "_"} for row in rows]
 
 
-def run_record(path: Path) -> Any:
+def steps(path: Path) -> list[int]:
+    """The steps that were logged."""
+    return [row["_step"] for row in history(path)]
+
+
+def run_record(path: Path) -> dict[str, Any]:
     """The record that opens the run: project, group, name, id, config, tags."""
-    return next(record.run for record in read_records(path) if record.HasField("run"))
+    return records(path, "run")[0]
 
 
 def config(path: Path) -> dict[str, Any]:
     """The run's configuration, without W&B's own."""
-    update = run_record(path).config.update
-    return {item.key: json.loads(item.value_json) for item in update if not item.key.startswith("_")}
+    return {key: value for key, value in run_record(path)["config"]["update"].items() if not key.startswith("_")}
 
 
 def summary(path: Path) -> dict[str, Any]:
     """The run's summary as it ended, without W&B's own."""
     values: dict[str, Any] = {}
-    for record in read_records(path):
-        if record.HasField("summary"):
-            for item in record.summary.update:
-                values[item.key or "/".join(item.nested_key)] = json.loads(item.value_json)
+    for record in records(path, "summary"):
+        values |= record["update"]
     return {key: value for key, value in values.items() if key[0] != "_"}

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import glob
+import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -14,7 +19,6 @@ from trainer.checkpoint import find_checkpoint
 from trainer.events import LOG_PRIORITY
 from trainer.history_file import epoch_record
 from trainer.state import ERROR, INTERRUPTED, Mode, TrainState
-from trainer.wandb_files import logged_steps
 
 if TYPE_CHECKING:
     import wandb
@@ -24,6 +28,8 @@ logger = logging.getLogger(__name__)
 SERVICE: Final = Service("W&B")
 #: Seconds between writes of an offline run's file: a killed process loses no more. W&B's own default is 15.
 _FLUSH_S: Final = 1.0
+#: Seconds that reading an offline file may take.
+_READING_S: Final = 60.0
 
 
 class NotLoggedInError(Exception):
@@ -159,10 +165,11 @@ class WandbLogging(Callback):
         """The run; None where there can be none, which is said."""
         if SERVICE.is_away:
             return None
+        files = self._files()
         try:
             run = self._open()
-            if self.run_id and getattr(run, "offline", False):
-                self._held = logged_steps((*self.earlier, self.folder), self.run_id)
+            if getattr(run, "offline", False):
+                self._held = {step for file in files for step in _logged_steps(file)}
         except ImportError:
             raise
         except NotLoggedInError:
@@ -178,6 +185,11 @@ class WandbLogging(Callback):
             SERVICE.answered()
             return run
         return None
+
+    def _files(self) -> list[Path]:
+        """The offline files of the attempts before, oldest first."""
+        pattern = f"wandb/offline-run-*/run-{glob.escape(self.run_id)}.wandb" if self.run_id else None
+        return [file for folder in (*self.earlier, self.folder) if pattern for file in folder.glob(pattern)]
 
     def _open(self) -> wandb.Run:
         import wandb
@@ -243,6 +255,22 @@ def _require_login() -> None:
     # With a run that somebody else has open there is a login, and W&B says nothing more about it.
     if online and wandb.run is None and not wandb.login(prompt=False, verify=False):
         raise NotLoggedInError
+
+
+def _logged_steps(file: Path) -> Iterator[int]:
+    """The steps that a run's offline file holds, as W&B's own command reads them.
+
+    A process that was killed leaves a record that is not whole at the end; the command leaves it out.
+    """
+    command = [sys.executable, "-m", "wandb", "leet", "inspect", "--json", str(file)]
+    quiet = os.environ | {"WANDB_ERROR_REPORTING": "false"}
+    done = subprocess.run(command, env=quiet, capture_output=True, text=True, check=False, timeout=_READING_S)
+    if done.returncode:
+        logger.warning("W&B can't read %s; its epochs are sent again: %s", file, done.stderr.strip())
+    for line in done.stdout.splitlines():
+        record = json.loads(line)
+        if record["type"] == "history":
+            yield record["history"]["item"]["_step"]
 
 
 def _drop_service() -> None:
