@@ -21,12 +21,12 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import optuna
 
-from hpo import ledger
-from hpo.care.recovery import LOST
-from hpo.config import StudySpec, load_spec
-from hpo.ledger import Attempt
-from hpo.outcome import outcome_of
-from hpo.study import load_study
+from hpo.config.spec import StudySpec, load_spec
+from hpo.storage import ledger
+from hpo.storage.ledger import Attempt
+from hpo.storage.recovery import LOST
+from hpo.study.open_study import load_study
+from hpo.study.outcome import outcome_of
 from tests.chaos.audit import audit
 from tests.chaos.storm import Record, Storm, other_hosts_work
 from tests.chaos.study import make_study

@@ -1,4 +1,4 @@
-"""Fits the weights of `hpo.pruning.promise` on learning curves.
+"""Fits the weights of `hpo.search.predicted_loss.promise` on learning curves.
 
 ``python benchmarks/fit_promise.py FOLDER… [--minutes 10] [--leave-out TASK…]`` replays studies over the curves of
 all files (arrays ``valid`` [configs, epochs]) but those left out, searches for weights with CMA-ES, and prints
@@ -21,8 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import optuna
 
-from hpo.pruning.curves import Array, EndedCurves
-from hpo.pruning.promise import FITTED, Weights, score
+from hpo.search.predicted_loss.curves import Array, EndedCurves
+from hpo.search.predicted_loss.promise import FITTED, Weights, score
 from trainer.prediction import Prediction, predict_final_loss
 
 # The others are factors of a length, searched on a logarithmic scale.

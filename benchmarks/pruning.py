@@ -5,7 +5,7 @@
 
 FOLDER holds a file NAME.npz a task, with an array `valid` [configurations, epochs], a loss. For each task and
 order the first --configs of `numpy.random.default_rng(order).permutation(configurations)` are replayed
-(`hpo.pruning.replay`), one after the other, or by so many workers side by side, whose epochs take different
+(`hpo.search.replay`), one after the other, or by so many workers side by side, whose epochs take different
 times. What is shown:
 
 - epochs: epochs used ÷ all epochs, the mean over tasks and orders.
@@ -37,10 +37,10 @@ import optuna
 from numpy.typing import NDArray
 from optuna.pruners import BasePruner, HyperbandPruner, PatientPruner
 
-from hpo.pruners import PRUNERS
-from hpo.pruning.replay import Curve, Replay, Setting, replay, summarize, whole_curves
-from hpo.pruning.replay_study import pruner_mapping
-from hpo.studyfile.yaml_source import parse_value
+from hpo.config.yaml_source import parse_value
+from hpo.search.pruners import PRUNERS
+from hpo.search.replay import Curve, Replay, Setting, replay, summarize, whole_curves
+from hpo.study.replay_study import pruner_mapping
 
 CONTESTANTS = (
     "none",

@@ -9,8 +9,8 @@ schedule; runs in learning rate, warm-up and weight decay, and in some tasks in 
 moves with the weights: as the rate decays, so does the jitter of the curve.
 
 --hard keeps the tasks on which early ranks mislead: those where the run that ends best ranks behind a fifth of
-the others after a tenth or a quarter of the run. The curves serve the fitting of `hpo.pruning.promise`, and are
-not in this repository.
+the others after a tenth or a quarter of the run. The curves serve the fitting of
+`hpo.search.predicted_loss.promise`, and are not in this repository.
 """
 
 import argparse

@@ -29,7 +29,7 @@ from timing import interleaved, print_table
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from hpo.callbacks import PrunerCallback
+from hpo.trial.pruner_callback import PrunerCallback
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import (
     Checkpoint,

@@ -36,10 +36,10 @@ from finished_trials import EPOCHS, NAME, SPACE, Databases, curve, point, postgr
 from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import create_trial
 
-from hpo.database.cache import StudyCache
-from hpo.ledger import Owner
-from hpo.storage import open_storage
-from hpo.study import MAX_AGE
+from hpo.storage.cache import StudyCache
+from hpo.storage.ledger import Owner
+from hpo.storage.study_storage import open_storage
+from hpo.study.open_study import MAX_AGE
 
 CONTESTANTS = ("plain", "ours", "memory")
 REFERENCE = 4  # processes at which the number of trials varies
@@ -280,7 +280,7 @@ def main() -> None:
     arguments = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     dialect = "sqlalchemy.dialects.postgresql.psycopg"
-    forked.set_forkserver_preload(["hpo.database.cache", "optuna.samplers", dialect])
+    forked.set_forkserver_preload(["hpo.storage.cache", "optuna.samplers", dialect])
     across = [(processes, arguments.trials[0]) for processes in arguments.processes]
     reference = REFERENCE if REFERENCE in arguments.processes else arguments.processes[0]
     along = [(reference, trials) for trials in arguments.trials]

@@ -37,7 +37,7 @@ def between_trials(trials: int) -> list[float]:
 
 def forks() -> list[float]:
     """Seconds of a fork of a process that has imported what a worker has, until it has ended."""
-    import hpo.running.preload  # noqa: F401 - what the fork server imports
+    import hpo.execution.launchers.preload  # noqa: F401 - what the fork server imports
 
     taken = []
     for _ in range(FORKS):

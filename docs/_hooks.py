@@ -21,10 +21,10 @@ sys.path.insert(0, str(ROOT))
 
 import hpo  # noqa: E402
 import trainer  # noqa: E402
-from hpo.build import CALLBACKS, DEFAULTS, REQUIRED, offered_callbacks  # noqa: E402
-from hpo.checking.json_schema import study_schema  # noqa: E402
-from hpo.pruners import PRUNERS  # noqa: E402
+from hpo.checks.json_schema import study_schema  # noqa: E402
+from hpo.search.pruners import PRUNERS  # noqa: E402
 from hpo.search.samplers import SAMPLERS  # noqa: E402
+from hpo.trial.builder import CALLBACKS, DEFAULTS, REQUIRED, offered_callbacks  # noqa: E402
 
 _PLACE = re.compile(r"^\{\{ ([a-z ]+) \}\}$", re.MULTILINE)
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]+)\)")
@@ -232,7 +232,7 @@ def names(package: Any) -> str:
 
 def events() -> str:
     """The events of `hpo run --json`, from the docstring of the module that writes them."""
-    from hpo.cli import events as module
+    from hpo.console import events as module
 
     text = inspect.cleandoc(module.__doc__ or "")
     before, rows, after = re.split(r"^=+ +=+$\n?", text, flags=re.MULTILINE)

@@ -33,8 +33,8 @@ from matplotlib.patches import Patch
 from numpy.typing import NDArray
 from optuna.pruners import MedianPruner
 
-from hpo.pruners import PredictedLossPruner
-from hpo.pruning.replay import Replay, Setting, replay, whole_curves
+from hpo.search.pruners import PredictedLossPruner
+from hpo.search.replay import Replay, Setting, replay, whole_curves
 from trainer.prediction import Prediction, predict_final_loss
 
 Array = NDArray[np.float64]

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from hpo.cli.console import Reporter
-from hpo.cli.live import Picture, StudyView
-from hpo.config import load_spec
-from hpo.service import run_study
+from hpo.config.spec import load_spec
+from hpo.console.lines import Reporter
+from hpo.console.live import Picture, StudyView
+from hpo.execution.run import run_study
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page

@@ -12,11 +12,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hpo.api import best_params, load_best_model, load_study, run
+    from hpo.api.functions import best_params, load_best_model, load_study, run
+    from hpo.api.run_result import RunResult
+    from hpo.api.study import Study
+    from hpo.api.values import Call, Categorical, Float, Int
     from hpo.errors import HpoError, InputError, StudyError
-    from hpo.python.run_result import RunResult
-    from hpo.python.study import Study
-    from hpo.python.values import Call, Categorical, Float, Int
 
 __version__ = "0.1.0"
 
@@ -37,11 +37,11 @@ __all__ = [
 ]
 
 _HOMES = {
-    "hpo.api": ("best_params", "load_best_model", "load_study", "run"),
+    "hpo.api.functions": ("best_params", "load_best_model", "load_study", "run"),
     "hpo.errors": ("HpoError", "InputError", "StudyError"),
-    "hpo.python.study": ("Study",),
-    "hpo.python.values": ("Call", "Categorical", "Float", "Int"),
-    "hpo.python.run_result": ("RunResult",),
+    "hpo.api.study": ("Study",),
+    "hpo.api.values": ("Call", "Categorical", "Float", "Int"),
+    "hpo.api.run_result": ("RunResult",),
 }
 
 

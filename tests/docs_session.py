@@ -23,9 +23,9 @@ import torch
 import yaml
 
 import hpo as package
-from hpo.checking.checks import check_imports
+from hpo.checks.checks import check_imports
 from hpo.cli.app import app
-from hpo.config import load_spec
+from hpo.config.spec import load_spec
 from tests.acceptance.support import Result, hpo, start_hpo
 
 ROOT: Final = Path(__file__).parents[1]

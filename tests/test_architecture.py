@@ -77,11 +77,11 @@ def test_imports_go_one_way(package: str, forbidden: set[str]) -> None:
 
 
 def test_the_scan_sees_what_is_there() -> None:
-    assert ("hpo.database.cache", "optuna") in imported_by("hpo")
-    assert ("hpo.build", "trainer") in imported_by("hpo")
+    assert ("hpo.storage.cache", "optuna") in imported_by("hpo")
+    assert ("hpo.trial.builder", "trainer") in imported_by("hpo")
     assert ("trainer.callbacks.wandb_logging", "wandb") in imported_by("trainer")
-    assert Import("hpo.config", lazy=True) in imports(MODULES["hpo.cli.options"])
-    assert Import("hpo.database.guarded", lazy=False) in imports(MODULES["hpo.storage"])
+    assert Import("hpo.config.spec", lazy=True) in imports(MODULES["hpo.cli.options"])
+    assert Import("hpo.storage.guarded", lazy=False) in imports(MODULES["hpo.storage.study_storage"])
 
 
 @pytest.mark.parametrize("package", ["trainer", "hpo"])

@@ -14,11 +14,11 @@ from typer.main import get_command
 
 import hpo
 import trainer
-from hpo.build import CALLBACKS, DEFAULTS
 from hpo.cli.app import app
-from hpo.pruners import PRUNERS
+from hpo.config.schema import LoaderSection, StudyFile, StudySection, TrainerSection
+from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
-from hpo.studyfile.schema import LoaderSection, StudyFile, StudySection, TrainerSection
+from hpo.trial.builder import CALLBACKS, DEFAULTS
 from trainer import BatchOptions, Callback, Trainer, callbacks, register_global_callback
 from trainer.callbacks import Checkpoint, default_callbacks
 from trainer.events import EVENTS

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hpo.cli.app import app
-from hpo.studyfile.schema import LoaderSection, StudySection, TrainerSection
+from hpo.config.schema import LoaderSection, StudySection, TrainerSection
 from tests.acceptance.support import hpo
 from tests.docs_session import ROOT, Session, blocks_of, shrink
 from tests.hpo.databases import server_of

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.output import read_by_others
 from hpo.cli.show import looked_up, print_json, print_table, shown
+from hpo.console.output import read_by_others
 from hpo.errors import InputError
 
 if TYPE_CHECKING:
-    from hpo.config import StudySpec
+    from hpo.config.spec import StudySpec
 
 
 def best(
@@ -54,7 +54,7 @@ def best(
     if export is not None:
         _export(spec, trial or "best", export, json_=json_)
         return
-    from hpo.progress import study_best
+    from hpo.study.status import study_best
 
     data = looked_up(spec, study_best)
     if json_:
@@ -88,7 +88,7 @@ def _print_front(spec: StudySpec, front: list[dict[str, Any]]) -> None:
 
 
 def _export(spec: StudySpec, trial: str, path: Path, *, json_: bool) -> None:
-    from hpo.after.export_model import check_export_path, export_model
+    from hpo.final.export_model import check_export_path, export_model
 
     check_export_path(path)
     # The card is for others to read; a database's password is not.

@@ -9,14 +9,14 @@ import typer
 
 from hpo.cli.confirm import Yes, ask, must_be_sure
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.output import read_by_others
 from hpo.cli.show import looked_up, print_json
+from hpo.console.output import read_by_others
 from hpo.errors import InputError
 
 if TYPE_CHECKING:
-    from hpo.care.repair import Repair
-    from hpo.care.retention import CleanReport
-    from hpo.study import OpenStudy
+    from hpo.study.open_study import OpenStudy
+    from hpo.study.repair import Repair
+    from hpo.study.retention import CleanReport
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would be done.")]
 
@@ -36,7 +36,7 @@ def repair(
     """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.care.repair import repair as put_right
+    from hpo.study.repair import repair as put_right
 
     report = looked_up(spec, lambda opened: put_right(opened, dry_run=dry_run))
     if json_:
@@ -83,7 +83,7 @@ def retry(
         fix = "`--failed` for all that have failed, or `--trial N`, repeated for several"
         raise InputError(problem, path="--failed, --trial", fix=fix)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.care.reopen import failed_trials, reopen
+    from hpo.study.retry import failed_trials, reopen
 
     done = looked_up(spec, lambda opened: reopen(opened, trial or failed_trials(opened), dry_run=dry_run))
     if json_:
@@ -127,7 +127,7 @@ def clean(
     if json_:
         print_json({"study": spec.study.name, "dry_run": dry_run, **_as_data(report)})
         return
-    from hpo.care.retention import shown_bytes
+    from hpo.study.retention import shown_bytes
 
     would = "would go" if dry_run else "removed"
     with read_by_others():
@@ -142,8 +142,8 @@ def clean(
 
 def _cleaned(opened: OpenStudy, keep_best: int | None, *, dry_run: bool, asks: bool) -> CleanReport:
     """What went; where it is to be asked first, that takes a look at what would go."""
-    from hpo.care.retention import clean as clean_up
-    from hpo.care.retention import shown_bytes
+    from hpo.study.retention import clean as clean_up
+    from hpo.study.retention import shown_bytes
 
     if dry_run or asks:
         plan = clean_up(opened, keep_best=keep_best, dry_run=True)

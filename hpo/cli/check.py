@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.output import read_by_others
+from hpo.console.output import read_by_others
 from hpo.errors import HpoError, InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpo.checking.findings import Finding
-    from hpo.checking.preflight import DevicePreflight, Measured
-    from hpo.config import StudySpec
-    from hpo.running.devices import Slot
+    from hpo.checks.findings import Finding
+    from hpo.checks.preflight import DevicePreflight, Measured
+    from hpo.config.spec import StudySpec
+    from hpo.trial.resources import Slot
 
 _MIB = 2**20
 _MINUTE, _HOUR = 60, 3600
@@ -93,15 +93,15 @@ class _Checkup:
         return []
 
     def _imports(self) -> list[Finding]:
-        from hpo.checking.checks import check_imports
+        from hpo.checks.checks import check_imports
 
         assert self.spec is not None
         return check_imports(self.spec)
 
     def _meaning(self) -> list[Finding]:
-        from hpo.checking.checks import check_search
-        from hpo.checking.meaning import check_meaning
-        from hpo.running.devices import study_slots
+        from hpo.checks.checks import check_search
+        from hpo.checks.meaning import check_meaning
+        from hpo.trial.resources import study_slots
 
         assert self.spec is not None
         check_search(self.spec)
@@ -109,7 +109,7 @@ class _Checkup:
         return check_meaning(self.spec)
 
     def _preflight(self) -> list[Finding]:
-        from hpo.checking.preflight import preflight
+        from hpo.checks.preflight import preflight
 
         assert self.spec is not None
         self.devices = preflight(self.spec, self.slots)
@@ -178,7 +178,7 @@ def _error_json(error: HpoError) -> dict[str, Any]:
 def _estimate(checkup: _Checkup) -> float | None:
     if not checkup.devices or checkup.spec is None:
         return None
-    from hpo.checking.preflight import estimated_seconds
+    from hpo.checks.preflight import estimated_seconds
 
     return estimated_seconds(checkup.spec, checkup.devices)
 

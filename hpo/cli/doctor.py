@@ -9,8 +9,8 @@ from typing import Annotated
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, read_spec
-from hpo.cli.output import read_by_others
 from hpo.cli.show import print_json
+from hpo.console.output import read_by_others
 
 
 def doctor(
@@ -32,7 +32,7 @@ def doctor(
     """
     del debug
     spec = None if study is None else read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.checking.doctor import examine
+    from hpo.checks.doctor import examine
 
     lines = examine(spec, storage=storage if spec is None else None)
     if json_:

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Storage, StudyFile, read_spec
-from hpo.cli.output import read_by_others
 from hpo.cli.show import print_json
+from hpo.console.output import read_by_others
 from hpo.errors import BudgetExhaustedError, InputError, StudyError
 
 Params = Annotated[
@@ -37,11 +37,11 @@ def enqueue(
     spec = read_spec(study, None, require_search_space=True, storage=storage, output_dir=output_dir)
     import optuna
 
-    from hpo.search.beginning import checked_point
-    from hpo.search.beginning import enqueue as put
+    from hpo.config.space import SearchSpace
     from hpo.search.samplers import make_sampler
-    from hpo.space import SearchSpace
-    from hpo.study import start_study
+    from hpo.study.initial_trials import checked_point
+    from hpo.study.initial_trials import enqueue as put
+    from hpo.study.open_study import start_study
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = SearchSpace.from_spec(spec)
@@ -76,7 +76,7 @@ def _given(params: list[str]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> tuple[str, Any]:
-    from hpo.studyfile.yaml_source import parse_value
+    from hpo.config.yaml_source import parse_value
 
     path, equals, value = text.partition("=")
     if not equals:

@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.output import read_by_others
 from hpo.cli.show import looked_up
+from hpo.console.output import read_by_others
 from hpo.errors import InputError
 
 
@@ -53,7 +53,7 @@ def export(
         fix = "name a file with `-o trials.parquet`"
         raise InputError("can't be printed", path="--format", value=chosen, fix=fix)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.after.export import curves_table, table_text, trials_table, write_table
+    from hpo.report.tables import curves_table, table_text, trials_table, write_table
 
     table = looked_up(spec, curves_table if curves else trials_table)
     if output is None:

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from hpo.cli.options import Debug
-from hpo.cli.output import read_by_others
+from hpo.console.output import read_by_others
 from hpo.errors import InputError
 
 _SCHEMA: Final = "study.schema.json"
@@ -38,7 +38,7 @@ def init(
     Example: hpo init my-study --template regression
     """
     del debug
-    from hpo.checking.json_schema import study_schema
+    from hpo.checks.json_schema import study_schema
 
     source = resources.files("hpo") / "templates" / template
     texts = {name: (source / name).read_text(encoding="utf-8") for name in _FILES}

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.output import flushed, read_by_others
+from hpo.console.output import flushed, read_by_others
 from hpo.errors import StudyError
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from hpo.study import OpenStudy
+    from hpo.study.open_study import OpenStudy
 
 #: Seconds between two looks at the log, and so many of them between two at the database.
 _PAUSE: Final = 0.2
@@ -41,7 +41,7 @@ def logs(
     """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.study import load_study
+    from hpo.study.open_study import load_study
 
     opened = load_study(spec)
     try:
@@ -60,7 +60,7 @@ def logs(
 
 def _follow(opened: OpenStudy, log: _Log) -> None:
     """Print until the trial has ended. A database that is away has not said that it has."""
-    from hpo.database.outage import DatabaseAwayError
+    from hpo.storage.outage import DatabaseAwayError
 
     looks, ended = 0, False
     while not ended:
@@ -98,7 +98,7 @@ class _Log:
 
     def print_new(self) -> None:
         """Print what has been written since the last time; OSError where nobody reads it."""
-        from hpo.running.folders import attempt_folders
+        from hpo.study.folders import attempt_folders
 
         logs = [folder / "log.txt" for folder in attempt_folders(self._opened.spec, self._number)]
         for log in logs:
@@ -122,8 +122,8 @@ class _Log:
 
 def _outcome(opened: OpenStudy, number: int) -> str:
     """A trial's outcome, ``running`` or ``waiting``; StudyError where the study has no such trial."""
-    from hpo.outcome import outcome_of
-    from hpo.progress import own_trials
+    from hpo.study.outcome import outcome_of
+    from hpo.study.status import own_trials
 
     outcomes = {trial.number: outcome_of(trial) for trial in own_trials(opened)}
     if number not in outcomes:
@@ -133,7 +133,7 @@ def _outcome(opened: OpenStudy, number: int) -> str:
 
 
 def _no_log(opened: OpenStudy, number: int, outcome: str) -> StudyError:
-    from hpo.running.folders import trial_folder
+    from hpo.study.folders import trial_folder
 
     if outcome in _UNFINISHED:
         fix = "`--follow` waits for it"

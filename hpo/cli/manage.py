@@ -12,7 +12,7 @@ from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, rea
 from hpo.errors import StudyError
 
 if TYPE_CHECKING:
-    from hpo.study import OpenStudy
+    from hpo.study.open_study import OpenStudy
 
 
 def dashboard(
@@ -48,8 +48,8 @@ def dashboard(
     """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.dashboard import Access, serve
-    from hpo.study import load_study
+    from hpo.dashboard.serve import Access, serve
+    from hpo.study.open_study import load_study
 
     opened = load_study(spec)
     try:
@@ -77,7 +77,7 @@ def delete(
     must_be_sure("delete", effect, yes=yes)
     from optuna.trial import TrialState
 
-    from hpo.study import load_study
+    from hpo.study.open_study import load_study
 
     opened = load_study(spec)
     try:

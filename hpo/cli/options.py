@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from hpo.config import StudySpec
+    from hpo.config.spec import StudySpec
 
 StudyFile = Annotated[Path, typer.Argument(metavar="STUDY.yaml", help="The study file.", show_default=False)]
 Overrides = Annotated[
@@ -30,7 +30,7 @@ def read_spec(
     study: Path, overrides: list[str] | None, *, require_search_space: bool = False, **options: Any
 ) -> "StudySpec":
     """The study file with overrides and options applied."""
-    from hpo.config import load_spec
+    from hpo.config.spec import load_spec
 
     spec = load_spec(study, overrides or (), require_search_space=require_search_space)
     return spec.with_options(**options)

@@ -13,7 +13,7 @@ from hpo.cli.show import looked_up, print_json, print_table
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpo.config import StudySpec
+    from hpo.config.spec import StudySpec
 
 _DEFAULT = ("none", "median", "predicted_loss")
 
@@ -52,7 +52,7 @@ def replay(
     spec = read()
     import optuna
 
-    from hpo.pruning.replay_study import replay_study
+    from hpo.study.replay_study import replay_study
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     contestants = _contestants(read, pruner)
@@ -80,7 +80,7 @@ def _contestants(read: Callable[..., StudySpec], typed: list[str] | None) -> dic
 
 def _with_pruner(read: Callable[..., StudySpec], text: str) -> StudySpec:
     from hpo.errors import InputError
-    from hpo.pruning.replay_study import pruner_mapping, retold, try_out
+    from hpo.study.replay_study import pruner_mapping, retold, try_out
 
     override = f"study.pruner={pruner_mapping(text)}"
     try:

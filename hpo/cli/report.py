@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.output import read_by_others
 from hpo.cli.show import looked_up, print_json
+from hpo.console.output import read_by_others
 
 
 def report(

@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from hpo.cli.options import AcceptCodeChange, Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.output import read_by_others
+from hpo.console.output import read_by_others
 from hpo.errors import InputError, StudyError
 
 if TYPE_CHECKING:
-    from hpo.checking.findings import Finding
-    from hpo.cli.console import Reporter
-    from hpo.cli.events import EventWriter
-    from hpo.config import StudySpec
-    from hpo.study import OpenStudy
+    from hpo.checks.findings import Finding
+    from hpo.config.spec import StudySpec
+    from hpo.console.events import EventWriter
+    from hpo.console.lines import Reporter
+    from hpo.study.open_study import OpenStudy
 
 
 def run(
@@ -63,7 +63,7 @@ def run(
         devices=devices,
         output_dir=output_dir,
     )
-    from hpo.service import run_study
+    from hpo.execution.run import run_study
 
     out = sys.stdout
     # What a study's own code prints when it is imported is no event.
@@ -74,7 +74,7 @@ def run(
             _warn,
             accept_code_change=accept_code_change,
         ).value
-    from hpo.cli.console import kept_arguments, same_command
+    from hpo.console.lines import kept_arguments, same_command
 
     interrupted, timed_out = ending == "interrupted", ending == "timeout"
     if interrupted:
@@ -95,19 +95,19 @@ def _warn(finding: Finding) -> None:
 def _reporter(opened: OpenStudy, out: TextIO, *, quiet: bool, json_: bool) -> Reporter | EventWriter:
     """Who tells the person, or the program, what happens."""
     if json_:
-        from hpo.cli.events import EventWriter
+        from hpo.console.events import EventWriter
 
         return EventWriter(opened, out)
-    from hpo.cli.console import LiveReporter, Reporter
-    from hpo.cli.screen import is_drawable
+    from hpo.console.lines import LiveReporter, Reporter
+    from hpo.console.screen import is_drawable
 
     return Reporter(opened, quiet=quiet) if quiet or not is_drawable() else LiveReporter(opened)
 
 
 def _summarise(spec: StudySpec, arguments: str, timed_out: bool) -> None:
     """Say what the study has come to, as it is stored now: others may have worked on it too."""
-    from hpo.cli.console import print_summary
-    from hpo.study import load_study
+    from hpo.console.lines import print_summary
+    from hpo.study.open_study import load_study
 
     opened = load_study(spec)
     try:

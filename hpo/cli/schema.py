@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from hpo.cli.options import Debug
-from hpo.cli.output import read_by_others
+from hpo.console.output import read_by_others
 from hpo.errors import InputError
 
 
@@ -26,7 +26,7 @@ def schema(
     # yaml-language-server: $schema=study.schema.json
     """
     del debug
-    from hpo.checking.json_schema import study_schema
+    from hpo.checks.json_schema import study_schema
 
     text = json.dumps(study_schema(), indent=2, ensure_ascii=False)
     if output is None:

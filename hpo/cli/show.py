@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.output import read_by_others
+from hpo.console.output import read_by_others
 from hpo.errors import InputError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from hpo.study import OpenStudy
+    from hpo.study.open_study import OpenStudy
 
 _REASON_WIDTH = 80
 
@@ -48,7 +48,7 @@ def status(
 
         watch_study(spec, 2.0 if interval is None else interval, json_=json_)
         return
-    from hpo.progress import study_status
+    from hpo.study.status import study_status
 
     data = looked_up(spec, study_status)
     if json_:
@@ -119,7 +119,7 @@ def trials(
     """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.progress import study_trials
+    from hpo.study.status import study_trials
 
     data = looked_up(spec, study_trials)
     if json_:
@@ -174,7 +174,7 @@ def _first_line(reason: str | None) -> str:
 
 def looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
     """The answer to a question about a study that exists."""
-    from hpo.study import load_study
+    from hpo.study.open_study import load_study
 
     opened = load_study(spec)
     try:
@@ -185,7 +185,7 @@ def looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
 
 def print_json(data: Any) -> None:
     """Print data as JSON, None for numbers that are not finite."""
-    from hpo.outcome import finite
+    from hpo.study.outcome import finite
 
     with read_by_others():
         print(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))

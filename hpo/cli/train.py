@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hpo.cli.options import AcceptCodeChange, Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.output import read_by_others
 from hpo.cli.show import looked_up, print_json, print_table, shown
+from hpo.console.output import read_by_others
 from hpo.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
     import torch
 
-    from hpo.after.final import Start
-    from hpo.build import Builder
-    from hpo.config import StudySpec
-    from hpo.study import OpenStudy
+    from hpo.config.spec import StudySpec
+    from hpo.final.training import Start
+    from hpo.study.open_study import OpenStudy
+    from hpo.trial.builder import Builder
 
 _DEFAULT_SEEDS: Final = (0, 1, 2)
 #: A single number beyond this is taken for a seed that was meant, not for a number of trainings.
@@ -126,9 +126,9 @@ def _seeds(text: str) -> tuple[int, ...]:
 def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
     import torch
 
-    from hpo.after.final import train_final
-    from hpo.build import Builder
-    from hpo.checking.checks import check_study
+    from hpo.checks.checks import check_study
+    from hpo.final.training import train_final
+    from hpo.trial.builder import Builder
 
     searched = choice.trial is not None or choice.top_k is not None
     for warning in check_study(spec, search=searched):
@@ -145,8 +145,8 @@ def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
 
 
 def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
-    from hpo.after.final import start_of_base, start_of_trial
-    from hpo.after.seeds import leaders
+    from hpo.final.seeds import leaders
+    from hpo.final.training import start_of_base, start_of_trial
 
     which, top_k, accept = choice.trial, choice.top_k, choice.accept_code_change
     if top_k is not None:
@@ -164,8 +164,8 @@ def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
 def _train_over_seeds(
     builder: Builder, starts: list[Start], choice: _Choice, device: torch.device
 ) -> dict[str, Any]:
-    from hpo.after.seed_run import SeedTrainer
-    from hpo.after.seeds import train_over_seeds
+    from hpo.final.seed_run import SeedTrainer
+    from hpo.final.seeds import train_over_seeds
 
     seeds = choice.seeds or _DEFAULT_SEEDS
     what = starts[0].name if choice.top_k is None else f"the best {len(starts)} trials"
@@ -203,7 +203,7 @@ def _print_seeds(result: Mapping[str, Any]) -> None:
 
 
 def _print_ranking(result: Mapping[str, Any], metric: str) -> None:
-    from hpo.after.seeds import together
+    from hpo.final.seeds import together
 
     rows = [
         (

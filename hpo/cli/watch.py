@@ -8,18 +8,18 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from hpo.cli.output import flushed
-from hpo.cli.screen import Screen, is_drawable
-from hpo.cli.tally import best_list, viewed
+from hpo.console.output import flushed
+from hpo.console.screen import Screen, is_drawable
+from hpo.console.tally import best_list, viewed
 from hpo.errors import StudyError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from hpo.cli.live import StudyView
-    from hpo.config import StudySpec
-    from hpo.looking.look import Look
-    from hpo.study import OpenStudy
+    from hpo.config.spec import StudySpec
+    from hpo.console.live import StudyView
+    from hpo.console.snapshot import Look
+    from hpo.study.open_study import OpenStudy
 
 
 def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
@@ -32,13 +32,13 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
         spec: The study file.
         interval: Seconds between two looks.
         json_: Print each look as one line of JSON: ``time``, ``problem`` (null, or why there is nothing more), and
-            what `hpo.looking.look.Look` has as ``status``.
+            what `hpo.console.snapshot.Look` has as ``status``.
 
     Raises:
         StudyError: There is no such study, or it has been deleted.
     """
-    from hpo.looking.look import has_ended
-    from hpo.study import load_study
+    from hpo.console.snapshot import has_ended
+    from hpo.study.open_study import load_study
 
     opened = load_study(spec)
     try:
@@ -58,8 +58,8 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
 
 def _look(opened: OpenStudy) -> tuple[Look | None, str]:
     """What is there to see, or why nothing is."""
-    from hpo.database.outage import DatabaseAwayError
-    from hpo.looking.look import look_at
+    from hpo.console.snapshot import look_at
+    from hpo.storage.outage import DatabaseAwayError
 
     try:
         with opened.storage.patience.whole():
@@ -99,7 +99,7 @@ class _Lines:
 
 
 def _as_json(found: Look | None, problem: str) -> str:
-    from hpo.outcome import finite
+    from hpo.study.outcome import finite
 
     status = {} if found is None else found.status
     data = {"time": datetime.now(UTC).isoformat(timespec="milliseconds"), "problem": problem or None, **status}
@@ -147,8 +147,8 @@ class _Drawing:
         self._screen.close(None if self._found is None else self._picture())
 
     def _picture(self) -> Any:
-        from hpo.cli.live import Picture
-        from hpo.looking.look import Look
+        from hpo.console.live import Picture
+        from hpo.console.snapshot import Look
 
         found = self._found or Look({}, {}, {})
         return Picture(study_view(self._opened, found, self._problem))
@@ -162,7 +162,7 @@ def study_view(opened: OpenStudy, found: Look, problem: str = "") -> StudyView:
         found: What has been found; nothing, before the first look that the database has answered.
         problem: What a person should know of the look.
     """
-    from hpo.cli.live import StudyView, seconds_left
+    from hpo.console.live import StudyView, seconds_left
 
     study, status = opened.spec.study, found.status
     if not status:

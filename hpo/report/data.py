@@ -12,19 +12,24 @@ from typing import Any, Final
 import optuna
 from optuna.trial import FrozenTrial
 
-from hpo import ledger
-from hpo.outcome import Outcome, finite, outcome_of
-from hpo.progress import own_trials, study_status
-from hpo.pruning.summary import ComparedPrediction, PredictionSummary, compared_predictions, summarize_predictions
+from hpo.config.schema_study import Direction
 from hpo.report.causes import Cause, causes
 from hpo.report.edges import Edge, edges
 from hpo.report.importances import Importances, importances
 from hpo.report.origin import origin
 from hpo.report.snapshot import drawn_text, snapshot
 from hpo.report.timeline import Timeline, Work
-from hpo.search.ranking import best_of, ranked
-from hpo.study import OpenStudy
-from hpo.studyfile.schema_study import Direction
+from hpo.storage import ledger
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome, finite, outcome_of
+from hpo.study.pruning_summary import (
+    ComparedPrediction,
+    PredictionSummary,
+    compared_predictions,
+    summarize_predictions,
+)
+from hpo.study.ranking import best_of, ranked
+from hpo.study.status import own_trials, study_status
 
 
 @dataclass(frozen=True)
@@ -32,11 +37,11 @@ class StudyReport:
     """What is known of a study when its report is made.
 
     Attributes:
-        status: What `hpo status` says of it (`hpo.progress.study_status`).
+        status: What `hpo status` says of it (`hpo.study.status.study_status`).
         goals: Each metric that is optimised with its direction, the leading one first.
         bounds: The constraints as the study file has them, by metric.
         trials: Its own trials, in the order of their numbers.
-        ranked: Those that can be among the best, the best first (`hpo.search.ranking.ranked`).
+        ranked: Those that can be among the best, the best first (`hpo.study.ranking.ranked`).
         best: The best one, or the Pareto front of several goals.
         compared: Predictions against what came of them.
         work: Every attempt at a trial.

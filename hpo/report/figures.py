@@ -12,8 +12,7 @@ import plotly.graph_objects as go
 from optuna.trial import FrozenTrial
 from optuna.visualization import plot_optimization_history
 
-from hpo.outcome import Outcome, outcome_of
-from hpo.pruning.summary import MIDDLE_80, ComparedPrediction
+from hpo.config.schema_study import Direction
 from hpo.report.looks import (
     BLUE,
     GREEN,
@@ -27,8 +26,9 @@ from hpo.report.looks import (
 )
 from hpo.report.snapshot import drawn_text
 from hpo.report.timeline import Timeline
-from hpo.search.ranking import is_feasible
-from hpo.studyfile.schema_study import Direction
+from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.pruning_summary import MIDDLE_80, ComparedPrediction
+from hpo.study.ranking import is_feasible
 
 #: Points that a curve is drawn with.
 MOST_POINTS: Final = 200

@@ -10,9 +10,9 @@ from typing import Final
 import optuna
 from optuna.trial import FrozenTrial
 
+from hpo.config.schema_study import Direction
 from hpo.report.snapshot import snapshot
-from hpo.search.ranking import is_ranked
-from hpo.studyfile.schema_study import Direction
+from hpo.study.ranking import is_ranked
 
 #: PED-ANOVA compares the best tenth with all; Optuna asks for at least five trials in that tenth.
 _ENOUGH: Final = 50

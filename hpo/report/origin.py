@@ -1,4 +1,4 @@
-"""What a study was started with, and on what: read from the note that `hpo.looking.study_note` stores with it."""
+"""What a study was started with, and on what: read from the note that `hpo.study.note` stores with it."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import yaml
 
-from hpo.looking.study_note import shown_config
-from hpo.study import OpenStudy
+from hpo.study.note import shown_config
+from hpo.study.open_study import OpenStudy
 
 _PART: Final = "dashboard:note_str:"
 _FENCED: Final = re.compile(r"^(`{3,})yaml\n(.*?)^\1$", re.DOTALL | re.MULTILINE)

@@ -13,6 +13,7 @@ import plotly.graph_objects as go
 from optuna.trial import FrozenTrial
 from optuna.visualization import plot_contour, plot_parallel_coordinate, plot_pareto_front, plot_slice
 
+from hpo.config.schema_study import Direction
 from hpo.report.looks import (
     BLUE,
     GREY,
@@ -26,7 +27,6 @@ from hpo.report.looks import (
     rounded,
 )
 from hpo.report.snapshot import drawn_text
-from hpo.studyfile.schema_study import Direction
 
 #: Yellow is good in it, dark blue bad; it fills the whole figure, and so looks alike on any background.
 _FILLED: Final = "Viridis"

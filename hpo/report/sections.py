@@ -9,8 +9,6 @@ import plotly.graph_objects as go
 import yaml
 from optuna.trial import FrozenTrial
 
-from hpo.objective import RUN_ATTR
-from hpo.outcome import PREDICTION_ATTR
 from hpo.report.data import StudyReport
 from hpo.report.figures import (
     MOST_POINTS,
@@ -36,7 +34,9 @@ from hpo.report.markup import (
     shown,
     table,
 )
-from hpo.search.ranking import is_feasible
+from hpo.study.outcome import PREDICTION_ATTR
+from hpo.study.ranking import is_feasible
+from hpo.trial.run import RUN_ATTR
 
 #: Curves that are drawn of a large study.
 _MOST_CURVES: Final = 300

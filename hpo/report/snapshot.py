@@ -14,9 +14,9 @@ import optuna
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from hpo.outcome import Outcome, outcome_of
-from hpo.search.ranking import study_directions
-from hpo.studyfile.schema_study import Direction
+from hpo.config.schema_study import Direction
+from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.ranking import study_directions
 
 Text = Callable[[str], str]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
 
-from hpo.ledger import Attempt
+from hpo.storage.ledger import Attempt
 
 #: A time without any work that is longer than this share of all the work is a pause, and is not drawn.
 _PAUSE: Final = 0.1

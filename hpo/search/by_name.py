@@ -7,9 +7,9 @@ from typing import Any
 
 from optuna.exceptions import ExperimentalWarning
 
-from hpo.config import StudySpec
+from hpo.config.paths import suggest_name
+from hpo.config.spec import StudySpec
 from hpo.search.hub import PREFIX, REGISTRY, find_in_hub
-from hpo.studyfile.paths import suggest_name
 
 
 def find_class(

@@ -18,9 +18,9 @@ from optuna.distributions import (
 )
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.database.budget import IMPORTED_ATTR
+from hpo.config.space import SearchSpace
 from hpo.search.per_trial import PerTrialSampler
-from hpo.space import SearchSpace
+from hpo.storage.budget import IMPORTED_ATTR
 
 #: Draws for one trial, where the points are too many to list.
 _DRAWS: Final = 20

@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
 
-from hpo.config import StudySpec
+from hpo.config.spec import StudySpec
 
 PREFIX: Final = "optunahub:"
 #: Where a package is taken from in place of the public registry: a folder with ``samplers`` and ``pruners`` in it.

@@ -12,13 +12,13 @@ from optuna import Study, samplers
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
-from hpo.config import StudySpec
-from hpo.database.budget import IMPORTED_ATTR
+from hpo.config.space import SearchSpace
+from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
 from hpo.search.distinct import DistinctSampler
 from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
-from hpo.space import SearchSpace
+from hpo.storage.budget import IMPORTED_ATTR
 
 SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
     {

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from hpo.cli.app import main
-from hpo.config import load_spec
-from hpo.ledger import Attempt, attempts
-from hpo.study import load_study
-from hpo.studyfile.study_modules import forget_modules
+from hpo.config.spec import load_spec
+from hpo.config.study_modules import forget_modules
+from hpo.storage.ledger import Attempt, attempts
+from hpo.study.open_study import load_study
 
 MODEL = '''
 import time

@@ -11,9 +11,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hpo.config import load_spec
-from hpo.ledger import Attempt
-from hpo.study import load_study
+from hpo.config.spec import load_spec
+from hpo.storage.ledger import Attempt
+from hpo.study.open_study import load_study
 from tests.acceptance.support import hpo, ledger_of, make_study, start_hpo, wait_until
 
 #: A study whose callback leaves all that a process can be changed in as it should not be, and whose model's value
@@ -138,8 +138,8 @@ ALONE = """
 import json, sys, tempfile
 from pathlib import Path
 import torch
-from hpo.build import Builder, RunPlace
-from hpo.config import load_spec
+from hpo.trial.builder import Builder, RunPlace
+from hpo.config.spec import load_spec
 
 torch.set_num_threads(1)
 spec, params, seed = load_spec(Path(sys.argv[1])), json.loads(sys.argv[2]), int(sys.argv[3])

@@ -8,8 +8,8 @@ from typing import Any
 import optuna
 import pytest
 
-from hpo.config import load_spec
-from hpo.study import load_study
+from hpo.config.spec import load_spec
+from hpo.study.open_study import load_study
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 
 SEVERAL = STUDY.replace("  pruner: none\n", "  objectives: {val_loss: minimize, parameters: minimize}\n").replace(

@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpo.build import offered_callbacks
-from hpo.checking.check import check_metric, check_spec
-from hpo.checking.check_callbacks import check_callbacks
-from hpo.config import load_spec
-from hpo.studyfile.targets import TargetResolver
+from hpo.checks.check import check_metric, check_spec
+from hpo.checks.check_callbacks import check_callbacks
+from hpo.config.spec import load_spec
+from hpo.config.targets import TargetResolver
+from hpo.trial.builder import offered_callbacks
 from tests.acceptance.support import hpo, hpo_json
 
 FOLDER = Path(__file__).parents[2] / "studies"

@@ -15,12 +15,12 @@ from urllib.parse import urlsplit
 import pytest
 from optuna.trial import TrialState
 
-from hpo.config import load_spec
-from hpo.ledger import Owner
-from hpo.looking.artifacts import artifact_folder, artifact_id, keep_artifacts
-from hpo.looking.study_note import write_note
-from hpo.running.folders import attempt_folder
-from hpo.study import load_study, start_study
+from hpo.config.spec import load_spec
+from hpo.storage.ledger import Owner
+from hpo.study.folders import attempt_folder
+from hpo.study.note import write_note
+from hpo.study.open_study import load_study, start_study
+from hpo.trial.artifacts import artifact_folder, artifact_id, keep_artifacts
 from tests.acceptance.support import make_study, start_hpo
 from tests.hpo.support import ask
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hpo.build import Builder, RunPlace
+from hpo.trial.builder import Builder, RunPlace
 from trainer.callback import Callback, TrainerView
 from trainer.state import DIVERGED, Metrics
 
@@ -55,7 +55,7 @@ class _StopAfter(Callback):
 def train_alone(
     builder: Builder, params: Mapping[str, Any], *, seed: int, threads: int, epochs: int | None
 ) -> Alone:
-    """Train as `hpo.objective` does, without a pruner, a storage or anybody who disturbs.
+    """Train as `hpo.trial.run` does, without a pruner, a storage or anybody who disturbs.
 
     Args:
         builder: The study's; its data may be there already.

@@ -16,18 +16,18 @@ import torch
 from omegaconf import OmegaConf
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo import ledger
-from hpo.build import Builder
-from hpo.care.recovery import LOST, RETRIED_ATTR
-from hpo.config import StudySpec
-from hpo.database.budget import IMPORTED_ATTR
-from hpo.ledger import Attempt
-from hpo.objective import RUN_ATTR
-from hpo.outcome import BEST_ATTR, Outcome, finite, outcome_of
-from hpo.running.folders import attempt_folders, trial_folder
-from hpo.running.reports import PRUNED_ATTR
-from hpo.storage import OUTCOME_ATTR, REASON_ATTR
-from hpo.study import OpenStudy, load_study
+from hpo.config.spec import StudySpec
+from hpo.storage import ledger
+from hpo.storage.budget import IMPORTED_ATTR
+from hpo.storage.ledger import Attempt
+from hpo.storage.recovery import LOST, RETRIED_ATTR
+from hpo.storage.study_storage import OUTCOME_ATTR, REASON_ATTR
+from hpo.study.folders import attempt_folders, trial_folder
+from hpo.study.open_study import OpenStudy, load_study
+from hpo.study.outcome import BEST_ATTR, Outcome, finite, outcome_of
+from hpo.trial.builder import Builder
+from hpo.trial.reports import PRUNED_ATTR
+from hpo.trial.run import RUN_ATTR
 from tests.chaos.alone import Alone, train_alone
 from trainer.checkpoint import CheckpointError, CheckpointFile, list_checkpoints, load_checkpoint
 from trainer.state import Metrics, best_epoch

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from hpo.config import StudySpec
+from hpo.config.spec import StudySpec
 
 N_TRIALS = 9
 

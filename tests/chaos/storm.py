@@ -23,10 +23,10 @@ from typing import Final
 
 import psutil
 
-from hpo import ledger
-from hpo.config import StudySpec
-from hpo.ledger import Attempt, process_start
-from hpo.study import start_study
+from hpo.config.spec import StudySpec
+from hpo.storage import ledger
+from hpo.storage.ledger import Attempt, process_start
+from hpo.study.open_study import start_study
 from tests.chaos.study import DELAY, MINES, MINES_FILE
 from tests.chaos.weather import Fault, Weather, faults
 from tests.hpo.servers import DatabaseServer

@@ -10,8 +10,8 @@ import pytest
 from optuna.distributions import FloatDistribution
 from optuna.trial import create_trial
 
-from hpo.config import load_spec
-from hpo.study import start_study
+from hpo.config.spec import load_spec
+from hpo.study.open_study import start_study
 from tests.acceptance.support import hpo
 from tests.chaos.audit import audit
 from tests.chaos.planted import FAULTS, FAULTS_OF_TRAINING, N_TRIALS, Finished, make_second

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hpo.config import StudySpec, load_spec
+from hpo.config.spec import StudySpec, load_spec
 from tests.chaos.audit import audit
 from tests.chaos.storm import Storm, other_hosts_work
 from tests.chaos.study import make_study

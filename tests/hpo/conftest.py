@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo.ledger import Owner
-from hpo.storage import StudyStorage
+from hpo.storage.ledger import Owner
+from hpo.storage.study_storage import StudyStorage
 from tests.hpo.owners import make_study, opened
 from tests.hpo.support import Studies
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.storage import open_storage
+from hpo.storage.study_storage import open_storage
 from tests.hpo.servers import (
     DatabaseServer,
     MariaServer,

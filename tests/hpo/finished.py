@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from hpo.study import OpenStudy
+from hpo.study.open_study import OpenStudy
 from tests.hpo.support import Studies
 from tests.hpo.test_objective import run
 

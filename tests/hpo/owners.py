@@ -9,20 +9,20 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
-from hpo import ledger
-from hpo.ledger import Owner
-from hpo.storage import StudyStorage, open_storage
+from hpo.storage import ledger
+from hpo.storage.ledger import Owner
+from hpo.storage.study_storage import StudyStorage, open_storage
 
 NAME = "study"
 forked = multiprocessing.get_context("forkserver")
-# A process has one fork server: the supervisor's tests, in the same one, ask for hpo.running.preload.
+# A process has one fork server: the supervisor's tests, in the same one, ask for hpo.execution.launchers.preload.
 forked.set_forkserver_preload(
     [
         "pytest",
-        "hpo.storage",
+        "hpo.storage.study_storage",
         "sqlalchemy.dialects.sqlite",
         "sqlalchemy.dialects.postgresql.psycopg",
-        "hpo.running.preload",
+        "hpo.execution.launchers.preload",
     ]
 )
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from hpo.outcome import Outcome, outcome_of
-from hpo.pruning.summary import compared_predictions
 from hpo.report.data import StudyReport
 from hpo.report.timeline import Work
-from hpo.search.ranking import best_of, ranked
+from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.pruning_summary import compared_predictions
+from hpo.study.ranking import best_of, ranked
 
 
 def trial_of(

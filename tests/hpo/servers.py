@@ -19,8 +19,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hpo.database.engines import engine_kwargs
-from hpo.storage import open_storage
+from hpo.storage.engines import engine_kwargs
+from hpo.storage.study_storage import open_storage
 
 _START_SECONDS = 60
 

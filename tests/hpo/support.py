@@ -11,9 +11,9 @@ from typing import Any
 
 import optuna
 
-from hpo.config import StudySpec, load_spec
-from hpo.ledger import Owner
-from hpo.study import OpenStudy, load_study, start_study
+from hpo.config.spec import StudySpec, load_spec
+from hpo.storage.ledger import Owner
+from hpo.study.open_study import OpenStudy, load_study, start_study
 from tests.acceptance.support import MODEL, STUDY, make_study
 
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from hpo.config import load_spec
+from hpo.config.spec import load_spec
+from hpo.config.yaml_loader import MAX_DEPTH, MAX_VALUES
+from hpo.config.yaml_source import MAX_BYTES
 from hpo.errors import InputError
-from hpo.studyfile.yaml_loader import MAX_DEPTH, MAX_VALUES
-from hpo.studyfile.yaml_source import MAX_BYTES
 from tests.acceptance.support import STUDY, hpo, make_study
 
 #: More than any error here takes up.

@@ -61,7 +61,7 @@ torch.set_num_threads(1)
 if sys.argv[1] == "computes":
     (torch.nn.Parameter(torch.ones(1)) * 2).sum().backward()
 else:
-    import hpo.running.preload
+    import hpo.execution.launchers.preload
 child = os.fork()
 if not child:
     weight = torch.nn.Parameter(torch.ones(3))

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 import hpo
-from hpo.progress import study_best, study_status
-from hpo.study import load_study
+from hpo.study.open_study import load_study
+from hpo.study.status import study_best, study_status
 from tests.acceptance.support import STUDY, hpo_json, make_study, wait_until
 from tests.hpo.support import Studies, ask
 
@@ -142,7 +142,7 @@ def test_the_best_model_comes_with_its_weights(done: Done) -> None:
 def test_best_params_are_overrides(done: Done, tmp_path: Path) -> None:
     params = hpo.best_params(done.path, OVERRIDES)
     path = make_study(tmp_path)
-    spec_params = hpo.api._spec(path, params).resolve()
+    spec_params = hpo.api.functions._spec(path, params).resolve()
     assert spec_params["model"]["hidden"] == params["model.hidden"]
     assert spec_params["optimizer"]["lr"] == params["optimizer.lr"]
 
@@ -156,7 +156,7 @@ def test_a_study_that_has_ended_runs_no_further(done: Done, capfd: pytest.Captur
 def test_several_objectives_have_a_front(tmp_path: Path) -> None:
     path = make_study(tmp_path, SEVERAL)
     result = hpo.run(path, ["trainer.max_epochs=1"], progress=False)
-    opened = load_study(hpo.api._spec(path, ["trainer.max_epochs=1"]))
+    opened = load_study(hpo.api.functions._spec(path, ["trainer.max_epochs=1"]))
     try:
         assert result.best == study_best(opened) == study_status(opened)["best"]
     finally:

@@ -19,11 +19,11 @@ from optuna.trial import TrialState
 from optuna_dashboard import get_note
 
 from hpo.errors import LeaseLostError
-from hpo.looking.artifacts import artifact_folder, artifact_id, keep_artifacts
-from hpo.looking.environment import environment
-from hpo.looking.study_note import note, write_note
-from hpo.running.folders import attempt_folder
-from hpo.study import OpenStudy, load_study
+from hpo.study.environment import environment
+from hpo.study.folders import attempt_folder
+from hpo.study.note import note, write_note
+from hpo.study.open_study import OpenStudy, load_study
+from hpo.trial.artifacts import artifact_folder, artifact_id, keep_artifacts
 from tests.acceptance.support import STUDY, hpo
 from tests.hpo.support import Studies, ask
 from trainer.git_state import git_state
@@ -266,7 +266,7 @@ def test_a_folder_or_a_program_that_is_missing_is_no_error(
 
 
 def test_the_gpus_are_those_that_the_driver_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from hpo.looking.environment import gpu_names
+    from hpo.study.environment import gpu_names
 
     program = tmp_path / "nvidia-smi"
     program.write_text("#!/bin/sh\nprintf 'NVIDIA H200\\nNVIDIA H200\\n'\n")

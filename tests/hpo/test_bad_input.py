@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo.checking.check import check_metric, check_spec
-from hpo.config import load_spec
+from hpo.checks.check import check_metric, check_spec
+from hpo.config.spec import load_spec
 from hpo.errors import InputError
 
 GOOD = """\

@@ -11,14 +11,21 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from hpo.config import load_spec
+from hpo.config.schema_study import FARTHEST
+from hpo.config.space import SearchSpace
+from hpo.config.spec import load_spec
 from hpo.errors import InputError, StudyError
-from hpo.ledger import Owner
-from hpo.search.beginning import BASELINE_ATTR, ORIGIN_ATTR, _take_over, begin, enqueue, known_trials
-from hpo.space import SearchSpace
-from hpo.storage import StudyStorage, open_storage
-from hpo.study import CONFIG_ATTR, OpenStudy, _keep_code_and_config, load_study, start_study
-from hpo.studyfile.schema_study import FARTHEST
+from hpo.storage.ledger import Owner
+from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.study.initial_trials import (
+    BASELINE_ATTR,
+    ORIGIN_ATTR,
+    _take_over,
+    begin,
+    enqueue,
+    known_trials,
+)
+from hpo.study.open_study import CONFIG_ATTR, OpenStudy, _keep_code_and_config, load_study, start_study
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
 
@@ -100,7 +107,7 @@ def test_a_beginning_whose_process_died_is_made_good(studies: Studies, monkeypat
     def die(*_: Any, **__: Any) -> None:
         raise RuntimeError("the power is gone")
 
-    monkeypatch.setattr("hpo.search.beginning._PATIENCE", 0.5)
+    monkeypatch.setattr("hpo.study.initial_trials._PATIENCE", 0.5)
     spec = studies.spec(BASELINE)
     with monkeypatch.context() as broken:
         broken.setattr(optuna.Study, "enqueue_trial", die)
@@ -143,7 +150,7 @@ def test_a_beginning_is_taken_over_from_a_dead_process_only(
         pass
     spec = studies.spec(BASELINE, "study.name=taken")
     with monkeypatch.context() as broken:
-        broken.setattr("hpo.study.begin", lambda *_: [])
+        broken.setattr("hpo.study.open_study.begin", lambda *_: [])
         opened = start_study(spec)
     owner = Owner.current()
     pid = owner.pid if holder == "alive" else 2**22 + 1  # no process has that id

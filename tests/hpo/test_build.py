@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import nn
 
-from hpo.build import (
+from hpo.checks.check import check_metric, check_spec
+from hpo.checks.check_callbacks import check_callbacks
+from hpo.config.spec import StudySpec
+from hpo.errors import InputError
+from hpo.trial.builder import (
     CALLBACKS,
     DEFAULTS,
     REQUIRED,
@@ -17,11 +21,7 @@ from hpo.build import (
     RunPlace,
     offered_callbacks,
 )
-from hpo.checking.check import check_metric, check_spec
-from hpo.checking.check_callbacks import check_callbacks
-from hpo.config import StudySpec
-from hpo.errors import InputError
-from hpo.run_length import Progress
+from hpo.trial.run_length import Progress
 from tests.hpo.support import Studies
 from tests.trainer import mlflow_store
 from trainer import Callback, Trainer

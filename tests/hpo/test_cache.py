@@ -18,10 +18,10 @@ from optuna.storages._cached_storage import _CachedStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.database import reader
-from hpo.database.cache import StudyCache
-from hpo.ledger import Owner
-from hpo.storage import open_storage
+from hpo.storage import reader
+from hpo.storage.cache import StudyCache
+from hpo.storage.ledger import Owner
+from hpo.storage.study_storage import open_storage
 from tests.trainer.support import quick
 
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)

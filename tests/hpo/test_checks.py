@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from hpo.checking.checks import check_imports, check_search, check_study
-from hpo.config import load_spec
+from hpo.checks.checks import check_imports, check_search, check_study
+from hpo.config.spec import load_spec
 from hpo.errors import InputError
 from tests.acceptance.support import STUDY, Result, hpo, make_study
 

@@ -10,11 +10,11 @@ from multiprocessing.connection import Connection
 
 import pytest
 
-from hpo.care.recovery import LOST, STOPPED
-from hpo.running.child import Child, Running
-from hpo.running.devices import Slot
-from hpo.running.limits import Limits
-from hpo.running.messages import BEAT, PULSE_LENGTH, EpochsEnded, Leaving, Started, Stop
+from hpo.execution.launchers.local import Child, Running
+from hpo.execution.limits import Limits
+from hpo.execution.messages import BEAT, PULSE_LENGTH, EpochsEnded, Leaving, Started, Stop
+from hpo.storage.recovery import LOST, STOPPED
+from hpo.trial.resources import Slot
 from tests.hpo.owners import forked
 
 LATE = Limits(wall_s=10.0)
@@ -105,8 +105,8 @@ def test_an_end_of_its_own_is_a_loss_only_if_it_held_something(worker: Worker) -
 
 FORKS = """
 import os, signal, time
-from hpo.running.stopping import StopRequest
-from hpo.running.trial_process import end_forks_at_sigterm
+from hpo.trial.stopping import StopRequest
+from hpo.execution.trial_process import end_forks_at_sigterm
 
 request = StopRequest()
 signal.signal(signal.SIGTERM, lambda *_: request.leave())

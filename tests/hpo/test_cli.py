@@ -15,11 +15,11 @@ from typing import Any
 import pytest
 
 from hpo.cli.app import main
-from hpo.cli.console import kept_arguments
-from hpo.config import load_spec
-from hpo.database.engines import normalize_url, sqlite_file
-from hpo.storage import OUTCOME_ATTR
-from hpo.study import OpenStudy
+from hpo.config.spec import load_spec
+from hpo.console.lines import kept_arguments
+from hpo.storage.engines import normalize_url, sqlite_file
+from hpo.storage.study_storage import OUTCOME_ATTR
+from hpo.study.open_study import OpenStudy
 from tests.acceptance.support import hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
 

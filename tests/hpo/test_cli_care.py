@@ -15,8 +15,8 @@ import optuna_dashboard
 import pytest
 from optuna.trial import TrialState
 
-from hpo.config import load_spec
-from hpo.study import OpenStudy, load_study
+from hpo.config.spec import load_spec
+from hpo.study.open_study import OpenStudy, load_study
 from tests.acceptance.support import MODEL, STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
 

@@ -10,11 +10,11 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from hpo.config import StudySpec
-from hpo.pruning.replay import MAX_EPOCHS_ATTR, replay
-from hpo.pruning.replay_study import study_curves
-from hpo.storage import OUTCOME_ATTR
-from hpo.study import OpenStudy
+from hpo.config.spec import StudySpec
+from hpo.search.replay import MAX_EPOCHS_ATTR, replay
+from hpo.storage.study_storage import OUTCOME_ATTR
+from hpo.study.open_study import OpenStudy
+from hpo.study.replay_study import study_curves
 from tests.acceptance.support import hpo, hpo_json
 from tests.hpo.support import Studies, ask
 from tests.hpo.test_replay import Recorder
@@ -90,7 +90,7 @@ def test_a_replay_is_told_what_a_real_run_is(finished: Path, monkeypatch: pytest
         asked.append(Recorder())
         return asked[-1]
 
-    monkeypatch.setattr("hpo.pruning.replay_study.make_pruner", recorder)
+    monkeypatch.setattr("hpo.study.replay_study.make_pruner", recorder)
     hpo("replay", finished, "trainer.max_epochs=3", "--pruner", "none", "--orders", "2")
     _, first, second = (each.study for each in asked)  # one to try it out, and a new one for each order
     for study in (first, second):

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hpo.config import load_spec
-from hpo.studyfile.code import code_identity
-from hpo.studyfile.study_modules import forget_modules, open_folder
+from hpo.config.code import code_identity
+from hpo.config.spec import load_spec
+from hpo.config.study_modules import forget_modules, open_folder
 from tests.acceptance.support import STUDY, make_study
 
 
@@ -136,8 +136,8 @@ def test_a_package_in_development_counts_and_an_installed_one_does_not(
 def test_it_takes_neither_torch_nor_an_import_of_the_study(folder: Path) -> None:
     write(folder, parts="raise RuntimeError('imported')\n")
     script = (
-        "import sys; from pathlib import Path; from hpo.config import load_spec;"
-        "from hpo.studyfile.code import code_identity;"
+        "import sys; from pathlib import Path; from hpo.config.spec import load_spec;"
+        "from hpo.config.code import code_identity;"
         "print(*code_identity(load_spec(Path('study.yaml'))).files, 'torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, check=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpo.checking.check import check_metric, check_spec, recorded_metrics
-from hpo.config import StudySpec, diff_configs, json_schema, load_spec
+from hpo.checks.check import check_metric, check_spec, recorded_metrics
+from hpo.config.paths import assign, join_path, leaves, split_path
+from hpo.config.spec import StudySpec, diff_configs, json_schema, load_spec
+from hpo.config.targets import TargetResolver, instantiate
 from hpo.errors import InputError
-from hpo.studyfile.paths import assign, join_path, leaves, split_path
-from hpo.studyfile.targets import TargetResolver, instantiate
 from tests.acceptance import support
 
 STUDY = """\
@@ -217,8 +217,8 @@ def test_json_schema_knows_the_sections() -> None:
 
 def test_reading_imports_neither_torch_nor_optuna(tmp_path: Path) -> None:
     code = (
-        "import sys; from pathlib import Path; from hpo.config import load_spec;"
-        "from hpo.space import SearchSpace;"
+        "import sys; from pathlib import Path; from hpo.config.spec import load_spec;"
+        "from hpo.config.space import SearchSpace;"
         f"SearchSpace.from_spec(load_spec(Path({str(write(tmp_path))!r})));"
         "print(sorted({'torch', 'optuna', 'hydra', 'sqlalchemy'} & set(sys.modules)))"
     )

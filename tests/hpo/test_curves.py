@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from hpo.pruning.curves import USUAL_AGREEMENT, EndedCurves, Population, fall, settling
+from hpo.search.predicted_loss.curves import USUAL_AGREEMENT, EndedCurves, Population, fall, settling
 
 VALUES = st.floats(-5, 5).map(lambda value: round(value, 3))
 

@@ -16,8 +16,8 @@ from wsgiref.validate import validator
 
 import pytest
 
-from hpo.looking.dashboard_gate import Gate, allowed_hosts, is_loopback, link_host
-from hpo.looking.dashboard_login import SESSION_SECONDS, Login
+from hpo.dashboard.gate import Gate, allowed_hosts, is_loopback, link_host
+from hpo.dashboard.login import SESSION_SECONDS, Login
 from tests.acceptance.support import hpo
 from tests.hpo.support import Studies
 

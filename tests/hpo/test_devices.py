@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from hpo.errors import InputError
-from hpo.running import devices
-from hpo.running.devices import Slot, deal
+from hpo.trial import resources
+from hpo.trial.resources import Slot, deal
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> pytest.MonkeyPatch:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)))
-    monkeypatch.setattr(devices, "_QUOTA", tmp_path / "cpu.max")
+    monkeypatch.setattr(resources, "_QUOTA", tmp_path / "cpu.max")
     return monkeypatch
 
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import create_trial
 
-from hpo.build import Builder
-from hpo.objective import RUN_ATTR, SAME_AS_ATTR, TrialRun
-from hpo.running.stopping import StopRequest
 from hpo.search.distinct import point_key, twin
+from hpo.trial.builder import Builder
+from hpo.trial.run import RUN_ATTR, SAME_AS_ATTR, TrialRun
+from hpo.trial.stopping import StopRequest
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
 

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from hpo.checking import database_check, doctor
-from hpo.checking.doctor import Line, examine
-from hpo.config import load_spec
+from hpo.checks import database_check, doctor
+from hpo.checks.doctor import Line, examine
+from hpo.config.spec import load_spec
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 
 Look = Callable[..., dict[str, Line]]

@@ -15,10 +15,10 @@ import pyarrow as pa
 import pytest
 from pyarrow import parquet
 
-from hpo.after.export import Table, curves_table, table_text, trials_table, write_table
 from hpo.errors import StudyError
-from hpo.progress import study_best, study_trials
-from hpo.study import OpenStudy
+from hpo.report.tables import Table, curves_table, table_text, trials_table, write_table
+from hpo.study.open_study import OpenStudy
+from hpo.study.status import study_best, study_trials
 from tests.acceptance.support import STUDY, hpo
 from tests.hpo.finished import finished_study
 from tests.hpo.support import Studies

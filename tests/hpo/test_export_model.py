@@ -11,11 +11,11 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from hpo.after.export_model import check_export_path, export_model
-from hpo.after.models import best_weights, load_model
-from hpo.build import Builder
 from hpo.errors import InputError, StudyError
-from hpo.study import OpenStudy
+from hpo.final.export_model import check_export_path, export_model
+from hpo.final.models import best_weights, load_model
+from hpo.study.open_study import OpenStudy
+from hpo.trial.builder import Builder
 from tests.acceptance.support import STUDY, hpo, hpo_json
 from tests.hpo.finished import finished_study
 from tests.hpo.support import Studies

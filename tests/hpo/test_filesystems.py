@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.checking.filesystems import file_system_type, network_file_system
+from hpo.checks.filesystems import file_system_type, network_file_system
 
 MOUNTS = r"""22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw
 30 22 0:26 / /home rw,relatime shared:12 - nfs4 server:/home rw,vers=4.2

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from hpo.after.final import Start, start_of_base, start_of_trial, train_final
-from hpo.build import Builder
 from hpo.errors import StudyError
-from hpo.study import OpenStudy
+from hpo.final.training import Start, start_of_base, start_of_trial, train_final
+from hpo.study.open_study import OpenStudy
+from hpo.trial.builder import Builder
 from tests.hpo.support import Studies
 from tests.hpo.test_objective import run
 

@@ -12,10 +12,10 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo.errors import ForkedProcessError
-from hpo.ledger import Owner
-from hpo.objective import TrialReport
-from hpo.outcome import Outcome
-from hpo.running.forks import only_in
+from hpo.storage.ledger import Owner
+from hpo.study.outcome import Outcome
+from hpo.trial.forks import only_in
+from hpo.trial.run import TrialReport
 from tests.acceptance.support import STUDY
 from tests.hpo.owners import load, make_study, opened, study_id, trials
 from tests.hpo.support import Studies

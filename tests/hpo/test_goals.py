@@ -9,9 +9,9 @@ import optuna
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.config import load_spec
-from hpo.search.goals import goal_reached
-from hpo.studyfile.schema_study import StudySection
+from hpo.config.schema_study import StudySection
+from hpo.config.spec import load_spec
+from hpo.study.goals import goal_reached
 from tests.acceptance.support import hpo, hpo_json, make_study
 
 START = datetime(2026, 1, 1)

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from hpo.config.space import SearchSpace
 from hpo.errors import InputError
-from hpo.pruners import make_pruner
+from hpo.search.pruners import make_pruner
 from hpo.search.samplers import make_sampler
-from hpo.space import SearchSpace
 from tests.acceptance.support import hpo, hpo_json, make_study
 from tests.hpo.support import Studies
 

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 from jsonschema import Draft202012Validator
 
-from hpo.checking.checks import check_search, check_study
-from hpo.checking.preflight import preflight
-from hpo.config import load_spec
-from hpo.running.devices import Slot
-from hpo.studyfile.yaml_source import read_yaml
+from hpo.checks.checks import check_search, check_study
+from hpo.checks.preflight import preflight
+from hpo.config.spec import load_spec
+from hpo.config.yaml_source import read_yaml
+from hpo.trial.resources import Slot
 from tests.acceptance.support import hpo
 
 TEMPLATES = ("classification", "regression")

@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from optuna.storages._rdb import models
 
-from hpo import ledger
-from hpo.ledger import ATTEMPTS, Heartbeat, Lease, Owner, host_name, owner_is_alive
+from hpo.storage import ledger
+from hpo.storage.ledger import ATTEMPTS, Heartbeat, Lease, Owner, host_name, owner_is_alive
 
 
 @pytest.fixture

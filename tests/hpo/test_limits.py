@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hpo.outcome import Outcome
-from hpo.running import limits
-from hpo.running.limits import Limits, death_of, kill_group, memory_of, oom_kills
+from hpo.execution import limits
+from hpo.execution.limits import Limits, death_of, kill_group, memory_of, oom_kills
+from hpo.study.outcome import Outcome
 from tests.acceptance.support import wait_until
 
 

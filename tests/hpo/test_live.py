@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hpo.cli.live import Picture, StudyView, WorkerView, seconds_left, shown_seconds, sparkline
+from hpo.console.live import Picture, StudyView, WorkerView, seconds_left, shown_seconds, sparkline
 
 WORKERS = (
     WorkerView("worker-1", "cuda:0", 7, 3, 20, 0.51234, 0.25, (2.0, 1.0, 0.51234), 12.0),

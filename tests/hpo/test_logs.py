@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo.config import load_spec
-from hpo.study import load_study
+from hpo.config.spec import load_spec
+from hpo.study.open_study import load_study
 from tests.acceptance.support import hpo, make_study, start_hpo
 
 

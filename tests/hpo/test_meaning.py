@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hpo.checking import meaning
-from hpo.checking.findings import Finding
-from hpo.checking.meaning import check_meaning
-from hpo.config import load_spec
+from hpo.checks import meaning
+from hpo.checks.findings import Finding
+from hpo.checks.meaning import check_meaning
+from hpo.config.spec import load_spec
 from hpo.errors import InputError
 from tests.acceptance.support import make_study
 

@@ -10,8 +10,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpo.build import Builder, RunPlace
-from hpo.running.micro_batch import MicroBatches, cut, finer
+from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.micro_batch import MicroBatches, cut, finer
 from tests.hpo.support import Studies
 from trainer import Trainer
 from trainer.checkpoint import newest_checkpoint

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpo.after.export_model import export_model
-from hpo.after.models import best_weights, load_model
-from hpo.build import Builder
-from hpo.study import OpenStudy
+from hpo.final.export_model import export_model
+from hpo.final.models import best_weights, load_model
+from hpo.study.open_study import OpenStudy
+from hpo.trial.builder import Builder
 from tests.hpo.finished import finished_study
 
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
-from hpo.after.models import best_weights, load_model
-from hpo.build import Builder
 from hpo.errors import StudyError
-from hpo.study import OpenStudy
+from hpo.final.models import best_weights, load_model
+from hpo.study.open_study import OpenStudy
+from hpo.trial.builder import Builder
 from tests.hpo.finished import finished_study
 from tests.hpo.support import Studies
 from tests.hpo.test_objective import run

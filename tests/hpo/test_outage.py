@@ -22,12 +22,12 @@ import sqlalchemy as sa
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.trial import TrialState, create_trial
 
-from hpo import ledger
-from hpo.database import engines as database
-from hpo.database.outage import OPERATIONS, DatabaseAwayError, DatabaseError, Patience
 from hpo.errors import BudgetExhaustedError, StudyError
-from hpo.ledger import Heartbeat, Owner
-from hpo.storage import StudyStorage, open_storage
+from hpo.storage import engines as database
+from hpo.storage import ledger
+from hpo.storage.ledger import Heartbeat, Owner
+from hpo.storage.outage import OPERATIONS, DatabaseAwayError, DatabaseError, Patience
+from hpo.storage.study_storage import StudyStorage, open_storage
 from tests.hpo.databases import server_of
 from tests.hpo.lossy import Losses, lossy
 from tests.hpo.owners import attempts, load, make_study, opened, running, study_id, trials
@@ -145,7 +145,7 @@ def test_waiting_is_told_once_and_given_up_with_a_fix(
     make_study(url, 1)
 
     def told() -> list[str]:
-        ours = [record for record in caplog.records if record.name == "hpo.database.outage"]  # not the pool's
+        ours = [record for record in caplog.records if record.name == "hpo.storage.outage"]  # not the pool's
         said = [record.getMessage() for record in ours]
         return [message.partition("the database ")[2][:7] for message in said]
 
@@ -153,7 +153,7 @@ def test_waiting_is_told_once_and_given_up_with_a_fix(
         trial = load(storage).ask()
         back = threading.Thread(target=server.restart, kwargs={"immediate": True, "pause": 0.6})
         caplog.clear()
-        with caplog.at_level(logging.WARNING, "hpo.database.outage"):
+        with caplog.at_level(logging.WARNING, "hpo.storage.outage"):
             back.start()
             while not told():
                 trial.set_user_attr("note", 1)
@@ -354,7 +354,7 @@ def heals(storage: StudyStorage, heal: Callable[[], object], caplog: pytest.LogC
     def waiting() -> list[str]:
         return [message for message in caplog.messages if "the database is away" in message]
 
-    with caplog.at_level(logging.WARNING, "hpo.database.outage"), ThreadPoolExecutor(1) as writer:
+    with caplog.at_level(logging.WARNING, "hpo.storage.outage"), ThreadPoolExecutor(1) as writer:
         written = writer.submit(write)
         while not waiting() and not written.done():
             time.sleep(0.01)

@@ -13,8 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from hpo.outcome import Outcome, failure_outcome, finite, is_device_memory, outcome_of, prediction_record
-from hpo.storage import OUTCOME_ATTR
+from hpo.storage.study_storage import OUTCOME_ATTR
+from hpo.study.outcome import (
+    Outcome,
+    failure_outcome,
+    finite,
+    is_device_memory,
+    outcome_of,
+    prediction_record,
+)
 from tests.trainer.support import quick
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from hpo.checking import peak_memory
-from hpo.checking.peak_memory import PeakMemory
-from hpo.checking.preflight import DevicePreflight, estimated_seconds, largest_params, preflight
-from hpo.config import load_spec
+from hpo.checks import peak_memory
+from hpo.checks.peak_memory import PeakMemory
+from hpo.checks.preflight import DevicePreflight, estimated_seconds, largest_params, preflight
+from hpo.config.space import SearchSpace
+from hpo.config.spec import load_spec
 from hpo.errors import InputError
-from hpo.running.devices import Slot
-from hpo.space import SearchSpace
+from hpo.trial.resources import Slot
 from tests.acceptance.support import make_study
 
 PARTS = """

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpo.build import Builder
-from hpo.care.recovery import STOPPED
-from hpo.database.outage import DatabaseGoneError
-from hpo.ledger import Heartbeat, Owner
-from hpo.objective import TrialRun
-from hpo.outcome import Outcome
-from hpo.running.folders import stop_note
-from hpo.running.stopping import StopRequest
+from hpo.storage.ledger import Heartbeat, Owner
+from hpo.storage.outage import DatabaseGoneError
+from hpo.storage.recovery import STOPPED
+from hpo.study.folders import stop_note
+from hpo.study.outcome import Outcome
+from hpo.trial.builder import Builder
+from hpo.trial.run import TrialRun
+from hpo.trial.stopping import StopRequest
 from tests.hpo.owners import load, make_study, opened
 from tests.hpo.support import Studies
 from tests.hpo.test_objective import dying, run

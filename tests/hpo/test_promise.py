@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hpo.pruning.curves import Population
-from hpo.pruning.promise import promise
+from hpo.search.predicted_loss.curves import Population
+from hpo.search.predicted_loss.promise import promise
 from trainer.prediction import Prediction, predict_final_loss
 
 CURVE = np.array([1.0, 0.9, 0.82, 0.76])

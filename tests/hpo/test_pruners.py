@@ -8,8 +8,8 @@ from optuna import pruners
 from optuna.trial import TrialState
 
 from hpo.errors import InputError
-from hpo.pruners import PRUNERS, PredictedLossPruner, make_pruner
-from hpo.study import OpenStudy
+from hpo.search.pruners import PRUNERS, PredictedLossPruner, make_pruner
+from hpo.study.open_study import OpenStudy
 from tests.hpo.support import Studies
 
 QUICK = {

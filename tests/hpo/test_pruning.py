@@ -12,10 +12,11 @@ import pytest
 from optuna.trial import TrialState
 from scipy import stats
 
-from hpo.outcome import PREDICTION_ATTR
-from hpo.progress import own_trials, ranked_trials, study_status
-from hpo.pruning.predicted_loss import AUDIT_ATTR, PredictedLossPruner
-from hpo.pruning.summary import (
+from hpo.search.predicted_loss.pruner import AUDIT_ATTR, PredictedLossPruner
+from hpo.storage.study_storage import OUTCOME_ATTR
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import PREDICTION_ATTR
+from hpo.study.pruning_summary import (
     ComparedPrediction,
     PredictionSummary,
     best_count,
@@ -24,8 +25,7 @@ from hpo.pruning.summary import (
     summarize_pruning,
     wilson_interval,
 )
-from hpo.storage import OUTCOME_ATTR
-from hpo.study import OpenStudy
+from hpo.study.status import own_trials, ranked_trials, study_status
 from tests.acceptance.support import hpo, hpo_json
 from tests.hpo.support import Studies, ask
 

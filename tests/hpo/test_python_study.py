@@ -16,7 +16,7 @@ import yaml
 from torch import nn
 
 import hpo
-from hpo.config import load_spec
+from hpo.config.spec import load_spec
 from tests.acceptance.support import make_study
 
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.build import Builder
-from hpo.objective import TrialRun
-from hpo.running.stopping import StopRequest
-from hpo.search.ranking import best_of, is_feasible, is_ranked, pareto_front, ranked
-from hpo.studyfile.schema_study import FARTHEST, Bound, Direction, StudySection
+from hpo.config.schema_study import FARTHEST, Bound, Direction, StudySection
+from hpo.study.ranking import best_of, is_feasible, is_ranked, pareto_front, ranked
+from hpo.trial.builder import Builder
+from hpo.trial.run import TrialRun
+from hpo.trial.stopping import StopRequest
 from tests.hpo.support import Studies
 
 BOTH: dict[str, Direction] = {"val_loss": "minimize", "accuracy": "maximize"}

@@ -15,10 +15,10 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, Floa
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from hpo.database import reader
-from hpo.database.cache import StudyCache
-from hpo.ledger import Owner
-from hpo.storage import StudyStorage
+from hpo.storage import reader
+from hpo.storage.cache import StudyCache
+from hpo.storage.ledger import Owner
+from hpo.storage.study_storage import StudyStorage
 from tests.hpo.owners import NAME, make_study, opened, study_id
 
 SPACE: dict[str, BaseDistribution] = {

@@ -8,11 +8,9 @@ import pytest
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
-from hpo import ledger
-from hpo.care import recovery
-from hpo.care.recovery import GONE, Settled, Sightings, _settle, requeue_dead, settle_process
-from hpo.ledger import Owner
-from hpo.storage import StudyStorage
+from hpo.storage.ledger import Owner
+from hpo.storage.recovery import GONE, Settled, Sightings, _settle, requeue_dead, settle_process
+from hpo.storage.study_storage import StudyStorage, ledger, recovery
 from tests.hpo.owners import attempts, dead_owner, load, make_study, opened, running, study_id
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from hpo.ledger import Owner
-from hpo.storage import StudyStorage
+from hpo.storage.ledger import Owner
+from hpo.storage.study_storage import StudyStorage
 from tests.hpo.owners import load, make_study, opened
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo import ledger
-from hpo.care.recovery import RETRIED_ATTR, requeue_dead
-from hpo.care.reopen import Reopened, failed_trials, reopen
 from hpo.errors import LeaseLostError, StudyError
-from hpo.ledger import Owner
-from hpo.progress import study_status, study_trials
-from hpo.study import OpenStudy, load_study
+from hpo.storage import ledger
+from hpo.storage.ledger import Owner
+from hpo.storage.recovery import RETRIED_ATTR, requeue_dead
+from hpo.study.open_study import OpenStudy, load_study
+from hpo.study.retry import Reopened, failed_trials, reopen
+from hpo.study.status import study_status, study_trials
 from tests.hpo.owners import dead_owner
 from tests.hpo.support import Studies, ask
 

@@ -10,10 +10,10 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from hpo import ledger
-from hpo.care.repair import ATTEMPT_REMOVED, FAILED, LEASE_ENDED, REQUEUED, RepairReport, repair
-from hpo.ledger import Attempt, Owner
-from hpo.study import OpenStudy, load_study
+from hpo.storage import ledger
+from hpo.storage.ledger import Attempt, Owner
+from hpo.study.open_study import OpenStudy, load_study
+from hpo.study.repair import ATTEMPT_REMOVED, FAILED, LEASE_ENDED, REQUEUED, RepairReport, repair
 from tests.hpo.owners import dead_owner
 from tests.hpo.support import Studies, ask
 

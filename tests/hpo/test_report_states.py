@@ -14,7 +14,7 @@ from optuna.trial import TrialState, create_trial
 from hpo.report.data import report_data, study_report
 from hpo.report.page import page
 from hpo.report.pictures import write_pictures
-from hpo.study import OpenStudy
+from hpo.study.open_study import OpenStudy
 from tests.acceptance.support import STUDY, hpo, hpo_json
 from tests.hpo.reports import report_of, trial_of
 from tests.hpo.support import Studies, ask

@@ -21,15 +21,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from hpo.care.reopen import reopen
-from hpo.care.retention import _remove, _scan, clean, enforce_quota, kept, removals, shown_bytes
-from hpo.database.outage import DatabaseError
 from hpo.errors import StudyError
-from hpo.outcome import BEST_ATTR
-from hpo.progress import study_best
-from hpo.running.folders import attempt_folders
-from hpo.storage import OUTCOME_ATTR
-from hpo.study import OpenStudy, load_study
+from hpo.storage.outage import DatabaseError
+from hpo.storage.study_storage import OUTCOME_ATTR
+from hpo.study.folders import attempt_folders
+from hpo.study.open_study import OpenStudy, load_study
+from hpo.study.outcome import BEST_ATTR
+from hpo.study.retention import _remove, _scan, clean, enforce_quota, kept, removals, shown_bytes
+from hpo.study.retry import reopen
+from hpo.study.status import study_best
 from tests.hpo.support import Studies, ask
 from trainer.checkpoint import CheckpointError, CheckpointFile, find_checkpoint, load_checkpoint, newest_checkpoint
 
@@ -326,7 +326,7 @@ def test_a_trial_whose_checkpoints_cannot_be_read_for_now_keeps_them_all(
                 raise CheckpointError("no readable checkpoint") from error
             return load_checkpoint(path)
 
-        monkeypatch.setattr("hpo.care.retention.load_checkpoint", load)
+        monkeypatch.setattr("hpo.study.retention.load_checkpoint", load)
         assert [removal.number for removal in clean(opened).removed] == [1]
         assert len(left(opened, 0)) == 4
 
@@ -336,7 +336,7 @@ def test_a_quota_reads_no_checkpoints_before_it_needs_to(
     studies: Studies, monkeypatch: pytest.MonkeyPatch, files: int, numbers: set[str]
 ) -> None:
     read: list[Path] = []
-    monkeypatch.setattr("hpo.care.retention.load_checkpoint", read.append)
+    monkeypatch.setattr("hpo.study.retention.load_checkpoint", read.append)
     trials = [made("pruned"), made("failed"), made("failed"), complete(1, 2, 3, 4)]
     with study_of(studies, trials, f"study.disk_quota={files * len(content())}") as opened:
         assert enforce_quota(opened) is not None

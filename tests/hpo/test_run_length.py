@@ -16,10 +16,10 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from hpo.build import Builder, RunPlace
 from hpo.errors import InputError
-from hpo.run_length import Progress, run_length
-from hpo.running.micro_batch import cut
+from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.micro_batch import cut
+from hpo.trial.run_length import Progress, run_length
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies
 from tests.trainer.support import assert_same, interrupt_at, quick, through_file

@@ -11,11 +11,11 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
-from hpo.config import load_spec
+from hpo.config.space import SearchSpace
+from hpo.config.spec import load_spec
 from hpo.errors import BudgetExhaustedError, InputError, StudyError
 from hpo.search.samplers import SAMPLERS, ExhaustiveSampler, make_sampler
-from hpo.space import SearchSpace
-from hpo.study import OpenStudy, start_study
+from hpo.study.open_study import OpenStudy, start_study
 from tests.acceptance.support import STUDY, make_study
 from tests.hpo.support import Studies, ask
 

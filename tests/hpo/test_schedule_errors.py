@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from hpo.build import Builder
-from hpo.checking.checks import check_imports
-from hpo.checking.schedule_errors import check_schedule
-from hpo.config import StudySpec, load_spec
+from hpo.checks.checks import check_imports
+from hpo.checks.schedule_errors import check_schedule
+from hpo.config.spec import StudySpec, load_spec
 from hpo.errors import InputError
+from hpo.trial.builder import Builder
 from tests.acceptance.support import hpo, make_study
 
 STUDY = """

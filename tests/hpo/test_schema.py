@@ -10,11 +10,11 @@ import pytest
 import yaml
 from jsonschema import Draft202012Validator
 
-from hpo.build import CALLBACKS
-from hpo.checking.json_schema import study_schema
-from hpo.config import json_schema
-from hpo.studyfile.paths import assign, split_path
-from hpo.studyfile.yaml_source import read_yaml
+from hpo.checks.json_schema import study_schema
+from hpo.config.paths import assign, split_path
+from hpo.config.spec import json_schema
+from hpo.config.yaml_source import read_yaml
+from hpo.trial.builder import CALLBACKS
 from tests.acceptance.support import STUDY, hpo
 
 STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*/study.yaml"))

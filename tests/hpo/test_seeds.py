@@ -12,14 +12,14 @@ import pytest
 import torch
 from scipy import stats
 
-from hpo.after.final import Start, start_of_base, start_of_trial
-from hpo.after.models import load_model
-from hpo.after.seed_run import SeedTrainer
-from hpo.after.seeds import estimate, leaders, together, train_over_seeds
-from hpo.build import Builder
+from hpo.config.study_modules import forget_modules
 from hpo.errors import StudyError
-from hpo.study import OpenStudy
-from hpo.studyfile.study_modules import forget_modules
+from hpo.final.models import load_model
+from hpo.final.seed_run import SeedTrainer
+from hpo.final.seeds import estimate, leaders, together, train_over_seeds
+from hpo.final.training import Start, start_of_base, start_of_trial
+from hpo.study.open_study import OpenStudy
+from hpo.trial.builder import Builder
 from tests.acceptance.support import MODEL, STUDY, hpo, hpo_json
 from tests.hpo.finished import finished_study
 from tests.hpo.support import Studies

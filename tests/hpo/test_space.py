@@ -10,9 +10,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from optuna.trial import FixedTrial
 
-from hpo.config import load_spec
+from hpo.config.space import SearchSpace
+from hpo.config.spec import load_spec
 from hpo.errors import InputError
-from hpo.space import SearchSpace
 
 BASE: dict[str, Any] = {
     "study": {"name": "s"},

@@ -2,10 +2,10 @@
 
 import pytest
 
-from hpo.care.recovery import Verdict
 from hpo.errors import LeaseLostError
-from hpo.ledger import Lease
-from hpo.running.stopping import StopRequest
+from hpo.storage.ledger import Lease
+from hpo.storage.recovery import Verdict
+from hpo.trial.stopping import StopRequest
 
 VERDICT = Verdict("timed_out", "too long", final=True)
 

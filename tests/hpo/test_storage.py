@@ -17,12 +17,12 @@ import sqlalchemy as sa
 from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState, create_trial
 
-from hpo import ledger
-from hpo.care.recovery import GONE, _settle, requeue_dead
-from hpo.database import engines as database
 from hpo.errors import BudgetExhaustedError, InputError, LeaseLostError, StudyError
-from hpo.ledger import Heartbeat, Lease, Owner
-from hpo.storage import StudyStorage, display_url, open_storage
+from hpo.storage import engines as database
+from hpo.storage import ledger
+from hpo.storage.ledger import Heartbeat, Lease, Owner
+from hpo.storage.recovery import GONE, _settle, requeue_dead
+from hpo.storage.study_storage import StudyStorage, display_url, open_storage
 from tests.hpo.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials
 from tests.hpo.workers import finish, start, work
 

@@ -11,9 +11,9 @@ from optuna.storages._rdb import models
 from optuna.study import StudyDirection
 from optuna.testing.pytest_storages import StorageTestCase
 
-from hpo import ledger
-from hpo.database.cache import StudyCache
-from hpo.storage import StudyStorage, open_storage
+from hpo.storage import ledger
+from hpo.storage.cache import StudyCache
+from hpo.storage.study_storage import StudyStorage, open_storage
 from tests.hpo.databases import server_of
 
 

@@ -10,13 +10,13 @@ import torch
 from torch.nn import functional
 
 import hpo
-from hpo.build import Builder, RunPlace
-from hpo.checking.check_metrics import check_metrics
-from hpo.checking.preflight import preflight
-from hpo.config import load_spec
+from hpo.checks.check_metrics import check_metrics
+from hpo.checks.preflight import preflight
+from hpo.config.spec import load_spec
 from hpo.errors import InputError
-from hpo.running.devices import Slot
-from hpo.running.micro_batch import cut
+from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.micro_batch import cut
+from hpo.trial.resources import Slot
 from tests.acceptance.support import hpo as command
 from tests.acceptance.support import hpo_json
 from trainer import Trainer, WholeSet

@@ -14,20 +14,19 @@ import psutil
 import pytest
 from optuna.trial import TrialState
 
-from hpo.care.recovery import Settled
 from hpo.errors import StudyError
-from hpo.ledger import Owner
-from hpo.objective import TrialReport
-from hpo.outcome import Outcome
-from hpo.progress import study_best, study_status, study_trials
-from hpo.running.devices import deal
-from hpo.running.forkserver import start_fork_server
-from hpo.running.messages import EpochsEnded, Started
-from hpo.running.news import News
-from hpo.running.notice import Notice, Tick
-from hpo.study import load_study
-from hpo.supervisor import Ending, Supervisor
-from hpo.worker import _check_preload
+from hpo.execution.launchers.forkserver import start_fork_server
+from hpo.execution.messages import EpochsEnded, Notice, Started, Tick
+from hpo.execution.news import News
+from hpo.execution.supervisor import Ending, Supervisor
+from hpo.execution.worker import _check_preload
+from hpo.storage.ledger import Owner
+from hpo.storage.recovery import Settled
+from hpo.study.open_study import load_study
+from hpo.study.outcome import Outcome
+from hpo.study.status import study_best, study_status, study_trials
+from hpo.trial.resources import deal
+from hpo.trial.run import TrialReport
 from tests.acceptance.support import wait_until
 from tests.hpo.support import Studies
 from trainer.state import TrainState
@@ -425,7 +424,7 @@ def test_a_timeout_puts_running_trials_down(studies: Studies) -> None:
 
 
 def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "hpo.running.preload", raising=False)
+    monkeypatch.delitem(sys.modules, "hpo.execution.launchers.preload", raising=False)
     with pytest.raises(RuntimeError, match="could not import its preload"):
         _check_preload()
 

@@ -11,10 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from hpo.cli.watch import _as_line, _look, _teller, study_view
-from hpo.database.outage import DatabaseAwayError
+from hpo.console.snapshot import Look, has_ended, look_at, thinned
 from hpo.errors import StudyError
-from hpo.looking.look import Look, has_ended, look_at, thinned
-from hpo.study import OpenStudy
+from hpo.storage.outage import DatabaseAwayError
+from hpo.study.open_study import OpenStudy
 from tests.acceptance.support import hpo, make_study
 from tests.hpo.support import Studies, ask
 

@@ -8,7 +8,7 @@ from typing import Any
 import optuna
 
 from hpo.errors import BudgetExhaustedError
-from hpo.ledger import Owner
+from hpo.storage.ledger import Owner
 from tests.hpo.owners import forked, load, opened
 
 

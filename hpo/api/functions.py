@@ -1,0 +1,267 @@
+"""What `import hpo` gives to Python code: studies run, read back, and their models, as the commands do it.
+
+Every function takes a study file or an `hpo.Study`, and says what is wrong with `hpo.InputError` (something given
+can't be used) or `hpo.StudyError` (the study can't go on, or has not what was asked of it).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import ValidationError
+
+from hpo.api.run_result import RunResult
+from hpo.api.study import Study
+from hpo.config.marks import COMMAND_LINE
+from hpo.config.paths import show
+from hpo.config.spec import StudySpec, load_spec
+from hpo.config.study_modules import forget_modules
+from hpo.errors import InputError
+
+if TYPE_CHECKING:
+    import optuna
+    import torch
+    from torch import nn
+
+    from hpo.checks.findings import Finding
+    from hpo.execution.run import Listener
+    from hpo.study.open_study import OpenStudy
+
+Overrides = Sequence[str] | Mapping[str, Any]
+
+
+def run(
+    study: str | Path | Study,
+    overrides: Overrides = (),
+    *,
+    workers: int | None = None,
+    n_trials: int | None = None,
+    timeout: float | str | None = None,
+    devices: str | Sequence[str] | None = None,
+    storage: str | None = None,
+    output_dir: str | Path | None = None,
+    accept_code_change: bool = False,
+    progress: bool = True,
+) -> RunResult:
+    """Start a study, or go on with it, until its trials are done: what `hpo run` does.
+
+    Workers are processes of their own, which do not run the calling script: no ``if __name__ == "__main__":`` is
+    needed, unless the study's own classes stand in that script.
+
+    Args:
+        study: The study file, or an `hpo.Study`.
+        overrides: ``key=value`` texts as on the command line, or dotted path → value.
+        workers: Worker processes; one for each GPU, or one, if not given.
+        n_trials: Trials to bring to an end in all, earlier runs included.
+        timeout: Time after which workers put their trials down: seconds, or such as ``"2h"``.
+        devices: Devices to share, such as ``"cuda:0,cuda:1"``.
+        storage: URL of the database in place of the study's.
+        output_dir: Folder of everything that the study writes.
+        accept_code_change: Continue a study whose code has changed since it was started; see
+            docs/reliability.md.
+        progress: Print a line for each trial that ends; else only what goes wrong.
+
+    Raises:
+        InputError: The study or an argument can't be used; nothing has been started.
+        StudyError: The study can't go on, or all its trials have ended and none of them is complete.
+        KeyboardInterrupt: Ctrl-C, or a signal to end. Each worker has finished its batch and put its trial down
+            with a checkpoint, and the same call goes on. At a second Ctrl-C they are stopped at once.
+    """
+    from hpo.execution.run import run_study
+
+    options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
+    with _spoken_in_python():
+        spec = _spec(study, overrides, search=True, storage=storage, output_dir=output_dir, **options)
+
+        def listen(opened: OpenStudy) -> Listener:
+            if isinstance(study, Study):
+                study.write()
+            from hpo.console.lines import Reporter
+
+            return Reporter(opened, quiet=not progress)
+
+        ending = run_study(spec, listen, _warn, accept_code_change=accept_code_change)
+    if ending.value == "interrupted":
+        raise KeyboardInterrupt
+    from hpo.study.status import study_status
+
+    with _opened(spec) as opened:
+        status = study_status(opened)
+        return RunResult(
+            study=_for_reading(opened),
+            **{name: status[name] for name in ("n_trials", "finished", "outcomes", "best")},
+            ending=ending.value,
+        )
+
+
+def load_study(
+    study: str | Path | Study,
+    overrides: Overrides = (),
+    *,
+    storage: str | None = None,
+    output_dir: str | Path | None = None,
+) -> optuna.Study:
+    """The plain `optuna.Study` of a study that has been started, also while it runs.
+
+    `optuna.visualization`, `optuna.importance`, ``trials_dataframe()``, ``best_trials`` and all else that reads
+    work on it. What writes (``ask``, ``tell``, ``optimize``, ``enqueue_trial``, ``set_user_attr``) raises
+    `hpo.StudyError`: a trial that is changed from here would be no worker's. To try things, copy the trials into a
+    study of your own:
+    ``optuna.create_study().add_trials(study.trials)``.
+
+    Args:
+        study: The study file, or an `hpo.Study`.
+        overrides: As for the run.
+        storage: As for the run.
+        output_dir: As for the run.
+
+    Raises:
+        InputError: The study or an argument can't be used.
+        StudyError: It has not been started.
+    """
+    with _spoken_in_python(), _opened(_spec(study, overrides, storage=storage, output_dir=output_dir)) as opened:
+        return _for_reading(opened)
+
+
+def best_params(
+    study: str | Path | Study,
+    overrides: Overrides = (),
+    *,
+    trial: str | int = "best",
+    storage: str | None = None,
+    output_dir: str | Path | None = None,
+) -> dict[str, Any]:
+    """The parameters of the best trial, or of another: dotted path → value.
+
+    They fit `overrides` of the functions here, and `StudySpec.resolve`.
+
+    Args:
+        study: The study file, or an `hpo.Study`.
+        overrides: As for the run.
+        trial: ``"best"`` or a trial's number.
+        storage: As for the run.
+        output_dir: As for the run.
+
+    Raises:
+        InputError: The study or an argument can't be used.
+        StudyError: There is no such study or trial, or several trials are best.
+    """
+    which = _which(trial)
+    with _spoken_in_python(), _opened(_spec(study, overrides, storage=storage, output_dir=output_dir)) as opened:
+        from hpo.final.models import find_trial
+
+        return dict(find_trial(opened, which).params)
+
+
+def load_best_model(
+    study: str | Path | Study,
+    overrides: Overrides = (),
+    *,
+    trial: str | int = "best",
+    device: str | torch.device = "cpu",
+    storage: str | None = None,
+    output_dir: str | Path | None = None,
+) -> nn.Module:
+    """The model of the best trial, or of another, with the weights of its best epoch, in eval mode.
+
+    Warns where the study's code is not that which the trial ran under: the weights then may make another model.
+
+    Args:
+        study: The study file, or an `hpo.Study`.
+        overrides: As for the run.
+        trial: ``"best"`` or a trial's number.
+        device: Where the model is to be.
+        storage: As for the run.
+        output_dir: As for the run.
+
+    Raises:
+        InputError: The study or an argument can't be used.
+        StudyError: There is no such study, trial or checkpoint, or the weights do not fit the model's code.
+    """
+    from hpo.final.models import load_model
+
+    with _spoken_in_python():
+        spec = _spec(study, overrides, storage=storage, output_dir=output_dir)
+        forget_modules(spec.folder)
+        return load_model(spec, _which(trial), device=device, warn=_warn)
+
+
+def _spec(study: str | Path | Study, overrides: Overrides, *, search: bool = False, **options: Any) -> StudySpec:
+    texts = _texts(overrides)
+    if isinstance(study, Study):
+        return study.spec(texts).with_options(**options)
+    return load_spec(Path(study), texts, require_search_space=search).with_options(**options)
+
+
+def _texts(overrides: Overrides) -> list[str]:
+    """Overrides as on the command line; JSON is YAML."""
+    if isinstance(overrides, str):
+        raise InputError("is one text", path="overrides", value=overrides, fix="give a list of them, or a mapping")
+    if not isinstance(overrides, Mapping):
+        return list(overrides)
+    texts = []
+    for path, value in overrides.items():
+        try:
+            texts.append(f"{path}={json.dumps(value, allow_nan=False)}")
+        except (TypeError, ValueError) as error:
+            fix = "give text, a finite number, True, False, None, or lists and mappings of those"
+            raise InputError(f"{error}", path=str(path), value=show(repr(value)), fix=fix) from error
+    return texts
+
+
+def _which(trial: str | int) -> str:
+    if str(trial) != "best" and not str(trial).isdecimal():
+        raise InputError("is neither `best` nor a number", path="trial", value=str(trial), fix="see `hpo trials`")
+    return str(trial)
+
+
+@contextlib.contextmanager
+def _spoken_in_python() -> Iterator[None]:
+    """Errors about overrides and options blame no command line, and come without pydantic's long own account."""
+    try:
+        yield
+    except InputError as error:
+        if error.file == COMMAND_LINE:
+            error.file = "this call"
+        if isinstance(error.__cause__, ValidationError):
+            raise error from None
+        raise
+
+
+def _warn(finding: Finding | str) -> None:
+    """Warn at the line that called into this package."""
+    level, frame = 1, sys._getframe()  # noqa: SLF001 - the only way to see who calls
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("hpo."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(str(finding), stacklevel=level)
+
+
+@contextlib.contextmanager
+def _opened(spec: StudySpec) -> Iterator[OpenStudy]:
+    from hpo.study import open_study
+
+    opened = open_study.load_study(spec)
+    try:
+        yield opened
+    finally:
+        opened.storage.close()
+
+
+def _for_reading(opened: OpenStudy) -> optuna.Study:
+    """Optuna's study on a storage that refuses to write; it opens its own connections when it is used."""
+    import optuna
+
+    from hpo.api.read_only import ReadOnlyCache
+
+    return optuna.load_study(
+        study_name=opened.spec.study.name,
+        storage=ReadOnlyCache(opened.storage),
+        sampler=opened.study.sampler,
+        pruner=opened.study.pruner,
+    )

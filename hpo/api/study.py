@@ -1,0 +1,176 @@
+"""A study written in Python: ordinary classes and values in, the same study file out, for the same reader."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from hpo.api.values import PlainWriter
+from hpo.config.marks import Marks
+from hpo.config.paths import Keys
+from hpo.config.spec import StudySpec, load_spec
+from hpo.errors import InputError
+
+_HEADER: Final = "# Written by hpo.Study"
+
+
+class Study:
+    """A study with ordinary classes in place of a study file.
+
+    ```python
+    if __name__ == "__main__":  # needed where the classes stand in this very file
+        study = hpo.Study(
+            "digits",
+            n_trials=20,
+            data=load_digits,
+            model=hpo.Call(MLP, dropout=0.1),
+            loss=nn.CrossEntropyLoss,
+            optimizer=hpo.Call(torch.optim.AdamW, lr=1e-3),
+            trainer={"max_epochs": 10},
+            search_space={"optimizer.lr": hpo.Float(1e-5, 1e-1, log=True), "model.hidden": hpo.Int(8, 256)},
+        )
+        result = hpo.run(study, workers=4)
+    ```
+
+    A run writes it as ``NAME.yaml`` into its folder, and every command takes that file. The sections are those of
+    a study file. Classes and functions stand at the top level of a module, since workers import them. Those of a
+    notebook's cells they can't import; write these into a file, as ``%%writefile model.py`` does.
+
+    Args:
+        name: The study's name.
+        data: Returns the data sets: a class or function, or an `hpo.Call` with arguments. So are the next five.
+        model: Makes the module to train.
+        optimizer: Makes the optimizer from the model's parameters.
+        loss: Called with (outputs, targets), or a class that makes what is.
+        step: Called with (model, batch) in place of the loss.
+        lr_scheduler: Makes the learning-rate scheduler from the optimizer; ``interval`` and ``warmup`` may be
+            among its arguments.
+        loader: How data sets are batched, such as ``{"batch_size": 64}``.
+        trainer: How long and where to train, such as ``{"max_epochs": 20}``.
+        metrics: Name → function of (outputs, targets).
+        callbacks: Name → arguments of a built-in callback, True, False, or what makes a callback.
+        search_space: Dotted path → `hpo.Float`, `hpo.Int` or `hpo.Categorical`.
+        folder: Folder of the study's file, its modules and ``runs/``. If not given, that of the Python file which
+            makes this object, or the current folder in a notebook.
+        **study: The keys of the ``study`` section: ``metric``, ``direction``, ``n_trials``, ``sampler``, …
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        data: Any,
+        model: Any,
+        optimizer: Any,
+        loss: Any = None,
+        step: Any = None,
+        lr_scheduler: Any = None,
+        loader: Mapping[str, Any] | None = None,
+        trainer: Mapping[str, Any] | None = None,
+        metrics: Mapping[str, Any] | None = None,
+        callbacks: Mapping[str, Any] | None = None,
+        search_space: Mapping[str, Any] | None = None,
+        folder: str | Path | None = None,
+        **study: Any,
+    ) -> None:
+        self.name = name
+        if folder is None:
+            file = sys._getframe(1).f_globals.get("__file__")  # noqa: SLF001 - the only way to see who calls
+            folder = Path(file).parent if file else Path()
+        self.folder = Path(folder).absolute()
+        self._targets = {"data": data, "model": model, "loss": loss, "step": step}
+        self._targets |= {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
+        self._metrics, self._callbacks, self._search_space = metrics, callbacks, search_space
+        self._plain = {"study": {"name": name, **study}, "loader": loader, "trainer": trainer}
+
+    def __repr__(self) -> str:
+        return f"hpo.Study({self.name!r}, folder={str(self.folder)!r})"
+
+    @property
+    def path(self) -> Path:
+        """Where a run writes the study's file."""
+        return self.folder / f"{self.name}.yaml"
+
+    def spec(self, overrides: Sequence[str] = ()) -> StudySpec:
+        """The study as its file would be read, with ``key=value`` overrides; nothing is written.
+
+        Raises:
+            InputError: Something in it can't be used, or another file is in the place of the study's.
+        """
+        text, label = self.yaml(), f'hpo.Study("{self.name}")'
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder, "study.yaml")
+            file.write_text(text, encoding="utf-8")
+            try:
+                spec = load_spec(file, overrides, require_search_space=True)
+            except InputError as error:
+                if error.file == str(file):
+                    error.file, error.line = label, None
+                raise
+        if self.path.exists() and not self.path.read_text(errors="replace").startswith(_HEADER):
+            fix = "move that file away, or give the study another name or `folder=`"
+            raise InputError(f"{self.path} is in the way: this study's file goes there", file=label, fix=fix)
+        overridden = spec._marks.overridden  # noqa: SLF001 - the file is new, what was overridden stays
+        return replace(spec, path=self.path, _marks=_WithoutLines(label, {}, overridden))
+
+    def yaml(self) -> str:
+        """The text of the study's file.
+
+        Raises:
+            InputError: A class or a value can't be written there.
+        """
+        try:
+            text = OmegaConf.to_yaml(OmegaConf.create(self._config()))
+        except OmegaConfBaseException as error:
+            problem, path = str(error).partition("\n")[0], str(error.full_key or "")
+            raise InputError(problem, path=path, fix="correct the text with `${` in it") from error
+        return f"{_HEADER}, anew at each run; every command takes it: hpo status {self.name}.yaml\n{text}"
+
+    def write(self) -> Path:
+        """Write the study's file, as `hpo.run` does; returns its path.
+
+        Raises:
+            InputError: Something in it can't be used, or the file can't be written.
+        """
+        self.spec()
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self.path.write_text(self.yaml(), encoding="utf-8")
+        except OSError as error:
+            problem = f"can't be written ({error.strerror or error})"
+            raise InputError(problem, file=self.path, fix="give the study another `folder=`") from error
+        return self.path
+
+    def _config(self) -> dict[str, Any]:
+        writer = PlainWriter(self.folder)
+        sections: dict[str, Any] = {
+            name: writer.plain(section, (name,)) for name, section in self._plain.items() if section is not None
+        }
+        for name, target in self._targets.items():
+            if target is not None:
+                sections[name] = writer.node(target, (name,))
+        named = {
+            "metrics": (self._metrics, writer.node),
+            "callbacks": (self._callbacks, writer.callback),
+            "search_space": (self._search_space, writer.entry),
+        }
+        for name, (section, write) in named.items():
+            if section is not None:
+                sections[name] = {key: write(value, (name, key)) for key, value in section.items()}
+        return sections
+
+
+@dataclass(frozen=True)
+class _WithoutLines(Marks):
+    """Marks of a study that nobody wrote line by line."""
+
+    def locate(self, keys: Keys) -> tuple[str, int | None]:
+        """Where a key was given: in the study or over it."""
+        return super().locate(keys)[0], None

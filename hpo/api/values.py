@@ -1,0 +1,242 @@
+"""Classes, calls and ranges of Python code as the plain data of a study file.
+
+Workers are processes of their own, so what they need goes by name: a class becomes its import path. Nothing is
+pickled.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Final
+
+from hpo.config.paths import Keys, join_path, show
+from hpo.config.study_modules import holds_module, public_name
+from hpo.config.targets import ARGS, PARTIAL, TARGET
+from hpo.errors import InputError
+
+_IN_A_MODULE: Final = (
+    "move it to the top level of a module beside the study, such as model.py, and import it from there"
+)
+
+
+class Call:
+    """A class or function with arguments, called anew in each trial.
+
+    ```python
+    model = hpo.Call(MLP, hidden=64, activation=nn.ReLU)
+    lr_scheduler = hpo.Call(CosineAnnealingLR, T_max="${trainer.max_epochs}")
+    ```
+
+    Args:
+        target: The class or function, or its import path as text.
+        *args: Positional arguments; the search space can't reach them.
+        **arguments: Keyword arguments: plain values, lists and mappings of them, and further calls, which are made
+            first. A class, a function or a `functools.partial` is handed over to be called.
+    """
+
+    def __init__(self, target: Any, /, *args: Any, **arguments: Any) -> None:
+        self.target = target
+        self.args = args
+        self.arguments = arguments
+
+    def __repr__(self) -> str:
+        given = [*map(repr, self.args), *(f"{name}={value!r}" for name, value in self.arguments.items())]
+        return f"Call({', '.join([getattr(self.target, '__name__', repr(self.target)), *given])})"
+
+
+@dataclass(frozen=True)
+class Float:
+    """A search-space entry: a real number between ``low`` and ``high``, both included.
+
+    Attributes:
+        low: The lowest value.
+        high: The highest value.
+        log: Search the logarithm.
+        step: Distance of the values; None for any.
+        when: Searched only while these hold: dotted path → value, or list of values.
+    """
+
+    low: float
+    high: float
+    log: bool = False
+    step: float | None = None
+    when: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Int:
+    """A search-space entry: a whole number between ``low`` and ``high``, both included.
+
+    Attributes:
+        low: The lowest value.
+        high: The highest value.
+        log: Search the logarithm.
+        step: Distance of the values; None for 1.
+        when: As in `Float`.
+    """
+
+    low: int
+    high: int
+    log: bool = False
+    step: int | None = None
+    when: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class Categorical:
+    """A search-space entry: one of some values.
+
+    Attributes:
+        choices: Plain values; classes or functions for a path that ends in ``_target_``.
+        when: As in `Float`.
+    """
+
+    choices: Sequence[Any]
+    when: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class PlainWriter:
+    """Turns what a Python study holds into what a study file says.
+
+    Every method takes the place of the value, for errors, and raises InputError for what has no name or is no
+    plain value.
+
+    Attributes:
+        folder: The study's folder.
+    """
+
+    folder: Path
+
+    def node(self, value: Any, keys: Keys) -> dict[str, Any]:
+        """What is called for a section: a class, a function, a call, or a mapping as in a study file."""
+        if isinstance(value, Mapping):
+            return self._mapping(value, keys)
+        if isinstance(value, functools.partial):
+            value = Call(value.func, *value.args, **value.keywords)
+        if not isinstance(value, Call):
+            value = Call(value)
+        node = {TARGET: self.import_path(value.target, keys), **self._mapping(value.arguments, keys)}
+        return {**node, ARGS: self.plain(value.args, (*keys, ARGS))} if value.args else node
+
+    def plain(self, value: Any, keys: Keys) -> Any:
+        """An argument."""
+        if value is None or isinstance(value, bool | int | str):
+            return value
+        if isinstance(value, float):
+            return float(value)  # NumPy's, too
+        if isinstance(value, Path):
+            return str(value)
+        if isinstance(value, Mapping):
+            return self._mapping(value, keys)
+        if isinstance(value, list | tuple):
+            return [self.plain(item, (*keys, at)) for at, item in enumerate(value)]
+        if isinstance(value, Call):
+            return self.node(value, keys)
+        if _is_named(value) or isinstance(value, functools.partial):
+            return {**self.node(value, keys), PARTIAL: True}
+        raise _unfit(value, keys)
+
+    def callback(self, value: Any, keys: Keys) -> Any:
+        """A callback: arguments of a built-in one, true, false, or what makes one."""
+        made = isinstance(value, Call | functools.partial) or _is_named(value)
+        return self.node(value, keys) if made else self.plain(value, keys)
+
+    def entry(self, value: Any, keys: Keys) -> Any:
+        """An entry of the search space; classes among its values become names."""
+        if isinstance(value, Float | Int | Categorical):
+            given = {item.name: getattr(value, item.name) for item in fields(value)}
+            left = {
+                name: setting for name, setting in given.items() if setting is not None and setting is not False
+            }
+            return {"type": type(value).__name__.lower(), **self.entry(left, keys)}
+        if isinstance(value, Mapping):
+            return {str(name): self.entry(item, (*keys, str(name))) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.entry(item, (*keys, at)) for at, item in enumerate(value)]
+        return self.import_path(value, keys) if _is_named(value) else self.plain(value, keys)
+
+    def import_path(self, target: Any, keys: Keys) -> str:
+        """The import path of a class or function, the shortest that leads to it."""
+        if isinstance(target, str):
+            return target
+        if not _is_named(target):
+            raise _unfit(target, keys)
+        if "<" in target.__qualname__:
+            what = "is a lambda" if "<lambda>" in target.__qualname__ else "is made inside a function"
+            raise _error(f"{what}, so workers can't import it", keys, target, _IN_A_MODULE)
+        module, name = target.__module__, target.__qualname__
+        if module == "__main__":
+            return f"{self._main_module(target, keys)}.{name}"
+        if _found(sys.modules.get(module), name) != target:
+            name = target.__name__  # `torch.relu` calls itself a method of some class
+        if _found(sys.modules.get(module), name) != target:
+            fix = "bind it to its own name at the top level of its module, or give its import path as text"
+            raise _error(f"is not what `{public_name(module)}.{name}` names", keys, target, fix)
+        parts = module.split(".")
+        above = (".".join(parts[:end]) for end in range(1, len(parts)))
+        shortest = next((each for each in above if _found(sys.modules.get(each), name) is target), module)
+        self._refuse_namesake(parts[0], target, keys)
+        return f"{public_name(shortest)}.{name}"
+
+    def _mapping(self, value: Mapping[Any, Any], keys: Keys) -> dict[str, Any]:
+        for name in value:
+            if not isinstance(name, str):
+                raise _error(f"the key {name!r} is not text", keys, value, "use plain words as keys")
+        return {name: self.plain(item, (*keys, name)) for name, item in value.items()}
+
+    def _main_module(self, target: Any, keys: Keys) -> str:
+        """What a worker imports to find something of the script that runs now."""
+        main = sys.modules["__main__"]
+        if main.__spec__ is not None:  # python -m
+            return main.__spec__.name
+        file = getattr(main, "__file__", None)
+        if file is None:
+            problem = "stands in a notebook or an interactive session, so workers can't import it"
+            fix = "write it into a file beside it, as `%%writefile model.py` does, and import it from there"
+            raise _error(problem, keys, target, fix)
+        script = Path(file).resolve()
+        if script.parent != self.folder.resolve() or script.suffix != ".py" or not script.stem.isidentifier():
+            problem = f"stands in {script.name}, which is no module of the study's folder {self.folder}"
+            raise _error(problem, keys, target, _IN_A_MODULE)
+        return script.stem
+
+    def _refuse_namesake(self, top: str, target: Any, keys: Keys) -> None:
+        """Refuse a module that the study's folder has under the same name: workers would import that one."""
+        file = getattr(sys.modules.get(top), "__file__", None)
+        if file is None or not holds_module(self.folder, top):
+            return
+        if not Path(file).resolve().is_relative_to(self.folder.resolve()):
+            problem = f"stands in {file}, and the study's folder {self.folder} has a `{top}` of its own"
+            raise _error(problem, keys, target, "rename one of the two, or give the study another `folder=`")
+
+
+def _is_named(value: Any) -> bool:
+    """Whether it is a class or function, with the name that it was defined by."""
+    return callable(value) and all(
+        isinstance(getattr(value, name, None), str) for name in ("__module__", "__qualname__")
+    )
+
+
+def _found(module: ModuleType | None, name: str) -> Any:
+    """What a dotted name leads to in a module that is loaded, or None."""
+    found: Any = module
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _unfit(value: Any, keys: Keys) -> InputError:
+    kind = type(value).__name__
+    problem = f"is an object of {kind}, which can't be written into a study's file"
+    fix = f"give plain values, or what makes the object in each trial: `hpo.Call({kind}, …)`"
+    return _error(problem, keys, value, fix)
+
+
+def _error(problem: str, keys: Keys, value: Any, fix: str) -> InputError:
+    return InputError(problem, path=join_path(keys), value=show(repr(value)), fix=fix)

@@ -1,1 +1,0 @@
-"""Mending and cleaning: trials whose workers are gone, failed trials, checkpoints that nobody needs."""

@@ -1,0 +1,93 @@
+"""Finding out before anything runs what building a trial's callbacks would refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from hpo.checks.check import check_metric
+from hpo.checks.findings import Finding
+from hpo.config.paths import join_path, split_path
+from hpo.config.schema_space import values_or_ends
+from hpo.config.space import SearchSpace
+from hpo.config.spec import StudySpec
+from hpo.config.targets import TARGET
+from hpo.errors import InputError
+from hpo.trial.builder import CALLBACKS, REQUIRED, Builder, RunPlace, configured
+from trainer import Callback
+from trainer.callbacks import NaNDetection
+
+
+def check_callbacks(spec: StudySpec) -> tuple[set[str], list[Finding]]:
+    """Refuse to do without a callback that a study needs, and arguments that a built-in one refuses.
+
+    Returns:
+        Names of the metrics that the built-in callbacks write; warnings about those that are followed.
+
+    Raises:
+        InputError: One of these is switched off or can't be made, also with a value that is searched, or follows
+            a metric that nothing records.
+    """
+    for name in REQUIRED:
+        if spec.config.callbacks.get(name) is False:
+            fix = "remove the line: without it outcomes or resuming could not be trusted"
+            raise spec.error("can't be switched off", path=f"callbacks.{name}", value=False, fix=fix)
+    builder, place = Builder(spec), RunPlace(spec.output_dir, "check")
+    made = {
+        name: builder.built_in(name, arguments, place)
+        for name, arguments in configured(spec.base_config()).items()
+        if name in CALLBACKS and TARGET not in arguments
+    }
+    written = {metric for callback in made.values() for metric in callback.writes}
+    followed = [(f"callbacks.{name}", made[name]) for name in made.keys() & spec.config.callbacks.keys()]
+    followed += _check_search(builder, place)
+    found = [item for path, callback in followed for item in _check_followed(spec, written, callback, path)]
+    for name, arguments in configured(spec.base_config()).items():
+        if name not in made:
+            path = join_path(("callbacks", name))
+            found += _check_followed(spec, written, builder.resolver.resolve(arguments[TARGET]), path, arguments)
+    return written, found
+
+
+def _check_followed(
+    spec: StudySpec,
+    written: Collection[str],
+    callback: Callback | Callable[..., Any],
+    path: str,
+    arguments: Mapping[str, Any] = MappingProxyType({}),
+) -> list[Finding]:
+    """Look for what records the metrics that a callback, or a class of the user's, says it follows."""
+    reads = getattr(callback, "reads", ())
+    names = {name for name in reads if isinstance(name, str)} if isinstance(reads, tuple) else set()
+    if isinstance(callback, NaNDetection):
+        names |= set(callback.metrics)
+    if isinstance(callback, type) and issubclass(callback, Callback) and isinstance(arguments.get("monitor"), str):
+        names.add(arguments["monitor"])
+    # What a callback follows because the study does is looked at as the study's.
+    wanted = sorted(names - {"*", *spec.study.goals})
+    return [item for metric in wanted for item in check_metric(spec, written, metric, path=path)]
+
+
+def _check_search(builder: Builder, place: RunPlace) -> list[tuple[str, Callback]]:
+    """Try the choices and ends of what is searched in the trainer, the loader and the built-in callbacks.
+
+    Returns:
+        The callbacks that this makes, each with the path of what is searched.
+    """
+    spec, made = builder.spec, []
+    for path, param in SearchSpace.from_spec(spec).params.items():
+        section, *rest = split_path(path)
+        if section not in {"trainer", "loader", "callbacks"}:
+            continue
+        here = join_path(("search_space", path))
+        for value in values_or_ends(param):
+            try:
+                config = spec.resolve({path: value})
+                if section == "callbacks" and rest[0] in CALLBACKS:
+                    arguments = configured(config).get(str(rest[0]), {})
+                    if TARGET not in arguments:
+                        made.append((here, builder.built_in(str(rest[0]), arguments, place)))
+            except InputError as error:
+                raise spec.error(error.problem, path=here, value=value, fix=error.fix) from error
+    return made

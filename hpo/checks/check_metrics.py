@@ -1,0 +1,90 @@
+"""Checks a study's metrics against what they name: how each is computed, and that no two share a name."""
+
+import inspect
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from hpo.checks.findings import Finding, finding
+from hpo.config.paths import join_path
+from hpo.config.spec import StudySpec
+from hpo.config.targets import TARGET, TargetResolver
+from trainer.metric_objects import METHODS, is_object
+
+#: Words in the names of metrics whose value for a set is no mean of their values for its batches.
+_OF_THE_SET: Final = frozenset(
+    {
+        *(
+            "auc",
+            "auroc",
+            "auprc",
+            "rocauc",
+            "gini",
+            "ap",
+            "map",
+            "f1",
+            "fbeta",
+            "mcc",
+            "kappa",
+            "precision",
+            "recall",
+        ),
+        *(
+            "iou",
+            "miou",
+            "dice",
+            "jaccard",
+            "r2",
+            "rmse",
+            "correlation",
+            "pearson",
+            "spearman",
+            "median",
+            "perplexity",
+        ),
+    }
+)
+_WORD: Final = re.compile(r"[a-z]+\d?")
+
+
+def check_metrics(spec: StudySpec) -> list[Finding]:
+    """Refuse metrics that can't be computed as the study file says.
+
+    Returns:
+        Warnings of functions that are hardly meant as means over batches.
+
+    Raises:
+        InputError: An object is given ``over``, a class makes no metrics, or the step records a metric's name.
+    """
+    resolver, step = TargetResolver(spec.folder), spec.config.step
+    recorded = () if step is None else getattr(resolver.resolve(step[TARGET]), "records", ())
+    found: list[Finding] = []
+    for name, node in spec.config.metrics.items():
+        path = join_path(("metrics", name))
+        if name in recorded:
+            problem = f"the step `{step[TARGET] if step else ''}` records `{name}` too"
+            raise spec.error(problem, path=path, fix="rename one of the two")
+        target = resolver.resolve(node[TARGET])
+        if not inspect.isclass(target):
+            found += _means_of_batches(spec, name, node)
+            continue
+        if is_object(target) and "over" in node:
+            fix = "leave it out: what has update, compute and reset is computed once an epoch anyway"
+            raise spec.error("is for functions", path=join_path(("metrics", name, "over")), value="epoch", fix=fix)
+        if not is_object(target) and not any("__call__" in vars(base) for base in target.__mro__):
+            fix = f"give it {', '.join(METHODS[:-1])} and {METHODS[-1]}, or name a function of (outputs, targets)"
+            raise spec.error(
+                "makes no metrics", path=join_path(("metrics", name, TARGET)), value=node[TARGET], fix=fix
+            )
+    return found
+
+
+def _means_of_batches(spec: StudySpec, name: str, node: dict[str, Any]) -> Iterator[Finding]:
+    """A function that gets one batch at a time, and whose name says that it needs the whole set."""
+    words = {word for text in (name, node[TARGET]) for word in _WORD.findall(text.lower())}
+    if "over" not in node and words & _OF_THE_SET:
+        problem = (
+            "is recorded as the mean of its values for the batches, and its name says that it is no such mean"
+        )
+        fix = "add `over: epoch`: it then gets all outputs and targets of the set at once"
+        yield finding(spec, problem, path=join_path(("metrics", name)), value=node[TARGET], fix=fix)

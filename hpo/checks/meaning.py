@@ -1,0 +1,253 @@
+"""What a study file says that is allowed, and yet hardly meant: schedules that do not fit, ranges of no use."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Mapping
+from math import prod
+from typing import Any, Final
+
+from hpo.checks.filesystems import network_file_system
+from hpo.checks.findings import Finding
+from hpo.checks.reader import Check, Findings, Reader
+from hpo.checks.schedules import SCHEDULES
+from hpo.config.paths import join_path, lookup, show, split_path
+from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec
+from hpo.config.spec import StudySpec
+from hpo.config.targets import TARGET
+from hpo.search.pruners import PRUNERS
+from hpo.search.samplers import SAMPLERS
+from hpo.storage.engines import display_url
+
+#: Learning rates outside of which an optimizer stands still or diverges, by its class's name. Generous: what is
+#: warned about is a slip of a unit or a digit, not a bold choice. Optimizers that scale their steps by themselves
+#: (Adadelta, Prodigy, …) are not among them.
+_ADAPTIVE: Final = (1e-8, 1.0)
+_SENSIBLE_LR: Final[Mapping[str, tuple[float, float]]] = {
+    **dict.fromkeys(("Adam", "AdamW", "Adamax", "NAdam", "RAdam", "RMSprop", "Lion"), _ADAPTIVE),
+    **dict.fromkeys(("AdamWScheduleFree", "RAdamScheduleFree"), _ADAPTIVE),
+    **dict.fromkeys(("SGD", "ASGD", "SGDScheduleFree"), (1e-8, 10.0)),
+}
+#: The span, high over low, from which on steps of equal size leave most of the orders of magnitude unseen.
+_ABSENT: Final = object()
+_DECADES: Final = 1000
+#: Ends of names of metrics that are better when larger, and when smaller.
+_LARGER: Final = ("accuracy", "auc", "auroc", "f1", "iou", "dice", "precision", "recall", "r2", "bleu")
+_SMALLER: Final = ("loss", "error", "mae", "mse", "rmse", "perplexity")
+
+
+def check_meaning(spec: StudySpec, *, search: bool = True) -> list[Finding]:
+    """Warnings about what a study file says, without running anything.
+
+    Args:
+        spec: The study.
+        search: Also look at the search space, the sampler, the pruner and where the study is kept; otherwise at
+            what a single training uses.
+    """
+    reader = Reader(spec, spec.base_config(), spec.search_space if search else {})
+    return [found for check in (*_TRAINING, *(_SEARCH if search else ())) for found in check(reader)]
+
+
+def _patience(reader: Reader) -> Findings:
+    node, epochs = reader.config["callbacks"].get("early_stopping", False), reader.epochs
+    if node is False or epochs is None or "callbacks.early_stopping.patience" in reader.space:
+        return
+    from hpo.trial.builder import offered_callbacks
+
+    default = inspect.signature(offered_callbacks()["early_stopping"]).parameters["patience"].default
+    given = node.get("patience", default) if isinstance(node, dict) else default
+    if isinstance(given, int) and given >= epochs:
+        problem = f"with patience {given} nothing stops early: a trial has {epochs} epochs"
+        yield reader.warn(problem, "callbacks.early_stopping.patience", given, f"write less than {epochs}")
+
+
+def _learning_rate(reader: Reader) -> Findings:
+    entry = reader.space.get("optimizer.lr")
+    base = reader.number("optimizer", "lr")
+    if entry is None:
+        path, ends = "optimizer.lr", [] if base is None else [base]
+    else:
+        path, ends = "search_space[optimizer.lr]", _ends(entry)
+    limits = _lr_limits(reader)
+    if limits is None or not ends:
+        return
+    low, high = limits
+    names = " and ".join(_optimizers(reader))
+    fix = f"{names} learns between {low:g} and {high:g}, mostly far inside"
+    if max(ends) > high:
+        yield reader.warn(
+            f"a learning rate of {max(ends):g} diverges with {names}", path, _shown(entry, base), fix
+        )
+    if 0 < min(ends) < low:
+        yield reader.warn(
+            f"with a learning rate of {min(ends):g} {names} stands still", path, _shown(entry, base), fix
+        )
+
+
+def _ends(entry: ParamSpec) -> list[float]:
+    """The smallest and largest numbers of an entry, or all its numbers."""
+    if isinstance(entry, CategoricalParam):
+        return [item for item in entry.choices if isinstance(item, int | float) and not isinstance(item, bool)]
+    return [entry.low, entry.high]
+
+
+def _shown(entry: ParamSpec | None, base: Any) -> Any:
+    if entry is None:
+        return base
+    return (
+        list(entry.choices) if isinstance(entry, CategoricalParam) else f"{show(entry.low)} to {show(entry.high)}"
+    )
+
+
+def _optimizers(reader: Reader) -> list[str]:
+    """Names of the optimizers that trials may use."""
+    entry = reader.space.get("optimizer._target_")
+    chosen = entry.choices if isinstance(entry, CategoricalParam) else (reader.config["optimizer"][TARGET],)
+    return [str(item).rpartition(".")[2] for item in chosen]
+
+
+def _lr_limits(reader: Reader) -> tuple[float, float] | None:
+    """What at least one of the optimizers can use; None where one is not known."""
+    known = [_SENSIBLE_LR.get(name) for name in _optimizers(reader)]
+    if None in known:
+        return None
+    limits = [item for item in known if item is not None]
+    return min(low for low, _ in limits), max(high for _, high in limits)
+
+
+def _direction(reader: Reader) -> Findings:
+    study = reader.spec.study
+    for metric, direction in study.goals.items():
+        words = metric.lower()
+        path = "study.direction" if study.objectives is None else join_path(("study", "objectives", metric))
+        if direction == "minimize" and words.endswith(_LARGER):
+            yield reader.warn(f"`{metric}` is better when larger", path, direction, "write `maximize`")
+        if direction == "maximize" and words.endswith(_SMALLER):
+            yield reader.warn(f"`{metric}` is better when smaller", path, direction, "write `minimize`")
+
+
+def _network(reader: Reader) -> Findings:
+    kind = network_file_system(reader.spec.storage_url)
+    if kind is not None:
+        problem = (
+            f"the database is on a network file system ({kind}): SQLite's log and locks work on one machine only, "
+            "and several machines, or a lost lock, can damage the file"
+        )
+        fix = "put it on a local disk, or use a server: `storage: postgresql://user@host/name`"
+        yield reader.warn(problem, "study.storage", display_url(reader.spec.storage_url), fix)
+
+
+def _ranges(reader: Reader) -> Findings:
+    for name, entry in reader.space.items():
+        path = join_path(("search_space", name))
+        if isinstance(entry, CategoricalParam):
+            if len(entry.choices) == 1:
+                yield _one_point(reader, path, entry.choices[0])
+        elif entry.low == entry.high:
+            yield _one_point(reader, path, entry.low)
+        elif _wants_log(entry) and not _is_seed(name):
+            problem = (
+                f"from {show(entry.low)} to {show(entry.high)} in equal steps: small values are hardly ever tried"
+            )
+            yield reader.warn(problem, path, _shown(entry, None), "add `log: true`")
+        if _is_seed(name):
+            fix = "leave the seed out, and see afterwards how much it matters with `hpo train`"
+            yield reader.warn("a seed is searched: the best trial is the luckiest", path, _shown(entry, None), fix)
+
+
+def _one_point(reader: Reader, path: str, value: Any) -> Finding:
+    fix = "give it a range, or write the value in its section and leave this out"
+    return reader.warn("has one value only, so nothing is searched", path, value, fix)
+
+
+def _wants_log(entry: FloatParam | IntParam) -> bool:
+    return not entry.log and entry.step in (None, 1) and entry.low > 0 and entry.high / entry.low >= _DECADES
+
+
+def _is_seed(name: str) -> bool:
+    return str(split_path(name)[-1]) in {"seed", "random_state"}
+
+
+def _sampler(reader: Reader) -> Findings:
+    study = reader.spec.study
+    yield from _startup(reader, "sampler", SAMPLERS, f"all {study.n_trials} trials are drawn at random")
+    if study.sampler.name not in {"grid", "brute_force"}:
+        return
+    sizes = [_points(entry) for entry in reader.space.values() if not entry.when]
+    least = prod(size for size in sizes if size is not None)
+    if None not in sizes and least > study.n_trials:
+        problem = f"the grid has {least} points or more, and only {study.n_trials} of them are tried"
+        yield reader.warn(
+            problem, "study.n_trials", study.n_trials, f"write `n_trials: {least}`, or a coarser grid"
+        )
+
+
+def _points(entry: ParamSpec) -> int | None:
+    """Values of an entry; None for a continuous one, which a grid refuses."""
+    if isinstance(entry, CategoricalParam):
+        return len(entry.choices)
+    if entry.step is None:
+        return 1 if entry.low == entry.high else None
+    return round((entry.high - entry.low) / entry.step) + 1
+
+
+def _pruner(reader: Reader) -> Findings:
+    study, epochs = reader.spec.study, reader.epochs
+    yield from _startup(reader, "pruner", PRUNERS, f"none of the {study.n_trials} trials can be pruned")
+    if epochs is None:
+        return
+    for key in ("n_warmup_steps", "n_warmup_epochs", "interval_steps", "min_epochs", "min_resource", "patience"):
+        given = study.pruner.kwargs.get(key)
+        if isinstance(given, int) and given >= epochs > 1:
+            problem = f"nothing is pruned: a trial has {epochs} epochs"
+            yield reader.warn(problem, join_path(("study", "pruner", key)), given, f"write less than {epochs}")
+
+
+def _startup(reader: Reader, part: str, known: Mapping[str, Callable[..., Any]], problem: str) -> Findings:
+    """A sampler or a pruner that would begin its work when the study is over."""
+    study = reader.spec.study
+    section, key = getattr(study, part), "n_startup_trials"
+    parameters = inspect.signature(known[section.name]).parameters if section.name in known else {}
+    if key not in parameters:
+        return
+    given = section.kwargs.get(key)
+    # A default is worth a word where the file's own number is too small for it, not for a quick try.
+    if given is None and not reader.written("study.n_trials"):
+        return
+    first = parameters[key].default if given is None else given
+    if isinstance(first, int) and first >= study.n_trials:
+        path = join_path(("study", part, key)) if given is not None else f"study.{part}"
+        fix = f"write more trials, or `{key}` below {study.n_trials}"
+        yield reader.warn(f"{problem}: {section.name} begins after {first}", path, first, fix)
+
+
+def _workers(reader: Reader) -> Findings:
+    study = reader.spec.study
+    if study.workers is not None and study.workers > study.n_trials:
+        problem = f"there are {study.n_trials} trials for {study.workers} workers: the others have nothing to do"
+        yield reader.warn(
+            problem, "study.workers", study.workers, f"write `workers: {study.n_trials}`, or more trials"
+        )
+
+
+def _timeouts(reader: Reader) -> Findings:
+    study = reader.spec.study
+    whole = study.trial_timeout
+    if study.no_progress_timeout is not None and whole is not None and study.no_progress_timeout >= whole:
+        problem = f"never acts: a trial is ended after {whole:g} s anyway"
+        fix = "write less than `trial_timeout`"
+        yield reader.warn(problem, "study.no_progress_timeout", study.no_progress_timeout, fix)
+
+
+def _overridden(reader: Reader) -> Findings:
+    if reader.spec.study.baseline:  # the base config is a trial, then
+        return
+    for path in reader.space:
+        value = lookup(reader.config, split_path(path), _ABSENT)
+        if value is not _ABSENT and not reader.written(path):
+            fix = f"narrow the search itself, as `search_space[{path}].low=…`"
+            yield reader.warn("has no effect on trials: they draw it from search_space", path, value, fix)
+
+
+_TRAINING: Final[Collection[Check]] = (*SCHEDULES, _patience, _learning_rate, _direction)
+_SEARCH: Final[Collection[Check]] = (_overridden, _ranges, _sampler, _pruner, _workers, _timeouts, _network)

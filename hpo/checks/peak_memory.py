@@ -1,0 +1,66 @@
+"""How much memory a run takes: a GPU's by torch's own count, else by how far this process grows."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Final
+
+import psutil
+import torch
+
+from hpo.checks.findings import Finding, finding
+from hpo.config.spec import StudySpec
+
+_STATUS: Final = Path("/proc/self/status")
+_RESET: Final = Path("/proc/self/clear_refs")
+#: What makes the kernel forget the highest amount of memory that a process has had.
+_FORGET_PEAK: Final = "5"
+_GIB: Final = 2**30
+
+
+class PeakMemory:
+    """The most memory in use since the last `reset`.
+
+    Args:
+        device: Whose memory; for anything but a CUDA device it is the main memory of this process.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._before = psutil.Process().memory_info().rss
+
+    def reset(self) -> None:
+        """Forget the peak so far."""
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats(self._device)
+        else:
+            with contextlib.suppress(OSError):  # a kernel or a container that does not let us: the old peak stays
+                _RESET.write_text(_FORGET_PEAK)
+
+    def peak(self) -> int:
+        """Bytes: allocated on the GPU, or those by which this process has grown since this was made."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return max(0, _highest() - self._before)
+
+    def too_little(self, spec: StudySpec, workers: int, each: int) -> list[Finding]:
+        """A finding where so many workers with so many bytes each need more than there is."""
+        if self._device.type == "cuda":
+            there, where = torch.cuda.get_device_properties(self._device).total_memory, str(self._device)
+        else:
+            there, where = psutil.virtual_memory().available, "this machine"
+        if workers * each <= there:
+            return []
+        problem = f"{workers} workers need {workers * each / _GIB:.1f} GiB, and {where} has {there / _GIB:.1f} GiB"
+        return [finding(spec, problem, path="study.workers", value=workers, fix="use fewer workers")]
+
+
+def _highest() -> int:
+    """The most main memory that this process has had; what it has now where the system does not say."""
+    if _STATUS.exists():
+        for line in _STATUS.read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    return psutil.Process().memory_info().rss

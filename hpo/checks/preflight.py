@@ -1,0 +1,391 @@
+"""Trying a study out: a few batches on each device, from the data to a checkpoint, and what they cost."""
+
+from __future__ import annotations
+
+import gc
+import math
+import os
+import tempfile
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from hpo.checks.findings import Finding, finding
+from hpo.checks.peak_memory import PeakMemory
+from hpo.checks.preflight_blame import Attempt, section_of
+from hpo.checks.preflight_probe import (
+    BACKWARD,
+    FORWARD,
+    METRICS,
+    OPTIMIZER,
+    SCHEDULER,
+    VALIDATION,
+    Probe,
+    listed,
+)
+from hpo.checks.schedules import check_span
+from hpo.config.paths import join_path, lookup, split_path
+from hpo.config.schema_space import CategoricalParam, ParamSpec
+from hpo.config.space import SearchSpace
+from hpo.config.spec import StudySpec
+from hpo.errors import InputError
+from hpo.study.open_study import study_seed
+from hpo.trial.builder import CALLBACKS, Builder, RunPlace
+from hpo.trial.forks import only_in
+from hpo.trial.resources import Slot
+from trainer import Trainer
+from trainer.checkpoint import CheckpointError, CheckpointManager, load_checkpoint, snapshot
+from trainer.data import Batches, is_batched, make_batches, pass_length
+from trainer.metric_objects import is_object
+from trainer.readable import readable
+from trainer.state import DIVERGED, best_epoch
+
+#: Callbacks that tell others about a run: a run that is only tried out concerns nobody.
+_OUTWARD: Final = ("wandb", "mlflow", "notifier", "console")
+#: Sections that decide about the size of a run.
+_SIZES: Final = ("data", "loader", "model", "loss", "step")
+_VALIDATION_BATCHES: Final = 8
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What one config does on one device.
+
+    Attributes:
+        params: What of the search space was set, beside the base config.
+        parameters: Numbers that the model learns.
+        inputs: Shapes of a training batch's tensors.
+        outputs: Shapes of the model's outputs for it.
+        memory_bytes: Peak memory: what torch took of a GPU's, or by how much the process grew.
+        batch_s: Seconds a training batch takes.
+        batches: Training batches of an epoch; None where nobody can know.
+        epochs: Epochs of a trial.
+        epoch_s: Seconds an epoch takes, with its validation; None without ``batches``.
+        trial_s: Seconds a whole trial takes.
+    """
+
+    params: Mapping[str, Any]
+    parameters: int
+    inputs: list[tuple[int, ...]]
+    outputs: list[tuple[int, ...]]
+    memory_bytes: int
+    batch_s: float
+    batches: int | None
+    epochs: int
+    epoch_s: float | None
+    trial_s: float | None
+
+
+@dataclass(frozen=True)
+class DevicePreflight:
+    """What was found on one device.
+
+    Attributes:
+        device: Its name.
+        workers: How many workers the study would have on it.
+        base: The base config.
+        largest: Every size that is searched at its high end; None where none is, or it does not run.
+        warnings: What does not stop a trial, and yet is not as it should be.
+    """
+
+    device: str
+    workers: int
+    base: Measured
+    largest: Measured | None
+    warnings: list[Finding] = field(default_factory=list)
+
+
+def preflight(spec: StudySpec, slots: Sequence[Slot], *, search: bool = True) -> list[DevicePreflight]:
+    """Train a few batches of the base config on each device, and of the largest one that may be drawn.
+
+    Nothing is left behind: files go to a folder that is removed, the storage is not opened, and callbacks that
+    tell others (W&B, MLflow, notifier) are left out.
+
+    Args:
+        spec: The study, checked by `hpo.checks.checks.check_study`.
+        slots: What the workers would use.
+        search: Also try the high end of the search space.
+
+    Raises:
+        InputError: The base config does not train; it names the part and the cause.
+    """
+    builder = Builder(spec)
+    space = SearchSpace.from_spec(spec) if search else None
+    found = []
+    threads = torch.get_num_threads()
+    try:
+        for label in dict.fromkeys(slot.label for slot in slots):
+            mine = [slot for slot in slots if slot.label == label]
+            torch.set_num_threads(mine[0].threads)
+            found.append(_on_device(builder, space, label, len(mine)))
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def estimated_seconds(spec: StudySpec, devices: Sequence[DevicePreflight]) -> float | None:
+    """Seconds for the whole study if no trial ends early, each as slow as the slower config; None if unknown."""
+    rate = 0.0
+    for device in devices:
+        slowest = [item.trial_s for item in (device.base, device.largest) if item is not None]
+        if None in slowest:
+            return None
+        rate += device.workers / max(item for item in slowest if item is not None)
+    workers = sum(device.workers for device in devices)
+    # The last round is as long as any, however few trials are left for it.
+    return math.ceil(spec.study.n_trials / workers) * workers / rate
+
+
+def largest_params(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
+    """Every searched number that makes a run larger, at its high end; the base config's choice of all else."""
+    config = spec.base_config()
+    chosen: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
+    for path, entry in space.params.items():
+        if path not in space.active(chosen):
+            continue
+        keys = split_path(path)
+        chosen[path] = lookup(config, keys)
+        most = _most(entry)
+        if most is not None and keys[0] in _SIZES and keys[-1] != "seed":
+            chosen[path] = sizes[path] = most
+    return sizes
+
+
+def _most(entry: ParamSpec) -> float | None:
+    """The largest number of an entry; None where its choices are no numbers."""
+    if not isinstance(entry, CategoricalParam):
+        return entry.high
+    numeric = all(isinstance(item, int | float) and not isinstance(item, bool) for item in entry.choices)
+    return max(entry.choices) if numeric else None
+
+
+def _on_device(builder: Builder, space: SearchSpace | None, label: str, workers: int) -> DevicePreflight:
+    memory = PeakMemory(torch.device(label))
+    notes: list[Finding] = []
+    base = _tried(builder, {}, label, memory, notes)
+    largest = None
+    params = {} if space is None else largest_params(builder.spec, space)
+    if params:
+        try:
+            largest = _tried(builder, params, label, memory, [])
+        except InputError as error:
+            shown = ", ".join(f"{path}={value}" for path, value in params.items())
+            problem = f"the largest config that may be drawn ({shown}) does not run: {error.path}: {error.problem}"
+            fix = error.fix
+            if builder.spec.study.on_oom == "fail" and "memory runs out" in error.problem:
+                fix += ", narrow the search space, or set `study.on_oom: retry_with_accumulation`"
+            notes.append(finding(builder.spec, problem, path="search_space", fix=fix))
+    notes += memory.too_little(builder.spec, workers, max(item.memory_bytes for item in (base, largest) if item))
+    return DevicePreflight(label, workers, base, largest, notes)
+
+
+def _tried(
+    builder: Builder, params: Mapping[str, Any], label: str, memory: PeakMemory, notes: list[Finding]
+) -> Measured:
+    """Train a few batches with these parameters; what is odd goes to ``notes``."""
+    spec = builder.spec
+    config = spec.resolve(params)
+    quiet = {name: False for name in _OUTWARD if name in CALLBACKS}
+    config = {**config, "callbacks": {**config["callbacks"], **quiet}}
+    loss_path = "loss" if config["step"] is None else "step"
+    gc.collect()
+    memory.reset()
+    with tempfile.TemporaryDirectory(prefix="hpo-check-") as folder:
+        probe = Probe(
+            lambda problem, path, fix: spec.error(problem, path=path, fix=fix),
+            loss_path=loss_path,
+            precision=config["trainer"]["precision"],
+        )
+        attempt = Attempt(builder, config, torch.device(label), probe)
+        try:
+            with only_in(os.getpid()), _heard(spec, probe, loss_path, notes):
+                return _trained(attempt, params, Path(folder), memory, notes)
+        except KeyboardInterrupt:  # Ctrl-C
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a study's code raises is explained
+            explained = attempt.explained(error)
+            raise explained from (None if explained is error else error)
+
+
+def _trained(
+    attempt: Attempt, params: Mapping[str, Any], folder: Path, memory: PeakMemory, notes: list[Finding]
+) -> Measured:
+    builder, config, probe = attempt.builder, attempt.config, attempt.probe
+    data = builder.data(config)
+    config = attempt.config = builder.laid_out(config, data)
+    notes += _small_data(builder.spec, config, data["train"])
+    seed, place = study_seed(builder.spec), RunPlace(folder, "check", params)
+    trainer = attempt.trainer = builder.trainer(config, place, seed=seed, device=attempt.device, bridge=[probe])
+    probe.metrics = trainer.metrics
+    val = _First(make_batches(data["val"], trainer.batching, trainer.device, train=False), _VALIDATION_BATCHES)
+    trainer.fit(data["train"], val)
+    ended = time.perf_counter()
+    notes += _after(attempt, folder)
+    return _measured(attempt, params, memory, val, ended)
+
+
+def _measured(
+    attempt: Attempt, params: Mapping[str, Any], memory: PeakMemory, val: _First, ended: float
+) -> Measured:
+    trainer, probe = attempt.trainer, attempt.probe
+    assert trainer is not None
+    state, plan = trainer.state, trainer.plan
+    batches = state.batches_per_epoch
+    if plan.epoch_steps is not None:
+        batches = plan.epoch_steps * state.batches_per_step
+    whole = None if batches is None else batches * probe.batch_s + (probe.validated - probe.ended) * val.scale
+    return Measured(
+        params=dict(params),
+        parameters=sum(item.numel() for item in trainer.model.parameters() if item.requires_grad),
+        inputs=probe.shapes,
+        outputs=probe.outputs,
+        memory_bytes=memory.peak(),
+        batch_s=probe.batch_s,
+        batches=batches,
+        epochs=state.max_epochs,
+        epoch_s=whole,
+        # What comes after an epoch is paid once more or less: checkpoints are held to a share of the time.
+        trial_s=None if whole is None else whole * state.max_epochs + (ended - probe.validated),
+    )
+
+
+class _First:
+    """The first batches of a data set.
+
+    Args:
+        batches: All of them.
+        limit: How many.
+    """
+
+    def __init__(self, batches: Batches, limit: int) -> None:
+        self._batches = batches
+        self._limit = limit
+
+    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
+        """See `trainer.data.Batches.epoch`."""
+        return islice(self._batches.epoch(epoch, skip), self._limit)
+
+    @property
+    def scale(self) -> float:
+        """How many times as long all of them take; 1 where nobody knows."""
+        length = pass_length(self._batches)
+        return 1.0 if not length else length / min(length, self._limit)
+
+
+def _after(attempt: Attempt, folder: Path) -> list[Finding]:
+    """What the short run has shown, and whether a checkpoint of it comes back as it was."""
+    trainer, probe, spec = attempt.trainer, attempt.probe, attempt.builder.spec
+    assert trainer is not None
+    notes = check_span(spec, attempt.config, trainer.state.total_steps)
+    if probe.without_gradient:
+        problem = f"no gradient reaches {listed(probe.without_gradient)}: it never learns"
+        fix = "use it in the forward pass, or freeze it with requires_grad=False"
+        notes.append(finding(spec, problem, path="model", fix=fix))
+    if trainer.state.stop_reason == DIVERGED:
+        problem = f"the base config diverges within {probe.batches} batches"
+        notes.append(finding(spec, problem, path="optimizer", fix="lower the learning rate"))
+    else:
+        _check_goals(attempt, trainer)
+    return notes + _round_trip(attempt, trainer, folder)
+
+
+def _check_goals(attempt: Attempt, trainer: Trainer) -> None:
+    """Refuse a metric of the study that the epoch has not recorded as a finite number."""
+    spec, recorded = attempt.builder.spec, trainer.state.metrics
+    for metric in (*spec.study.goals, *(bound.metric for bound in spec.study.bounds)):
+        if metric in recorded and is_object(trainer.metrics.get(metric.partition("_")[2])):
+            continue  # of the few batches that were tried it may have no value
+        if best_epoch([recorded], metric, "min") is None:
+            seen = f"is {recorded[metric]}" if metric in recorded else "is not recorded"
+            path = "study.metric" if spec.study.objectives is None else "study.objectives"
+            fix = f"recorded are {', '.join(recorded)}"
+            raise spec.error(f"{seen} after the first epoch", path=path, value=metric, fix=fix)
+
+
+def _round_trip(attempt: Attempt, trainer: Trainer, folder: Path) -> list[Finding]:
+    """Save, read with ``weights_only``, and load again."""
+    try:
+        saved = snapshot(readable(trainer.state_dict()))
+        file = CheckpointManager(folder / "round-trip").write(saved, trainer.state.epoch)
+        loaded = load_checkpoint(file, trainer.device)
+    except (CheckpointError, OSError, RuntimeError, TypeError, AttributeError, ValueError) as error:
+        raise attempt.unsaved(error) from error
+    if not _equal(saved, snapshot(loaded)):
+        raise attempt.unsaved(CheckpointError("it is not equal to what was saved"))
+    trainer.load_state_dict(loaded)
+    restored = snapshot(readable(trainer.state_dict()))
+    changed = [name for name in ("model", "optimizer", "scheduler") if not _equal(saved[name], restored[name])]
+    changed += [
+        f"callbacks ({name})"
+        for name, value in saved["callbacks"].items()
+        if not _equal(value, restored["callbacks"][name])
+    ]
+    problem = (
+        "comes back from a checkpoint otherwise than it was saved: a trial that goes on is not quite the same"
+    )
+    fix = "let load_state_dict take over all that state_dict gives"
+    return [finding(attempt.builder.spec, f"{name} {problem}", path=section_of(name), fix=fix) for name in changed]
+
+
+def _equal(left: Any, right: Any) -> bool:
+    """Equality of plain data and tensors; NaN equals itself."""
+    if isinstance(left, Tensor) or isinstance(right, Tensor):
+        alike = isinstance(left, Tensor) and isinstance(right, Tensor) and left.dtype == right.dtype
+        return alike and left.shape == right.shape and torch.allclose(left, right, rtol=0, atol=0, equal_nan=True)
+    if isinstance(left, Mapping):
+        same_keys = isinstance(right, Mapping) and left.keys() == right.keys()
+        return same_keys and all(_equal(value, right[key]) for key, value in left.items())
+    if isinstance(left, list | tuple):
+        same_size = isinstance(right, list | tuple) and len(left) == len(right)
+        return same_size and all(map(_equal, left, right))
+    return bool(left == right) or (left != left and right != right)
+
+
+def _small_data(spec: StudySpec, config: Mapping[str, Any], train: Any) -> list[Finding]:
+    """A batch that is larger than the data."""
+    samples = len(train) if hasattr(train, "__len__") and not is_batched(train) else None
+    entry = spec.search_space.get("loader.batch_size")
+    searched = entry is not None
+    sizes = [config["loader"]["batch_size"]]
+    if entry is not None:
+        sizes = list(entry.choices) if isinstance(entry, CategoricalParam) else [entry.high]
+    if samples is None or max(sizes) <= samples:
+        return []
+    path = join_path(("search_space", "loader.batch_size")) if searched else "loader.batch_size"
+    problem = f"a batch of {max(sizes)} is more than all {samples} training samples"
+    return [finding(spec, problem, path=path, value=max(sizes), fix=f"write at most {samples}")]
+
+
+@contextmanager
+def _heard(spec: StudySpec, probe: Probe, loss_path: str, notes: list[Finding]) -> Iterator[None]:
+    """Turn what Python and torch warn of while a run is tried out into findings, each said once."""
+    places = {
+        FORWARD: loss_path,
+        VALIDATION: loss_path,
+        METRICS: "metrics",
+        BACKWARD: "model",
+        OPTIMIZER: "optimizer",
+        SCHEDULER: "lr_scheduler",
+    }
+    said: set[str] = set()
+
+    def hear(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        text = " ".join(str(message).split())
+        if issubclass(category, UserWarning | RuntimeWarning) and text not in said:
+            said.add(text)
+            path = places.get(probe.phase, "data" if probe.batches else "model")
+            notes.append(finding(spec, f"a warning while it is tried out: {text}", path=path))
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = hear
+        yield

@@ -1,0 +1,262 @@
+"""Which part of a study file an exception of its code belongs to, and how to say so."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import io
+import traceback
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final
+
+import torch
+
+from hpo.checks.preflight_probe import (
+    BACKWARD,
+    BATCH,
+    EPOCH_END,
+    METRICS,
+    OPTIMIZER,
+    SCHEDULER,
+    START,
+    VALIDATION,
+    Probe,
+    shapes_of,
+)
+from hpo.config.targets import TARGET, instantiate
+from hpo.errors import InputError
+from hpo.study.outcome import Outcome, failure_outcome
+from hpo.trial.builder import CALLBACKS, Builder, make_metric, make_scheduler
+from trainer import Callback, Trainer
+from trainer.callbacks import Checkpoint
+from trainer.checkpoint import CheckpointError, CheckpointWriteError
+from trainer.error_text import error_text
+from trainer.metric_objects import measured_alone, metric_at_work
+from trainer.readable import readable
+
+_SAVED: Final = ("model", "optimizer", "scheduler", "callbacks", "state")
+#: The trainer's files that look at data before the first batch.
+_OF_DATA: Final = {"data.py", "stream.py", "plan.py"}
+_TRAINER: Final = Path(inspect.getfile(Trainer)).parent
+#: What to look at where the error comes from a library's code.
+_HINTS: Final = {
+    "data": "return data sets whose items are (inputs, targets), or give a `step` of your own",
+    "model": "compare these shapes with those that its first layers take",
+    "loss": "let the model's outputs and the targets have the shapes and types that this loss takes",
+    "step": "compare these shapes with those that it takes",
+    "callbacks": "correct the callback, or leave it out",
+}
+#: The section at work in a phase that leaves no doubt, and what it was doing.
+_AT_WORK: Final[Mapping[str, tuple[str, str]]] = {
+    BATCH: ("data", "getting a batch"),
+    BACKWARD: ("model", "the backward pass"),
+    OPTIMIZER: ("optimizer", "the optimizer's step"),
+    SCHEDULER: ("lr_scheduler", "the scheduler's step"),
+    EPOCH_END: ("callbacks", "the end of the first epoch"),
+}
+
+
+@dataclass
+class Attempt:
+    """A run that is tried out, as far as it has come.
+
+    Attributes:
+        builder: Builds it.
+        config: Its resolved config.
+        device: Where it runs.
+        probe: Looks at it.
+        trainer: None as long as it is not built.
+    """
+
+    builder: Builder
+    config: Mapping[str, Any]
+    device: torch.device
+    probe: Probe
+    trainer: Trainer | None = None
+
+    def explained(self, error: BaseException) -> InputError:
+        """The error with the place in the study file that it comes from."""
+        if isinstance(error, InputError):
+            return error
+        if failure_outcome(error) == Outcome.OUT_OF_MEMORY:
+            return self._out_of_memory(error)
+        if self.trainer is None:
+            return self._said(*self._unbuilt(error), error)
+        callback = _callback_in(error.__traceback__)
+        if isinstance(callback, Checkpoint) or isinstance(error, CheckpointError | CheckpointWriteError):
+            return self.unsaved(error)
+        if callback is not None:
+            return self._said(self._path_of(callback), f"{type(callback).__name__}", error)
+        return self._said(*self._at_work(error), error)
+
+    def unsaved(self, error: BaseException) -> InputError:
+        """The part of a checkpoint that can't be saved or read back."""
+        assert self.trainer is not None
+        path = "callbacks.checkpoint"
+        state = self.trainer.state_dict()
+        parts = {name: state[name] for name in _SAVED}
+        parts |= {f"callbacks ({name})": value for name, value in state["callbacks"].items()}
+        for name, part in parts.items():
+            try:
+                _through_a_file(part)
+            except Exception:  # noqa: BLE001 - whatever pickle and torch raise for it
+                path = name
+        rest = path.partition(" ")[2]
+        problem = f"what a checkpoint holds of it{' ' + rest if rest else ''} can't be saved and read back"
+        fix = "keep tensors and plain values only in its state_dict"
+        return self.builder.spec.error(f"{problem}: {_first_line(error)}", path=section_of(path), fix=fix)
+
+    def _unbuilt(self, error: BaseException) -> tuple[str, str]:
+        """The part that can't be built, found by building one after the other again."""
+        if _of_data(error):
+            return "data", "making batches of it"
+        for path, build in self._parts().items():
+            if _fails(build):
+                return path, "building it"
+        return "trainer", "building the trainer"
+
+    def _parts(self) -> dict[str, Callable[[], Any]]:
+        resolver, config = self.builder.resolver, self.config
+        made: dict[str, Any] = {}
+
+        def keep(name: str, value: Any) -> None:
+            made[name] = value
+
+        def plain(node: Mapping[str, Any]) -> Callable[[], Any]:
+            return lambda: instantiate(resolver, node, _as_function=True)
+
+        parts: dict[str, Callable[[], Any]] = {
+            "data": lambda: self.builder.data(config),
+            "model": lambda: keep("model", instantiate(resolver, config["model"]).to(self.device)),
+            "optimizer": lambda: keep(
+                "optimizer", instantiate(resolver, config["optimizer"], made["model"].parameters())
+            ),
+        }
+        if config["lr_scheduler"] is not None:
+            parts["lr_scheduler"] = lambda: make_scheduler(resolver, config["lr_scheduler"], made["optimizer"])
+        parts |= {name: plain(config[name]) for name in ("loss", "step") if config[name] is not None}
+        for name, node in config["metrics"].items():
+            parts[f"metrics.{name}"] = functools.partial(make_metric, resolver, node)
+        for name, node in config["callbacks"].items():
+            if isinstance(node, Mapping) and TARGET in node:
+                parts[f"callbacks.{name}"] = plain(node)
+        return parts
+
+    def _at_work(self, error: BaseException) -> tuple[str, str]:
+        phase = self.probe.phase
+        if name := metric_at_work(error):
+            return f"metrics.{name}", "the metric"
+        if phase == START:
+            return ("data", "making batches of it") if _of_data(error) else ("trainer", "starting the training")
+        if phase in _AT_WORK:
+            return _AT_WORK[phase]
+        where = " of a validation batch" if phase == VALIDATION else ""
+        return self._forward(where)
+
+    def _forward(self, where: str) -> tuple[str, str]:
+        """Whether model, loss, step or a metric fails, found by calling one after the other again."""
+        assert self.trainer is not None
+        batch, trainer = self.trainer.state.batch, self.trainer
+        if self.config["step"] is not None:
+            return "step", f"the step{where} ({shapes_of(batch)})"
+        if not isinstance(batch, tuple | list) or len(batch) != 2:
+            return "data", f"taking inputs and targets from a batch{where}"
+        inputs, targets = batch
+        with torch.no_grad():
+            made: list[Any] = []
+            if _fails(lambda model: made.append(model(inputs)), trainer.model):
+                return "model", f"the forward pass{where} (inputs {shapes_of(inputs)})"
+            outputs = made[0]
+            shapes = f"outputs {shapes_of(outputs)}, targets {shapes_of(targets)}"
+            for name, metric in trainer.metrics.items():
+                fails = _fails(
+                    lambda item: torch.as_tensor(measured_alone(item, outputs, targets)).reshape(()), metric
+                )
+                if fails and (self.probe.phase == METRICS or where):
+                    return f"metrics.{name}", f"the metric{where} ({shapes})"
+        return "loss", f"the loss{where} ({shapes})"
+
+    def _path_of(self, callback: Callback) -> str:
+        for name, kind in CALLBACKS.items():
+            if type(callback) is kind:
+                return f"callbacks.{name}"
+        for name, node in self.config["callbacks"].items():
+            if isinstance(node, Mapping) and str(node.get(TARGET, "")).endswith(type(callback).__name__):
+                return f"callbacks.{name}"
+        return "callbacks"
+
+    def _said(self, section: str, doing: str, error: BaseException) -> InputError:
+        spec = self.builder.spec
+        node: Any = self.config
+        for key in section.split("."):
+            node = node.get(key) if isinstance(node, Mapping) else None
+        target = str(node[TARGET]) if isinstance(node, Mapping) and TARGET in node else ""
+        place = _own_line(error, spec.folder)
+        fix = (
+            f"see {place}"
+            if place
+            else _HINTS.get(section, "see its arguments") + "; `--debug` shows the whole story"
+        )
+        path = f"{section}.{TARGET}" if target else section
+        return spec.error(f"{doing} failed: {_first_line(error)}", path=path, value=target, fix=fix)
+
+    def _out_of_memory(self, error: BaseException) -> InputError:
+        batch = self.config["loader"]["batch_size"]
+        fix = "make the batch or the model smaller, or use `trainer.precision: bf16`"
+        problem = f"memory runs out on {self.device}: {_first_line(error)}"
+        return self.builder.spec.error(problem, path="loader.batch_size", value=batch, fix=fix)
+
+
+def section_of(part: str) -> str:
+    """The section of a study file that a checkpoint's part comes from: ``callbacks (Name)`` from ``callbacks``."""
+    name = part.partition(" ")[0]
+    return "lr_scheduler" if name == "scheduler" else name
+
+
+def _fails(call: Callable[..., Any], *args: Any) -> bool:
+    """Whether code that has failed in a run fails when it is called again; a Ctrl-C meanwhile is no failure."""
+    try:
+        call(*args)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:  # noqa: BLE001 - it is raised already; this finds out where
+        return True
+    return False
+
+
+def _of_data(error: BaseException) -> bool:
+    """Whether an exception came from the trainer's own look at the data."""
+    files = (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
+    return any(file.name in _OF_DATA and file.parent == _TRAINER for file in files)
+
+
+def _through_a_file(part: Any) -> None:
+    file = io.BytesIO()
+    torch.save(readable(part), file)
+    file.seek(0)
+    torch.load(file, weights_only=True)
+
+
+def _callback_in(trace: TracebackType | None) -> Callback | None:
+    """The callback whose hook an exception came from, the innermost of several."""
+    found = None
+    while trace is not None:
+        owner = trace.tb_frame.f_locals.get("self")
+        if isinstance(owner, Callback) and not isinstance(owner, Probe):
+            found = owner
+        trace = trace.tb_next
+    return found
+
+
+def _own_line(error: BaseException, folder: Path) -> str:
+    """File and line of the study's own code that an exception came from; empty where it is not in there."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).is_relative_to(folder.resolve())]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def _first_line(error: BaseException) -> str:
+    return error_text(error).strip().partition("\n")[0]

@@ -1,0 +1,144 @@
+"""Schedules that can't do what the study file says, refused before anything runs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
+
+from hpo.config.lengths import lengths_in
+from hpo.config.paths import join_path
+from hpo.config.schema import TrainerSection
+from hpo.config.schema_space import CategoricalParam, ParamSpec, values_or_ends
+from hpo.config.space import SearchSpace
+from hpo.config.spec import StudySpec
+from hpo.config.targets import ARGS, TARGET, TargetResolver
+from hpo.errors import InputError
+from hpo.trial.run_length import shortfall
+
+_SWITCH: Final = "lr_scheduler._target_"
+_INTERVAL: Final = "lr_scheduler.interval"
+#: Schedulers that set values of the optimizer themselves, with the arguments that they take them from.
+_SETS: Final[Mapping[type, tuple[str, ...]]] = {OneCycleLR: ("max_lr",), CyclicLR: ("base_lr", "max_lr")}
+_MOMENTUM: Final = ("base_momentum", "max_momentum")
+#: What limits a trial's epochs or steps, and may be searched.
+_LIMITS: Final = ("trainer.max_epochs", "trainer.max_steps")
+
+
+def check_schedule(spec: StudySpec, *, search: bool = True) -> None:
+    """Refuse a schedule that steps without its metric, sets what is searched, or ends before a trial does.
+
+    Args:
+        spec: The study.
+        search: Also look at what the search space may set.
+
+    Raises:
+        InputError: It does one of these in some trial.
+    """
+    space = SearchSpace.from_spec(spec) if search else None
+    for forced in _variants(spec.search_space if search else {}):
+        variant = _Variant(spec, space, forced)
+        if variant.config()["lr_scheduler"] is not None:
+            variant.check()
+
+
+def _variants(entries: Mapping[str, ParamSpec]) -> Iterator[dict[str, Any]]:
+    """Every choice of a scheduler and its interval, where these are searched."""
+    axes = {path: entries[path] for path in (_SWITCH, _INTERVAL) if path in entries}
+    choices = [entry.choices for entry in axes.values() if isinstance(entry, CategoricalParam)]
+    for values in itertools.product(*choices):
+        yield dict(zip(axes, values, strict=True))
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A study with a scheduler of choice."""
+
+    spec: StudySpec
+    space: SearchSpace | None
+    forced: Mapping[str, Any]
+
+    def point(self, **values: Any) -> dict[str, Any]:
+        """Parameters of a trial with these values where they are searched; the low end of all else."""
+        if self.space is None:
+            return {}
+        chosen, entries = {**self.forced, **values}, self.space.params
+        return self.space.draw(lambda path, _: chosen.get(path, values_or_ends(entries[path])[0]))
+
+    def config(self, **values: Any) -> dict[str, Any]:
+        """The config of such a trial."""
+        return self.spec.resolve(self.point(**values))
+
+    def check(self) -> None:
+        """Refuse what this scheduler can't do."""
+        node = self.config()["lr_scheduler"]
+        kind = TargetResolver(self.spec.folder).resolve(node[TARGET])
+        if not isinstance(kind, type):
+            return
+        if issubclass(kind, ReduceLROnPlateau) and node["interval"] == "step":
+            problem = f"{kind.__name__} follows a metric of a whole epoch, which no step has"
+            raise self._error(problem, _INTERVAL, value="step", fix="write `interval: epoch`")
+        if issubclass(kind, LRScheduler) and kind.__module__ == LRScheduler.__module__:
+            self._check_unit(node)
+        self._check_searched(kind, node)
+        if issubclass(kind, OneCycleLR):
+            self._check_end()
+
+    def _check_unit(self, node: Mapping[str, Any]) -> None:
+        """A length in steps for a scheduler that steps once an epoch."""
+        for keys, name in lengths_in(node):
+            if node["interval"] == "epoch":
+                path = join_path(("lr_scheduler", *keys))
+                problem = "counts optimizer steps, and the scheduler steps once an epoch"
+                value = f"${{trainer.{name}}}"
+                raise self._error(problem, path, value=value, fix="add `interval: step` to the scheduler")
+
+    def _check_searched(self, kind: type, node: Mapping[str, Any]) -> None:
+        """A value of the optimizer that is searched, and that the scheduler replaces by one of its own."""
+        rates = next((names for each, names in _SETS.items() if issubclass(kind, each)), None)
+        if rates is None or self.space is None:
+            return
+        replaced = {"optimizer.lr": rates}
+        if node.get("cycle_momentum", True):
+            replaced |= {"optimizer.momentum": _MOMENTUM, "optimizer.betas[0]": _MOMENTUM}
+        for path, names in replaced.items():
+            if path in self.point() and not self._follows(path, names):
+                listed = " and ".join(f"`{name}`" for name in names)
+                problem = f"searched without effect: {kind.__name__} sets it from {listed}"
+                fix = f'write `{names[-1]}: "${{{path}}}"` in `lr_scheduler`'
+                raise self._error(problem, join_path(("search_space", path)), fix=fix)
+
+    def _follows(self, path: str, names: tuple[str, ...]) -> bool:
+        """Whether one of these arguments changes with a searched value, or there is but one value."""
+        assert self.space is not None
+        ends = values_or_ends(self.space.params[path])
+        first, last = (self.config(**{path: end})["lr_scheduler"] for end in (ends[0], ends[-1]))
+        return ends[0] == ends[-1] or any(first.get(name) != last.get(name) for name in (*names, ARGS))
+
+    def _check_end(self) -> None:
+        """A OneCycleLR that is over before the trial is: its next step raises."""
+        entries = {} if self.space is None else self.space.params
+        ends = {path: values_or_ends(entries[path]) for path in _LIMITS if path in entries}
+        for at in (0, -1):
+            config = self.config(**{path: values[at] for path, values in ends.items()})
+            short = shortfall(config["lr_scheduler"], _calls(config))
+            if short is not None:
+                raise self._error(short.problem, f"lr_scheduler.{short.key}", value=short.span, fix=short.fix)
+
+    def _error(self, problem: str, path: str, *, value: Any = "", fix: str) -> InputError:
+        if path in self.spec.search_space:
+            path = join_path(("search_space", path))
+        elif self.forced and path.startswith("lr_scheduler"):
+            problem += f" ({', '.join(f'with {name} {choice}' for name, choice in self.forced.items())})"
+        return self.spec.error(problem, path=path, value=value, fix=fix)
+
+
+def _calls(config: Mapping[str, Any]) -> int | None:
+    """How often a trial steps its scheduler, where that is known without the data."""
+    section = TrainerSection.model_validate(config["trainer"])
+    if config["lr_scheduler"]["interval"] == "epoch":
+        return section.known_epochs
+    return section.max_steps if section.max_epochs is None else None

@@ -1,0 +1,148 @@
+"""Learning-rate schedules that are allowed and hardly meant: those that do not go with a trial's length."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, Final
+
+from hpo.checks.findings import Finding, finding
+from hpo.checks.reader import Check, Findings, Reader
+from hpo.config.paths import join_path, show
+from hpo.config.schema_space import values_or_ends
+from hpo.config.spec import StudySpec
+from hpo.config.targets import TARGET
+
+#: Arguments that say over how many steps a scheduler is spread, and whether it must end with the training.
+_HORIZONS: Final = {
+    "CosineAnnealingLR": ("T_max", True),
+    "OneCycleLR": ("total_steps", True),
+    "PolynomialLR": ("total_iters", False),
+    "LinearLR": ("total_iters", False),
+    "StepLR": ("step_size", False),
+    "CosineAnnealingWarmRestarts": ("T_0", False),
+    "CyclicLR": ("step_size_up", False),
+    "ReduceLROnPlateau": ("patience", False),
+}
+#: What is left undone where the training ends before the scheduler's steps do.
+_UNDONE: Final = {
+    "PolynomialLR": "the learning rate never gets to its end",
+    "LinearLR": "the learning rate never gets to its end",
+    "StepLR": "the learning rate never changes",
+    "CosineAnnealingWarmRestarts": "the learning rate never restarts",
+    "CyclicLR": "the learning rate never gets to max_lr",
+    "ReduceLROnPlateau": "the learning rate never changes",
+}
+#: Those that have no unit of their own: a number below the epochs is no slip.
+_SHORT: Final = frozenset({"ReduceLROnPlateau", "CyclicLR"})
+#: What a trial's length hangs on, where it may be searched.
+_EPOCHS_HANG_ON: Final = ("trainer.max_epochs", "trainer.max_steps")
+_STEPS_HANG_ON: Final = (*_EPOCHS_HANG_ON, "loader.batch_size", "callbacks.gradient_accumulation.batches")
+
+
+def _schedule(reader: Reader) -> Findings:
+    name, node = reader.target("lr_scheduler"), reader.config["lr_scheduler"]
+    if name not in _HORIZONS:
+        return
+    key, exact = _HORIZONS[name]
+    horizon, warmup = reader.number("lr_scheduler", key), reader.number("lr_scheduler", "warmup")
+    by_step = node["interval"] == "step"
+    length = reader.spec.trainer.max_steps if by_step else reader.epochs
+    unit = "steps" if by_step else "epochs"
+    if horizon is None or warmup is None:
+        return
+    path = join_path(("lr_scheduler", key))
+    if length is None:
+        yield from _epochs_taken_for_steps(reader, name, path, horizon)
+    elif exact and horizon not in {length, length - warmup}:
+        problem = f"{name} is laid out over {horizon} {unit}, and a trial has {length}"
+        source = "${trainer.max_steps}" if by_step else "${trainer.max_epochs}"
+        yield reader.warn(problem, path, horizon, f'write `{key}: "{source}"`, so that the two go together')
+    elif not exact and (horizon > length if name in {"PolynomialLR", "LinearLR"} else horizon >= length):
+        problem = f"{_UNDONE[name]}: {horizon} {unit} are not over when the trial's {length} are"
+        yield reader.warn(problem, path, horizon, f"write less than {length}")
+
+
+def _epochs_taken_for_steps(reader: Reader, name: str, path: str, horizon: float) -> Findings:
+    """A scheduler that goes by optimizer steps, with a number that looks like one of epochs."""
+    if reader.config["lr_scheduler"]["interval"] != "step" or name in _SHORT or not reader.epochs:
+        return
+    if horizon <= reader.epochs:
+        problem = (
+            f"with `interval: step` these are {horizon} optimizer steps, over long before {reader.epochs} epochs"
+        )
+        yield reader.warn(
+            problem, path, horizon, "write `interval: epoch`, or the number of steps of a whole trial"
+        )
+
+
+def _one_span_for_all(reader: Reader) -> Findings:
+    """A schedule of a fixed length, where trials differ in theirs."""
+    name, node = reader.target("lr_scheduler"), reader.config["lr_scheduler"]
+    key, exact = _HORIZONS.get(name, ("", False))
+    horizon = reader.number("lr_scheduler", key)
+    if not exact or horizon is None:
+        return
+    by_step = node["interval"] == "step"
+    unit, source = ("steps", "${trainer.total_steps}") if by_step else ("epochs", "${trainer.max_epochs}")
+    hang_on = _STEPS_HANG_ON if by_step and reader.spec.trainer.max_epochs is not None else _EPOCHS_HANG_ON
+    for path in hang_on:
+        if path in reader.space and not _follows(reader, key, path):
+            problem = f"{name} is laid out over {horizon} {unit} in every trial, and their length is searched"
+            yield reader.warn(
+                f"{problem}: {path}", join_path(("lr_scheduler", key)), horizon, f'write `{key}: "{source}"`'
+            )
+            return
+
+
+def _follows(reader: Reader, key: str, path: str) -> bool:
+    """Whether an argument of the scheduler changes with a searched value."""
+    ends = values_or_ends(reader.space[path])
+    first, last = (reader.spec.resolve({path: end})["lr_scheduler"][key] for end in (ends[0], ends[-1]))
+    return bool(first != last or ends[0] == ends[-1])
+
+
+def check_span(spec: StudySpec, config: Mapping[str, Any], total_steps: int | None) -> list[Finding]:
+    """A warning about a schedule over optimizer steps that does not end with the training.
+
+    Args:
+        spec: The study.
+        config: A resolved config, with its lengths.
+        total_steps: Steps of its training; None where they are not known.
+    """
+    node = config["lr_scheduler"]
+    name = "" if node is None else str(node[TARGET]).rpartition(".")[2]
+    key, exact = _HORIZONS.get(name, ("", False))
+    if not exact or node["interval"] != "step" or total_steps is None:
+        return []
+    horizon = node.get(key)
+    if not isinstance(horizon, int) or horizon in {total_steps, total_steps - node["warmup"]}:
+        return []
+    problem = f"{name} is laid out over {horizon} steps, and this training has {total_steps}"
+    fix = f'write `{key}: "${{trainer.total_steps}}"`'
+    return [finding(spec, problem, path=join_path(("lr_scheduler", key)), value=horizon, fix=fix)]
+
+
+def _milestones(reader: Reader) -> Findings:
+    node, epochs = reader.config["lr_scheduler"], reader.epochs
+    if reader.target("lr_scheduler") != "MultiStepLR" or node["interval"] != "epoch" or not epochs:
+        return
+    listed = node.get("milestones")
+    late = (
+        [item for item in listed if isinstance(item, int) and item >= epochs] if isinstance(listed, list) else []
+    )
+    if late:
+        problem = f"a trial has {epochs} epochs, and never gets to {show(late)}"
+        yield reader.warn(problem, "lr_scheduler.milestones", listed, f"keep them below {epochs}")
+
+
+def _warmup(reader: Reader) -> Findings:
+    node, epochs = reader.config["lr_scheduler"], reader.epochs
+    if not isinstance(node, dict) or node["interval"] != "epoch" or epochs is None:
+        return
+    steps = reader.number("lr_scheduler", "warmup")
+    if steps is not None and steps >= epochs > 1:
+        problem = f"the warm-up takes the whole trial of {epochs} epochs"
+        yield reader.warn(problem, "lr_scheduler.warmup", steps, f"write less than {epochs}")
+
+
+SCHEDULES: Final[Collection[Check]] = (_schedule, _one_span_for_all, _milestones, _warmup)

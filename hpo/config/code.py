@@ -1,0 +1,223 @@
+"""The code of a study, by hash: the modules that its targets reach, found without importing any of them.
+
+From each ``_target_`` of the study file, those that the search space chooses among included, every import
+statement is followed, wherever in a module it stands. It leads to modules in the study's folder, and to those of
+packages in development: what is imported from outside of ``site-packages`` and is not Python's or this project's
+own. A file that nothing imports does not count.
+
+A module's hash is that of its syntax tree, so comments, blank lines and formatting do not count; nor does what a
+module does under ``if __name__ == "__main__":``, which no import executes.
+
+Limits: only Python's source is looked at, no data files and no compiled modules. A name that is computed
+(``importlib.import_module(name)``) is not followed.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.util
+import json
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from hpo.config.study_modules import holds_module, source_of
+from hpo.config.targets import named_targets
+
+if TYPE_CHECKING:
+    from hpo.config.spec import StudySpec
+
+#: Hexadecimal digits of a hash.
+_DIGITS: Final = 16
+#: Folders of packages that are installed, and not in development.
+_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
+_OURS: Final = frozenset({"hpo", "trainer"})
+
+Parts = tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class CodeIdentity:
+    """What code a study runs.
+
+    Attributes:
+        files: A hash for each module: by its path in the study's folder, ``model.py``, or by its name,
+            ``project.layers``, where it lies elsewhere.
+    """
+
+    files: Mapping[str, str]
+
+    @property
+    def hash(self) -> str:
+        """One hash of them all."""
+        return _digest(json.dumps(sorted(self.files.items())))
+
+    def changes_since(self, before: Mapping[str, str]) -> list[str]:
+        """What is different from earlier files, a line each; none where the code is the same."""
+        told = []
+        for name in sorted({*before, *self.files}):
+            if name not in before:
+                told.append(f"{name} is new")
+            elif name not in self.files:
+                told.append(f"{name} is gone")
+            elif before[name] != self.files[name]:
+                told.append(f"{name} has changed")
+        return told
+
+
+def code_identity(spec: StudySpec) -> CodeIdentity:
+    """The code that a study's targets reach, as this process imports it; nothing is imported."""
+    walk = _Walk(spec.folder.resolve())
+    for target in named_targets(spec.config):
+        walk.reach(tuple(target.split(".")), walk.folder)
+    return CodeIdentity(dict(sorted(walk.hashes().items())))
+
+
+class _Walk:
+    """Follows imports from module to module.
+
+    Args:
+        folder: The study's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._waiting: deque[tuple[Path, Parts]] = deque()
+        self._seen: set[tuple[Path, Parts]] = set()
+        self._base = cache(_development_base)
+
+    def reach(self, name: Parts, within: Path) -> None:
+        """Follow a name that is imported by code which lies below the folder ``within``."""
+        own = within == self.folder and holds_module(self.folder, name[0])
+        base = self.folder if own else self._base(name[0])
+        if base is not None:
+            self._add(base, name)
+
+    def hashes(self) -> dict[str, str]:
+        """The hash of every module that is reached."""
+        found = {}
+        while self._waiting:
+            base, parts = self._waiting.popleft()
+            file = _file_of(base, parts)
+            source = None if file is None else self._read(file, own=base == self.folder)
+            if file is None or source is None:
+                continue
+            tree = _parsed(source)
+            label = file.relative_to(base).as_posix() if base == self.folder else ".".join(parts)
+            found[label] = _digest(source) if tree is None else _tree_digest(tree, source)
+            self._follow(tree, base, parts if file.name == "__init__.py" else parts[:-1])
+        return found
+
+    def _add(self, base: Path, name: Parts) -> None:
+        """The module of a dotted name and the packages above it; what follows the last module is no module."""
+        for end in range(1, len(name) + 1):
+            parts = name[:end]
+            if _file_of(base, parts) is None and not base.joinpath(*parts).is_dir():
+                return
+            if (base, parts) not in self._seen:
+                self._seen.add((base, parts))
+                self._waiting.append((base, parts))
+
+    def _follow(self, tree: ast.Module | None, base: Path, package: Parts) -> None:
+        for node in [] if tree is None else ast.walk(tree):
+            if isinstance(node, ast.Import):
+                for alias in node.names:
+                    self.reach(tuple(alias.name.split(".")), base)
+            elif isinstance(node, ast.ImportFrom):
+                above = package[: len(package) - node.level + 1] if node.level else ()
+                module = (*above, *(node.module.split(".") if node.module else ()))
+                starred = any(alias.name == "*" for alias in node.names)
+                names = _submodules(base, module) if starred else [alias.name for alias in node.names]
+                for name in [module, *((*module, each) for each in names)]:
+                    if node.level:
+                        self._add(base, name)
+                    else:
+                        self.reach(name, base)
+
+    @staticmethod
+    def _read(file: Path, *, own: bool) -> bytes | None:
+        """The source; None where it can't be read, which its import will say."""
+        try:
+            return source_of(file) if own else file.read_bytes()
+        except OSError:
+            return None
+
+
+def _file_of(base: Path, parts: Parts) -> Path | None:
+    """The file that holds a module's source, if there is one."""
+    path = base.joinpath(*parts)
+    for file in (path / "__init__.py", path.with_name(f"{path.name}.py")):
+        if file.is_file():
+            return file
+    return None
+
+
+def _submodules(base: Path, package: Parts) -> list[str]:
+    """What ``from package import *`` may import, by the package's ``__all__``."""
+    folder = base.joinpath(*package)
+    inside = sorted(folder.iterdir()) if package and folder.is_dir() else []
+    return [item.stem for item in inside if (item.suffix == ".py" and item.stem != "__init__") or item.is_dir()]
+
+
+def _development_base(top: str) -> Path | None:
+    """The folder that holds a package in development; None for installed ones, Python's and this project's."""
+    if top in sys.stdlib_module_names or top in _OURS:
+        return None
+    try:
+        spec = importlib.util.find_spec(top)
+    except (ImportError, ValueError, AttributeError):  # a broken finder, or a module without a spec
+        return None
+    if spec is None:
+        return None
+    places = list(spec.submodule_search_locations or ())
+    place = Path(places[0]) if places else Path(spec.origin or "")
+    if place.suffix not in ("", ".py") or _INSTALLED & set(place.parts):
+        return None
+    return place.resolve().parent
+
+
+def _parsed(source: bytes) -> ast.Module | None:
+    """The syntax tree, without what is done only when the module is run as a script; None for a damaged file."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+    tree.body = [inner for node in tree.body for inner in _imported(node)]
+    return tree
+
+
+def _imported(node: ast.stmt) -> list[ast.stmt]:
+    """What an import executes of a module's statement."""
+    match node:
+        case ast.If(test=ast.Compare(ast.Name("__name__"), [ast.Eq()], [ast.Constant("__main__")])):
+            return node.orelse
+    return [node]
+
+
+def _tree_digest(tree: ast.Module, source: bytes) -> str:
+    try:
+        return _digest(_text_of(tree))
+    except RecursionError:  # a sum of a thousand terms
+        return _digest(source)
+
+
+def _text_of(node: Any) -> str:
+    """A syntax tree without places and without what is empty, so that it is alike in all versions of Python."""
+    if isinstance(node, ast.AST):
+        fields = ((name, getattr(node, name, None)) for name in node._fields)
+        kept = (f"{name}={_text_of(value)}" for name, value in fields if value is not None and value != [])
+        inner = ",".join(kept)
+        return f"{type(node).__name__}({inner})"
+    if isinstance(node, list):
+        return f"[{','.join(map(_text_of, node))}]"
+    return f"{type(node).__name__}:{node!r}"
+
+
+def _digest(content: str | bytes) -> str:
+    raw = content.encode("utf-8", "surrogatepass") if isinstance(content, str) else content
+    return hashlib.sha256(raw).hexdigest()[:_DIGITS]

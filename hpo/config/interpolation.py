@@ -1,0 +1,111 @@
+"""How large a config becomes once its interpolations are resolved, found out without resolving them.
+
+OmegaConf resolves each interpolation anew wherever it is used. Some that use others several times each grow as a
+power of their number, so that a file of a page would fill the memory.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hpo.config.marks import Marks
+from hpo.config.paths import Keys, PathError, lookup, split_path
+from hpo.config.yaml_loader import MAX_DEPTH, MAX_VALUES
+
+#: Characters of all resolved text.
+_MAX_TEXT: Final = 1_000_000
+#: Interpolations inside the braces of others.
+_MAX_NESTED: Final = 5
+_INNERMOST: Final = re.compile(r"\$\{([^${}:]*)\}")
+_ABSENT: Final = object()
+
+
+@dataclass(frozen=True)
+class _Size:
+    """What a value becomes: its parts, its text, and how many interpolations lie one behind the other."""
+
+    values: int = 1
+    text: int = 0
+    height: int = 0
+
+    def __add__(self, other: "_Size") -> "_Size":
+        height = max(self.height, other.height)
+        return _Size(self.values + other.values, self.text + other.text, height)
+
+
+@dataclass
+class _Measure:
+    raw: Mapping[str, Any]
+    marks: Marks
+    known: dict[Keys, _Size] = field(default_factory=dict)
+
+    def size(self, node: Any, keys: Keys) -> _Size:
+        if keys not in self.known:
+            self.known[keys] = _Size()  # of a circle, which OmegaConf refuses
+            self.known[keys] = size = self._measured(node, keys)
+            self._refuse(size, node, keys)
+        return self.known[keys]
+
+    def _measured(self, node: Any, keys: Keys) -> _Size:
+        if isinstance(node, str):
+            return self._text(node, keys)
+        children = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+        total = _Size()
+        for key, child in children:
+            total += self.size(child, (*keys, key))
+        return total
+
+    def _text(self, text: str, keys: Keys) -> _Size:
+        total = _Size(text=len(text))
+        if _nested(text) > _MAX_NESTED:
+            fix = "write out what lies inside"
+            raise self.marks.error(
+                f"has more than {_MAX_NESTED} `${{` inside each other", keys, value=text, fix=fix
+            )
+        for path in _INNERMOST.findall(text):
+            target = _target(path.strip(), keys)
+            value = lookup(self.raw, target, _ABSENT) if target else _ABSENT
+            if value is not _ABSENT:
+                size = self.size(value, target)
+                total += _Size(size.values, size.text, size.height + 1)
+        return total
+
+    def _refuse(self, size: _Size, node: Any, keys: Keys) -> None:
+        fix = "write the values out, or keep them in a module"
+        if size.height > MAX_DEPTH:
+            problem = f"more than {MAX_DEPTH} interpolations lie one behind the other"
+        elif size.values > MAX_VALUES:
+            problem = f"holds more than {MAX_VALUES:,} values once its interpolations are resolved"
+        elif size.text > _MAX_TEXT:
+            problem = f"holds more than {_MAX_TEXT:,} characters once its interpolations are resolved"
+        else:
+            return
+        raise self.marks.error(problem, keys, value=node if isinstance(node, str) else "", fix=fix)
+
+
+def check_interpolations(raw: Mapping[str, Any], marks: Marks) -> None:
+    """Refuse interpolations that become too large or too deep.
+
+    Raises:
+        InputError: They do.
+    """
+    _Measure(raw, marks).size(raw, ())
+
+
+def _target(path: str, keys: Keys) -> Keys:
+    """The keys that an interpolation at some keys leads to; none where they can't be read."""
+    up = len(path) - len(path.lstrip("."))
+    try:
+        return (*keys[: len(keys) - up], *split_path(path[up:])) if up else split_path(path)
+    except PathError:
+        return ()
+
+
+def _nested(text: str) -> int:
+    """How many interpolations lie inside each other at most."""
+    deepest = depth = 0
+    for part in re.findall(r"\$\{|\}", text):
+        depth = max(0, depth - 1) if part == "}" else depth + 1
+        deepest = max(deepest, depth)
+    return deepest

@@ -1,0 +1,77 @@
+"""``${trainer.total_steps}`` and ``${trainer.steps_per_epoch}``: numbers that only the training data tells.
+
+A study file is read without its data. So an interpolation of these two becomes their own text, ``${trainer.…}``,
+which is what is validated, compared and hashed; a trial puts the numbers in once it has the data
+(`hpo.trial.run_length`).
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from hpo.config.marks import Marks
+from hpo.config.paths import Keys, copy_plain, leaves, lookup
+
+#: The names, below `trainer`.
+LENGTHS: Final = ("total_steps", "steps_per_epoch")
+#: Sections that are built for one training alone, after its data is there.
+SECTIONS: Final = ("loss", "step", "optimizer", "lr_scheduler")
+
+_SYMBOL: Final = re.compile(rf"\$\{{trainer\.({'|'.join(LENGTHS)})\}}")
+
+
+def is_length(value: Any) -> bool:
+    """Whether a resolved value is one of the lengths, still without its number."""
+    return isinstance(value, str) and _SYMBOL.fullmatch(value) is not None
+
+
+def with_lengths(raw: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of a raw config in which the lengths can be interpolated."""
+    config: dict[str, Any] = copy_plain(raw)
+    if isinstance(config.get("trainer"), dict):
+        for name in LENGTHS:
+            config["trainer"].setdefault(name, _escaped(name))
+    return config
+
+
+def without_lengths(resolved: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    """A resolved config without what `with_lengths` has added.
+
+    Raises:
+        InputError: A length stands where its number would be needed before the data is there.
+    """
+    trainer = resolved.get("trainer")
+    if isinstance(trainer, dict):
+        for name in LENGTHS:
+            if is_length(trainer[name]):
+                del trainer[name]
+    for keys, _ in lengths_in(resolved):
+        if keys[0] not in SECTIONS:
+            fix = f"it can stand in {', '.join(SECTIONS)}; a callback finds it in `trainer.state.total_steps`"
+            value = lookup(resolved, keys, "")
+            raise marks.error("is known once the data is loaded, and needed before", keys, value=value, fix=fix)
+    return resolved
+
+
+def lengths_in(node: Any) -> Iterator[tuple[Keys, str]]:
+    """The places of a resolved config that hold a length, each with the length's name."""
+    for keys, value in leaves(node):
+        if isinstance(value, str):
+            for name in _SYMBOL.findall(value):
+                yield keys, name
+
+
+def put_lengths(node: Any, numbers: Mapping[str, int]) -> Any:
+    """A copy of a resolved config with these numbers in the place of the lengths."""
+    if isinstance(node, Mapping):
+        return {key: put_lengths(value, numbers) for key, value in node.items()}
+    if isinstance(node, list):
+        return [put_lengths(item, numbers) for item in node]
+    if not isinstance(node, str):
+        return node
+    match = _SYMBOL.fullmatch(node)
+    return numbers[match[1]] if match else _SYMBOL.sub(lambda found: str(numbers[found[1]]), node)
+
+
+def _escaped(name: str) -> str:
+    return rf"\${{trainer.{name}}}"

@@ -1,0 +1,50 @@
+"""Where each value of a config was written, and errors that say so."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hpo.config.paths import Keys, join_path, show
+from hpo.errors import InputError
+
+COMMAND_LINE = "command line"
+
+
+@dataclass(frozen=True)
+class Marks:
+    """Lines of a file's keys, and which of them an override has replaced.
+
+    Attributes:
+        file: The file as the person named it.
+        lines: Line of each key that still holds what the file says.
+        overridden: Keys that were set on the command line.
+    """
+
+    file: str
+    lines: Mapping[Keys, int]
+    overridden: frozenset[Keys] = frozenset()
+
+    def override(self, keys: Keys) -> "Marks":
+        """The marks after an override of these keys and of all below them."""
+        depth = len(keys)
+        lines = {known: line for known, line in self.lines.items() if known[:depth] != keys}
+        return replace(self, lines=lines, overridden=self.overridden | {keys})
+
+    def is_written(self, keys: Keys) -> bool:
+        """Whether a person wrote these keys themselves, in the file or as an override."""
+        return keys in self.overridden or keys in self.lines
+
+    def locate(self, keys: Keys) -> tuple[str, int | None]:
+        """The file and line of a key, or of the nearest key above it that was written somewhere."""
+        for depth in range(len(keys), 0, -1):
+            prefix = keys[:depth]
+            if prefix in self.overridden:
+                return COMMAND_LINE, None
+            if prefix in self.lines:
+                return self.file, self.lines[prefix]
+        return self.file, 1
+
+    def error(self, problem: str, keys: Keys, *, value: Any = "", fix: str = "") -> InputError:
+        """An InputError at these keys."""
+        file, line = self.locate(keys)
+        return InputError(problem, file=file, line=line, path=join_path(keys), value=show(value), fix=fix)

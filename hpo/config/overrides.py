@@ -1,0 +1,117 @@
+"""Overrides on the command line, and which dotted paths a config has room for."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from hpo.config.marks import COMMAND_LINE, Marks
+from hpo.config.paths import (
+    MAX_KEY,
+    Keys,
+    PathError,
+    assign,
+    join_path,
+    list_index,
+    show,
+    split_path,
+    suggest_name,
+)
+from hpo.config.schema import FREE_SECTIONS, StudyFile
+from hpo.config.yaml_loader import MAX_DEPTH
+from hpo.config.yaml_source import parse_value, storable
+from hpo.errors import InputError
+
+
+def path_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | None:
+    """Why a dotted path can't be set in a config, as (problem, fix), or None.
+
+    What only a signature can tell (an argument that the config does not give) passes here.
+    """
+    node: Any = config
+    for depth, key in enumerate(keys):
+        if depth == 0 and key not in node and key in StudyFile.model_fields:
+            return None
+        if isinstance(node, dict) and key in node:
+            node = node[key]
+        elif isinstance(node, list) and (index := list_index(node, key)) is not None:
+            node = node[index]
+        elif node is None or node is True or (isinstance(node, dict) and _is_open(node, keys[:depth])):
+            return None
+        else:
+            return _dead_end(node, keys, depth)
+    return None
+
+
+def _is_open(node: dict[str, Any], keys: Keys) -> bool:
+    """Whether names that a mapping does not hold yet may be added to it."""
+    if not keys:
+        return False
+    if keys[0] in {"study", "search_space"}:  # pydantic knows these, and says more about them
+        return True
+    named = keys[0] in {"metrics", "callbacks"} and len(keys) == 1
+    callback = keys[0] == "callbacks" and len(keys) == 2
+    return named or callback or "_target_" in node or (len(keys) == 1 and keys[0] in FREE_SECTIONS)
+
+
+def _dead_end(node: Any, keys: Keys, depth: int) -> tuple[str, str]:
+    above = join_path(keys[:depth])
+    if isinstance(node, dict):
+        known = [join_path((*keys[:depth], key)) for key in node] if depth else list(StudyFile.model_fields)
+        fix = suggest_name(join_path(keys[: depth + 1]), known, what="here are")
+        return "names nothing in the config", fix
+    if isinstance(node, list):
+        return f"names nothing: `{above}` is a list of {len(node)}", "write a position from 0, as in `[0]`"
+    return f"names nothing: `{above}` holds a plain value", f"end the path at `{above}`"
+
+
+def apply_override(raw: dict[str, Any], marks: Marks, text: str) -> tuple[dict[str, Any], Marks]:
+    """Apply one ``key=value`` to a raw config, in place, and mark the place.
+
+    Raises:
+        InputError: The text is no override, or its path leads nowhere.
+    """
+    try:
+        text = storable(text)
+    except ValueError as error:
+        fix = "give it as UTF-8 text"
+        raise InputError(str(error), file=COMMAND_LINE, value=ascii(text), fix=fix) from error
+    path, equals, value_text = text.partition("=")
+    path = path.strip()
+    if not equals:
+        fix = "write it as `key=value`, for example `trainer.max_epochs=5`"
+        raise InputError("is not an override", file=COMMAND_LINE, path=path, fix=fix)
+    try:
+        keys = split_path(path)
+    except PathError as error:
+        fix = "write for example `optimizer.lr=0.01` or `search_space[optimizer.lr].high=0.01`"
+        raise InputError(str(error), file=COMMAND_LINE, value=show(text), fix=fix) from error
+    if any(isinstance(key, str) and len(key) > MAX_KEY for key in keys) or len(keys) > MAX_DEPTH:
+        problem = f"a path has at most {MAX_DEPTH} keys of at most {MAX_KEY} characters"
+        raise InputError(problem, file=COMMAND_LINE, value=show(text), fix="write a shorter one")
+    _check_override(raw, keys, text)
+    try:
+        value = parse_value(value_text)
+        if isinstance(value, dict | list) and not value_text.lstrip().startswith(("{", "[")):
+            value = value_text.strip()  # a colon or dash within text, as in `sqlite:///:memory:`
+        assign(raw, keys, value)
+    except PathError as error:
+        raise InputError(str(error), file=COMMAND_LINE, path=path, value=show(text)) from error
+    except InputError as error:
+        raise InputError(
+            error.problem, file=COMMAND_LINE, path=path, value=show(value_text), fix=error.fix
+        ) from error
+    return raw, marks.override(keys)
+
+
+def _check_override(raw: dict[str, Any], keys: Keys, text: str) -> None:
+    found = path_problem(raw, keys)
+    entries = raw.get("search_space")
+    if keys[0] == "search_space" and len(keys) > 1 and isinstance(entries, dict) and keys[1] not in entries:
+        rest = join_path(keys[1:])
+        inside = next((name for name in entries if rest == name or rest.startswith(f"{name}.")), None)
+        if inside is not None:
+            fix = f"write search_space[{inside}]{rest.removeprefix(inside)}"
+            found = ("an entry's path goes in brackets", fix)
+        elif len(keys) > 2:
+            found = ("names nothing: no such entry", suggest_name(keys[1], list(entries), what="the entries are"))
+    if found:
+        raise InputError(found[0], file=COMMAND_LINE, path=join_path(keys), value=show(text), fix=found[1])

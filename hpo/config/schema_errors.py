@@ -1,0 +1,105 @@
+"""Says in plain words what pydantic found wrong with a study file."""
+
+import re
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from hpo.config.marks import Marks
+from hpo.config.paths import Keys, join_path, lookup, show, suggest_name
+from hpo.config.schema import StudyFile
+from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam
+from hpo.errors import InputError
+
+_PARAMS: dict[Any, type[BaseModel]] = {"float": FloatParam, "int": IntParam, "categorical": CategoricalParam}
+#: Sections that people know by another name.
+_CALLED = {"scheduler": "lr_scheduler"}
+_ENTRY_DEPTH = 2  # search_space, then the entry's own path; pydantic puts the entry's type after these
+
+_WORDS = {
+    "int_type": "must be a whole number",
+    "int_from_float": "must be a whole number",
+    "float_type": "must be a number",
+    "bool_type": "must be true or false",
+    "string_type": "must be text",
+    "string_too_short": "is empty",
+    "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
+    "model_attributes_type": "must be a mapping",
+    "finite_number": "must be finite",
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be more than {gt}",
+    "less_than_equal": "must be at most {le}",
+    "literal_error": "must be {expected}",
+}
+
+
+def first_error(error: ValidationError, data: dict[str, Any], marks: Marks) -> InputError:
+    """The first problem, by where it is written, as an InputError; the others are counted in its fix."""
+    # A misspelt key is a missing one too, and says more.
+    items = sorted(error.errors(include_url=False), key=lambda item: item["type"] == "missing")
+    found = [_explain(item, data, marks) for item in items]
+    first, *others = sorted(found, key=lambda item: item.line or 0)
+    if others:
+        count = f"{len(others)} more problem{'s' if len(others) > 1 else ''}"
+        first.fix += f" (then {count}, the next at {others[0].path})"
+    return first
+
+
+def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
+    keys, owner = _place(item["loc"])
+    kind, context = item["type"], item.get("ctx", {})
+    if kind == "hpo":
+        keys = (*keys, context["key"]) if context["key"] else keys
+        return marks.error(context["problem"], keys, value=_written(data, keys), fix=context["fix"])
+    what = "section" if len(keys) == 1 else "key"
+    if kind == "missing":
+        return marks.error(f"required {what} is missing", keys, fix=f"add {_example(owner, keys)}")
+    if kind == "extra_forbidden":
+        if len(keys) == 1 and keys[0] in _CALLED:
+            name = _CALLED[str(keys[0])]
+            problem = f"unknown section: the learning rate's schedule is called `{name}`"
+            return marks.error(problem, keys, fix=f"write `{name}:` in place of `{keys[0]}:`")
+        known = list(owner.model_fields) if owner else []
+        fix = suggest_name(keys[-1], known, what=f"the {what}s here are")
+        return marks.error(f"unknown {what}", keys, value=item["input"], fix=fix)
+    words = _WORDS.get(kind, item["msg"]).format(**{"expected": "", **context}).replace("'", "`")
+    fix = f"write {_example(owner, keys)}"
+    if kind == "literal_error":
+        fix = suggest_name(item["input"], re.findall(r"'([^']*)'", context["expected"]), what="choose from")
+    return marks.error(words, keys, value=item["input"], fix=fix)
+
+
+def _place(loc: tuple[str | int, ...]) -> tuple[Keys, type[BaseModel] | None]:
+    """The keys of an error's place, and the model whose field it is."""
+    if loc and loc[0] == "search_space" and len(loc) > _ENTRY_DEPTH and loc[_ENTRY_DEPTH] in _PARAMS:
+        keys = (*loc[:_ENTRY_DEPTH], *loc[_ENTRY_DEPTH + 1 :])
+        return keys, _PARAMS[loc[_ENTRY_DEPTH]]
+    owner: type[BaseModel] = StudyFile
+    for key in loc[:-1]:
+        field = owner.model_fields.get(str(key))
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            return loc, None
+        owner = field.annotation
+    return loc, owner
+
+
+def _written(data: dict[str, Any], keys: Keys) -> str:
+    value = lookup(data, keys, "")
+    return "" if value is None else show(value)
+
+
+def _example(owner: type[BaseModel] | None, keys: Keys) -> str:
+    field = owner.model_fields.get(str(keys[-1])) if owner else None
+    if field is None or not field.examples:
+        return f"a value that fits `{join_path(keys)}`"
+    example = field.examples[0]
+    if isinstance(example, dict):
+        return f"`{keys[-1]}: {_flow(example)}`"
+    return f"for example `{keys[-1]}: {show(example)}`"
+
+
+def _flow(example: Any) -> str:
+    if isinstance(example, dict):
+        return "{" + ", ".join(f"{key}: {_flow(value)}" for key, value in example.items()) + "}"
+    return show(example)

@@ -1,0 +1,312 @@
+"""The `study` section of a study file: what is optimised, how often, by what, and where it is kept."""
+
+import math
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, Self, get_args
+
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
+
+from hpo.config.schema_types import (
+    MAX_NUMBER,
+    MAX_PROCESSES,
+    MAX_SEED,
+    Devices,
+    Duration,
+    Seconds,
+    Section,
+    Size,
+    fail,
+)
+
+Direction = Literal["minimize", "maximize"]
+
+#: The pruner that prunes nothing.
+NO_PRUNER: Final = "none"
+#: What a study, or a metric of its own, may be called.
+METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
+#: Characters of a study's name: folders and files are called after it, whose names have at most 255.
+MAX_NAME: Final = 200
+_SEVERAL: Final = 2
+#: Beyond every limit.
+FARTHEST: Final = sys.float_info.max
+_BOUND: Final = re.compile(r"\s*(<=|>=)\s*(\S+)\s*")
+#: Seconds; of the time after which a silent worker is taken for dead, a beat takes a sixth.
+MIN_LOST_AFTER = 3
+
+
+def _study_name(value: str) -> str:
+    if len(value) > MAX_NAME:
+        raise fail(f"has {len(value)} characters", f"it names a folder too: write at most {MAX_NAME}")
+    if not METRIC_NAME.fullmatch(value):
+        problem = "may hold only letters, digits, `.`, `_` and `-`, and not start with `.` or `-`"
+        raise fail(problem, "it names the study's folder too; write for example `digits-mlp`")
+    return value
+
+
+def _named(value: Any) -> Any:
+    if value is None:
+        return {"name": NO_PRUNER}
+    return {"name": value} if isinstance(value, str) else value
+
+
+_NAMED_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "null"},
+        {"type": "object", "properties": {"name": {"type": "string"}}},
+    ]
+}
+
+
+@dataclass(frozen=True)
+class Bound:
+    """A limit on a recorded metric: ``<= 1e6``.
+
+    Attributes:
+        metric: The metric's name.
+        relation: ``"<="`` or ``">="``.
+        limit: The limit.
+    """
+
+    metric: str
+    relation: str
+    limit: float
+
+    def violation(self, value: float) -> float:
+        """How far a value lies beyond the limit, in the metric's unit; at most 0 where it keeps to it.
+
+        Always finite, as JSON has to be. What could not be measured (NaN) is not known to keep to the limit.
+        """
+        beyond = value - self.limit if self.relation == "<=" else self.limit - value
+        return FARTHEST if math.isnan(beyond) else max(-FARTHEST, min(beyond, FARTHEST))
+
+    def value(self, violation: float) -> float:
+        """The value that lies so far beyond the limit; NaN where it was not known."""
+        if abs(violation) >= FARTHEST:
+            return math.nan
+        return self.limit + violation if self.relation == "<=" else self.limit - violation
+
+
+def _bound(metric: str, text: Any) -> Bound:
+    fix = 'write `"<= 1e6"` or `">= 0.9"`, in quotes'
+    match = _BOUND.fullmatch(text) if isinstance(text, str) else None
+    if match is None:
+        raise fail("is not a bound", fix, metric)
+    try:
+        limit = float(match[2].replace("_", ""))
+    except ValueError as error:
+        raise fail("is not a bound: its limit is no number", fix, metric) from error
+    if not math.isfinite(limit):
+        raise fail("is not a bound: its limit must be finite", fix, metric)
+    return Bound(metric, match[1], limit)
+
+
+def _bounds(value: dict[str, Any]) -> dict[str, Any]:
+    for metric, text in value.items():
+        _bound(metric, text)
+    return value
+
+
+class SamplerSection(Section):
+    """Which sampler draws the trials; further keys are its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(default="tpe", description="The sampler's name.", examples=["tpe"])
+    seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the study's randomness.", examples=[0])
+    allow_pickle: bool = Field(
+        default=False, description="Let the sampler keep pickled state in the storage.", examples=[False]
+    )
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The further arguments of the Optuna sampler."""
+        return dict(self.model_extra or {})
+
+
+class PrunerSection(Section):
+    """Which pruner ends trials early; further keys are its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(default="median", description="The pruner's name, or none.", examples=["median"])
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The further arguments of the Optuna pruner."""
+        return dict(self.model_extra or {})
+
+
+Constraints = Annotated[
+    dict[str, Any],
+    AfterValidator(_bounds),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "string", "pattern": "^\\s*(<=|>=)"}}),
+]
+Sampler = Annotated[SamplerSection, BeforeValidator(_named), WithJsonSchema(_NAMED_SCHEMA)]
+Pruner = Annotated[PrunerSection, BeforeValidator(_named), WithJsonSchema(_NAMED_SCHEMA)]
+
+
+class StudySection(Section):
+    """What is optimised, how often, by what, and where it is kept."""
+
+    name: Annotated[str, AfterValidator(_study_name)] = Field(
+        description="The study's name, in the storage and on disk.", examples=["digits"]
+    )
+    metric: str = Field(default="val_loss", description="The metric to optimise.", examples=["val_loss"])
+    direction: Direction = Field(
+        default="minimize", description="Needed unless the metric is a loss.", examples=["minimize"]
+    )
+    objectives: dict[str, Direction] | None = Field(
+        default=None,
+        description="Metrics with a direction each, in place of `metric` and `direction`; the first leads.",
+        examples=[{"val_loss": "minimize", "parameters": "minimize"}],
+    )
+    constraints: Constraints = Field(
+        default={},
+        description="Bounds on recorded metrics; a trial beyond one is never the best.",
+        examples=[{"parameters": "<= 1e6"}],
+    )
+    n_trials: int = Field(
+        default=100, ge=1, le=MAX_NUMBER, description="Trials to bring to an end.", examples=[100]
+    )
+    timeout: Duration = Field(default=None, description='Seconds, or "2h", "1h30m", "1d".', examples=["2h"])
+    target_value: float | None = Field(
+        default=None, description="The study is done once its best value is as good as this.", examples=[0.05]
+    )
+    stop_after_no_improvement: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_NUMBER,
+        description="The study is done once so many trials in a row have ended without a new best.",
+        examples=[30],
+    )
+    baseline: bool = Field(
+        default=False, description="Try the base config before anything is searched.", examples=[True]
+    )
+    warm_start: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Another study's file, seen from this one: its finished trials are known from the start.",
+        examples=["../pilot/study.yaml"],
+    )
+    duplicates: Literal["resample", "reuse", "allow"] = Field(
+        default="resample",
+        description="What becomes of parameters that were tried before: others are drawn, the known result is "
+        "taken over, or they are tried again.",
+        examples=["reuse"],
+    )
+    sampler: Sampler = Field(default=SamplerSection(), description="A name, or a mapping.", examples=["tpe"])
+    pruner: Pruner = Field(default=PrunerSection(), description="A name, or a mapping.", examples=["median"])
+    storage: str | None = Field(
+        default=None,
+        min_length=1,
+        description="URL of the database; a file in the output folder when left out.",
+        examples=["sqlite:///study.db"],
+    )
+    output_dir: str | None = Field(
+        default=None, min_length=1, description="Folder of results, seen from this file.", examples=["runs/digits"]
+    )
+    workers: int | None = Field(
+        default=None, ge=1, le=MAX_PROCESSES, description="Processes to run side by side.", examples=[4]
+    )
+    devices: Devices = Field(
+        default=None, description="Devices that the workers share.", examples=["cuda:0,cuda:1"]
+    )
+    max_retries: int = Field(
+        default=3, ge=0, le=MAX_NUMBER, description="Deaths of its worker that a trial survives.", examples=[3]
+    )
+    trial_timeout: Duration = Field(
+        default=None, description="Time that a trial may take, over all its attempts.", examples=["6h"]
+    )
+    no_progress_timeout: Duration = Field(
+        default=None, description="Time after which a trial without a finished batch is ended.", examples=["30m"]
+    )
+    trial_memory: Size = Field(
+        default=None, description="Main memory that a trial's processes may use.", examples=["16GiB"]
+    )
+    on_oom: Literal["fail", "retry_with_accumulation"] = Field(
+        default="fail",
+        description="What to do when a device's memory runs out; the other choice halves the micro-batch.",
+        examples=["retry_with_accumulation"],
+    )
+    lost_after: Seconds = Field(
+        default=60.0,
+        description="Silence after which a worker on another machine counts as dead.",
+        examples=["60s"],
+    )
+    background_reports: bool = Field(
+        default=False,
+        description="Report beside the training; pruning then acts at most one epoch late.",
+        examples=[True],
+    )
+    keep_best: int = Field(
+        default=5,
+        ge=1,
+        le=MAX_NUMBER,
+        description="Complete trials whose checkpoints `hpo clean` keeps.",
+        examples=[5],
+    )
+    disk_quota: Size = Field(
+        default=None,
+        description="Room for checkpoints; above it the study is cleaned as it runs.",
+        examples=["200GB"],
+    )
+
+    @model_validator(mode="after")
+    def _beats_fit_into_the_silence(self) -> Self:
+        if self.lost_after < MIN_LOST_AFTER:
+            fix = f"a worker gives a sign of life several times in that time; write {MIN_LOST_AFTER} s or more"
+            raise fail("is too short", fix, "lost_after")
+        return self
+
+    @model_validator(mode="before")
+    @classmethod
+    def _direction_of_metric(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        if data.get("objectives") is not None:
+            return _led(data)
+        if data.get("direction") is not None:
+            return data
+        metric = data.get("metric", "val_loss")
+        if isinstance(metric, str) and not metric.endswith("loss"):
+            fix = f"write `direction: maximize` or `direction: minimize` for `{metric}`"
+            raise fail("required key is missing; only a metric named …loss has a default", fix, "direction")
+        return {**data, "direction": "minimize"}
+
+    @model_validator(mode="after")
+    def _one_best_value_only(self) -> Self:
+        if self.objectives is not None and self.target_value is not None:
+            raise fail("needs a single metric", "leave it out where a study has `objectives`", "target_value")
+        if self.objectives is not None and self.pruner.name not in (NO_PRUNER, "NopPruner"):
+            fix = "write `pruner: none`: a pruner compares trials by one value"
+            raise fail("can't be used with several objectives", fix, "pruner")
+        return self
+
+    @property
+    def goals(self) -> Mapping[str, Direction]:
+        """Each metric that is optimised with its direction, the leading one first."""
+        return {self.metric: self.direction} if self.objectives is None else self.objectives
+
+    @property
+    def bounds(self) -> tuple[Bound, ...]:
+        """The constraints."""
+        return tuple(_bound(metric, text) for metric, text in self.constraints.items())
+
+
+def _led(data: Mapping[str, Any]) -> Any:
+    """Several objectives: the first one is the metric that a trial is judged by where one must be."""
+    for key in ("metric", "direction"):
+        if data.get(key) is not None:
+            raise fail("can't stand beside `objectives`", "leave it out: the first objective leads", key)
+    objectives, leading = data["objectives"], ("val_loss", "minimize")
+    if isinstance(objectives, Mapping):
+        if len(objectives) < _SEVERAL:
+            raise fail("are less than two", "for one write `metric: …` and `direction: …`", "objectives")
+        leading = next(iter(objectives.items()))
+    # What is wrong with the first of them is said where it is written.
+    metric, direction = leading if leading[1] in get_args(Direction) else ("val_loss", "minimize")
+    return {**data, "metric": metric, "direction": direction}

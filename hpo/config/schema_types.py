@@ -1,0 +1,153 @@
+"""The base of a study file's sections, and values that people write in a way of their own: durations, sizes."""
+
+import math
+import re
+from typing import Annotated, Any, Final
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from hpo.config.paths import suggest_name
+
+#: Numbers of trials and the like; databases keep them in 32 bits.
+MAX_NUMBER: Final = 2**31 - 1
+#: Processes on one machine.
+MAX_PROCESSES: Final = 1024
+#: NumPy takes no larger seed.
+MAX_SEED: Final = 2**32 - 1
+MAX_EPOCHS: Final = 1_000_000
+MAX_STEPS: Final = 10**12
+#: Seconds: some thirty years, for every clock a number.
+_MAX_SECONDS: Final = 10**9
+#: Bytes: an exbibyte.
+_MAX_SIZE: Final = 2**60
+
+_DURATION = re.compile(r"(?:(\d{1,12})d)?(?:(\d{1,12})h)?(?:(\d{1,12})m)?(?:(\d{1,12})s?)?")
+_COMPILE_ARGUMENTS = ("fullgraph", "dynamic", "backend", "mode", "options")
+_UNITS = (86400, 3600, 60, 1)
+_TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([KMGTkmgt]?)([iI]?)[Bb]?")
+_PREFIXES = ("", "K", "M", "G", "T")
+
+
+def fail(problem: str, fix: str = "", key: str = "") -> PydanticCustomError:
+    """An error with its own words; `key` is the key below the validated value that it is about."""
+    return PydanticCustomError("hpo", "{problem}", {"problem": problem, "fix": fix, "key": key})
+
+
+def _duration(value: Any) -> Any:
+    if value is None:
+        return None
+    fix = 'write seconds, or a duration such as "90s", "30m", "2h" or "1h30m"'
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise fail("must be a duration", fix)
+    if isinstance(value, str):
+        match = _DURATION.fullmatch(value.strip())
+        if match is None or not match[0]:
+            raise fail("is not a duration", fix)
+        value = sum(int(count) * unit for count, unit in zip(match.groups("0"), _UNITS, strict=True))
+    if not (math.isfinite(value) and value > 0):
+        raise fail("must be more than zero seconds", fix)
+    if value > _MAX_SECONDS:
+        raise fail(f"must be at most {_MAX_SECONDS} seconds", fix)
+    return float(value)
+
+
+def in_bytes(value: Any, key: str = "") -> int:
+    """A size as people write it, in bytes; `key` is the key below the validated value that it stands under."""
+    fix = 'write bytes, or a size such as "500MB", "8GiB" or "1.5TB"'
+    if isinstance(value, bool) or not isinstance(value, int | str):
+        raise fail("must be a size", fix, key)
+    if isinstance(value, str):
+        match = _SIZE.fullmatch(value.strip())
+        if match is None:
+            raise fail("is not a size", fix, key)
+        prefix, binary = match[2].upper(), bool(match[3])
+        value = round(float(match[1]) * (1024 if binary else 1000) ** _PREFIXES.index(prefix))
+    if value <= 0:
+        raise fail("must be more than nothing", fix, key)
+    if value > _MAX_SIZE:
+        raise fail("must be at most 1 EiB", fix, key)
+    return int(value)
+
+
+def _devices(value: Any) -> Any:
+    if value is None:
+        return None
+    items = value.split(",") if isinstance(value, str) else value
+    fix = 'write for example "cuda:0,cuda:1" or [cpu]'
+    if not isinstance(items, list | tuple) or not all(isinstance(item, str) for item in items):
+        raise fail("must be names of devices", fix)
+    names = tuple(item.strip() for item in items)
+    if not names or not all(names):
+        raise fail("names no device", fix)
+    return names
+
+
+def _interval(value: Any) -> Any:
+    steps = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_STEPS
+    if value is not None and not steps and not (isinstance(value, float) and 0 < value < 1):
+        fix = "write a whole number of steps, such as 500, or a fraction of a pass below 1, such as 0.25"
+        raise fail("is neither steps nor a fraction", fix)
+    return value
+
+
+def with_target(node: dict[str, Any]) -> dict[str, Any]:
+    """Refuse a mapping that names no class or function."""
+    fix = "write the import path of a class or function, such as `torch.nn.Linear` or `model.MLP`"
+    if "_target_" not in node:
+        raise fail("required key is missing", fix, "_target_")
+    if not isinstance(node["_target_"], str) or not _TARGET.fullmatch(node["_target_"]):
+        raise fail("is not an import path", fix, "_target_")
+    return node
+
+
+def _compile_options(value: Any) -> Any:
+    if not isinstance(value, bool | dict):
+        raise fail("must be true, false or a mapping of arguments", "write `compile: true`")
+    for name in value if isinstance(value, dict) else ():
+        if name not in _COMPILE_ARGUMENTS:
+            raise fail("torch.compile takes no such argument", suggest_name(name, _COMPILE_ARGUMENTS), str(name))
+    return value
+
+
+TARGET_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {"_target_": {"type": "string"}},
+    "required": ["_target_"],
+}
+TargetNode = Annotated[dict[str, Any], AfterValidator(with_target), WithJsonSchema(TARGET_SCHEMA)]
+Duration = Annotated[
+    float | None,
+    BeforeValidator(_duration),
+    WithJsonSchema({"anyOf": [{"type": "number"}, {"type": "string"}, {"type": "null"}]}),
+]
+Size = Annotated[
+    int | None,
+    BeforeValidator(lambda value: None if value is None else in_bytes(value)),
+    WithJsonSchema({"anyOf": [{"type": "integer"}, {"type": "string"}, {"type": "null"}]}),
+]
+Devices = Annotated[
+    tuple[str, ...] | None,
+    BeforeValidator(_devices),
+    WithJsonSchema(
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
+    ),
+]
+Seconds = Annotated[float, BeforeValidator(_duration), WithJsonSchema({"type": ["number", "string"]})]
+Interval = Annotated[
+    Any,
+    BeforeValidator(_interval),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]}),
+]
+CompileOptions = Annotated[
+    Any,
+    BeforeValidator(_compile_options),
+    WithJsonSchema({"anyOf": [{"type": "boolean"}, {"type": "object"}]}),
+]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, strict about types, and without room for unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)

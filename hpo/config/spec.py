@@ -1,0 +1,347 @@
+"""The one reader of study files: YAML and overrides in, a validated and frozen StudySpec out.
+
+OmegaConf resolves interpolations and pydantic validates; neither torch nor optuna is imported here.
+"""
+
+import hashlib
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from pydantic import ValidationError
+
+from hpo.config.interpolation import check_interpolations
+from hpo.config.lengths import with_lengths, without_lengths
+from hpo.config.marks import Marks
+from hpo.config.overrides import apply_override, path_problem
+from hpo.config.paths import (
+    Keys,
+    PathError,
+    assign,
+    copy_plain,
+    diff_configs,
+    lookup,
+    show,
+    split_path,
+)
+from hpo.config.schema import (
+    LoaderSection,
+    PrunerSection,
+    SamplerSection,
+    StudyFile,
+    StudySection,
+    TrainerSection,
+)
+from hpo.config.schema_errors import first_error
+from hpo.config.schema_space import ParamSpec
+from hpo.config.schema_study import NO_PRUNER
+from hpo.config.yaml_source import read_yaml
+from hpo.errors import InputError
+
+__all__ = ["StudySpec", "diff_configs", "identity", "json_schema", "load_spec", "path_problem"]
+
+#: What may change without the study becoming another one: where it runs, how long, and where it is kept.
+_NOT_HASHED = (
+    *(
+        ("study", key)
+        for key in (
+            *("n_trials", "timeout", "workers", "devices", "storage", "output_dir", "name"),
+            *("max_retries", "trial_timeout", "no_progress_timeout", "trial_memory", "on_oom", "lost_after"),
+            *("background_reports", "keep_best", "disk_quota", "target_value", "stop_after_no_improvement"),
+        )
+    ),
+    ("trainer", "device"),
+)
+#: Bytes; Linux takes 4,096, and files of trials lie deeper.
+_LONGEST_PATH = 3_500
+_SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)")
+
+
+@dataclass(frozen=True)
+class StudySpec:
+    """A study file, read, overridden and validated.
+
+    Attributes:
+        path: Absolute path of the YAML file.
+        config: The whole file with interpolations resolved and defaults filled in.
+    """
+
+    path: Path
+    config: StudyFile
+    _raw: dict[str, Any] = field(repr=False, compare=False)
+    _marks: Marks = field(repr=False, compare=False)
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the YAML file; import paths and relative paths start here."""
+        return self.path.parent
+
+    @property
+    def study(self) -> StudySection:
+        """The `study` section."""
+        return self.config.study
+
+    @property
+    def loader(self) -> LoaderSection:
+        """The `loader` section of the base config."""
+        return self.config.loader
+
+    @property
+    def trainer(self) -> TrainerSection:
+        """The `trainer` section of the base config."""
+        return self.config.trainer
+
+    @property
+    def search_space(self) -> Mapping[str, ParamSpec]:
+        """The entries of `search_space` by dotted path, in the file's order."""
+        return self.config.search_space
+
+    @property
+    def output_dir(self) -> Path:
+        """Absolute folder of everything the study writes."""
+        given = self.study.output_dir
+        inside = Path("runs", self.study.name) if given is None else _home(given)
+        return Path(_normal(self.folder / inside))
+
+    @property
+    def storage_url(self) -> str:
+        """URL of the database; a SQLite file named relatively lies relative to the YAML's folder."""
+        if self.study.storage is None:
+            return f"sqlite:///{_quoted(self.output_dir / 'study.db')}"
+        return _anchored(self.study.storage, self.folder)
+
+    def is_fixed(self, section: str) -> bool:
+        """Whether a section is the same for every trial: nothing of it is searched, and nothing interpolated."""
+        searched = any(split_path(path)[0] == section for path in self.search_space)
+        return not searched and "${" not in json.dumps(self._raw.get(section), default=str)
+
+    def resolve(self, params: Mapping[str, object] | None = None) -> dict[str, Any]:
+        """The config of one trial: the base config with these dotted parameters, interpolations resolved.
+
+        Lengths that only the data tells stay as their text, see `hpo.config.lengths`.
+
+        Returns:
+            Plain containers of one's own, one entry a section, None for a section left out; `study` and
+            `search_space` are not among them.
+
+        Raises:
+            InputError: A parameter leads nowhere, or its value does not fit.
+        """
+        raw, marks = copy_plain(self._raw), self._marks
+        for path, value in (params or {}).items():
+            try:
+                assign(raw, split_path(path), value)
+            except PathError as error:
+                raise marks.error(str(error), _entry(path), value=value) from error
+        config = _validated(raw, marks)
+        return config.model_dump(exclude={"study", "search_space"})
+
+    def base_config(self) -> dict[str, Any]:
+        """The whole base config, JSON types only, `study` and `search_space` included."""
+        return self.config.model_dump(mode="json")
+
+    def config_hash(self) -> str:
+        """SHA-256 of what makes two studies the same search, in hexadecimal.
+
+        The study's name, budget and whereabouts do not count.
+        """
+        text = json.dumps(identity(self.base_config()), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def location(self, path: str) -> tuple[str, int | None]:
+        """The file (as the person named it, or `command line`) and line where a dotted path was written."""
+        return self._marks.locate(split_path(path))
+
+    def error(self, problem: str, *, path: str, value: object = "", fix: str = "") -> InputError:
+        """An InputError at a dotted path of this study file."""
+        return self._marks.error(problem, split_path(path), value=value, fix=fix)
+
+    def with_options(
+        self,
+        *,
+        n_trials: int | None = None,
+        timeout: float | str | None = None,
+        workers: int | None = None,
+        devices: str | Sequence[str] | None = None,
+        storage: str | None = None,
+        output_dir: str | Path | None = None,
+    ) -> "StudySpec":
+        """This spec with the command line's options over the file's; None leaves the file's value.
+
+        Relative paths in options are seen from the current folder, unlike those in the file.
+
+        Raises:
+            InputError: An option's value does not fit.
+        """
+        given: dict[str, Any] = {
+            "n_trials": n_trials,
+            "timeout": timeout,
+            "workers": workers,
+            "devices": devices if devices is None or isinstance(devices, str) else list(devices),
+            "storage": None if storage is None else _anchored(storage, Path.cwd()),
+            "output_dir": None if output_dir is None else str(Path.cwd() / _home(str(output_dir))),
+        }
+        raw, marks = copy_plain(self._raw), self._marks
+        for name, value in given.items():
+            if value is not None:
+                raw["study"][name] = value
+                marks = marks.override(("study", name))
+        return _assemble(self.path, raw, marks)
+
+
+def identity(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The part of a base config that makes it the same search; name, budget and whereabouts left out."""
+    left: dict[str, Any] = copy_plain(config)
+    for section, key in _NOT_HASHED:
+        left[section].pop(key, None)
+    return left
+
+
+def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space: bool = False) -> StudySpec:
+    """Read a study file and apply ``key=value`` overrides.
+
+    The structure is validated in full; import paths and their arguments are left to `hpo.checks.check`, since
+    that needs torch.
+
+    Args:
+        path: The YAML file.
+        overrides: ``dotted.path=value``; the value is YAML.
+        require_search_space: Refuse a file with nothing to search.
+
+    Raises:
+        InputError: The file or an override can't be used.
+    """
+    source = read_yaml(path)
+    marks = Marks(source.file, source.lines)
+    raw = _complete(source.data)
+    for text in overrides:
+        raw, marks = apply_override(raw, marks, text)
+        raw = _complete(_without_replaced(raw, marks))
+    spec = _assemble(Path(_normal(Path.cwd() / path)), raw, marks)
+    if require_search_space and not spec.search_space:
+        fix = "add for example `search_space: {optimizer.lr: {type: float, low: 1e-5, high: 0.1, log: true}}`"
+        raise marks.error("there is nothing to search", ("search_space",), fix=fix)
+    return spec
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a study file, for editors."""
+    return StudyFile.model_json_schema()
+
+
+def _assemble(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
+    spec = StudySpec(path=path, config=_validated(raw, marks), _raw=raw, _marks=marks)
+    file = spec.storage_url.partition("?")[0].partition("///")[2] if spec.storage_url.startswith("sqlite") else ""
+    for key, place in (("output_dir", spec.output_dir), ("storage", Path(file))):
+        if len(os.fsencode(place)) > _LONGEST_PATH or any(len(os.fsencode(part)) > 255 for part in place.parts):
+            problem = f"is too long: a path has at most {_LONGEST_PATH} bytes, and each name in it 255"
+            raise spec.error(problem, path=f"study.{key}", value=str(place), fix="write a shorter one")
+    return spec
+
+
+def _validated(raw: dict[str, Any], marks: Marks) -> StudyFile:
+    data = _interpolated(raw, marks)
+    try:
+        return StudyFile.model_validate(data)
+    except ValidationError as error:
+        raise first_error(error, data, marks) from error
+
+
+def _interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    for name, section in raw.items():
+        # Said here, since an interpolation into such a section would fail first and less clearly.
+        if name in StudyFile.model_fields and isinstance(section, int | float | list):
+            raise marks.error("must be a mapping", (name,), value=section, fix=f"write `{name}: {{…}}`")
+    check_interpolations(raw, marks)
+    try:
+        data = OmegaConf.to_container(OmegaConf.create(with_lengths(raw)), resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        keys = _interpolated_keys(raw, error)
+        problem, fix = show(str(error).partition("\n")[0]), "write `${section.key}` with a path that this file has"
+        if isinstance(error, MissingMandatoryValue):
+            problem, fix = "`???` stands for a value that is still missing", "write the value"
+        elif "Recursive" in problem:
+            problem, fix = "interpolations in a circle", "write one of these values out"
+        raise marks.error(problem, keys, value=lookup(raw, keys, ""), fix=fix) from error
+    return (
+        without_lengths({str(key): value for key, value in data.items()}, marks) if isinstance(data, dict) else {}
+    )
+
+
+def _interpolated_keys(raw: dict[str, Any], error: OmegaConfBaseException) -> Keys:
+    try:
+        keys = split_path(str(error.full_key or ""))
+    except PathError:
+        return ()
+    return keys if lookup(raw, keys) is not None else keys[:1]
+
+
+def _without_replaced(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    """Without the defaults that `study.objectives` takes the place of, where an override has brought it."""
+    study = raw.get("study")
+    if isinstance(study, dict) and study.get("objectives") is not None:
+        for name in ("metric", "pruner"):
+            if not marks.is_written(("study", name)) and not marks.is_written(("study", name, "name")):
+                study.pop(name, None)
+    return raw
+
+
+def _complete(raw: dict[str, Any]) -> dict[str, Any]:
+    """Spell out shorthands and fill in the schema's defaults, so that interpolations can name them."""
+    for name in ("loader", "trainer", "metrics", "callbacks", "search_space"):
+        if raw.get(name) is None:
+            raw.pop(name, None)
+    _fill(raw, "loader", LoaderSection().model_dump())
+    trainer = raw.get("trainer")
+    if isinstance(trainer, dict) and trainer.get("max_steps") is not None:
+        trainer.setdefault("max_epochs", None)  # then steps alone limit the run
+    _fill(raw, "trainer", TrainerSection().model_dump())
+    study = raw.get("study")
+    if isinstance(study, dict):
+        for name in ("sampler", "pruner"):
+            if name in study and isinstance(study[name], str | None):
+                study[name] = {"name": study[name] or "none"}
+        _fill(study, "sampler", SamplerSection().model_dump())
+        several = study.get("objectives") is not None
+        _fill(study, "pruner", {"name": NO_PRUNER} if several else PrunerSection().model_dump())
+        for name, field_info in StudySection.model_fields.items():
+            if name not in ("name", "direction", "sampler", "pruner") and not (several and name == "metric"):
+                study.setdefault(name, copy_plain(field_info.default))
+    return raw
+
+
+def _fill(parent: dict[str, Any], name: str, defaults: dict[str, Any]) -> None:
+    section = parent.setdefault(name, {})
+    if isinstance(section, dict):
+        for key, value in defaults.items():
+            section.setdefault(key, value)
+
+
+def _entry(path: str) -> Keys:
+    return ("search_space", path)
+
+
+def _anchored(url: str, folder: Path) -> str:
+    match = _SQLITE_FILE.fullmatch(url)
+    return f"{match[1]}{_normal(_quoted(folder) / match[2])}" if match else url
+
+
+def _quoted(path: Path) -> Path:
+    """The path as it stands in a URL: there, these two characters mean something."""
+    return Path(str(path).replace("%", "%25").replace("?", "%3F"))
+
+
+def _home(path: str) -> Path:
+    # Unlike Path.expanduser, this leaves a home that nobody knows as it is, like a shell.
+    return Path(os.path.expanduser(path))  # noqa: PTH111
+
+
+def _normal(path: Path) -> str:
+    # Unlike Path.resolve, this leaves symbolic links as the person wrote them.
+    return os.path.normpath(path)

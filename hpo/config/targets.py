@@ -1,0 +1,183 @@
+"""Import paths → callables, and configs → objects."""
+
+import functools
+import importlib
+import inspect
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from hpo.config.paths import split_path, suggest_name
+from hpo.config.schema import FREE_SECTIONS, StudyFile
+from hpo.config.schema_space import CategoricalParam
+from hpo.config.study_modules import holds_module, open_folder, public_name
+from hpo.errors import InputError
+
+TARGET, PARTIAL, RECURSIVE, ARGS = "_target_", "_partial_", "_recursive_", "_args_"
+
+#: Keys of a node that are for Hydra, not for the target.
+HYDRA_KEYS = frozenset({TARGET, PARTIAL, RECURSIVE, ARGS, "_convert_"})
+
+_LISTED = 30
+
+
+def named_targets(config: StudyFile) -> Iterator[str]:
+    """Every import path that a study file names, in its order; those that some trials only have come last."""
+    for section in FREE_SECTIONS:
+        yield from _targets_in(getattr(config, section))
+    for path, entry in config.search_space.items():
+        if isinstance(entry, CategoricalParam) and split_path(path)[-1] == TARGET:
+            yield from (choice for choice in entry.choices if isinstance(choice, str))
+
+
+def _targets_in(node: Any) -> Iterator[str]:
+    if isinstance(node, Mapping):
+        if isinstance(node.get(TARGET), str):
+            yield node[TARGET]
+        node = list(node.values())
+    for item in node if isinstance(node, list | tuple) else ():
+        yield from _targets_in(item)
+
+
+class TargetResolver:
+    """Finds what an import path names: in the study's folder first, then among what is installed.
+
+    Args:
+        folder: The folder of the YAML file.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder.resolve()
+        self._root = open_folder(self.folder)
+
+    def resolve(self, path: str) -> Callable[..., Any]:
+        """The class or function of an import path such as ``model.MLP`` or ``torch.optim.SGD``.
+
+        Raises:
+            InputError: A part of the path can't be imported, or the path names nothing callable.
+        """
+        first, *rest = path.split(".")
+        local = holds_module(self.folder, first)
+        found: Any = self._import(f"{self._root}.{first}" if local else first, path)
+        if found is None:
+            known = sorted({item.stem for item in self.folder.glob("*.py")})
+            fix = suggest_name(first, known, what=f"modules in {self.folder} are") + "; or install the package"
+            raise InputError(f"can't import `{first}`: there is no such module", value=path, fix=fix)
+        for name in rest:
+            found = self._member(found, name, path)
+        if not callable(found):
+            fix = "name a class or a function"
+            raise InputError(f"`{path}` is not callable ({type(found).__name__})", value=path, fix=fix)
+        return found  # type: ignore[no-any-return]
+
+    def _member(self, owner: Any, name: str, path: str) -> Any:
+        try:
+            return getattr(owner, name)
+        except AttributeError:
+            pass
+        module = self._import(f"{owner.__name__}.{name}", path) if isinstance(owner, ModuleType) else None
+        if module is not None:
+            return module
+        label = public_name(getattr(owner, "__name__", str(owner)))
+        known = [item for item in dir(owner) if not item.startswith("_")]
+        fix = suggest_name(name, known[:_LISTED] if len(known) <= _LISTED else _close(name, known))
+        raise InputError(f"`{label}` has no `{name}`", value=path, fix=fix)
+
+    def _import(self, name: str, path: str) -> ModuleType | None:
+        """Import a module; None when it is this very module that does not exist."""
+        try:
+            return importlib.import_module(name)
+        except KeyboardInterrupt:  # Ctrl-C
+            raise
+        except BaseException as error:
+            from trainer.error_text import error_text
+
+            if isinstance(error, ModuleNotFoundError) and error.name is not None:
+                missing = error.name
+                if name == missing or name.startswith(f"{missing}."):
+                    return None
+            where = self._where(error)
+            problem = f"importing `{public_name(name)}` failed: {error_text(error)}"
+            fix = f"correct {where}" if where else "check that the package is installed whole"
+            raise InputError(problem.replace("\n", " "), value=path, fix=fix) from error
+
+    def _where(self, error: BaseException) -> str:
+        """File and line of the study's own code that an exception came from, else the last ones."""
+        if isinstance(error, SyntaxError) and error.filename:
+            return f"{error.filename}:{error.lineno}"
+        frames = traceback.extract_tb(error.__traceback__)
+        own = [frame for frame in frames if Path(frame.filename).is_relative_to(self.folder)]
+        return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def instantiate(
+    resolver: TargetResolver, node: Mapping[str, Any], /, *args: Any, _as_function: bool = False, **kwargs: Any
+) -> Any:
+    """Build what a resolved config node describes, nested nodes included, with Hydra's `instantiate`.
+
+    An exception of the target keeps its own type.
+
+    Args:
+        resolver: Finds the import paths.
+        node: A mapping with ``_target_`` and the target's arguments.
+        *args: Positional arguments that the config does not hold, handed over as they are.
+        _as_function: Do not call a plain function but bind its arguments (metrics, loss, step); a class is
+            instantiated all the same.
+        **kwargs: Keyword arguments over those of the config.
+
+    Raises:
+        InputError: An import path can't be resolved.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate as hydra_instantiate
+    from omegaconf import OmegaConf
+
+    tree = _with_callables(resolver, node)
+    target = tree[TARGET]
+    partial = bool(tree.get(PARTIAL)) or (_as_function and not inspect.isclass(target))
+    # Always a partial first: args then reach the target uncopied, and its exceptions come unwrapped.
+    settings = {**tree, PARTIAL: True, "_convert_": tree.get("_convert_", "all")}
+    try:
+        made = hydra_instantiate(OmegaConf.create(settings, flags={"allow_objects": True}))
+    except InstantiationException as error:
+        cause: BaseException = error
+        while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
+            cause = cause.__cause__
+        raise cause from cause.__cause__
+    bound = functools.partial(target, *made.args, **made.keywords)
+    return functools.partial(bound, *args, **kwargs) if partial else bound(*args, **kwargs)
+
+
+def is_refused(target: Callable[..., Any]) -> bool:
+    """Whether Hydra refuses to call what an import path names, which runs code or changes the system."""
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate as hydra_instantiate
+    from omegaconf import OmegaConf
+
+    settings = OmegaConf.create({TARGET: target, PARTIAL: True}, flags={"allow_objects": True})
+    try:
+        hydra_instantiate(settings)  # a partial: nothing is called
+    except InstantiationException:
+        return True
+    return False
+
+
+def _with_callables(resolver: TargetResolver, node: Any) -> Any:
+    if isinstance(node, Mapping):
+        if node.get(RECURSIVE) is False:  # the target gets what lies below as plain data
+            return {**node, TARGET: resolver.resolve(node[TARGET])} if TARGET in node else dict(node)
+        return {
+            key: resolver.resolve(value) if key == TARGET else _with_callables(resolver, value)
+            for key, value in node.items()
+        }
+    if isinstance(node, list):
+        return [_with_callables(resolver, item) for item in node]
+    return node
+
+
+def _close(name: str, known: list[str]) -> list[str]:
+    import difflib
+
+    return difflib.get_close_matches(name, known, n=5) or known[:_LISTED]

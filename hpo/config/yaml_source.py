@@ -1,0 +1,225 @@
+"""Reads YAML into plain data and remembers the line of every key."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from hpo.config.paths import MAX_KEY, Keys, join_path, show
+from hpo.config.yaml_loader import MAX_DEPTH, MAX_VALUES, TOO_DEEP, TOO_MANY, Limit, Loader
+from hpo.errors import InputError
+
+_TAG = "tag:yaml.org,2002:"
+#: Bytes; a study file is written by hand, and PyYAML takes a second for some hundred thousand.
+MAX_BYTES = 512 * 1024
+_PLAIN_TAGS = frozenset(_TAG + name for name in ("null", "bool", "int", "float", "str"))
+
+
+@dataclass(frozen=True)
+class YamlSource:
+    """What a YAML file says, and where.
+
+    Attributes:
+        file: The file as the person named it.
+        data: Plain mappings, lists and scalars; no part of it is shared.
+        lines: Line number (from 1) of each key and list item.
+    """
+
+    file: str
+    data: dict[str, Any]
+    lines: dict[Keys, int]
+
+
+def read_yaml(path: Path) -> YamlSource:
+    """Read one YAML mapping from a file.
+
+    Raises:
+        InputError: The file can't be read, is too large or too deep, is not YAML, is empty, is not a mapping, or
+            repeats a key.
+    """
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+        if len(content) > MAX_BYTES:
+            fix = "keep long lists and data in a module or a file of their own, and name it"
+            raise InputError(f"is larger than {MAX_BYTES // 1024} KiB", file=path, line=1, fix=fix)
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
+        raise InputError("is not UTF-8 text", file=path, line=line, fix="save the file as UTF-8") from error
+    except FileNotFoundError as error:
+        raise InputError("no such file", file=path, fix="check the path, or the folder you are in") from error
+    except OSError as error:
+        problem = f"can't be read ({error.strerror or error})"
+        raise InputError(problem, file=path, fix="give the path of a readable YAML file") from error
+    reader = _Reader(str(path))
+    data = reader.read(text)
+    if data is None:
+        raise InputError("the file is empty", file=path, line=1, fix="start with a `study:` section")
+    if not isinstance(data, dict):
+        fix = "write sections such as `study:`, `model:` and `optimizer:` at the top level"
+        raise InputError("the top level is not a mapping", file=path, line=1, fix=fix)
+    return YamlSource(str(path), data, reader.lines)
+
+
+def storable(text: str) -> str:
+    r"""Text as databases take it; the halves of a character that JSON writes as ``\ud83d\ude00`` are joined.
+
+    Raises:
+        ValueError: It holds a character that no database or terminal takes.
+    """
+    if "\0" in text:
+        raise ValueError("holds the character NUL, which databases refuse")
+    try:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+    except UnicodeDecodeError:
+        raise ValueError("holds half of a character (a lone surrogate), which can't be stored or shown") from None
+
+
+def parse_value(text: str) -> Any:
+    """Read the value of an override: a YAML scalar, or a mapping or list in flow style.
+
+    Raises:
+        InputError: The text is no YAML value.
+    """
+    return _Reader("command line").read(text)
+
+
+class _Reader:
+    def __init__(self, file: str) -> None:
+        self.file = file
+        self.lines: dict[Keys, int] = {}
+        self._open: set[int] = set()
+        self._values = 0
+
+    def read(self, text: str) -> Any:
+        try:
+            loader = Loader(text)
+            try:
+                node = loader.get_single_node()
+                return None if node is None else self._build(loader, node, ())
+            finally:
+                loader.dispose()
+        except yaml.MarkedYAMLError as error:
+            raise self._syntax_error(error) from error
+        except yaml.reader.ReaderError as error:
+            line = None if self.file == "command line" else text.count("\n", 0, error.position) + 1
+            problem = f"not YAML: the character U+{int(error.character):04X} is not allowed"
+            raise InputError(problem, file=self.file, line=line, fix="leave that character out") from error
+
+    def _syntax_error(self, error: yaml.MarkedYAMLError) -> InputError:
+        mark = error.problem_mark or error.context_mark
+        problem = " ".join(part for part in (error.context, error.problem) if part)
+        if isinstance(error, Limit):
+            problem, fix = str(error.problem), error.fix
+            return InputError(problem, file=self.file, line=self._line(mark), fix=fix)
+        fix = "check the indentation, the brackets and the quotes here and on the line above"
+        if self.file == "command line":
+            return InputError(f"not a YAML value: {problem}", file=self.file, fix="quote the value")
+        return InputError(f"not YAML: {problem}", file=self.file, line=self._line(mark), fix=fix)
+
+    def _line(self, mark: yaml.Mark | None) -> int | None:
+        return None if mark is None or self.file == "command line" else mark.line + 1
+
+    def _error(self, problem: str, node: yaml.Node, keys: Keys, fix: str, value: str = "") -> InputError:
+        line = self._line(node.start_mark)
+        return InputError(problem, file=self.file, line=line, path=join_path(keys), value=show(value), fix=fix)
+
+    def _limit(self, said: tuple[str, str], node: yaml.Node, keys: Keys) -> InputError:
+        return self._error(said[0], node, keys, said[1])
+
+    def _build(self, loader: Loader, node: yaml.Node, keys: Keys) -> Any:
+        self._values += 1  # aliases count each time that they are used
+        if self._values > MAX_VALUES:
+            raise self._limit(TOO_MANY, node, keys)
+        if len(keys) > MAX_DEPTH:
+            raise self._limit(TOO_DEEP, node, keys)
+        if isinstance(node, yaml.ScalarNode):
+            return self._scalar(loader, node, keys)
+        if id(node) in self._open:
+            raise self._error("an alias that contains itself", node, keys, "write the value out")
+        self._open.add(id(node))
+        try:
+            return self._collection(loader, node, keys)
+        finally:
+            self._open.discard(id(node))
+
+    def _collection(self, loader: Loader, node: yaml.Node, keys: Keys) -> Any:
+        if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
+            return self._mapping(loader, node, keys)
+        if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
+            return [self._item(loader, child, (*keys, at)) for at, child in enumerate(node.value)]
+        raise self._error(f"the YAML tag {node.tag} is not used here", node, keys, "write a plain value")
+
+    def _item(self, loader: Loader, node: yaml.Node, keys: Keys) -> Any:
+        self.lines[keys] = node.start_mark.line + 1
+        return self._build(loader, node, keys)
+
+    def _scalar(self, loader: Loader, node: yaml.ScalarNode, keys: Keys) -> Any:
+        if node.tag not in _PLAIN_TAGS:
+            fix = "write text, a number, true, false or null"
+            raise self._error(f"the YAML tag {node.tag} is not used here", node, keys, fix, node.value)
+        try:
+            value = loader.construct_object(node)
+        except (ValueError, KeyError) as error:
+            raise self._error("does not fit its YAML tag", node, keys, "quote it", node.value) from error
+        if isinstance(value, int | float):
+            return self._number(value, node, keys)
+        if not isinstance(value, str):
+            return value
+        try:
+            return storable(value)
+        except ValueError as error:
+            raise self._error(str(error), node, keys, "leave that character out", ascii(value)) from error
+
+    def _number(self, value: float, node: yaml.ScalarNode, keys: Keys) -> float:
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            fix = "write a number of at most 64 bits, or quote it if text is meant"
+            raise self._error("is too large for a whole number", node, keys, fix, node.value)
+        if math.isinf(value) and "inf" not in node.value.lower():
+            fix = "write a number below 1.8e308, or `.inf` if that is meant"
+            raise self._error("is too large for a floating-point number", node, keys, fix, node.value)
+        return value
+
+    def _mapping(self, loader: Loader, node: yaml.MappingNode, keys: Keys) -> dict[str, Any]:
+        data: dict[str, Any] = {}
+        for merged in self._merged(node, keys):
+            data = {**data, **self._build(loader, merged, keys)}
+        seen: dict[str, int] = {}
+        for key_node, value_node in node.value:
+            if key_node.tag == _TAG + "merge":
+                continue
+            name, line = self._key(loader, key_node, keys), key_node.start_mark.line + 1
+            here = (*keys, name)
+            if name in seen:
+                fix = f"keep one of the two; the other is on line {seen[name]}"
+                raise self._error("this key is written twice", key_node, here, fix)
+            seen[name] = self.lines[here] = line
+            data[name] = self._build(loader, value_node, here)
+        return data
+
+    def _merged(self, node: yaml.MappingNode, keys: Keys) -> Iterator[yaml.MappingNode]:
+        for key_node, value_node in node.value:
+            if key_node.tag != _TAG + "merge":
+                continue
+            several = isinstance(value_node, yaml.SequenceNode)
+            # The first of several merged mappings wins, so that it is laid on last.
+            for part in reversed(value_node.value) if several else [value_node]:
+                if not isinstance(part, yaml.MappingNode):
+                    raise self._error("`<<` merges mappings only", part, keys, "give it an alias of a mapping")
+                yield part
+
+    def _key(self, loader: Loader, node: yaml.Node, keys: Keys) -> str:
+        if isinstance(node, yaml.ScalarNode):
+            name = self._scalar(loader, node, keys)
+            if isinstance(name, str) and len(name) <= MAX_KEY:
+                return name
+            if isinstance(name, str):
+                problem, fix = f"a key has more than {MAX_KEY} characters", "write a shorter one"
+                raise self._error(problem, node, keys, fix, name)
+            fix = f'quote it: "{show(node.value)}"'
+            raise self._error(f"the key `{show(node.value)}` is not text", node, keys, fix)
+        raise self._error("a key is not text", node, keys, "use plain words as keys")

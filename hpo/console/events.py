@@ -1,0 +1,141 @@
+"""`hpo run --json`: one event a line.
+
+Each line is a JSON object with ``event`` (its name), ``time`` (ISO 8601, UTC), and:
+
+=================  ====================================================================================
+``study_started``  ``study``, ``goals`` (each metric with its direction), ``n_trials``, ``finished``,
+                   ``workers`` (their devices), ``storage``, ``output_dir``
+``trial_started``  ``trial``, ``worker``
+``epoch_ended``    ``trial``, ``worker``, ``epoch``, ``max_epochs``, ``value`` of the study's (first) metric,
+                   ``predicted`` final loss
+``trial_ended``    ``trial``, ``worker``, ``outcome``, ``value``, ``params``, ``epochs``, ``duration_s`` of the
+                   last attempt, ``reason``; of one that was taken from a dead worker ``trial``, ``worker``,
+                   ``outcome``, ``reason``
+``trial_requeued`` ``trial``, ``worker``, ``reason``: put down, or taken from a dead worker, to go on later
+``notice``         ``text``
+``worker_failed``  ``worker``, ``reason``
+``study_ended``    ``ending`` (``done``, ``timeout``, ``goal``, ``interrupted`` or ``failed``), ``reason`` of a
+                   failure, and ``status`` as `hpo status --json` has it (null where it can't be read)
+=================  ====================================================================================
+
+What has no value is null, numbers that are not finite among it. An epoch is told once: those that a trial resumes
+are not told again. Names stay; more events and entries may come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from datetime import UTC, datetime
+from typing import Any, TextIO
+
+from optuna.trial import TrialState
+
+from hpo.console.output import flushed
+from hpo.errors import StudyError
+from hpo.execution.messages import EpochsEnded, Failed, Message, Notice, Started, Tick
+from hpo.storage.engines import display_url
+from hpo.storage.recovery import Settled
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import finite
+from hpo.study.status import study_status
+from hpo.trial.resources import Slot
+from hpo.trial.run import TrialReport
+
+
+class EventWriter:
+    """Writes an event for each thing that happens; see this module for their names.
+
+    Args:
+        opened: The study.
+        out: Where the lines go.
+    """
+
+    def __init__(self, opened: OpenStudy, out: TextIO) -> None:
+        self._opened = opened
+        self._out = out
+
+    def begin(self, slots: list[Slot]) -> None:
+        """The study starts; OSError as in `heard`."""
+        spec, status = self._opened.spec, study_status(self._opened)
+        self._write(
+            "study_started",
+            study=spec.study.name,
+            goals=dict(spec.study.goals),
+            n_trials=status["n_trials"],
+            finished=status["finished"],
+            workers=[slot.label for slot in slots],
+            storage=display_url(spec.storage_url),
+            output_dir=str(spec.output_dir),
+        )
+
+    def heard(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+        """Write what a worker or the supervisor says.
+
+        Raises:
+            OSError: Nobody reads it.
+        """
+        if isinstance(message, Started):
+            self._write("trial_started", trial=message.number, worker=label)
+        elif isinstance(message, EpochsEnded):
+            self._epochs(label, message)
+        elif isinstance(message, TrialReport):
+            self._reported(label, message)
+        elif isinstance(message, Settled):
+            waits = message.state == TrialState.WAITING
+            told = {} if waits else {"outcome": message.outcome}
+            name = "trial_requeued" if waits else "trial_ended"
+            self._write(name, trial=message.number, worker=label or None, **told, reason=message.reason)
+        elif isinstance(message, Notice):
+            self._write("notice", text=message.text)
+        elif isinstance(message, Failed):
+            self._write("worker_failed", worker=label, reason=message.message)
+
+    def end(self, ending: str, reason: str | None = None) -> None:
+        """The study's run ends; OSError as in `heard`."""
+        try:
+            with self._opened.storage.patience.whole():
+                status = study_status(self._opened)
+        except StudyError:  # the database is away
+            status = None
+        self._write("study_ended", ending=ending, reason=reason, status=status)
+
+    def close(self) -> None:
+        """Nothing is left to be done."""
+
+    def _epochs(self, label: str, message: EpochsEnded) -> None:
+        if message.resumed:
+            return
+        last = message.first + len(message.values) - 1
+        for epoch, value in enumerate(message.values, start=message.first):
+            self._write(
+                "epoch_ended",
+                trial=message.number,
+                worker=label,
+                epoch=epoch,
+                max_epochs=message.max_epochs or None,
+                value=value,
+                predicted=message.predicted if epoch == last else None,
+            )
+
+    def _reported(self, label: str, report: TrialReport) -> None:
+        if report.outcome is None:
+            self._write("trial_requeued", trial=report.number, worker=label, reason=report.reason or None)
+            return
+        self._write(
+            "trial_ended",
+            trial=report.number,
+            worker=label,
+            outcome=str(report.outcome),
+            value=report.value,
+            params=dict(report.params),
+            epochs=report.epochs,
+            duration_s=report.duration_s,
+            reason=report.reason or None,
+        )
+
+    def _write(self, event: str, **entries: Any) -> None:
+        time = datetime.now(UTC).isoformat(timespec="milliseconds")
+        line = json.dumps(finite({"event": event, "time": time, **entries}), ensure_ascii=False, allow_nan=False)
+        with contextlib.redirect_stdout(self._out), flushed():
+            print(line)

@@ -1,0 +1,205 @@
+"""What `hpo run` prints: a line for each thing that happens, on a terminal with a picture below them."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from optuna.trial import TrialState
+
+from hpo.console.live import Picture, number
+from hpo.console.output import flushed
+from hpo.console.screen import Screen
+from hpo.console.tally import Tally, best_list
+from hpo.execution.messages import Failed, Message, Notice, Tick
+from hpo.storage.engines import display_url
+from hpo.storage.recovery import Settled
+from hpo.study.open_study import OpenStudy
+from hpo.study.status import study_status
+from hpo.trial.resources import Slot
+from hpo.trial.run import TrialReport
+
+
+class Reporter:
+    """Prints a line for each thing that happens.
+
+    Args:
+        opened: The study.
+        quiet: Print what went wrong, and nothing else.
+    """
+
+    def __init__(self, opened: OpenStudy, *, quiet: bool = False) -> None:
+        self._opened = opened
+        self._quiet = quiet
+        self._shown = ""
+        self._tally = Tally(opened)
+
+    def begin(self, slots: list[Slot]) -> None:
+        """Say what is about to run; OSError as in `heard`."""
+        spec, done = self._opened.spec, self._tally.finished
+        self._tally.begin(slots)
+        devices = ", ".join(dict.fromkeys(slot.label for slot in slots))
+        trials = f"{self._tally.n_trials} trials" + (f", {done} of them done" if done else "")
+        with flushed():
+            self._say(f"study {spec.study.name}: {trials}, {len(slots)} workers on {devices}")
+            self._say(f"storage {display_url(spec.storage_url)}")
+
+    def heard(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+        """Print what a worker or the supervisor says.
+
+        Raises:
+            OSError: Nobody reads it: the terminal or the pipe is closed.
+        """
+        self._tally.heard(label, message)
+        with flushed():
+            if isinstance(message, Notice):
+                print(message.text, file=sys.stderr)
+            elif isinstance(message, Failed):
+                print(f"{label} failed{self._why(message.message)}", file=sys.stderr)
+            elif isinstance(message, Settled):
+                self._settled(message)
+            elif isinstance(message, TrialReport):
+                self._reported(message)
+
+    def end(self, ending: str, reason: str | None = None) -> None:
+        """The run has ended; what it has come to is said by `print_summary`."""
+
+    def close(self) -> None:
+        """Leave the terminal as it was."""
+
+    def _say(self, text: str, *, trouble: bool = False) -> None:
+        """Print a line; of a quiet run those that tell of trouble, where errors go."""
+        if trouble or not self._quiet:
+            print(text, file=sys.stderr if self._quiet else sys.stdout)
+
+    def _settled(self, settled: Settled) -> None:
+        if settled.state == TrialState.WAITING:
+            self._say(f"trial {settled.number} goes on later: {settled.reason}", trouble=True)
+            return
+        why = self._why(settled.reason)
+        self._say(f"{self._count()} trial {settled.number:<4} {settled.outcome}{why}", trouble=True)
+
+    def _reported(self, report: TrialReport) -> None:
+        if report.outcome is None:
+            if report.reason:
+                self._say(f"trial {report.number} goes on later: {report.reason}", trouble=True)
+            return
+        self._say(self._line(report) + self._why(report.reason), trouble=bool(report.reason))
+
+    def _why(self, reason: str) -> str:
+        """The reason on a line of its own; one that has just been shown is not shown again."""
+        if not reason or reason == self._shown:
+            return "" if not reason else " (as before)"
+        self._shown = reason
+        return f"\n    {reason}"
+
+    def _line(self, report: TrialReport) -> str:
+        value = "-" if report.value is None else f"{report.value:.5g}"
+        metric = self._opened.spec.study.metric
+        return (
+            f"{self._count()} trial {report.number:<4} "
+            f"{report.outcome:<13} {metric} {value:<10} {report.epochs:>4} epochs "
+            f"{report.duration_s:>7.1f} s   {self._best()}"
+        ).rstrip()
+
+    def _best(self) -> str:
+        best = self._tally.best
+        if not best:
+            return ""
+        if len(self._opened.spec.study.goals) > 1:
+            return f"{len(best)} trials on the Pareto front" if len(best) > 1 else "1 trial on the Pareto front"
+        return f"best {best[0]['value']:.5g} (trial {best[0]['trial']})"
+
+    def _count(self) -> str:
+        return f"[{self._tally.finished:>{len(str(self._tally.n_trials))}}/{self._tally.n_trials}]"
+
+
+class LiveReporter(Reporter):
+    """As `Reporter`, with a picture of the study below the lines."""
+
+    def __init__(self, opened: OpenStudy) -> None:
+        super().__init__(opened)
+        self._screen = Screen()
+
+    def begin(self, slots: list[Slot]) -> None:
+        """Say what is about to run, and draw it."""
+        super().begin(slots)
+        self._screen.open()
+        self._screen.show(self._picture, now=True)
+
+    def heard(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+        """Print what is said, and draw what has come of it; OSError where the terminal is closed."""
+        super().heard(label, message)
+        self._screen.show(self._picture, now=isinstance(message, TrialReport | Settled))
+
+    def close(self) -> None:
+        """Take the picture away; the lines stay."""
+        self._screen.close()
+
+    def _picture(self) -> Picture:
+        return Picture(self._tally.view())
+
+
+def print_summary(opened: OpenStudy, arguments: str, timed_out: bool) -> None:
+    """Say what the study has come to, and what to do next."""
+    status = study_status(opened)
+    counts = ", ".join(f"{count} {name}" for name, count in status["outcomes"].items() if count)
+    print(f"\n{status['finished']} of {status['n_trials']} trials finished: {counts or 'none'}")
+    if timed_out:
+        print(f"the time is over; {status['waiting']} trials wait to go on with the next `hpo run`")
+    elif status["n_trials"] < opened.spec.study.n_trials:
+        print(f"the grid is exhausted: it has {status['n_trials']} points")
+    if status["running"]:
+        print(f"{status['running']} trials are still running elsewhere")
+    best = best_list(status["best"])
+    if len(opened.spec.study.goals) > 1:
+        _print_front(best, arguments)
+    elif best:
+        _print_best(opened, best[0], arguments)
+
+
+def _print_front(front: list[dict[str, Any]], arguments: str) -> None:
+    """The Pareto front, a line a trial: none of them is better than another in every objective."""
+    print(f"Pareto front: {len(front)} trial{'' if len(front) == 1 else 's'}")
+    for entry in front:
+        values = ", ".join(f"{name} {number(value)}" for name, value in entry["values"].items())
+        print(f"    trial {entry['trial']}: {values}")
+    print(f"next:\n  {_command()} trials {arguments}\n  {_command()} dashboard {arguments}")
+
+
+def _print_best(opened: OpenStudy, best: dict[str, Any], arguments: str) -> None:
+    spec = opened.spec
+    print(f"best: trial {best['trial']}, {spec.study.metric} {best['value']:.6g}")
+    for name, value in best["params"].items():
+        print(f"    {name} = {value:.6g}" if isinstance(value, float) else f"    {name} = {value}")
+    print("  metrics: " + ", ".join(f"{k} {v:.4g}" for k, v in best["metrics"].items() if v is not None))
+    print(f"  checkpoint: {best['checkpoint']}")
+    print("next:")
+    print(f"  {_command()} trials {arguments}")
+    print(f"  {_command()} train {arguments} --trial best")
+    print(f"  {_command()} dashboard {arguments}")
+
+
+def kept_arguments(study: Path, overrides: list[str] | None, storage: str | None, output_dir: str | None) -> str:
+    """What the next commands on this study need as well, as a shell reads it."""
+    options = {"--storage": storage, "--output-dir": output_dir}
+    kept = [str(study), *(overrides or ())]
+    for name, value in options.items():
+        kept += [] if value is None else [name, value]
+    return shlex.join(kept)
+
+
+def same_command() -> str:
+    """The command that is running, as a shell reads it."""
+    return f"{_command()} {shlex.join(sys.argv[1:])}"
+
+
+def _command() -> str:
+    """How this command was called, in words that a shell finds again."""
+    called = Path(sys.argv[0])
+    if called.name == "__main__.py":
+        return f"{shlex.quote(sys.executable)} -m hpo"
+    return "hpo" if shutil.which("hpo") or called.name == str(called) else shlex.quote(str(called))

@@ -1,0 +1,89 @@
+"""One look at a study, from the database alone: what it has come to, and how far its running trials are."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from optuna.trial import FrozenTrial
+
+from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
+from hpo.storage import ledger
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import outcome_of
+from hpo.study.status import own_trials, study_status
+
+#: Points of a curve that are told at most.
+_POINTS: Final = 100
+
+
+@dataclass(frozen=True)
+class Look:
+    """What one look has found.
+
+    Attributes:
+        status: As `hpo.study.status.study_status`; each of its ``running_trials`` has more entries: ``epoch``, the
+            last that was reported (0 before the first), ``max_epochs`` where it is known, ``value`` after that
+            epoch, ``seconds`` that the attempt has taken, and ``curve``, the values so far as pairs of epoch and
+            value; a long one is thinned out.
+        outcomes: The outcome of each finished trial, by number.
+        seconds: What each finished trial took, over all its attempts, by number.
+    """
+
+    status: dict[str, Any]
+    outcomes: dict[int, str]
+    seconds: dict[int, float]
+
+
+def look_at(opened: OpenStudy) -> Look:
+    """Read what a study has come to now."""
+    status = study_status(opened)
+    trials = {trial.number: trial for trial in own_trials(opened)}
+    with opened.storage.engine.connect() as conn:
+        attempts = ledger.attempts(conn, opened.study_id)
+    begun = {(attempt.trial_id, attempt.attempt): attempt.started_at for attempt in attempts}
+    max_epochs = opened.study.user_attrs.get(MAX_EPOCHS_ATTR)
+    for entry in status["running_trials"]:
+        trial = trials.get(entry["trial"])
+        if trial is not None:
+            started = begun.get((_id(trial), entry["attempt"]))
+            entry.update(_progress(trial, started), max_epochs=max_epochs)
+    took: defaultdict[int, float] = defaultdict(float)
+    for attempt in attempts:
+        took[attempt.trial_id] += attempt.seconds
+    finished = [trial for trial in trials.values() if trial.state.is_finished()]
+    return Look(
+        {**status, "running_trials": [entry for entry in status["running_trials"] if "epoch" in entry]},
+        {trial.number: outcome_of(trial) for trial in finished},
+        {trial.number: took[_id(trial)] for trial in finished if _id(trial) in took},
+    )
+
+
+def has_ended(status: dict[str, Any]) -> bool:
+    """Whether nothing is left to be done in a study of this status."""
+    return bool(status["finished"] >= status["n_trials"] and not status["running"] and not status["waiting"])
+
+
+def _progress(trial: FrozenTrial, started: float | None) -> dict[str, Any]:
+    """How far a running trial is."""
+    steps = sorted(trial.intermediate_values)
+    return {
+        "epoch": steps[-1] if steps else 0,
+        "value": trial.intermediate_values[steps[-1]] if steps else None,
+        "seconds": None if started is None else max(0.0, time.time() - started),
+        "curve": [[step, trial.intermediate_values[step]] for step in thinned(steps, _POINTS)],
+    }
+
+
+def thinned(items: Sequence[Any], count: int) -> list[Any]:
+    """At most ``count`` of the items, evenly spread; the last one is always among them."""
+    if len(items) <= count:
+        return list(items)
+    return [items[(index + 1) * len(items) // count - 1] for index in range(count)]
+
+
+def _id(trial: FrozenTrial) -> int:
+    return trial._trial_id  # noqa: SLF001 - Optuna has no public name for it

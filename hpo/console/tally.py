@@ -1,0 +1,224 @@
+"""What an `hpo run` knows of its study: what its workers say, and what the database says of all others."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from optuna.trial import TrialState
+
+from hpo.console.live import StudyView, WorkerView, seconds_left
+from hpo.console.snapshot import look_at
+from hpo.execution.messages import EpochsEnded, Failed, Message, Notice, Started, Tick
+from hpo.storage.ledger import host_name
+from hpo.storage.outage import DatabaseAwayError
+from hpo.storage.recovery import Settled
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome
+from hpo.trial.resources import Slot
+from hpo.trial.run import TrialReport
+
+#: Seconds between two looks into the database, and a bound on their share of the time.
+_LOOK: Final = 10.0
+_LOOK_SHARE: Final = 50
+_NOTICES: Final = 5
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A worker of this run, and when its trial was begun."""
+
+    view: WorkerView
+    since: float = 0.0
+
+
+class Tally:
+    """Keeps count of a study while it runs.
+
+    Args:
+        opened: The study.
+
+    Attributes:
+        n_trials: Trials to bring to an end.
+        best: The best trial so far, or the Pareto front, as in `hpo.study.status.study_status`.
+    """
+
+    def __init__(self, opened: OpenStudy) -> None:
+        self._opened = opened
+        self._goals = opened.spec.study.goals
+        self._began = time.monotonic()
+        self._rows: dict[str, _Row] = {}
+        self._elsewhere: list[WorkerView] = []
+        self._notices: deque[str] = deque(maxlen=_NOTICES)
+        self._outcomes: dict[int, str] = {}
+        self._seconds: dict[int, float] = {}
+        self._waiting = 0
+        self._next_look = 0.0
+        self.n_trials = opened.spec.study.n_trials
+        self.best: list[dict[str, Any]] = []
+        self._look()
+
+    @property
+    def finished(self) -> int:
+        """Trials that have ended, here or elsewhere."""
+        return len(self._outcomes)
+
+    def begin(self, slots: Sequence[Slot]) -> None:
+        """Take note of the workers that there will be."""
+        labels = [f"worker-{index}" for index in range(1, len(slots) + 1)]
+        self._rows = {
+            label: _Row(WorkerView(label, slot.label)) for label, slot in zip(labels, slots, strict=True)
+        }
+
+    def heard(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+        """Take note of what a worker or the supervisor says."""
+        if isinstance(message, Started):
+            self._started(label, message)
+        elif isinstance(message, EpochsEnded):
+            self._epochs(label, message)
+        elif isinstance(message, TrialReport):
+            self._idle(label)
+            self._reported(message)
+        elif isinstance(message, Settled):
+            self._idle(label)
+            self._settled(message)
+        elif isinstance(message, Failed):
+            self._idle(label)
+            self._notices.append(f"{label} failed: {message.message}")
+        elif isinstance(message, Notice):
+            self._notices.append(message.text)
+        elif isinstance(message, Tick) and time.monotonic() >= self._next_look:
+            self._look()
+
+    def view(self) -> StudyView:
+        """The study as it is now."""
+        now = time.monotonic()
+        own = [_at(row, now) for row in self._rows.values()]
+        workers = [*own, *self._elsewhere]
+        counts = Counter(self._outcomes.values())
+        busy = sum(worker.trial is not None for worker in workers)
+        unstarted = max(0, self.n_trials - self.finished - busy)
+        return StudyView(
+            self._opened.spec.study.name,
+            self._goals,
+            self.n_trials,
+            {str(outcome): counts[outcome] for outcome in Outcome},
+            self._waiting,
+            self.best,
+            front=len(self.best) if len(self._goals) > 1 else 0,
+            workers=workers,
+            seconds=now - self._began,
+            left_s=seconds_left(unstarted, list(self._seconds.values()), workers),
+            notices=tuple(self._notices),
+        )
+
+    # ---- what is said
+
+    def _started(self, label: str, message: Started) -> None:
+        if label in self._rows:
+            known = self._rows[label].view
+            self._rows[label] = _Row(WorkerView(label, known.device, message.number), time.monotonic())
+
+    def _epochs(self, label: str, message: EpochsEnded) -> None:
+        row = self._rows.get(label)
+        if row is None or row.view.trial != message.number:
+            return
+        epoch = message.first + len(message.values) - 1
+        values = [value for value in message.values if value is not None]
+        view = replace(
+            row.view,
+            epoch=epoch,
+            max_epochs=message.max_epochs or None,
+            value=values[-1] if values else row.view.value,
+            predicted=message.predicted,
+            curve=(*row.view.curve, *message.values),
+            resumed=epoch if message.resumed else row.view.resumed,
+        )
+        self._rows[label] = replace(row, view=view)
+
+    def _idle(self, label: str) -> None:
+        if label in self._rows:
+            known = self._rows[label].view
+            self._rows[label] = _Row(WorkerView(label, known.device))
+
+    def _reported(self, report: TrialReport) -> None:
+        if report.outcome is None:
+            if report.reason:
+                self._notices.append(f"trial {report.number} goes on later: {report.reason}")
+            return
+        self._outcomes[report.number] = report.outcome
+        self._seconds[report.number] = report.duration_s
+        if report.reason:
+            self._notices.append(f"trial {report.number}: {report.reason}")
+        if report.outcome == Outcome.COMPLETE:
+            self._keep_best(report)
+
+    def _settled(self, settled: Settled) -> None:
+        if settled.state == TrialState.WAITING:
+            self._notices.append(f"trial {settled.number} goes on later: {settled.reason}")
+        else:
+            self._outcomes[settled.number] = settled.outcome
+            self._notices.append(f"trial {settled.number}: {settled.reason}")
+
+    def _keep_best(self, report: TrialReport) -> None:
+        study = self._opened.spec.study
+        if len(self._goals) > 1 or study.constraints:  # the report does not say enough to rank it
+            self._look()
+            return
+        sign = 1 if study.direction == "minimize" else -1
+        value = report.value
+        if value is not None and (not self.best or sign * value < sign * self.best[0]["value"]):
+            self.best = [{"trial": report.number, "value": value, "params": dict(report.params)}]
+
+    # ---- what is stored
+
+    def _look(self) -> None:
+        """Read the database; one that is away is said by others, and read later."""
+        began = time.monotonic()
+        try:
+            with self._opened.storage.patience.whole():
+                found = look_at(self._opened)
+        except DatabaseAwayError:
+            self._next_look = began + _LOOK
+            return
+        self._next_look = time.monotonic() + max(_LOOK, _LOOK_SHARE * (time.monotonic() - began))
+        self.n_trials, self._waiting = found.status["n_trials"], found.status["waiting"]
+        self._outcomes, self._seconds = found.outcomes, found.seconds
+        self.best = best_list(found.status["best"])
+        self._elsewhere = [
+            viewed(entry, with_host=True) for entry in found.status["running_trials"] if self._is_far(entry)
+        ]
+
+    def _is_far(self, entry: dict[str, Any]) -> bool:
+        own = entry["host"] == host_name() and entry["worker"] in self._rows
+        return not own and entry["trial"] not in [row.view.trial for row in self._rows.values()]
+
+
+def _at(row: _Row, now: float) -> WorkerView:
+    return row.view if row.view.trial is None else replace(row.view, seconds=now - row.since)
+
+
+def best_list(best: dict[str, Any] | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The ``best`` of a status as a list: empty, of one, or the Pareto front."""
+    if best is None:
+        return []
+    return best if isinstance(best, list) else [best]
+
+
+def viewed(entry: dict[str, Any], *, with_host: bool) -> WorkerView:
+    """A running trial of `hpo.console.snapshot.Look`'s status as a view shows it, by the worker that has it."""
+    return WorkerView(
+        f"{entry['worker']}@{entry['host']}" if with_host else str(entry["worker"] or "(no lease)"),
+        str(entry["device"] or ""),
+        entry["trial"],
+        entry["epoch"],
+        entry["max_epochs"],
+        entry["value"],
+        curve=tuple(value for _, value in entry["curve"]),
+        seconds=entry["seconds"] or 0.0,
+        # Only the first attempt has done all its epochs in its own time.
+        resumed=0 if entry["attempt"] == 1 else None,
+    )

@@ -1,1 +1,0 @@
-"""The database below the storage: engines, transactions, reading, single guarded writes, outages."""

@@ -1,0 +1,103 @@
+"""When failures mean that the study itself is broken, and no trial of it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from optuna.trial import TrialState
+
+from hpo.errors import StudyError
+from hpo.execution.messages import Failed, Message
+from hpo.storage.recovery import LOST, Settled, Verdict
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome
+from hpo.trial.run import TrialReport
+
+#: This many trials or workers that fail alike before any trial has succeeded stop the study.
+_ALIKE: Final = 3
+#: This many deaths for each worker, without a trial finished in between, stop the study.
+_DEATHS: Final = 3
+_FAILURES: Final = frozenset({Outcome.ERROR, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT})
+# What differs between two errors of one cause: sizes, addresses, process ids.
+_NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
+
+
+class Failures:
+    """Counts what fails, and raises when going on is no use.
+
+    Args:
+        opened: The study.
+        workers: How many workers there are.
+    """
+
+    def __init__(self, opened: OpenStudy, workers: int) -> None:
+        self._opened = opened
+        # A trial that kills its workers is to come to its own end before the study does.
+        self._deaths_allowed = max(_DEATHS, opened.spec.study.max_retries + 1) * workers
+        self._deaths = 0
+        self._succeeded = opened.count(TrialState.COMPLETE, TrialState.PRUNED) > 0
+        self._first = ""
+        self._alike = 0
+
+    def hear(self, message: Message) -> None:
+        """Take note of a worker's message.
+
+        Raises:
+            StudyError: Everything has failed in the same way from the start, or no worker could work here.
+        """
+        if isinstance(message, Failed) and message.final:
+            raise StudyError(message.message)
+        if isinstance(message, Failed):
+            logs = self._opened.spec.output_dir / "logs"
+            self._failed("workers", message.message, f"the workers' logs in {logs}")
+        elif isinstance(message, TrialReport) and message.outcome is not None:
+            self._deaths = 0
+            if message.outcome in _FAILURES:
+                self._trial_failed(message.number, message.reason)
+            else:
+                self._succeeded = True
+
+    def settled(self, trials: Sequence[Settled]) -> None:
+        """Take note of trials that were taken from dead workers.
+
+        Raises:
+            StudyError: As `hear`.
+        """
+        for trial in trials:
+            if trial.state == TrialState.FAIL:
+                self._deaths = 0
+                self._trial_failed(trial.number, trial.reason)
+
+    def _trial_failed(self, number: int, reason: str) -> None:
+        folder = self._opened.spec.output_dir / "trials"
+        self._failed("trials", reason, f"the log of trial {number} in {folder}")
+
+    def died(self, verdict: Verdict) -> None:
+        """Take note of a worker that is gone without having got on.
+
+        Raises:
+            StudyError: Too many have died with no trial finished in between.
+        """
+        self._deaths += verdict.outcome == LOST
+        if self._deaths >= self._deaths_allowed:
+            logs = self._opened.spec.output_dir / "logs"
+            raise StudyError(
+                f"{self._deaths} workers died without a trial finished in between\n"
+                f"  the last one: {verdict.reason}\n  fix: see {logs}"
+            )
+
+    def _failed(self, what: str, reason: str, where: str) -> None:
+        if self._succeeded:
+            return
+        if self._alike and _NUMBER.sub("#", reason) != _NUMBER.sub("#", self._first):
+            self._succeeded = True  # different errors are trials' own
+            return
+        self._first = self._first or reason
+        self._alike += 1
+        if self._alike == _ALIKE:
+            raise StudyError(
+                f"the first {_ALIKE} {what} failed alike:\n  {self._first}\n"
+                f"  fix: see {where}; `hpo retry --failed` gives failed trials another go"
+            )

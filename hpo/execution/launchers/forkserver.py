@@ -1,0 +1,73 @@
+"""The process that workers are forked from: it has imported what they need, and nothing that breaks in a fork."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import multiprocessing
+import signal
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerContext
+from typing import Any, Final
+
+from hpo.config.schema import FREE_SECTIONS
+from hpo.config.spec import StudySpec
+
+#: Libraries known to start no thread, no CUDA and no connection when they are imported. What a study imports of
+#: them is imported once, ahead of the workers; any other library each worker imports by itself.
+FORKABLE: Final = frozenset({"pytorch_optimizer", "schedulefree", "scipy", "sklearn"})
+
+
+def start_fork_server(spec: StudySpec) -> ForkServerContext:
+    """Start importing torch, Optuna and the study's libraries in the fork server; returns at once.
+
+    Signals meant for the terminal's processes pass it by: the supervisor answers them.
+    """
+    context = multiprocessing.get_context("forkserver")
+    # The last one freezes what has been imported until then.
+    context.set_forkserver_preload([*sorted(forkable_imports(spec)), "hpo.execution.launchers.preload"])
+    with _ignored(signal.SIGHUP, signal.SIGTERM):
+        forkserver.ensure_running()
+    return context
+
+
+def forkable_imports(spec: StudySpec) -> set[str]:
+    """The modules of forkable libraries that the study's code imports or its targets name; nothing is run."""
+    found = set(_target_roots([getattr(spec.config, section) for section in FREE_SECTIONS]))
+    found |= set(_target_roots(spec.base_config()["search_space"]))
+    for file in spec.folder.glob("*.py"):
+        with contextlib.suppress(SyntaxError, UnicodeDecodeError, OSError):  # said when the study is checked
+            found |= set(_imported(ast.parse(file.read_bytes())))
+    return {name for name in found if name.partition(".")[0] in FORKABLE}
+
+
+def _imported(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+
+
+def _target_roots(node: Any) -> Iterator[str]:
+    """First parts of all texts that look like import paths."""
+    if isinstance(node, str) and "." in node:
+        yield node.partition(".")[0]
+    elif isinstance(node, dict):
+        for value in node.values():
+            yield from _target_roots(value)
+    elif isinstance(node, list | tuple):
+        for value in node:
+            yield from _target_roots(value)
+
+
+@contextlib.contextmanager
+def _ignored(*numbers: signal.Signals) -> Iterator[None]:
+    """Signals that a process started inside ignores from its first instant."""
+    kept = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)

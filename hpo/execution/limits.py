@@ -1,0 +1,132 @@
+"""What a trial may use: time, time without a batch, memory; and how it is known that the kernel took a worker."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from hpo.config.schema import StudySection
+from hpo.storage.recovery import Verdict
+from hpo.study.outcome import Outcome
+
+# Counts the processes that the kernel has ended for want of memory, in this machine and in its containers.
+_VMSTAT: Final = Path("/proc/vmstat")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What each trial may use; None where there is no limit.
+
+    Attributes:
+        wall_s: Seconds that its attempts may take together.
+        idle_s: Seconds between two batches.
+        memory: Bytes of main memory that its process and those below it may use.
+    """
+
+    wall_s: float | None = None
+    idle_s: float | None = None
+    memory: int | None = None
+
+    @classmethod
+    def of(cls, study: StudySection) -> Limits:
+        """Those of the study file."""
+        return cls(study.trial_timeout, study.no_progress_timeout, study.trial_memory)
+
+    def broken(self, pid: int, *, spent_s: float, idle_s: float) -> Verdict | None:
+        """The verdict over a trial that has gone beyond a limit.
+
+        Args:
+            pid: The worker's process.
+            spent_s: Seconds that the trial has taken so far.
+            idle_s: Seconds since its last batch.
+        """
+        if self.wall_s is not None and spent_s > self.wall_s:
+            return _verdict(Outcome.TIMED_OUT, f"it took longer than trial_timeout, {self.wall_s:g} s")
+        if self.idle_s is not None and idle_s > self.idle_s:
+            return _verdict(
+                Outcome.TIMED_OUT, f"no batch was finished within no_progress_timeout, {self.idle_s:g} s"
+            )
+        if self.memory is not None and (used := memory_of(pid)) > self.memory:
+            allowed = f"trial_memory allows {_gib(self.memory)}"
+            return _verdict(Outcome.OUT_OF_MEMORY, f"it used {_gib(used)} of main memory, {allowed}")
+        return None
+
+
+def _verdict(outcome: Outcome, reason: str) -> Verdict:
+    return Verdict(outcome, reason, final=True)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.3g} GiB"
+
+
+def memory_of(pid: int) -> int:
+    """Bytes of main memory that a process and those below it use; what several share is divided among them."""
+    try:
+        parent = psutil.Process(pid)
+        family = [parent, *parent.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0
+    return sum(map(_memory, family))
+
+
+def _memory(process: psutil.Process) -> int:
+    try:
+        info = process.memory_full_info()
+    except psutil.AccessDenied:  # macOS shows this much of others' processes only
+        return int(process.memory_info().rss)
+    except psutil.Error:  # it has just ended
+        return 0
+    # Only Linux knows the proportional share; elsewhere what is this process's alone.
+    return int(getattr(info, "pss", info.uss))
+
+
+def oom_kills() -> int:
+    """How often the kernel has ended a process for want of memory since the machine was started; 0 if unknown."""
+    try:
+        lines = _VMSTAT.read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+
+
+def death_of(exitcode: int | None, struck_before: int) -> str:
+    """Why a worker is gone, in words.
+
+    Args:
+        exitcode: As `multiprocessing.Process.exitcode`.
+        struck_before: `oom_kills` when the worker started.
+    """
+    if exitcode is None or exitcode >= 0:
+        return f"its worker ended with exit code {exitcode}"
+    name = _signal_name(-exitcode)
+    if name == "SIGKILL" and oom_kills() > struck_before:
+        return "its worker was killed by SIGKILL; the kernel was out of memory at that time"
+    return f"its worker was killed by {name}"
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def kill_group(pid: int, *, only_group: bool = False) -> None:
+    """SIGKILL to a worker's process group; it may be gone, or not have made its group yet.
+
+    Args:
+        pid: The worker.
+        only_group: Spare the process itself where it has no group: it has ended, and its number may be another's.
+    """
+    for kill in (os.killpg,) if only_group else (os.killpg, os.kill):
+        try:
+            kill(pid, signal.SIGKILL)
+        except (ProcessLookupError, PermissionError):  # the latter for a group of zombies, on macOS
+            continue
+        return

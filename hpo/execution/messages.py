@@ -1,0 +1,148 @@
+"""What a supervisor and its workers send each other, their shared memory, and what a run says to its listener."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final, Protocol
+
+from hpo.config.spec import StudySpec
+from hpo.storage.recovery import Verdict
+from hpo.trial.resources import Slot
+from hpo.trial.run import TrialReport
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class WorkerOrder:
+    """What a worker is to do.
+
+    Attributes:
+        spec: The study file.
+        label: The worker's name in the ledger and in logs.
+        slot: Its device and threads.
+        log: File for what it prints outside of trials.
+    """
+
+    spec: StudySpec
+    label: str
+    slot: Slot
+    log: Path
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A worker has loaded the study's modules and data, and takes trials from here on."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """A worker has taken a trial.
+
+    Attributes:
+        number: The trial.
+        spent_s: Seconds that its earlier attempts took.
+    """
+
+    number: int
+    spent_s: float = 0.0
+
+
+@dataclass(frozen=True)
+class EpochsEnded:
+    """A trial has finished epochs.
+
+    Attributes:
+        number: The trial.
+        first: The first of these epochs, counted from 1.
+        values: The study's metric after each of them, None where there was no validation.
+        max_epochs: Epochs of a run to the end.
+        predicted: The final loss predicted after the last of them, None where nothing predicts one.
+        resumed: They were finished by an earlier attempt, from which this one resumes.
+    """
+
+    number: int
+    first: int
+    values: tuple[float | None, ...]
+    max_epochs: int
+    predicted: float | None = None
+    resumed: bool = False
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A worker can't continue, for a reason that is not one trial's.
+
+    Attributes:
+        message: The reason.
+        final: It is the same for every worker that starts here, so the run ends.
+    """
+
+    message: str
+    final: bool = False
+
+
+@dataclass(frozen=True)
+class Leaving:
+    """A worker is about to end.
+
+    Attributes:
+        within_s: Seconds that this may take.
+    """
+
+    within_s: float = 30.0
+
+
+@dataclass(frozen=True)
+class Stop:
+    """To a worker: end trial ``number`` with a verdict; without one, requeue what runs and leave."""
+
+    number: int = -1
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Something that a person should read.
+
+    Attributes:
+        text: One line.
+    """
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Tick:
+    """Time has passed: a listener that shows it can draw it again."""
+
+
+Message = Ready | Started | EpochsEnded | TrialReport | Failed | Leaving
+
+#: The monotonic clock when the worker last finished a batch, or took a trial.
+BEAT: Final = 0
+#: 1 when it has finished an epoch of its trial, else 0.
+ADVANCED: Final = 1
+#: Process id of its trial process; 0 while it has none.
+PROCESS: Final = 2
+#: Numbers in a pulse.
+PULSE_LENGTH: Final = 3
+
+
+class Pulse(Protocol):
+    """Numbers in memory shared with the supervisor, at the places ``BEAT``, ``ADVANCED`` and ``PROCESS``."""
+
+    def __getitem__(self, place: int) -> float: ...
+
+    def __setitem__(self, place: int, value: float) -> None: ...
+
+
+def send(channel: Connection[Message, Stop], message: Message) -> None:
+    """Send a message to the supervisor; where that is gone, log it."""
+    try:
+        channel.send(message)
+    except OSError:
+        logger.warning("the supervisor is gone; it did not receive %r", message)

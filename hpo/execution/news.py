@@ -1,0 +1,71 @@
+"""What a worker tells its supervisor about the epochs of a trial."""
+
+from __future__ import annotations
+
+import select
+from multiprocessing.connection import Connection
+from typing import Final
+
+from hpo.execution.messages import EpochsEnded, Message, Stop, send
+from trainer.state import TrainState
+
+#: Seconds between two messages about epochs at least.
+_PAUSE: Final = 0.25
+#: Epochs in one of them at most: with few it fits into any channel that has room at all.
+_LENGTH: Final = 100
+
+
+class News:
+    """Tells the supervisor which epochs a trial has finished.
+
+    Training never waits for that. What can't be said at once, because the channel is full or has just been used,
+    is said with a later batch, and the rest when the trial has ended.
+
+    Args:
+        channel: To the supervisor.
+        number: The trial.
+        metric: The metric to tell.
+    """
+
+    def __init__(self, channel: Connection[Message, Stop], number: int, metric: str) -> None:
+        self._channel = channel
+        self._number = number
+        self._metric = metric
+        self._state: TrainState | None = None
+        self._resumed = 0
+        self._told = 0
+        self._next = 0.0
+
+    def follow(self, state: TrainState, now: float) -> None:
+        """Tell what there is to tell, if that can be done without waiting; at the first call, what was resumed."""
+        if self._state is None:
+            self._state, self._resumed = state, len(state.history)
+        if self._told < len(state.history) and now >= self._next:
+            self._next = now + _PAUSE
+            while self._told < len(state.history) and _has_room(self._channel):
+                self._say(state)
+
+    def finish(self) -> None:
+        """Tell the rest: training is over."""
+        while self._state is not None and self._told < len(self._state.history):
+            self._say(self._state)
+
+    def _say(self, state: TrainState) -> None:
+        resumed = self._told < self._resumed
+        end = self._resumed if resumed else len(state.history)
+        said = state.history[self._told : min(end, self._told + _LENGTH)]
+        values = tuple(_number(metrics.get(self._metric)) for metrics in said)
+        predicted = _number(said[-1].get("predicted_final_loss"))
+        first, self._told = self._told + 1, self._told + len(said)
+        send(self._channel, EpochsEnded(self._number, first, values, state.max_epochs, predicted, resumed))
+
+
+def _number(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _has_room(channel: Connection[Message, Stop]) -> bool:
+    """Whether a short message can be sent without waiting for its reader."""
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLOUT)
+    return poll.poll(0) == [(channel.fileno(), select.POLLOUT)]

@@ -1,0 +1,288 @@
+"""The supervisor: starts workers, hears them, holds them to their limits, and passes on requests to stop."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from enum import Enum
+from multiprocessing import connection
+from multiprocessing.context import ForkServerContext
+from typing import Any, Final
+
+from hpo.errors import StudyError
+from hpo.execution.failures import Failures
+from hpo.execution.launchers.local import Child
+from hpo.execution.limits import Limits, oom_kills
+from hpo.execution.messages import PULSE_LENGTH, Leaving, Message, Notice, Ready, Stop, Tick, WorkerOrder
+from hpo.execution.upkeep import Upkeep
+from hpo.execution.worker import work
+from hpo.storage.outage import DatabaseError
+from hpo.storage.recovery import Settled
+from hpo.study.open_study import OpenStudy
+from hpo.trial.resources import Slot
+from hpo.trial.run import TrialReport
+
+#: Seconds between two looks at limits.
+_TICK: Final = 1.0
+#: Seconds that a worker has to put down a trial that broke a limit.
+_GRACE: Final = 30.0
+_HANG_UP: Final = b"h"
+_SIGNALS: Final = {signal.SIGINT: b"!", signal.SIGTERM: b"!", signal.SIGHUP: _HANG_UP}
+
+
+#: Called with who says it and what is said, and with a `Tick` every second.
+Reporter = Callable[[str, "Message | Settled | Notice | Tick"], None]
+
+
+class Ending(Enum):
+    """Why the supervisor's run ended."""
+
+    DONE = "done"
+    TIMEOUT = "timeout"
+    GOAL = "goal"
+    INTERRUPTED = "interrupted"
+
+
+class Supervisor:
+    """Runs a study with workers of its own until all its trials have come to their end.
+
+    Args:
+        opened: The study; this process owns no trial.
+        slots: A device and threads for each worker.
+        context: From `hpo.execution.launchers.forkserver.start_fork_server`.
+        report: Called with a worker's label and each message of its; an OSError of it means that nobody reads
+            any more, which is a request to stop.
+        timeout: Seconds until workers are asked to put their trials down; None for no limit.
+        grace: Seconds that a worker has to put down a trial that broke a limit, or whose database is gone, before
+            it is killed.
+    """
+
+    def __init__(
+        self,
+        opened: OpenStudy,
+        slots: Sequence[Slot],
+        context: ForkServerContext,
+        report: Reporter,
+        timeout: float | None = None,
+        grace: float = _GRACE,
+    ) -> None:
+        self._opened = opened
+        self._slots = list(slots)
+        self._context = context
+        self._reporter = report
+        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._grace = grace
+        self._limits = Limits.of(opened.spec.study)
+        self._upkeep = Upkeep(opened, self._tell)
+        self._failures = Failures(opened, len(self._slots))
+        self._children: list[Child] = []
+        self._ending = Ending.DONE
+        self._asked = 0
+        self._ended_one = False
+        self._next_tick = 0.0
+        self._failed: DatabaseError | None = None
+        self._kill_at = math.inf
+        self._wake, self._waker = socket.socketpair()
+
+    def run(self) -> Ending:
+        """Work until every trial has ended, the time is over, or a signal comes.
+
+        Trials that run elsewhere are waited for: should their worker die, they go on here.
+
+        Raises:
+            DatabaseError: The database fails for good. Workers have been asked to checkpoint and to leave before.
+            StudyError: The study can't go on: its trials fail alike from the start, or workers keep dying.
+        """
+        with self._handled_signals():
+            try:
+                for note in self._opened.notes:
+                    self._tell("", Notice(note))
+                self._stop_at_goal()
+                self._refill()
+                while self._children or (self._ending is Ending.DONE and self._upkeep.is_more_to_come()):
+                    try:
+                        self._wait()
+                    except DatabaseError as error:
+                        self._give_up(error)
+            finally:
+                self._kill_all()
+        if self._failed is not None:
+            raise self._failed
+        return self._ending
+
+    def _refill(self) -> None:
+        """Start workers where there is room for them and something to do."""
+        taken = [child.label for child in self._children]
+        free = [(f"worker-{n}", slot) for n, slot in enumerate(self._slots, 1) if f"worker-{n}" not in taken]
+        if self._ending is Ending.DONE and free:
+            for label, slot in free[: self._upkeep.claimable()]:
+                self._start(label, slot)
+
+    def _start(self, label: str, slot: Slot) -> None:
+        ours, theirs = self._context.Pipe()
+        log = self._opened.spec.output_dir / "logs" / f"{socket.gethostname()}-{label}.log"
+        order = WorkerOrder(self._opened.spec, label, slot, log)
+        pulse = self._context.RawArray("d", PULSE_LENGTH)
+        # Not a daemon: those may not have DataLoader workers.
+        process = self._context.Process(target=work, args=(order, theirs, pulse), name=label, daemon=False)
+        struck = oom_kills()
+        try:
+            process.start()
+        except (OSError, EOFError) as error:  # no processes left, or the fork server is gone
+            raise StudyError(
+                f"a worker can't be started: {error or type(error).__name__}\n"
+                "  fix: see how many processes you may have (`ulimit -u`); then the same command goes on"
+            ) from error
+        theirs.close()
+        self._children.append(Child(label, slot, process, ours, pulse, struck))
+
+    # ---- what happens
+
+    def _wait(self) -> None:
+        """Wait for the next thing to happen, and deal with all that has."""
+        sources: list[Any] = [self._wake, *(child.channel for child in self._children)]
+        sources += [child.process.sentinel for child in self._children]
+        now = time.monotonic()
+        until = self._next_tick if self._deadline is None else min(self._next_tick, self._deadline)
+        ready = connection.wait(sources, max(0.0, until - now))
+        if self._wake in ready:
+            self._on_signal(self._wake.recv(64))
+        for child in list(self._children):
+            if child.channel in ready:
+                self._hear(child)
+        self._reap()
+        if self._ended_one:
+            self._stop_at_goal()
+        if time.monotonic() >= self._next_tick:
+            self._tick()
+
+    def _tick(self) -> None:
+        """Look after what nobody tells: limits, the deadline, workers elsewhere."""
+        now = time.monotonic()
+        self._next_tick = now + _TICK
+        if self._deadline is not None and now >= self._deadline:
+            self._deadline = None
+            self._ask_to_stop(Ending.TIMEOUT)
+        if now >= self._kill_at:
+            self._kill_all()
+        for child in list(self._children):
+            self._hear(child)  # what it has just ended breaks no limit any more
+            if self._upkeep.away:
+                child.excuse(now)
+            if child.hold_to(self._limits, self._grace, now):
+                child.process.join()
+        self._reap()
+        self._opened.storage.check()
+        # The end of a trial's process is known to its worker first, and here when that one has ended too.
+        self._upkeep.look(now, [child.trial_pid for child in self._children])
+        self._stop_at_goal()
+        self._refill()
+        self._tell("", Tick())
+
+    def _hear(self, child: Child) -> None:
+        for message in child.messages():
+            if isinstance(message, Ready | Leaving):
+                continue
+            self._tell(child.label, message)
+            if self._failed is None:
+                self._failures.hear(message)
+            self._ended_one |= isinstance(message, TrialReport) and message.outcome is not None
+
+    def _reap(self) -> None:
+        """Settle what children held that have ended, and replace them."""
+        ended = [child for child in self._children if child.process.exitcode is not None]
+        for child in ended:
+            self._hear(child)
+            self._children.remove(child)
+            verdict = child.bury()
+            if verdict is None:
+                continue
+            settled = self._upkeep.settle(child.label, child.trial_pid, verdict)
+            self._failures.settled(settled)
+            # One that got on with its trial before it was taken from us (a machine that is lent) is no fault.
+            if self._ending is Ending.DONE and not child.advanced:
+                self._failures.died(verdict)
+        if ended:
+            self._refill()
+
+    def _tell(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+        try:
+            self._reporter(label, message)
+        except OSError:  # the terminal has been closed, or what read our output has ended
+            self._reporter = lambda *_: None
+            self._interrupt()
+
+    # ---- stopping
+
+    def _stop_at_goal(self) -> None:
+        """Stop where the study has reached what it is after; trials that run are put down and could go on."""
+        self._ended_one = False
+        if self._ending is Ending.DONE and (reached := self._upkeep.goal_reached()) is not None:
+            self._tell("", Notice(reached))
+            self._ask_to_stop(Ending.GOAL)
+
+    def _give_up(self, error: DatabaseError) -> None:
+        """Let workers write checkpoints of what can't be stored any more; then the error ends the run."""
+        if self._failed is None:
+            self._failed, self._kill_at = error, time.monotonic() + self._grace
+            self._tell("", Notice(f"stopping: {str(error).partition(chr(10))[0]}"))
+            self._ask_to_stop(Ending.INTERRUPTED)
+
+    def _ask_to_stop(self, ending: Ending) -> None:
+        self._ending = ending
+        for child in self._children:
+            child.tell(Stop())
+
+    def _on_signal(self, received: bytes) -> None:
+        # A terminal that closes may send its hang-up twice; that is no second request.
+        self._asked += len(received) - received.count(_HANG_UP)
+        if self._asked > 1:
+            self._ending = Ending.INTERRUPTED
+            self._kill_all()
+        else:
+            self._interrupt()
+
+    def _wake_up(self, number: int, _: object) -> None:
+        self._waker.send(_SIGNALS[signal.Signals(number)])
+
+    def _interrupt(self) -> None:
+        if self._ending is not Ending.INTERRUPTED:
+            self._ask_to_stop(Ending.INTERRUPTED)
+            self._tell("", Notice("stopping: each worker finishes its batch and checkpoints; once more: at once"))
+
+    def _kill_all(self) -> None:
+        """End every worker left, with its children, and give their trials back."""
+        children, self._children = self._children, []
+        for child in children:
+            child.kill()
+        for child in children:
+            child.process.join()
+            for message in child.messages():
+                self._tell(child.label, message)
+            verdict = child.bury()
+            with contextlib.suppress(DatabaseError):  # a full disk; the others are to be buried all the same
+                if verdict is not None:
+                    self._upkeep.settle(child.label, child.trial_pid, verdict)
+
+    @contextlib.contextmanager
+    def _handled_signals(self) -> Iterator[None]:
+        """Turn signals into bytes on a socket for the time of the run; handlers exist in the main thread only.
+
+        One that is ignored stays so: `nohup` asks for that.
+        """
+        heard: list[signal.Signals] = []
+        if threading.current_thread() is threading.main_thread():
+            heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
+        kept = {number: signal.signal(number, self._wake_up) for number in heard}
+        try:
+            yield
+        finally:
+            for number, handler in kept.items():
+                signal.signal(number, handler)
+            self._wake.close()
+            self._waker.close()

@@ -1,0 +1,185 @@
+"""A trial's own process: it takes one trial, trains it, stores what became of it, and ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+import traceback
+from dataclasses import dataclass
+from enum import Enum
+from multiprocessing.connection import Connection
+from typing import Any, Final
+
+import optuna
+import torch
+
+from hpo.errors import BudgetExhaustedError, HpoError, LeaseLostError, OtherCodeError
+from hpo.execution.messages import (
+    ADVANCED,
+    BEAT,
+    PROCESS,
+    Failed,
+    Message,
+    Pulse,
+    Started,
+    Stop,
+    WorkerOrder,
+    send,
+)
+from hpo.execution.news import News
+from hpo.storage.ledger import Heartbeat
+from hpo.storage.recovery import RETRIED_ATTR
+from hpo.study.open_study import OpenStudy
+from hpo.trial.builder import Builder
+from hpo.trial.run import TrialRun
+from hpo.trial.stopping import StopRequest
+from trainer.error_text import error_text
+from trainer.state import TrainState
+
+#: Signs of life in the time after which a silent worker counts as dead.
+_BEATS: Final = 6
+#: Seconds between two of them at most.
+_SLOWEST_BEAT: Final = 10.0
+
+
+class Ended(Enum):
+    """Why a trial process ends."""
+
+    TRIAL = "it has dealt with a trial"
+    NOTHING = "there is no trial left to take"
+    ASKED = "it was asked to leave"
+    FAILED = "it can't continue, and has told the supervisor why"
+
+
+@dataclass
+class TrialProcess:
+    """Takes one trial.
+
+    Attributes:
+        order: The worker's.
+        opened: The study, with no connection open.
+        builder: Builds the trainer; it may have the data.
+        channel: To the supervisor; only written to.
+        orders: Requests to stop come from here; its end counts as being asked to leave.
+        pulse: Shows that the trial advances.
+    """
+
+    order: WorkerOrder
+    opened: OpenStudy
+    builder: Builder
+    channel: Connection[Message, Stop]
+    orders: Connection[Any, Stop]
+    pulse: Pulse
+    _news: News | None = None
+    _from_epoch: int | None = None
+
+    def run(self) -> Ended:
+        """Take a trial, and train it to its end or to a request to stop."""
+        self.pulse[PROCESS] = os.getpid()
+        request = StopRequest()
+        signal.signal(signal.SIGTERM, lambda *_: request.leave())
+        threading.Thread(target=_listen, args=(self.orders, request), daemon=True).start()
+        torch.set_num_threads(self.order.slot.threads)
+        storage = self.opened.storage
+        # Whoever trains holds the lease.
+        assert storage.owner is not None
+        storage.owner = storage.owner.in_this_process()
+        interval = min(_SLOWEST_BEAT, self.order.spec.study.lost_after / _BEATS)
+        try:
+            # A lease is lost already where the process was stopped for long inside the asking.
+            with (
+                Heartbeat(storage.beat, interval=interval, on_lost=request.lose, on_gone=request.leave),
+                contextlib.suppress(LeaseLostError),
+            ):
+                trial = None if request.leaving else _ask(self.opened)
+                if trial is not None:
+                    self._train(trial, request)
+                elif not request.leaving:
+                    return Ended.NOTHING
+        except Exception as error:  # noqa: BLE001 - the supervisor is told, whatever it is
+            traceback.print_exc()
+            fail(self.channel, error)
+            return Ended.FAILED
+        finally:
+            storage.close()
+        return Ended.ASKED if request.leaving else Ended.TRIAL
+
+    def _train(self, trial: optuna.Trial, request: StopRequest) -> None:
+        news = self._news = News(self.channel, trial.number, self.order.spec.study.metric)
+        self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
+        send(self.channel, Started(trial.number, self._spent(trial)))
+        device = torch.device(self.order.slot.device)
+        report = TrialRun(self.opened, trial, self.builder, device, request, self._beat).run()
+        news.finish()
+        send(self.channel, report)
+
+    def _beat(self, state: TrainState) -> None:
+        now = self.pulse[BEAT] = time.monotonic()
+        if self._from_epoch is None:
+            self._from_epoch = state.epoch
+        elif state.epoch > self._from_epoch:
+            self.pulse[ADVANCED] = 1.0
+        if self._news is not None:
+            self._news.follow(state, now)
+
+    def _spent(self, trial: optuna.Trial) -> float:
+        if self.order.spec.study.trial_timeout is None:
+            return 0.0
+        earlier = self.opened.storage.attempts_of_trial(trial._trial_id)[:-1]  # noqa: SLF001 - no public name
+        after = trial.user_attrs.get(RETRIED_ATTR, 0)
+        return sum(attempt.seconds for attempt in earlier if attempt.attempt > after)
+
+
+def fail(channel: Connection[Message, Stop], error: Exception) -> None:
+    """Tell the supervisor what keeps a worker from its work."""
+    text = str(error) if isinstance(error, HpoError) else error_text(error)
+    send(channel, Failed(text, final=isinstance(error, OtherCodeError)))
+
+
+def _ask(opened: OpenStudy) -> optuna.Trial | None:
+    """The next trial to work on, a waiting one first; None when all are claimed.
+
+    Raises:
+        OtherCodeError: Other code than this worker's has been accepted for the study.
+    """
+    opened.refuse_other_code()
+    try:
+        return opened.study.ask()
+    except BudgetExhaustedError:
+        return None
+
+
+def _listen(orders: Connection[Any, Stop], request: StopRequest) -> None:
+    # When whoever gives orders is gone, that is a request to leave as well.
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            stop = orders.recv()
+            if stop.verdict is None:
+                request.leave()
+            else:
+                request.end(stop.number, stop.verdict)
+    request.leave()
+
+
+def end_forks_at_sigterm() -> None:
+    """What a study's code forks, while it loads or trains, is to end at a SIGTERM, as its pools expect.
+
+    It does so from its first instant: a signal that came between the fork and the change of the handler would be
+    lost, and the pool wait for ever, so the signal is blocked until then.
+    """
+    held = threading.local()
+
+    def hold() -> None:
+        held.before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+
+    def release() -> None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held.before)
+
+    def release_in_child() -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        release()
+
+    os.register_at_fork(before=hold, after_in_parent=release, after_in_child=release_in_child)

@@ -1,0 +1,143 @@
+"""What a supervisor does in the storage beside its workers: taking trials back, counting, keeping to the quota."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection
+from typing import Final, TypeVar
+
+from optuna.trial import TrialState
+
+from hpo.errors import StudyError
+from hpo.execution.messages import Notice
+from hpo.storage.outage import DatabaseAwayError
+from hpo.storage.recovery import Settled, Sightings, Verdict, settle_process
+from hpo.study.goals import goal_reached
+from hpo.study.open_study import OpenStudy
+from hpo.study.retention import enforce_quota
+from hpo.study.status import own_trials
+
+#: Seconds between two looks at most.
+_LOOK: Final = 10.0
+#: The quota's walk through the folders takes no more than one part in so many of the time.
+_QUOTA_SHARE: Final = 10
+#: Looks in the time after which a silent worker elsewhere counts as dead.
+_LOOKS: Final = 6
+
+T = TypeVar("T")
+
+
+class Upkeep:
+    """Chores on the study's storage. A database that is away puts them off; nothing is forgotten.
+
+    Args:
+        opened: The study; this process owns no trial.
+        tell: Called with a worker's label (or an empty text) and what a person should know.
+    """
+
+    def __init__(self, opened: OpenStudy, tell: Callable[[str, Settled | Notice], None]) -> None:
+        self._opened = opened
+        self._tell = tell
+        self._interval = min(_LOOK, opened.spec.study.lost_after / _LOOKS)
+        self._next_look = self._next_quota = 0.0
+        self._over_quota = False
+        self._unsettled: list[tuple[str, int, Verdict]] = []
+        self._away = False
+        self._sightings = Sightings()
+        self._waiting_for = 0
+
+    @property
+    def away(self) -> bool:
+        """Whether the database was away when it was last asked for something."""
+        return self._away
+
+    def settle(self, label: str, pid: int, verdict: Verdict) -> list[Settled]:
+        """Give back, or end, what a dead worker held, as soon as the database is there; what was done now."""
+        self._unsettled.append((label, pid, verdict))
+        return self._try(self._settle_all) or []
+
+    def look(self, now: float, ours: Collection[int] = ()) -> None:
+        """Take trials back whose workers elsewhere are dead, if it is time to look again.
+
+        Args:
+            now: The monotonic clock.
+            ours: Processes that hold trials for this supervisor's workers; their ends come to `settle`.
+        """
+        if now < self._next_look:
+            return
+        self._next_look = now + self._interval
+        if self._unsettled:
+            self._try(self._settle_all)
+        for settled in self._try(lambda: self._opened.requeue_dead(self._sightings, ours)) or ():
+            self._tell("", settled)
+        if now >= self._next_quota:
+            self._try(self._keep_to_quota)
+            self._next_quota = now + _QUOTA_SHARE * (time.monotonic() - now)
+
+    def claimable(self) -> int:
+        """How many trials a worker could take now; 0 as long as nobody can tell."""
+        return self._try(self._opened.claimable) or 0
+
+    def goal_reached(self) -> str | None:
+        """Why the study is done before its trials are used up; None if it is not, or nobody can tell for now."""
+        study = self._opened.spec.study
+        if study.target_value is None and study.stop_after_no_improvement is None:
+            return None
+        return self._try(lambda: goal_reached(study, own_trials(self._opened)))
+
+    def is_more_to_come(self) -> bool:
+        """Whether trials run elsewhere, or can't be counted for now: they may have to go on here."""
+        if self._unsettled:
+            return True
+        running = self._try(lambda: self._opened.count(TrialState.RUNNING))
+        if running and running != self._waiting_for:
+            self._tell("", Notice(f"waiting for {running} trials that run elsewhere"))
+            self._waiting_for = running
+        return running is None or running > 0 or self.claimable() > 0
+
+    def _keep_to_quota(self) -> None:
+        try:
+            report = enforce_quota(self._opened)
+        except DatabaseAwayError:
+            raise
+        except StudyError as error:  # a file that can't be removed
+            said, over = str(error), True
+        else:
+            said, over = str(report or ""), report is not None and report.exceeded
+        if said and not (over and self._over_quota):
+            self._tell("", Notice(said))
+        self._over_quota = over
+
+    def _settle_all(self) -> list[Settled]:
+        study = self._opened.spec.study
+        done: list[Settled] = []
+        while self._unsettled:
+            label, pid, verdict = self._unsettled[0]
+            settled = settle_process(
+                self._opened.storage,
+                self._opened.study_id,
+                pid,
+                verdict,
+                max_retries=study.max_retries,
+                stop_note=self._opened.stop_note,
+            )
+            self._unsettled.pop(0)
+            for each in settled:
+                self._tell(label, each)
+            done += settled
+        return done
+
+    def _try(self, chore: Callable[[], T]) -> T | None:
+        try:
+            # Without patience: a supervisor that waited would be deaf to signals and to its workers.
+            with self._opened.storage.patience.whole():
+                result = chore()
+        except DatabaseAwayError as error:
+            if not self._away:
+                self._tell("", Notice(f"the database is away, and waited for: {error.problem}"))
+            self._away = True
+            return None
+        if self._away:
+            self._tell("", Notice("the database is back"))
+        self._away = False
+        return result

@@ -1,0 +1,73 @@
+"""Warming a worker up: what all trials share is loaded once, in a process that each trial is forked from."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import stat
+import threading
+import traceback
+from pathlib import Path
+from typing import Final
+
+import torch
+
+from hpo.config.spec import StudySpec
+from hpo.trial.builder import Builder
+from hpo.trial.forks import only_in
+
+_FDS: Final = Path("/proc/self/fd")
+_TASKS: Final = Path("/proc/self/task")
+
+
+def warm_up(spec: StudySpec) -> tuple[Builder, bool]:
+    """Import the study's modules and load its data, where every trial has the same.
+
+    What fails here fails again in each trial, whose error it is.
+
+    Returns:
+        A builder that has the data, and whether the process can be forked for the trials. It can't where the
+        study's code has left threads, an accelerator's context or open files: a fork has no threads but its own,
+        can't use the context, and shares the position in each file.
+    """
+    # So that torch.cuda.is_available(), which many modules ask at import, does not start CUDA.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
+    builder = Builder(spec)
+    torch.set_num_threads(1)
+    before = _open_files()
+    try:
+        with only_in(os.getpid()):
+            builder.import_targets()
+            if spec.is_fixed("data"):
+                builder.data(spec.resolve())
+    except BaseException:  # noqa: BLE001 - the study's code may raise anything, and raises it in the trial again
+        traceback.print_exc()
+    gc.collect()
+    gc.freeze()  # a collection in a trial would touch, and so copy, every shared page
+    return builder, _open_files() == before and is_forkable()
+
+
+def is_forkable() -> bool:
+    """Whether this process runs one thread and has started no accelerator."""
+    if torch.cuda.is_initialized() or torch.xpu.is_initialized():  # type: ignore[no-untyped-call]
+        return False
+    # Libraries that know about forks (OpenBLAS) end their threads before one, and start them again when needed.
+    child = os.fork()
+    if not child:
+        os._exit(0)
+    os.waitpid(child, 0)
+    try:
+        return len(list(_TASKS.iterdir())) == 1
+    except OSError:  # only Linux lists the threads of libraries
+        return threading.active_count() == 1
+
+
+def _open_files() -> set[tuple[str, int]]:
+    """Regular files that this process has open, with their descriptors; empty where the system does not tell."""
+    found = set()
+    for descriptor in _FDS.iterdir() if _FDS.is_dir() else ():
+        with contextlib.suppress(OSError):  # the listing's own
+            if stat.S_ISREG(descriptor.stat().st_mode):
+                found.add((str(descriptor.readlink()), int(descriptor.name)))
+    return found

@@ -1,0 +1,151 @@
+"""The card of an exported model: what it is, how it was measured, and code that loads it."""
+
+from __future__ import annotations
+
+import math
+import pprint
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from omegaconf import OmegaConf
+from torch import nn
+
+from hpo.config.code import code_identity
+from hpo.config.spec import StudySpec
+from hpo.final.models import BestWeights
+from hpo.study.environment import environment
+from hpo.study.open_study import OpenStudy
+from hpo.study.status import own_trials
+
+_EXPORTED: Final = """import torch
+
+model = torch.export.load("{file}").module()  # in eval mode; the batch may have any size
+"""
+_WEIGHTS: Final = """from pathlib import Path
+
+{imported}
+
+from hpo.config.targets import TargetResolver, instantiate
+
+# The model's code lies in the study's folder.
+config = {config}
+model = instantiate(TargetResolver(Path({folder!r})), config)
+{loaded}
+model.eval()
+"""
+_CAVEAT: Final = """Of epoch {epoch}. The `val_` metrics chose this epoch, and this trial if it is the study's
+best, so they flatter it: `hpo train --trial {trial} --seeds 5` says what to expect."""
+_LOADERS: Final[Mapping[str, tuple[str, str]]] = {
+    ".safetensors": ("from safetensors.torch import load_model", 'load_model(model, "{file}")'),
+    ".pt": ("import torch", 'model.load_state_dict(torch.load("{file}", weights_only=True))'),
+}
+
+
+def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Path, command: str) -> str:
+    """The card as Markdown.
+
+    Args:
+        opened: The study.
+        found: The exported weights.
+        model: The model.
+        path: Where it is exported to.
+        command: What it was made by.
+    """
+    spec = opened.spec
+    ended = sum(trial.state.is_finished() for trial in own_trials(opened))
+    total = sum(parameter.numel() for parameter in model.parameters())
+    trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+    facts = {
+        "Study": f"{spec.study.name} ({spec.path})",
+        "Trial": f"{found.trial}, of {ended} that have ended",
+        "Seed": found.seed,
+        "Epoch": f"{found.epoch}, its best by {spec.study.metric} ({spec.study.direction})",
+        "Code": _code(found, spec),
+        "Model": f"`{found.config['model']['_target_']}`",
+        "Parameters": f"{total:,}" if trained == total else f"{total:,}, {trained:,} of them trained",
+        "Data": f"`{_call(found.config['data'])}`",
+        "Licence": "not stated",
+    }
+    code = code_to_load(found.config["model"], spec.folder, path)
+    config = OmegaConf.to_yaml(OmegaConf.create({**_shareable(found.config), "seed": found.seed}))
+    parts = (
+        f"# {spec.study.name}: {path.name}",
+        _table(("", ""), facts.items()),
+        "## Metrics",
+        _table(("metric", "value"), ((name, _number(value)) for name, value in found.metrics.items())),
+        _CAVEAT.format(epoch=found.epoch, trial=found.trial),
+        "## Parameters found",
+        _table(("parameter", "value"), ((f"`{name}`", value) for name, value in found.params.items())),
+        "## Load it",
+        f"In the folder of this file:\n\n```python\n{code}```",
+        "## Whole configuration",
+        f"```yaml\n{config}```",
+        "## Environment",
+        "Where it was exported.",
+        _table(("", ""), _flat(environment(spec.folder))),
+        "## Made by",
+        f"```\n{command}\n```",
+    )
+    return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
+
+
+def code_to_load(config: Mapping[str, Any], folder: Path, path: Path) -> str:
+    """Python that makes ``model`` of an exported file, run in that file's folder.
+
+    Args:
+        config: The `model` section.
+        folder: The study's folder.
+        path: The file.
+    """
+    if path.suffix not in _LOADERS:
+        return _EXPORTED.format(file=path.name)
+    imported, loaded = _LOADERS[path.suffix]
+    return _WEIGHTS.format(
+        imported=imported,
+        config=pprint.pformat(dict(config), sort_dicts=False, width=100),
+        folder=str(folder),
+        loaded=loaded.format(file=path.name),
+    )
+
+
+def _shareable(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config without the notifier, whose address may be all that is needed to write to somebody."""
+    named = {name: node for name, node in config["callbacks"].items() if name != "notifier"}
+    return {**config, "callbacks": named}
+
+
+def _code(found: BestWeights, spec: StudySpec) -> str:
+    """The code that the trial ran under, and whether it is the one that the model was exported with."""
+    told = " → ".join(f"`{code}`" for code in found.codes) or "not known"
+    if len(found.codes) > 1:
+        told += ": the trial ran under more than one code"
+    here = code_identity(spec).hash
+    return told if found.codes and found.codes[-1] == here else f"{told}; exported with the code `{here}`"
+
+
+def _call(node: Mapping[str, Any]) -> str:
+    arguments = ", ".join(f"{name}={value!r}" for name, value in node.items() if name != "_target_")
+    return f"{node['_target_']}({arguments})"
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}" if math.isfinite(value) else str(value)
+
+
+def _flat(facts: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
+    """Name and value, without what is not known; of a mapping in it one for each entry."""
+    for name, fact in facts.items():
+        if isinstance(fact, Mapping):
+            yield from ((f"{name} {inner}", value) for inner, value in fact.items())
+        elif fact not in (None, []):
+            yield name, ", ".join(map(str, fact)) if isinstance(fact, list) else fact
+
+
+def _table(header: tuple[str, str], rows: Iterable[tuple[str, Any]]) -> str:
+    lines = [f"| {name} | {_cell(value)} |" for name, value in rows]
+    return "\n".join((f"| {header[0]} | {header[1]} |", "|---|---|", *lines))
+
+
+def _cell(value: Any) -> str:
+    return str(value).replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,180 @@
+"""Models of a study with their trained weights: which trial, which checkpoint, and the module itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from optuna.trial import FrozenTrial
+from torch import nn
+
+from hpo.config.code import code_identity
+from hpo.config.spec import StudySpec
+from hpo.config.targets import instantiate
+from hpo.errors import StudyError
+from hpo.study.code_record import trial_codes
+from hpo.study.folders import attempt_folders
+from hpo.study.open_study import OpenStudy, load_study
+from hpo.study.outcome import BEST_ATTR
+from hpo.study.status import best_trial, no_best, own_trials
+from hpo.trial.builder import Builder
+from hpo.trial.run import SAME_AS_ATTR
+from trainer.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
+from trainer.random_state import rng_state, seed_all, set_rng_state
+from trainer.state import Mode, best_epoch
+
+
+@dataclass(frozen=True)
+class BestWeights:
+    """What a trial's best epoch has left.
+
+    Attributes:
+        trial: The trial's number.
+        seed: Seed of its training.
+        params: Its parameters.
+        config: Its whole config, see `hpo.config.spec.StudySpec.resolve`.
+        epoch: The best epoch, counted from 1.
+        metrics: The metrics of that epoch.
+        weights: The model's state dict, on the CPU.
+        codes: Hashes of the code that the trial ran under, the latest last.
+    """
+
+    trial: int
+    seed: int
+    params: Mapping[str, Any]
+    config: Mapping[str, Any]
+    epoch: int
+    metrics: Mapping[str, float]
+    weights: Mapping[str, Any]
+    codes: Sequence[str] = ()
+
+    def code_warning(self, spec: StudySpec) -> str:
+        """What a person should know where the code here is not the trial's; empty where it is."""
+        here = code_identity(spec).hash
+        if not self.codes or self.codes[-1] == here:
+            return ""
+        told = f"trial {self.trial} ran under the code {self.codes[-1]}, and the code here is {here}"
+        return f"{told}: its weights may make another model here than the one that was measured"
+
+
+def load_model(
+    spec: StudySpec,
+    trial: str = "best",
+    *,
+    device: str | torch.device = "cpu",
+    warn: Callable[[str], None] | None = None,
+) -> nn.Module:
+    """The model of a trial with the weights of its best epoch, in eval mode.
+
+    Args:
+        spec: The study file.
+        trial: ``best`` or a trial's number.
+        device: Where the model is to be.
+        warn: Called with what is to be said where the trial ran under other code.
+
+    Raises:
+        StudyError: There is no such study or trial, the trial has no readable checkpoint, or its weights do not
+            fit the model of the study file.
+    """
+    opened = load_study(spec)
+    try:
+        found = best_weights(opened, trial)
+    finally:
+        opened.storage.close()
+    warning = found.code_warning(spec)
+    if warning and warn is not None:
+        warn(warning)
+    return model_with(spec, found, device=device)
+
+
+def best_weights(opened: OpenStudy, which: str) -> BestWeights:
+    """The best weights of a trial, from its checkpoints; see `load_model` for arguments and errors."""
+    trial = find_trial(opened, which)
+    checkpoint = best_checkpoint(opened, trial)
+    epoch = int(checkpoint["state"]["epoch"])
+    return BestWeights(
+        trial.number,
+        opened.trial_seed(_trained_as(trial)),
+        trial.params,
+        opened.spec.resolve(trial.params),
+        epoch,
+        checkpoint["state"]["history"][epoch - 1],
+        checkpoint["model"],
+        trial_codes(opened.storage, opened.study.get_trials(deepcopy=False)[_trained_as(trial)]),
+    )
+
+
+def model_with(spec: StudySpec, found: BestWeights, *, device: str | torch.device = "cpu") -> nn.Module:
+    """The model of these weights, in eval mode; see `load_model` for arguments and errors."""
+    kept = rng_state()
+    try:
+        seed_all(found.seed)  # what a model draws and does not save is drawn as it was for the training
+        model: nn.Module = instantiate(Builder(spec).resolver, found.config["model"])
+    finally:
+        set_rng_state(kept)
+    try:
+        model.load_state_dict(found.weights)
+    except RuntimeError as error:
+        raise StudyError(
+            f"the weights of trial {found.trial} do not fit {found.config['model']['_target_']}: {error}\n"
+            "  fix: bring the model's code and the study file back to what they were when the trial ran"
+        ) from error
+    return model.to(device).eval()
+
+
+def find_trial(opened: OpenStudy, which: str) -> FrozenTrial:
+    """The trial that ``best`` or a number means.
+
+    Raises:
+        StudyError: There is no such trial, several are best, or its parameters are not of this search space.
+    """
+    trial = _best(opened) if which == "best" else _numbered(opened, which)
+    # The storage is not trusted with import paths: only what the study file's own space allows is used.
+    if not opened.space.contains(trial.params):
+        raise StudyError(
+            f"the parameters of trial {trial.number} do not lie in the search space of the study file"
+        )
+    return trial
+
+
+def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
+    """The checkpoint of a trial's best epoch, on the CPU; the best so far of one that has not completed.
+
+    Raises:
+        StudyError: There is none that can be read.
+    """
+    folders = [folder / "checkpoints" for folder in attempt_folders(opened.spec, _trained_as(trial))]
+    epoch = (trial.user_attrs.get(BEST_ATTR) or {}).get("epoch")
+    if epoch is None:
+        newest = newest_checkpoint(folders)
+        mode: Mode = "min" if opened.spec.study.direction == "minimize" else "max"
+        epoch = newest and best_epoch(newest[1]["state"]["history"], opened.spec.study.metric, mode)
+    found = find_checkpoint(folders, epoch) if epoch else None
+    if found is None:
+        made = any(folder.is_dir() for folder in folders)
+        problem = "has no readable checkpoint of its best epoch"
+        if made and not list_checkpoints(folders):
+            problem = "has no checkpoints any more: `hpo clean` or study.disk_quota has removed them"
+        raise StudyError(f"trial {trial.number} {problem}\n  fix: train it anew with `--from-scratch`")
+    return found[1]
+
+
+def _trained_as(trial: FrozenTrial) -> int:
+    """The trial whose training gave this one its result: itself, or one of the same parameters before it."""
+    return int(trial.user_attrs.get(SAME_AS_ATTR, trial.number))
+
+
+def _best(opened: OpenStudy) -> FrozenTrial:
+    best = best_trial(opened)
+    if best is None:
+        raise no_best(opened, own_trials(opened))
+    return best
+
+
+def _numbered(opened: OpenStudy, which: str) -> FrozenTrial:
+    for trial in opened.study.get_trials(deepcopy=False):
+        if str(trial.number) == which:
+            return trial
+    raise StudyError(f"the study {opened.spec.study.name} has no trial {which}\n  fix: see `hpo trials`")

@@ -1,0 +1,152 @@
+"""One final training with one seed: found finished, gone on with, or done, in a folder of its own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hpo.config.code import code_identity
+from hpo.final.training import DivergedError, Start, final_config, train_at, write_json
+from hpo.study.folders import redirect_output
+from hpo.study.open_study import study_seed
+from hpo.trial.builder import Builder, RunPlace
+from trainer.checkpoint import list_checkpoints
+from trainer.state import DIVERGED
+
+
+@dataclass(frozen=True)
+class SeedRun:
+    """One training with one seed.
+
+    Attributes:
+        seed: The seed.
+        value: The study's metric at the best epoch; None where the training diverged, at whatever epoch.
+        best_epoch: That epoch; None where the training diverged.
+        epochs: Epochs trained; None where none of them had a finite value.
+        metrics: The best weights' metrics on validation and test data; none where the training diverged.
+        folder: Its files: weights, config, log, learning curve.
+        trained_before: Whether it was found finished.
+    """
+
+    seed: int
+    value: float | None
+    best_epoch: int | None
+    epochs: int | None
+    metrics: Mapping[str, float | None]
+    folder: str
+    trained_before: bool
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it has no value."""
+        return self.value is None
+
+
+@dataclass(frozen=True)
+class SeedTrainer:
+    """Trains starts with seeds of choice, each in ``final/<start>/seed-<seed>``.
+
+    Attributes:
+        builder: Builds trainers; the data is loaded once for all.
+        epochs: Passes over the data to train; None: as long as ``trainer`` says.
+        device: Where to train.
+    """
+
+    builder: Builder
+    epochs: int | None
+    device: torch.device
+
+    def run(self, start: Start, seed: int, label: str) -> SeedRun:
+        """The training of one seed, from scratch; its log goes to ``log.txt`` in its folder.
+
+        Args:
+            start: The parameters.
+            seed: The seed.
+            label: What the printed lines begin with.
+        """
+        start = replace(start, seed=seed, checkpoint=None)
+        subject = start.name.replace(" ", "-")
+        folder = self.builder.spec.output_dir / "final" / subject / f"seed-{seed}"
+        stamp = {"identity": self._identity(start)}
+        before = _finished(folder, stamp)
+        if before is None:
+            _open(folder, stamp)
+            begun = list_checkpoints([folder / "checkpoints"])
+            how = f"going on from epoch {begun[-1].epoch}" if begun else "training"
+            print(f"{label}: {how}, log in {folder / 'log.txt'}", flush=True)
+            self._train(start, RunPlace(folder, f"final-{subject}-seed-{seed}", start.params))
+        run = _seed_run(seed, folder, before or _read(folder / "metrics.json"), trained_before=before is not None)
+        print(f"{label}: {self._told(run)}", flush=True)
+        return run
+
+    def _train(self, start: Start, place: RunPlace) -> None:
+        try:
+            with redirect_output(place.folder / "log.txt"):
+                train_at(self.builder, start, place, epochs=self.epochs, device=self.device)
+        except DivergedError:
+            write_json(place.folder / "metrics.json", {"stopped": DIVERGED})
+        # What was worth keeping is in model.pt; a finished training is not gone on with.
+        shutil.rmtree(place.checkpoints, ignore_errors=True)
+
+    def _identity(self, start: Start) -> str:
+        """A hash of all that a training's result depends on, machine and packages aside."""
+        spec = self.builder.spec
+        parts = {
+            "config": final_config(spec, start, self.epochs),
+            "seed": start.seed,
+            "data_seed": study_seed(spec),
+            "goal": (spec.study.metric, spec.study.direction),
+            "code": dict(code_identity(spec).files),
+        }
+        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
+
+    def _told(self, run: SeedRun) -> str:
+        if run.value is None:
+            return "diverged"
+        told = f"{self.builder.spec.study.metric} {run.value:.5g}, best epoch {run.best_epoch} of {run.epochs}"
+        return f"{told}, trained before" if run.trained_before else told
+
+
+def _seed_run(seed: int, folder: Path, result: Mapping[str, Any], *, trained_before: bool) -> SeedRun:
+    # One that diverged after a good epoch counts as diverged too, as it does in the study.
+    diverged = result["stopped"] == DIVERGED
+    return SeedRun(
+        seed,
+        None if diverged else result["value"],
+        None if diverged else result["best_epoch"],
+        result.get("epochs"),
+        {} if diverged else result["metrics"],
+        str(folder),
+        trained_before,
+    )
+
+
+def _finished(folder: Path, stamp: Mapping[str, Any]) -> Any:
+    """What a training that has come to its end here wrote, if it is the one that is asked for."""
+    result = _read(folder / "metrics.json") if _read(folder / "run.json") == stamp else None
+    if result is None or not (result["stopped"] == DIVERGED or (folder / "model.pt").is_file()):
+        return None
+    return result
+
+
+def _open(folder: Path, stamp: Mapping[str, Any]) -> None:
+    """Make the folder of one training; what an earlier one of another config left there goes."""
+    if folder.exists() and _read(folder / "run.json") != stamp:
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "run.json", stamp)
+
+
+def _read(path: Path) -> Any:
+    """A JSON file of ours; None where it is not there, or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

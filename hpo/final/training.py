@@ -1,0 +1,288 @@
+"""Final training: on from a trial's best checkpoint, or anew with its parameters."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from omegaconf import OmegaConf
+from torch import nn
+
+from hpo.config.code import code_identity
+from hpo.config.spec import StudySpec
+from hpo.errors import InputError, StudyError
+from hpo.final.models import best_checkpoint, find_trial
+from hpo.study.code_record import trial_codes
+from hpo.study.open_study import OpenStudy, study_seed
+from hpo.study.outcome import finite
+from hpo.study.status import trial_value
+from hpo.trial.builder import Builder, RunPlace, make_scheduler
+from hpo.trial.run_length import NO_PROGRESS, Progress
+from trainer import Trainer
+from trainer.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
+from trainer.files import replacing
+from trainer.parts import bare_model
+from trainer.schedulers import needs_metric
+from trainer.state import best_epoch
+
+#: Entries of a parameter group that a scheduler moves; final training starts with them as configured.
+_SCHEDULED: Final = (
+    "lr",
+    "initial_lr",
+    "max_lr",
+    "min_lr",
+    "betas",
+    "momentum",
+    "base_momentum",
+    "max_momentum",
+)
+
+
+class DivergedError(StudyError):
+    """A training ended without an epoch with a finite value of the study's metric."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What final training starts from.
+
+    Attributes:
+        name: For people: ``trial 7`` or ``base config``.
+        trial: The trial's number; None for the base config.
+        seed: Seed of the training.
+        params: Parameters over the base config.
+        checkpoint: The best epoch's checkpoint to go on from; None to start anew.
+        value: The trial's value in the study, the best so far of one that has not completed; None for the base
+            config.
+        code: Hash of the code that the trial ran under, the latest one; None for the base config.
+    """
+
+    name: str
+    trial: int | None
+    seed: int
+    params: Mapping[str, Any]
+    checkpoint: dict[str, Any] | None
+    value: float | None = None
+    code: str | None = None
+
+    @property
+    def epoch(self) -> int:
+        """Epochs that are trained already."""
+        return 0 if self.checkpoint is None else int(self.checkpoint["state"]["epoch"])
+
+    @property
+    def progress(self) -> Progress:
+        """What is trained already."""
+        if self.checkpoint is None:
+            return NO_PROGRESS
+        state = self.checkpoint["state"]
+        return Progress(int(state["data_epoch"]), int(state["step"]), int(state["data_batch"]))
+
+
+def start_of_base(spec: StudySpec) -> Start:
+    """The study file as it is, without a trial."""
+    return Start("base config", None, study_seed(spec), {}, None)
+
+
+def start_of_trial(
+    opened: OpenStudy, which: str, *, from_scratch: bool, accept_code_change: bool = False
+) -> Start:
+    """A trial's parameters, and its best checkpoint unless ``from_scratch``.
+
+    Args:
+        opened: The study.
+        which: ``best`` or a trial's number.
+        from_scratch: Take the parameters only.
+        accept_code_change: Take a trial that ran under other code than the code here.
+
+    Raises:
+        InputError: The trial ran under other code.
+        StudyError: There is no such trial, its parameters are not of this search space, or it has no readable
+            checkpoint.
+    """
+    trial = find_trial(opened, which)
+    code = next(reversed(trial_codes(opened.storage, trial)), None)
+    if not accept_code_change:
+        _refuse_other_code(opened.spec, trial.number, code)
+    checkpoint = None if from_scratch else best_checkpoint(opened, trial)
+    seed, value = opened.trial_seed(trial.number), trial_value(opened, trial)
+    return Start(f"trial {trial.number}", trial.number, seed, trial.params, checkpoint, value, code)
+
+
+def _refuse_other_code(spec: StudySpec, number: int, code: str | None) -> None:
+    here = code_identity(spec).hash
+    if code not in (None, here):
+        raise InputError(
+            f"trial {number} ran under the code {code}, and the code here is {here}",
+            path="--trial",
+            value=str(number),
+            fix="bring the code back, or accept that the final model is not that trial's: `--accept-code-change`",
+        )
+
+
+def train_final(builder: Builder, start: Start, *, epochs: int | None, device: torch.device) -> dict[str, Any]:
+    """Train, keep the best epoch, and write ``final/`` in the output folder.
+
+    Args:
+        builder: Builds the trainer.
+        start: What to start from.
+        epochs: Passes over the data to train; None: as long as ``trainer`` says.
+        device: Where to train.
+
+    Returns:
+        What ``final/metrics.json`` holds: study, trial, the value of the study's metric, epochs in all, the best
+        of them, the metrics of its weights on validation and test data, the path of those weights, and the hashes
+        of the code that they were trained with and of the trial's.
+
+    Raises:
+        DivergedError: No epoch has a finite value of the study's metric.
+    """
+    place = RunPlace(builder.spec.output_dir / "final", "final", start.params)
+    _clear(place.checkpoints)
+    return train_at(builder, start, place, epochs=epochs, device=device)
+
+
+def train_at(
+    builder: Builder, start: Start, place: RunPlace, *, epochs: int | None, device: torch.device
+) -> dict[str, Any]:
+    """Train in a folder, and keep the best epoch there; on from the folder's newest checkpoint if it has one.
+
+    Args:
+        builder: Builds the trainer.
+        start: What to start from.
+        place: The folder, and the run's name; `final_config` with a seed is what it must be of.
+        epochs: See `train_final`, as for what is returned.
+        device: Where to train.
+
+    Raises:
+        DivergedError: No epoch has a finite value of the study's metric.
+    """
+    config = final_config(builder.spec, start, epochs)
+    place.folder.mkdir(parents=True, exist_ok=True)
+    data = builder.data(config)
+    config = builder.laid_out(config, data, start.progress)
+    trainer = builder.trainer(config, place, seed=start.seed, device=device, after=start.progress)
+    begun = newest_checkpoint([place.checkpoints], device)
+    if begun is not None:
+        print(f"going on from {begun[0].path}", flush=True)
+        trainer.load_state_dict(begun[1])
+    elif start.checkpoint is not None:
+        _go_on(trainer, start.checkpoint)
+    for line in learning_rate_plan(builder, config, trainer):
+        print(line, flush=True)
+    trainer.fit(data["train"], data["val"])
+    return _finish(builder, trainer, start, config, place, data)
+
+
+def final_config(spec: StudySpec, start: Start, epochs: int | None) -> dict[str, Any]:
+    """The whole config of a final training.
+
+    Resolved for its epochs, so that a schedule written as ``${trainer.max_epochs}`` spans them; lengths that the
+    data tells are still without their numbers.
+    """
+    length = {} if epochs is None else {"trainer.max_epochs": epochs, "trainer.max_steps": None}
+    return spec.resolve({**start.params, **length})
+
+
+def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Trainer) -> Sequence[str]:
+    """Lines that say how the learning rate will go, found by running the schedule on a stand-in."""
+    group = trainer.optimizer.param_groups[0]
+    start = float(group.get("initial_lr", group["lr"]))
+    if config["lr_scheduler"] is None:
+        return [f"learning rate: {start:.4g}, constant"]
+    node = config["lr_scheduler"]
+    name = str(node["_target_"]).rpartition(".")[2]
+    epochs = config["trainer"]["max_epochs"]
+    by_pass = epochs is not None and config["trainer"]["validate_every"] is None
+    if node["interval"] == "step" or not by_pass:
+        return [f"learning rate: from {start:.4g}, {name} at each {node['interval']}"]
+    # Any optimizer will do, as long as it has a momentum for the schedules that move one.
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=start, momentum=0.9)
+    scheduler = make_scheduler(builder.resolver, node, optimizer)
+    if needs_metric(scheduler):
+        return [f"learning rate: from {start:.4g}, lower when {builder.spec.study.metric} stalls"]
+    rates = []
+    for _ in range(epochs):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    shown = sorted({0, epochs // 4, epochs // 2, 3 * epochs // 4, epochs - 1})
+    steps = ", ".join(f"{rates[index]:.3g} (epoch {index + 1})" for index in shown)
+    return [f"learning rate over {epochs} epochs, {name}: {steps}"]
+
+
+def _go_on(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Weights, optimizer state and history of the checkpoint; learning rate and schedule as freshly built."""
+    fresh = [dict(group) for group in trainer.optimizer.param_groups]
+    bare_model(trainer.model).load_state_dict(checkpoint["model"])
+    trainer.optimizer.load_state_dict(checkpoint["optimizer"])
+    for group, built in zip(trainer.optimizer.param_groups, fresh, strict=True):
+        for key in _SCHEDULED:
+            if key in built:
+                group[key] = built[key]
+    trainer.state.load_state_dict({**checkpoint["state"], "stop_reason": None})
+
+
+def _finish(
+    builder: Builder,
+    trainer: Trainer,
+    start: Start,
+    config: Mapping[str, Any],
+    place: RunPlace,
+    data: Mapping[str, Any],
+) -> dict[str, Any]:
+    spec, history = builder.spec, trainer.state.history
+    epoch = best_epoch(history, spec.study.metric, builder.mode)
+    if epoch is None:
+        raise DivergedError(f"final training diverged: no epoch has a finite {spec.study.metric}")
+    if start.checkpoint is not None and epoch <= start.epoch:
+        best: dict[str, Any] = start.checkpoint
+    else:
+        found = find_checkpoint([place.checkpoints], epoch, trainer.device)
+        if found is None:
+            raise StudyError(f"the checkpoint of epoch {epoch} in {place.checkpoints} can't be read")
+        best = found[1]
+    bare_model(trainer.model).load_state_dict(best["model"])
+    trainer.optimizer.load_state_dict(best["optimizer"])
+    metrics = trainer.validate(data["val"])
+    if "test" in data:
+        metrics |= trainer.test(data["test"])
+    weights = place.folder / "model.pt"
+    _save_weights(bare_model(trainer.model), weights)
+    OmegaConf.save(OmegaConf.create({**config, "seed": start.seed}), place.folder / "config.yaml")
+    result = {
+        "study": spec.study.name,
+        "trial": start.trial,
+        "value": history[epoch - 1][spec.study.metric],
+        "epochs": trainer.state.epoch,
+        "best_epoch": epoch,
+        "stopped": trainer.state.stop_reason,
+        "metrics": metrics,
+        "model": str(weights),
+        "code": code_identity(spec).hash,
+        "trial_code": start.code,
+    }
+    write_json(place.folder / "metrics.json", result)
+    return result
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file as a whole, None for numbers that are not finite."""
+    with replacing(path) as file:
+        file.write(json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
+
+
+def _save_weights(model: nn.Module, path: Path) -> None:
+    aside = path.with_suffix(".part")
+    torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, aside)
+    aside.replace(path)
+
+
+def _clear(checkpoints: Path) -> None:
+    """An earlier final training's checkpoints are of another run."""
+    for file in list_checkpoints([checkpoints]):
+        file.path.unlink()

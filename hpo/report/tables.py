@@ -1,0 +1,210 @@
+"""All trials of a study as a table in a file: CSV, JSON or Parquet, one row a trial, or one an epoch."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from optuna.trial import FrozenTrial
+
+from hpo.config.schema_space import FloatParam, IntParam, ParamSpec
+from hpo.errors import InputError, StudyError
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import BEST_ATTR, finite
+from hpo.study.status import own_trials, study_trials
+from trainer.files import replacing
+
+Kind = Literal["integer", "number", "text", "boolean", "time"]
+Row = dict[str, Any]
+
+_FIXED: Final[Mapping[str, Kind]] = {"trial": "integer", "outcome": "text"}
+_AFTER: Final[Mapping[str, Kind]] = {
+    "epochs": "integer",
+    "best_epoch": "integer",
+    "seed": "integer",
+    "started": "time",
+    "ended": "time",
+    "duration_s": "number",
+    "attempts": "integer",
+    "worker": "text",
+    "device": "text",
+    "reason": "text",
+}
+_CURVES: Final[Mapping[str, Kind]] = {"trial": "integer", "epoch": "integer", "value": "number"}
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table: its columns with their kinds, and its rows.
+
+    The columns are those of the study file, whatever the trials are, so two exports of one study have the same;
+    only the metrics of the best epoch have to be looked for. A value that a trial does not have is None. Numbers
+    may be infinite or NaN.
+
+    Attributes:
+        columns: Kind by name, in order.
+        rows: A value for each column.
+    """
+
+    columns: Mapping[str, Kind]
+    rows: Sequence[Row]
+
+
+def trials_table(opened: OpenStudy) -> Table:
+    """One row a trial, in the order of their numbers.
+
+    Columns: ``trial``, ``outcome``, ``value`` (with several objectives ``values.<metric>`` instead),
+    ``params.<dotted path>``, ``metrics.<name>`` of the best epoch, ``epochs``, ``best_epoch``, ``seed``,
+    ``started`` and ``ended`` (of the first and the last attempt, UTC), ``duration_s``, ``attempts``, ``worker``,
+    ``device`` (of the last attempt), ``reason`` (of a failed trial). The values are those of `hpo trials`: of a
+    trial that has not completed the best so far.
+    """
+    frozen = own_trials(opened)
+    rows = [_row(opened, trial, entry) for trial, entry in zip(frozen, study_trials(opened), strict=True)]
+    metrics = sorted({name for row in rows for name in row if name.startswith("metrics.")})
+    columns: dict[str, Kind] = dict(_FIXED)
+    columns |= dict.fromkeys(_values(opened, None), "number")
+    columns |= {f"params.{name}": _kind(param) for name, param in opened.spec.search_space.items()}
+    columns |= dict.fromkeys(metrics, "number")
+    columns |= _AFTER
+    return Table(columns, [{name: row.get(name) for name in columns} for row in rows])
+
+
+def curves_table(opened: OpenStudy) -> Table:
+    """One row for each epoch that a trial has reported: ``trial``, ``epoch`` (from 1), ``value`` of the metric."""
+    rows: list[Row] = [
+        {"trial": trial.number, "epoch": epoch, "value": float(value)}
+        for trial in own_trials(opened)
+        for epoch, value in sorted(trial.intermediate_values.items())
+    ]
+    return Table(_CURVES, rows)
+
+
+def write_table(table: Table, form: str, path: Path) -> None:
+    """Write a table to a file, as a whole or not at all; folders are made.
+
+    Raises:
+        InputError: The path is a folder.
+        StudyError: It can't be written, or a package for the format is missing.
+    """
+    if path.is_dir():
+        raise InputError("is a folder", path="--output", value=str(path), fix="name a file in it")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if form == "parquet":
+            _write_parquet(table, path)
+            return
+        with replacing(path) as file:
+            file.write(table_text(table, form))
+    except OSError as error:
+        problem = f"{path}: the table can't be written: {error.strerror or error}"
+        raise StudyError(f"{problem}\n  fix: free some room, or choose another place") from error
+
+
+def table_text(table: Table, form: str) -> str:
+    """A table as text: ``csv`` (RFC 4180, but lines end as on Unix) or ``json`` (a list of objects).
+
+    A missing value is an empty field in CSV and null in JSON. Numbers that are not finite are ``inf``, ``-inf``
+    and ``nan`` in CSV, which pandas reads back; JSON knows none, and gets null. Text is written as it is, also
+    where it begins with ``=``: the choices are those of the person's own study file, and changed they could not be
+    joined with anything. Who opens a stranger's study in a spreadsheet imports the columns as text.
+    """
+    if form == "json":
+        return json.dumps(finite([_plain(row) for row in table.rows]), indent=2, ensure_ascii=False) + "\n"
+    text = io.StringIO()
+    writer = csv.DictWriter(text, list(table.columns), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(_plain(row) for row in table.rows)
+    return text.getvalue()
+
+
+def _plain(row: Row) -> Row:
+    """The row with times as ISO 8601 has them."""
+    return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()}
+
+
+def _row(opened: OpenStudy, trial: FrozenTrial, entry: Mapping[str, Any]) -> Row:
+    kept = trial.user_attrs.get(BEST_ATTR) or {}
+    attempts = entry["attempts"]
+    started = datetime.fromisoformat(attempts[0]["started"]) if attempts else _utc(trial.datetime_start)
+    ended = attempts[-1]["ended"] if attempts else None
+    return {
+        "trial": entry["trial"],
+        "outcome": str(entry["outcome"]),
+        **_values(opened, entry),
+        **{f"params.{name}": value for name, value in entry["params"].items()},
+        **{f"metrics.{name}": value for name, value in kept.get("metrics", {}).items()},
+        "epochs": entry["epochs"],
+        "best_epoch": kept.get("epoch"),
+        "seed": entry["seed"],
+        "started": started,
+        "ended": datetime.fromisoformat(ended) if ended else _utc(trial.datetime_complete),
+        "duration_s": entry["duration_s"],
+        "attempts": len(attempts),
+        "worker": entry["worker"],
+        "device": entry["device"],
+        "reason": entry["reason"],
+    }
+
+
+def _values(opened: OpenStudy, entry: Mapping[str, Any] | None) -> Row:
+    """The columns of the study's metrics, with a trial's values if there is one."""
+    goals = opened.spec.study.objectives
+    if goals is None:
+        return {"value": entry and entry["value"]}
+    return {f"values.{name}": entry and entry["values"][name] for name in goals}
+
+
+def _utc(moment: datetime | None) -> datetime | None:
+    """A time of Optuna's, which has no zone and means this machine's."""
+    return None if moment is None else moment.astimezone(UTC)
+
+
+def _kind(param: ParamSpec) -> Kind:
+    """What a column of this parameter holds; choices of different types are text."""
+    if isinstance(param, FloatParam | IntParam):
+        return "number" if isinstance(param, FloatParam) else "integer"
+    types = {type(choice) for choice in param.choices if choice is not None}
+    if types == {bool}:
+        return "boolean"
+    if types == {int}:
+        return "integer"
+    return "number" if types and types <= {int, float} else "text"
+
+
+def _write_parquet(table: Table, path: Path) -> None:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        problem = f"Parquet needs pyarrow: {error}"
+        raise StudyError(
+            f"{problem}\n  fix: pip install 'hpo-service[parquet]', or export to csv or json"
+        ) from error
+    types = {
+        "integer": pa.int64(),
+        "number": pa.float64(),
+        "text": pa.string(),
+        "boolean": pa.bool_(),
+        "time": pa.timestamp("ms", tz="UTC"),
+    }
+    schema = pa.schema([(name, types[kind]) for name, kind in table.columns.items()])
+    rows = [{name: _as(kind, row[name]) for name, kind in table.columns.items()} for row in table.rows]
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        parquet.write_table(pa.Table.from_pylist(rows, schema), aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _as(kind: Kind, value: Any) -> Any:
+    """A value as a column of one type can hold it: among texts, other choices are written as in JSON."""
+    return json.dumps(value) if kind == "text" and not isinstance(value, str | None) else value

@@ -1,0 +1,223 @@
+"""PredictedLossPruner: stops a trial that is not likely to end among the best."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from optuna.pruners import BasePruner
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.search.predicted_loss.curves import Array, EndedCurves
+from hpo.search.predicted_loss.promise import promise
+from trainer.prediction import Prediction, predict_final_loss
+
+if TYPE_CHECKING:
+    import optuna
+
+MAX_EPOCHS_ATTR: Final = "hpo:max_epochs"
+AUDIT_ATTR: Final = "hpo:audited_at"
+
+_ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
+_KEPT_PREDICTIONS = 4096
+# Running trials to compare with while none is complete: fewer are no crowd to stand out from.
+_FEW = 3
+
+
+class PredictedLossPruner(BasePruner):
+    """Prunes a trial whose probability of ending among the best has fallen below ``alpha``.
+
+    The probability comes from the trial's rank, its predicted final loss and what the study's ended trials did
+    from the same epoch on; see `hpo.search.predicted_loss.promise`. It is asked at every epoch from the second on.
+    A trial whose value is not finite is pruned at once. All that is known is read from the storage, so any number
+    of workers and restarts decide alike; what is kept between calls only saves time.
+
+    Steps are epochs, counted from 1. Where trials report more seldom, the values between are taken to stay.
+
+    Example::
+
+        study = optuna.create_study(pruner=PredictedLossPruner(max_epochs=50))
+
+        study: {pruner: {name: predicted_loss, alpha: 0.02}}
+
+    Args:
+        max_epochs: The last step of a trial that runs to its end. Left out, it is what `hpo run` has written into
+            the study, else the last step of the longest complete trial; nothing is pruned before there is one.
+        alpha: A trial goes on while its probability is at least this; 0 prunes diverged trials only.
+        top_k: How many trials are "the best".
+        n_startup_trials: So many complete trials come before the first decision, or running ones that are as far
+            where the last step is known beforehand; and as many of the lowest numbers are never pruned by one.
+        n_warmup_epochs: No decision up to this epoch.
+        min_epochs: Reports of a trial before its first decision.
+        audit_fraction: Share of the trials to be pruned that run on instead, to measure how often pruning is
+            wrong. They are chosen by a hash of the study's name and the trial's number; the epoch of the decision
+            is stored with the trial as ``hpo:audited_at``.
+
+    Raises:
+        ValueError: An argument is out of its range.
+    """
+
+    def __init__(
+        self,
+        max_epochs: int | None = None,
+        alpha: float = 0.055,
+        top_k: int = 1,
+        n_startup_trials: int = 1,
+        n_warmup_epochs: int = 0,
+        min_epochs: int = 1,
+        audit_fraction: float = 0.0,
+    ) -> None:
+        _check("max_epochs", max_epochs, max_epochs is None or max_epochs >= 1, "at least 1")
+        _check("alpha", alpha, 0 <= alpha < 1, "at least 0 and below 1")
+        _check("top_k", top_k, top_k >= 1, "at least 1")
+        _check("n_startup_trials", n_startup_trials, n_startup_trials >= 0, "at least 0")
+        _check("n_warmup_epochs", n_warmup_epochs, n_warmup_epochs >= 0, "at least 0")
+        _check("min_epochs", min_epochs, min_epochs >= 1, "at least 1")
+        _check("audit_fraction", audit_fraction, 0 <= audit_fraction <= 1, "between 0 and 1")
+        self._max_epochs = max_epochs
+        self._alpha = alpha
+        self._top_k = top_k
+        self._n_startup_trials = n_startup_trials
+        self._n_warmup_epochs = n_warmup_epochs
+        self._min_epochs = min_epochs
+        self._audit_fraction = audit_fraction
+        self._memo = _Memo()
+
+    def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
+        """Whether the trial should end after its latest report; see `optuna.pruners.BasePruner`."""
+        step = trial.last_step
+        if step is None:
+            return False
+        if not math.isfinite(trial.intermediate_values[step]):
+            return True
+        if step < 1 or step <= self._n_warmup_epochs or len(trial.intermediate_values) < self._min_epochs:
+            return False
+        probability = self.probability(study, trial)
+        if probability is None or probability >= self._alpha:
+            return False
+        return not self._audited(study, trial, step)
+
+    def probability(self, study: optuna.Study, trial: FrozenTrial) -> float | None:
+        """The probability that a trial ends among the best, from what it has reported so far.
+
+        Returns:
+            A number in 0..1; None as long as nothing can be said: the study has too few complete trials, no last
+            step is known, or the trial is at it, or it has one report only, which tells nothing of how it moves.
+        """
+        step = trial.last_step
+        if step is None or step < 1 or len(trial.intermediate_values) < 2 or trial.number < self._n_startup_trials:
+            return None
+        sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
+        ended = self._memo.ended(study, sign)
+        written = self._max_epochs or self._memo.written(study, len(ended))
+        horizon = written or ended.longest
+        if step >= horizon:
+            return None
+        if ended.complete < max(self._n_startup_trials, 1):
+            if written is None:
+                return None
+            ended = self._with_running(study, trial, ended, horizon)
+            if ended.complete < max(self._n_startup_trials, _FEW):
+                return None
+        curve = _curve(trial, sign)
+        prediction = self._memo.prediction(curve, step, horizon)
+        among = ended.at(step, self._top_k)
+        return promise(curve, prediction, among, step, horizon, top_k=self._top_k)
+
+    def _with_running(
+        self, study: optuna.Study, trial: FrozenTrial, ended: EndedCurves, horizon: int
+    ) -> EndedCurves:
+        """The ended trials, and those running ones that are as far as this one, with their predicted final values.
+
+        Before a trial is complete, predictions are compared with predictions.
+        """
+        both = ended.copy()
+        for other in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+            last = other.last_step
+            if other.number == trial.number or last is None or last < (trial.last_step or 0):
+                continue
+            curve = _curve(other, both.sign)
+            prediction = self._memo.prediction(curve, last, horizon)
+            if math.isfinite(curve[-1]) and prediction is not None:
+                both.add(other.intermediate_values, both.sign * prediction.mean)
+        return both
+
+    def _audited(self, study: optuna.Study, trial: FrozenTrial, step: int) -> bool:
+        """Whether this trial runs on for the sake of measuring; notes the first decision against it."""
+        if not self._audit_fraction or not is_audited(study.study_name, trial.number, self._audit_fraction):
+            return False
+        if AUDIT_ATTR not in trial.system_attrs:
+            study._storage.set_trial_system_attr(trial._trial_id, AUDIT_ATTR, step)  # noqa: SLF001
+        return True
+
+
+class _Memo:
+    """What has been read and fitted already; all of it can be had again. A pickled pruner leaves it behind."""
+
+    def __init__(self) -> None:
+        self._studies: WeakKeyDictionary[BaseStorage, dict[int, _Study]] = WeakKeyDictionary()
+        self._predictions: dict[tuple[bytes, int], Prediction | None] = {}
+
+    def __reduce__(self) -> tuple[type[_Memo], tuple[()]]:
+        return _Memo, ()
+
+    def ended(self, study: optuna.Study, sign: int) -> EndedCurves:
+        """The curves of the study's complete and pruned trials."""
+        known = self._of(study, sign)
+        trials = study.get_trials(deepcopy=False, states=_ENDED)
+        if not known.curves.update(trials):
+            known.curves = EndedCurves(sign)
+            known.curves.update(trials)
+        return known.curves
+
+    def written(self, study: optuna.Study, ended: int) -> int | None:
+        """The last step that `hpo run` has written; looked up again with every ended trial, not at every epoch."""
+        known = self._of(study, 1)
+        if known.looked_at != ended:
+            known.looked_at, known.max_epochs = ended, study.user_attrs.get(MAX_EPOCHS_ATTR)
+        return known.max_epochs
+
+    def prediction(self, curve: Array, step: int, horizon: int) -> Prediction | None:
+        """The predicted final value; fits are kept by trial and epoch, for who asks twice."""
+        reports = max(len(curve), round(horizon * len(curve) / step))
+        key = (curve.tobytes(), reports)
+        if key not in self._predictions:
+            if len(self._predictions) >= _KEPT_PREDICTIONS:
+                self._predictions.clear()
+            self._predictions[key] = predict_final_loss(curve, reports, min_epochs=1)
+        return self._predictions[key]
+
+    def _of(self, study: optuna.Study, sign: int) -> _Study:
+        studies = self._studies.setdefault(study._storage, {})  # noqa: SLF001 - there is no public name
+        return studies.setdefault(study._study_id, _Study(EndedCurves(sign)))  # noqa: SLF001
+
+
+@dataclass
+class _Study:
+    """What is known of a study."""
+
+    curves: EndedCurves
+    looked_at: int = -1
+    max_epochs: int | None = None
+
+
+def is_audited(study_name: str, number: int, fraction: float) -> bool:
+    """Whether a trial belongs to the share that runs on; the same in every process."""
+    digest = hashlib.blake2b(f"{study_name}/{number}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") < fraction * 2**64
+
+
+def _curve(trial: FrozenTrial, sign: int) -> Array:
+    values = [trial.intermediate_values[step] for step in sorted(trial.intermediate_values)]
+    return sign * np.array(values, np.float64)
+
+
+def _check(name: str, value: Any, holds: bool, range_: str) -> None:
+    if not holds:
+        raise ValueError(f"{name} must be {range_}, but is {value!r}")

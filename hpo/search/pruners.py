@@ -1,0 +1,77 @@
+"""Pruners by name: Optuna's, and `PredictedLossPruner`."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+import optuna
+from optuna import pruners
+
+from hpo.config.spec import StudySpec
+from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
+from hpo.search.predicted_loss.pruner import PredictedLossPruner
+
+__all__ = ["PRUNERS", "PredictedLossPruner", "make_pruner"]
+
+PRUNERS: Final[Mapping[str, type[pruners.BasePruner]]] = MappingProxyType(
+    {
+        "none": pruners.NopPruner,
+        "median": pruners.MedianPruner,
+        "percentile": pruners.PercentilePruner,
+        "successive_halving": pruners.SuccessiveHalvingPruner,
+        "hyperband": pruners.HyperbandPruner,
+        "threshold": pruners.ThresholdPruner,
+        "patient": pruners.PatientPruner,
+        "wilcoxon": pruners.WilcoxonPruner,
+        "predicted_loss": PredictedLossPruner,
+    }
+)
+
+
+class BracketsFirstHyperbandPruner(pruners.HyperbandPruner):
+    """Optuna's, with its brackets laid out before it is first asked.
+
+    A sampler is shown the trials of one bracket, and all of them as long as there are no brackets: the first trial
+    of a process would be drawn otherwise than the same trial later in another.
+    """
+
+    def __init__(self, max_resource: str | int, **arguments: Any) -> None:
+        super().__init__(max_resource=max_resource, **arguments)
+        if isinstance(max_resource, int):
+            self._try_initialization(cast("optuna.Study", None))  # the study is for "auto" only
+
+
+def make_pruner(spec: StudySpec) -> pruners.BasePruner:
+    """The pruner of ``study.pruner``.
+
+    Hyperband's ``max_resource`` is the number of epochs where it is not given: left to itself it would prune
+    nothing before a trial is complete. ``patient`` takes another pruner as ``wrapped_pruner``.
+
+    Raises:
+        InputError: The name or an argument does not fit.
+    """
+    section = spec.study.pruner
+    return _make(spec, "study.pruner", {"name": section.name, **section.kwargs})
+
+
+def _make(spec: StudySpec, path: str, node: Mapping[str, Any]) -> pruners.BasePruner:
+    kind = find_class(spec, path, node, PRUNERS, pruners.BasePruner)
+    arguments = arguments_of(node)
+    if kind is pruners.NopPruner:
+        arguments = {}  # what is left of a pruner that `study.pruner.name=none` has switched off
+    check_arguments(spec, path, kind, arguments)
+    if kind is pruners.HyperbandPruner:
+        if "max_resource" not in arguments and spec.trainer.known_epochs is None:
+            fix = "say how many epochs, that is validations, the longest trial has"
+            raise spec.error("needs `max_resource` where the data decides the length", path=path, fix=fix)
+        arguments.setdefault("max_resource", spec.trainer.known_epochs)
+        kind = BracketsFirstHyperbandPruner
+    if kind is pruners.PatientPruner and arguments["wrapped_pruner"] is not None:
+        wrapped = arguments["wrapped_pruner"]
+        inner = {"name": wrapped} if isinstance(wrapped, str) else wrapped
+        if not isinstance(inner, Mapping) or not isinstance(inner.get("name"), str):
+            fix = "write for example `wrapped_pruner: {name: median}`"
+            raise spec.error("must be a pruner", path=f"{path}.wrapped_pruner", value=wrapped, fix=fix)
+        arguments["wrapped_pruner"] = _make(spec, f"{path}.wrapped_pruner", inner)
+    pruner: pruners.BasePruner = construct(spec, path, kind, arguments)
+    return pruner

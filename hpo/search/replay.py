@@ -1,0 +1,360 @@
+"""Pruning decisions run again over curves that are known: what a pruner would have saved and lost.
+
+The curves go through a real study of Optuna's in memory (ask, report, should_prune, tell), so any pruner can be
+judged, as it is. Training is what is left out: an epoch takes a unit of time that nobody waits for. Several
+workers are simulated as they would work beside each other: each takes the next configuration as soon as it is
+free, and the pruner sees whatever the others have reported by then.
+
+A curve may hold values that are not finite. Each is reported as it stands and the pruner is asked about it, as in
+Optuna's own loops; where the pruner does not end the trial, it goes on through the stored curve. (A run of `hpo`
+ends by itself as diverged, without asking: its stored curve has no more points then, so there is no difference
+but for that last question.) A trial whose final value is not finite is told as the worst value there is.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import statistics
+import time
+import warnings
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+import numpy as np
+import optuna
+from numpy.typing import ArrayLike
+from optuna.pruners import BasePruner
+from optuna.trial import TrialState
+
+from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
+
+#: The share of the configurations, by final value, that count as the top.
+_TOP: Final = 0.05
+#: Standard deviation of the logarithm of the time an epoch takes, where configurations differ in speed: two thirds
+#: of them lie within a factor of 1.6 of the middle.
+_DRIFT: Final = 0.5
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One configuration's run, as it was recorded.
+
+    Attributes:
+        values: The metric at each report.
+        steps: The epoch of each report, counted from 1, rising.
+        final: What the trial ended with; not finite where it diverged, and of no meaning where it was cut short.
+        end: How the trial ends where the pruner lets it go on to the last report: COMPLETE, or what cut it short
+            (PRUNED, FAIL), so that nobody knows what would have become of it.
+
+    Raises:
+        ValueError: There is no report, or not one step for each value.
+    """
+
+    values: tuple[float, ...]
+    steps: tuple[int, ...]
+    final: float = math.nan
+    end: TrialState = TrialState.COMPLETE
+
+    def __post_init__(self) -> None:
+        if not self.values or len(self.values) != len(self.steps):
+            raise ValueError("a curve needs at least one value, and a step for each")
+
+    @property
+    def epochs(self) -> int:
+        """How long the run was."""
+        return self.steps[-1]
+
+    @property
+    def whole(self) -> bool:
+        """Whether it is known how the configuration ends."""
+        return self.end == TrialState.COMPLETE
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What the curves are replayed in.
+
+    Attributes:
+        direction: Which way is better.
+        workers: How many trials run at a time.
+        speed_seed: Draws how long each configuration's epochs take, so that workers drift apart; None: all epochs
+            take the same time, and workers report in turn.
+        max_epochs: The epochs of a whole trial, written to the study as `hpo` writes it; None: the pruner is left
+            to find out.
+        study_name: The study's name. Hyperband's brackets depend on it.
+    """
+
+    direction: Literal["minimize", "maximize"] = "minimize"
+    workers: int = 1
+    speed_seed: int | None = None
+    max_epochs: int | None = None
+    study_name: str = "replay"
+
+    @property
+    def sign(self) -> int:
+        """What values are multiplied with so that less is better."""
+        return 1 if self.direction == "minimize" else -1
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a replayed trial ended.
+
+    Attributes:
+        row: Its curve's place among the curves.
+        epochs: Epochs that it used.
+        pruned: Whether the replayed pruner ended it.
+    """
+
+    row: int
+    epochs: int
+    pruned: bool
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What became of the trials under a pruner.
+
+    Values are as recorded, whichever direction is better. Trials that were cut short when they were recorded count
+    in the epochs only.
+
+    Attributes:
+        trials: The trials, in the order in which they started.
+        epochs_used: Epochs until their ends.
+        epochs_in_all: Epochs without any pruning.
+        found: The best final value among trials that ran to their end; the worst value there is if none did.
+        best: The best of all final values.
+        median: The median of the finite final values.
+        regret: (found - best) ÷ (median - best): 0 where the best was found, 1 where the search might as well have
+            drawn one configuration; inf where nothing was found, or where it lost and has no median to measure by.
+        wrongly_pruned: Pruned trials that would have ended better than the best found.
+        top: How many trials are the best 5 %, rounded up.
+        top_pruned: How many of those were pruned.
+        decision_s: Median seconds that the pruner took to decide.
+        slowest_decision_s: The longest that it took.
+    """
+
+    trials: tuple[Ended, ...]
+    epochs_used: int
+    epochs_in_all: int
+    found: float
+    best: float
+    median: float
+    regret: float
+    wrongly_pruned: int
+    top: int
+    top_pruned: int
+    decision_s: float
+    slowest_decision_s: float
+
+    @property
+    def epochs_fraction(self) -> float:
+        """Epochs used ÷ epochs in all."""
+        return self.epochs_used / self.epochs_in_all
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Several replays of one pruner.
+
+    Attributes:
+        epochs_fraction: Mean of epochs used ÷ epochs in all.
+        regret: Mean regret.
+        worst_regret: The largest.
+        wrongly_pruned: Mean number of trials pruned that would have ended better than the best found.
+        top_pruned: Of the best 5 % of the trials, the share that was pruned.
+        decision_ms: Median over the replays of the median time to decide, milliseconds.
+        slowest_decision_ms: The longest, milliseconds.
+    """
+
+    epochs_fraction: float
+    regret: float
+    worst_regret: float
+    wrongly_pruned: float
+    top_pruned: float
+    decision_ms: float
+    slowest_decision_ms: float
+
+
+def whole_curves(rows: Iterable[ArrayLike]) -> list[Curve]:
+    """Curves that each end with their last value.
+
+    Args:
+        rows: One array of the metric by epoch for each configuration: an array [configurations, epochs], or rows
+            of different lengths. Values that are not finite stay where they are.
+    """
+    values = [tuple(map(float, np.asarray(row, dtype=np.float64))) for row in rows]
+    return [Curve(row, tuple(range(1, len(row) + 1)), row[-1] if row else math.nan) for row in values]
+
+
+def replay(
+    curves: Sequence[Curve],
+    pruner: BasePruner,
+    setting: Setting = Setting(),
+    order: Iterable[int] | None = None,
+) -> Replay:
+    """Run the configurations of some curves under a pruner.
+
+    Args:
+        curves: The configurations.
+        pruner: The pruner; one of its own for each replay, since some keep what they have worked out.
+        setting: Direction, workers and so on.
+        order: The rows in the order in which they are tried; None: as they come. May leave rows out.
+
+    Raises:
+        ValueError: Nothing is to be replayed, no final value is known, or there is no worker.
+    """
+    rows = list(range(len(curves)) if order is None else map(int, order))
+    if not any(curves[row].whole for row in rows):
+        raise ValueError("there is no curve that is known to its end")
+    if setting.workers < 1:
+        raise ValueError("it takes at least one worker")
+    simulation = _Simulation(curves, rows, pruner, setting)
+    with warnings.catch_warnings():
+        # What NumPy says to Optuna's pruners about values that are not finite; they go on with that.
+        warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
+        warnings.filterwarnings("ignore", "invalid value", RuntimeWarning, module=r"numpy\.")
+        simulation.run()
+    return _judged(curves, [simulation.ended[number] for number in range(len(rows))], simulation.seconds, setting)
+
+
+def summarize(replays: Sequence[Replay]) -> Summary:
+    """The figures of several replays in one.
+
+    Raises:
+        ValueError: There are none.
+    """
+    if not replays:
+        raise ValueError("there is no replay to sum up")
+    return Summary(
+        epochs_fraction=statistics.fmean(each.epochs_fraction for each in replays),
+        regret=statistics.fmean(each.regret for each in replays),
+        worst_regret=max(each.regret for each in replays),
+        wrongly_pruned=statistics.fmean(each.wrongly_pruned for each in replays),
+        top_pruned=sum(each.top_pruned for each in replays) / max(1, sum(each.top for each in replays)),
+        decision_ms=1e3 * statistics.median(each.decision_s for each in replays),
+        slowest_decision_ms=1e3 * max(each.slowest_decision_s for each in replays),
+    )
+
+
+# ------------------------------------------------------------------------------------------------- the simulation
+
+
+@dataclass
+class _Run:
+    """A trial under way."""
+
+    row: int
+    curve: Curve
+    trial: optuna.Trial
+    started: float
+    pace: float
+    reports: int = 0
+
+    @property
+    def next_at(self) -> float:
+        """When it reports next."""
+        return self.started + self.pace * self.curve.steps[self.reports]
+
+
+@dataclass
+class _Simulation:
+    """Workers on one study, from event to event; of events at one time the lower worker's comes first."""
+
+    curves: Sequence[Curve]
+    rows: list[int]
+    pruner: BasePruner
+    setting: Setting
+    ended: dict[int, Ended] = field(default_factory=dict)
+    seconds: list[float] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._study = optuna.create_study(
+            study_name=self.setting.study_name,
+            direction=self.setting.direction,
+            pruner=self.pruner,
+            sampler=optuna.samplers.RandomSampler(seed=0),  # has nothing to draw, and does it fast
+        )
+        if self.setting.max_epochs is not None:
+            self._study.set_user_attr(MAX_EPOCHS_ATTR, self.setting.max_epochs)
+        self._paces = _paces(len(self.curves), self.setting.speed_seed)
+
+    def run(self) -> None:
+        """Run all rows to their ends."""
+        waiting = iter(self.rows)
+        events = [(0.0, worker) for worker in range(self.setting.workers)]
+        running: dict[int, _Run] = {}
+        while events:
+            now, worker = heapq.heappop(events)
+            if worker in running and self._is_over(running[worker]):
+                del running[worker]
+            if worker not in running:
+                row = next(waiting, None)
+                if row is None:
+                    continue
+                running[worker] = _Run(row, self.curves[row], self._study.ask(), now, self._paces[row])
+            heapq.heappush(events, (running[worker].next_at, worker))
+
+    def _is_over(self, run: _Run) -> bool:
+        """Report the next value and ask; whether the trial has ended with that."""
+        curve, trial = run.curve, run.trial
+        step = curve.steps[run.reports]
+        trial.report(curve.values[run.reports], step)
+        began = time.perf_counter()
+        pruned = bool(trial.should_prune())
+        self.seconds.append(time.perf_counter() - began)
+        run.reports += 1
+        if not pruned and run.reports < len(curve.steps):
+            return False
+        if pruned or not curve.whole:
+            self._study.tell(trial, state=TrialState.PRUNED if pruned else curve.end)
+        else:
+            worst = self.setting.sign * math.inf
+            self._study.tell(trial, curve.final if math.isfinite(curve.final) else worst)
+        self.ended[trial.number] = Ended(run.row, step, pruned)
+        return True
+
+
+def _paces(count: int, seed: int | None) -> list[float]:
+    """Time that each configuration's epochs take, [configurations]."""
+    if seed is None:
+        return [1.0] * count
+    drawn: list[float] = np.exp(_DRIFT * np.random.default_rng(seed).standard_normal(count)).tolist()
+    return drawn
+
+
+# ---------------------------------------------------------------------------------------------------- the verdict
+
+
+def _judged(curves: Sequence[Curve], ended: list[Ended], seconds: list[float], setting: Setting) -> Replay:
+    known = [each for each in ended if curves[each.row].whole]
+    pruned = np.array([each.pruned for each in known])
+    finals = setting.sign * np.array([curves[each.row].final for each in known])
+    finals[~np.isfinite(finals)] = math.inf
+    finite = finals[np.isfinite(finals)]
+    found, best = float(np.min(finals[~pruned], initial=math.inf)), float(finals.min())
+    median = float(np.median(finite)) if finite.size else math.inf
+    top = np.argsort(finals, kind="stable")[: math.ceil(_TOP * len(finals))]
+    return Replay(
+        trials=tuple(ended),
+        epochs_used=sum(each.epochs for each in ended),
+        epochs_in_all=sum(curves[each.row].epochs for each in ended),
+        found=setting.sign * found,
+        best=setting.sign * best,
+        median=setting.sign * median,
+        regret=_regret(found, best, median),
+        wrongly_pruned=int(np.sum(finals[pruned] < found)),
+        top=len(top),
+        top_pruned=int(np.sum(pruned[top])),
+        decision_s=statistics.median(seconds),
+        slowest_decision_s=max(seconds),
+    )
+
+
+def _regret(found: float, best: float, median: float) -> float:
+    """(found - best) ÷ (median - best), for values of which less is better."""
+    if found == best:
+        return 0.0
+    return (found - best) / (median - best) if median > best else math.inf

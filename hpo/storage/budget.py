@@ -1,0 +1,111 @@
+"""The study's budget: how many trials it may have, and which of them count.
+
+A trial's row is its claim; there is no counter that could leak. Trials that were finished elsewhere and added
+(`optuna.Study.add_trial`) carry a mark and don't count.
+"""
+
+import copy
+import json
+from collections.abc import Collection
+from datetime import datetime
+from typing import cast
+
+import sqlalchemy as sa
+from optuna.storages._rdb import models
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import orm
+
+from hpo.errors import BudgetExhaustedError
+from hpo.storage.ledger import Executor
+
+BUDGET_ATTR = "hpo:n_trials"
+IMPORTED_ATTR = "hpo:imported"
+
+_TRIALS = cast("sa.Table", models.TrialModel.__table__)
+_STUDY_ATTRS = cast("sa.Table", models.StudyUserAttributeModel.__table__)
+_SYSTEM_ATTRS = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
+
+
+def marked(template: FrozenTrial, *, budgeted: bool) -> FrozenTrial:
+    """The template of a new trial with the mark that it should have.
+
+    Only a budgeted study's imports are marked: elsewhere a trial is stored exactly as it was given.
+    """
+    imported = budgeted and template.state.is_finished()
+    if imported == (IMPORTED_ATTR in template.system_attrs):
+        return template
+    attrs = {key: value for key, value in template.system_attrs.items() if key != IMPORTED_ATTR}
+    changed = copy.copy(template)
+    changed.system_attrs = attrs | {IMPORTED_ATTR: True} if imported else attrs
+    return changed
+
+
+def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:
+    """Whether the study may have one more trial; imported ones don't count.
+
+    The caller holds the study's row lock (SQLite: the write lock), so nobody else is numbering a trial.
+
+    Returns:
+        How many trials the study has.
+
+    Raises:
+        BudgetExhaustedError: It may not.
+    """
+    left, trials = _left_and_trials(session, study_id)
+    if left is not None and left <= 0:
+        raise BudgetExhaustedError(f"all {trials} trials of the study have been claimed")
+    return trials
+
+
+def claimable(conn: Executor, study_id: int) -> int:
+    """How many trials a worker could take: those that wait, and those that nobody has claimed yet."""
+    left, _ = _left_and_trials(conn, study_id)
+    return count_trials(conn, study_id, [TrialState.WAITING]) + max(0, left or 0)
+
+
+def count_trials(conn: Executor, study_id: int, states: Collection[TrialState]) -> int:
+    """How many of a study's trials are in these states."""
+    query = sa.select(sa.func.count()).where(_TRIALS.c.study_id == study_id, _TRIALS.c.state.in_(states))
+    return cast("int", conn.execute(query).scalar_one())
+
+
+def _left_and_trials(conn: Executor, study_id: int) -> tuple[int | None, int]:
+    """How many trials may still be created (None: any number), and how many there are.
+
+    The first is below zero where the budget was lowered.
+    """
+    budget = sa.select(_STUDY_ATTRS.c.value_json).where(
+        _STUDY_ATTRS.c.study_id == study_id, _STUDY_ATTRS.c.key == BUDGET_ATTR
+    )
+    count = sa.select(sa.func.count()).select_from(_TRIALS).where(_TRIALS.c.study_id == study_id)
+    row = conn.execute(sa.select(budget.scalar_subquery(), count.scalar_subquery())).one()
+    stored, trials = cast("tuple[str | None, int]", tuple(row))
+    number = None if stored is None else json.loads(stored)
+    if number is None or trials < number:
+        return None if number is None else number - trials, trials
+    imported = (
+        sa.select(sa.func.count())
+        .join_from(_TRIALS, _SYSTEM_ATTRS, _SYSTEM_ATTRS.c.trial_id == _TRIALS.c.trial_id)
+        .where(_TRIALS.c.study_id == study_id, _SYSTEM_ATTRS.c.key == IMPORTED_ATTR)
+    )
+    return number - trials + cast("int", conn.execute(imported).scalar_one()), trials
+
+
+def insert_running(session: orm.Session, study_id: int, number: int) -> models.TrialModel:
+    """Add a trial without parameters that runs from now on, in one statement.
+
+    Returns:
+        Its row; the session knows nothing of it.
+    """
+    trial = models.TrialModel(
+        number=number, study_id=study_id, state=TrialState.RUNNING, datetime_start=datetime.now()
+    )
+    row = {
+        "number": number,
+        "study_id": study_id,
+        "state": TrialState.RUNNING,
+        "datetime_start": trial._datetime_start_utc,  # noqa: SLF001 - the column itself
+    }
+    result = cast("sa.CursorResult[tuple[()]]", session.execute(sa.insert(_TRIALS), row))
+    trial.trial_id = cast("tuple[int]", result.inserted_primary_key)[0]
+    return trial

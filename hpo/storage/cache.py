@@ -1,0 +1,145 @@
+"""Reading what has changed: finished trials once, unfinished ones only when they are asked for."""
+
+import bisect
+import copy
+import time
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Final
+
+from optuna.distributions import BaseDistribution
+from optuna.storages._cached_storage import _CachedStorage, _StudyInfo
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.storage.reader import TrialRow
+from hpo.storage.study_storage import StudyStorage
+
+_ALL: Final = frozenset(TrialState)
+_FINISHED: Final = frozenset(state for state in TrialState if state.is_finished())
+
+
+class StudyCache(_CachedStorage):
+    """Optuna's cache in front of a storage, with cheaper answers to "which trials are there?".
+
+    Optuna's reads every unfinished trial with its whole curve each time it is asked for any trials, and sorts
+    all that it knows. Here one small statement tells what has changed, and only what has finished or was asked
+    for is read: a pruner that compares with finished trials and a look for waiting ones read no curves.
+
+    Args:
+        backend: The storage.
+        max_age: Seconds for which an answer about finished trials holds, what this process itself has finished
+            aside. A pruner that is asked many times a second needs no newer one.
+    """
+
+    def __init__(self, backend: StudyStorage, *, max_age: float = 0.0) -> None:
+        super().__init__(backend)
+        self._storage = backend
+        self._max_age = max_age
+        self._seen: dict[int, _Seen] = {}
+
+    def expect(self, study_id: int, distributions: Mapping[str, BaseDistribution]) -> None:
+        """Take a study's distributions as known, by parameter: its config fixes them.
+
+        Otherwise each process looks in the storage, the first time it sets a parameter, what another trial had.
+        """
+        with self._lock:
+            self._studies.setdefault(study_id, _StudyInfo()).param_distribution.update(distributions)
+
+    def delete_study(self, study_id: int) -> None:
+        """Delete a study; see `optuna.storages.BaseStorage`."""
+        self._seen.pop(study_id, None)
+        super().delete_study(study_id)
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        """Add a trial; see `optuna.storages.BaseStorage`."""
+        try:
+            return super().create_new_trial(study_id, template_trial)
+        finally:
+            self._looks_are_old()
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        """Change a trial's state; see `optuna.storages.BaseStorage`."""
+        try:
+            return super().set_trial_state_values(trial_id, state, values)
+        finally:
+            self._looks_are_old()
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """The trials in these states, by number; see `optuna.storages.BaseStorage`."""
+        wanted = _ALL if states is None else frozenset(state for state in TrialState if state in states)
+        if study_id not in self._studies:
+            self.get_study_name_from_id(study_id)  # KeyError if there is no such study
+        with self._lock:
+            seen = self._seen.setdefault(study_id, _Seen())
+            now = time.monotonic()
+            unfinished: list[FrozenTrial] = []
+            if not wanted <= _FINISHED or now >= seen.fresh_until:
+                unfinished = self._look(study_id, seen, wanted)
+                seen.fresh_until = now + self._max_age
+            trials = seen.finished_in(wanted)
+        for trial in unfinished:
+            bisect.insort(trials, trial, key=_number)
+        return copy.deepcopy(trials) if deepcopy else trials
+
+    def _looks_are_old(self) -> None:
+        with self._lock:
+            for seen in self._seen.values():
+                seen.fresh_until = 0.0
+
+    def _look(self, study_id: int, seen: "_Seen", wanted: frozenset[TrialState]) -> list[FrozenTrial]:
+        """Take in what has finished since the last look; the unfinished trials in the wanted states."""
+        rows, trials = self._storage.read_changes(
+            study_id, after=seen.last_id, among=seen.unfinished, states=wanted | _FINISHED
+        )
+        self._add_trials_to_cache(study_id, trials)
+        seen.take_in(rows, [trial for trial in trials if trial.state.is_finished()])
+        return [trial for trial in trials if not trial.state.is_finished()]
+
+
+class _Seen:
+    """What is known of a study's trials.
+
+    Attributes:
+        last_id: All trials up to this id have been looked at. Whoever adds a trial holds the study's row lock
+            until the commit, so ids become visible in their order.
+        unfinished: Those among them that had not finished then.
+        fresh_until: The monotonic clock until which that holds well enough.
+    """
+
+    def __init__(self) -> None:
+        self.last_id = -1
+        self.fresh_until = 0.0
+        self.unfinished: set[int] = set()
+        self._finished: dict[frozenset[TrialState], list[FrozenTrial]] = {_FINISHED: []}
+
+    def take_in(self, rows: Iterable[TrialRow], finished: Iterable[FrozenTrial]) -> None:
+        """Note a look at these rows, and the trials that were found finished."""
+        for row in rows:
+            self.last_id = max(self.last_id, row.trial_id)
+            if row.state.is_finished():
+                self.unfinished.discard(row.trial_id)
+            else:
+                self.unfinished.add(row.trial_id)
+        for trial in finished:
+            for states, trials in self._finished.items():
+                if trial.state not in states:
+                    continue
+                if not trials or trials[-1].number < trial.number:  # all of them, when a study is opened
+                    trials.append(trial)
+                else:
+                    bisect.insort(trials, trial, key=_number)
+
+    def finished_in(self, states: frozenset[TrialState]) -> list[FrozenTrial]:
+        """The finished trials in these states, by number; the list is the caller's."""
+        states &= _FINISHED
+        if states not in self._finished:  # kept from now on: whoever asks will ask again
+            every = self._finished[_FINISHED]
+            self._finished[states] = [trial for trial in every if trial.state in states]
+        return self._finished[states].copy()
+
+
+def _number(trial: FrozenTrial) -> int:
+    return trial.number

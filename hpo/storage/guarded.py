@@ -1,0 +1,103 @@
+"""Single statements that write to a trial only if it may be written to.
+
+Optuna reads the trial, checks its state in Python and then writes: up to four statements, during which SQLite
+knows only one writer. Here the checks (the trial is unfinished; the writer holds its lease) are the condition of
+an ``INSERT … SELECT … ON CONFLICT``, so a write is one statement, and the write lock is held for its time only.
+"""
+
+import functools
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any, cast
+
+import sqlalchemy as sa
+from optuna.storages._rdb.models import TrialModel, TrialValueModel
+from optuna.trial import TrialState
+from sqlalchemy import orm
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+
+from hpo.storage.ledger import ATTEMPTS
+
+# An execution option: each statement is a transaction of its own, SQLite needs no BEGIN around it.
+SINGLE = "hpo_single"
+
+_TRIALS = cast("sa.Table", TrialModel.__table__)
+_SET_STATE = (
+    sa.update(_TRIALS)
+    .where(
+        _TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
+        _TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING]),
+    )
+    .values(state=sa.bindparam("new_state"), datetime_complete=sa.bindparam("new_completed"))
+)
+_ADD_VALUE = sa.insert(cast("sa.Table", TrialValueModel.__table__))
+
+
+@functools.cache
+def guarded_insert(
+    dialect: str, table: sa.Table, columns: tuple[str, ...], key: str, *, replace: bool, fenced: bool
+) -> sa.Executable:
+    """A statement that stores one row of a trial.
+
+    Its parameters are ``new_<column>`` for each column, ``trial`` and, if fenced, ``attempt``. It affects no row
+    when the trial is missing, finished or not the attempt's.
+
+    Args:
+        dialect: ``sqlite``, ``postgresql`` or ``mysql``.
+        table: One of Optuna's tables of what belongs to a trial.
+        columns: The columns to fill, besides ``trial_id``.
+        key: The column that is unique within the trial.
+        replace: Whether a row with the same key gets the new values; otherwise it stays.
+        fenced: Whether the writer must hold the trial's lease.
+    """
+    names = ["trial_id", *columns]
+    source = _allowed_trial(table, columns, fenced=fenced)
+    updated = [column for column in columns if column != key]
+    insert: Any = {"sqlite": sqlite, "postgresql": postgresql, "mysql": mysql}[dialect].insert(table)
+    insert = insert.from_select(names, source)
+    if dialect == "mysql":
+        updates = {name: insert.inserted[name] if replace else table.c[name] for name in updated}
+        insert = insert.on_duplicate_key_update(updates)
+    else:
+        index = [table.c.trial_id, table.c[key]]
+        if replace:
+            updates = {name: insert.excluded[name] for name in updated}
+            insert = insert.on_conflict_do_update(index_elements=index, set_=updates)
+        else:
+            insert = insert.on_conflict_do_nothing(index_elements=index)
+    # Without preserve_rowcount PostgreSQL's driver answers -1, and a refusal would pass unseen.
+    statement: sa.Executable = insert.inline().execution_options(preserve_rowcount=True)
+    return statement
+
+
+def _allowed_trial(table: sa.Table, columns: tuple[str, ...], *, fenced: bool) -> sa.Select[tuple[Any, ...]]:
+    """The new row, or nothing if the trial may not be written to."""
+    new = [sa.bindparam(f"new_{name}", type_=table.c[name].type) for name in columns]
+    trial = sa.bindparam("trial", type_=sa.Integer)
+    unfinished = _TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING])
+    if not fenced:
+        return sa.select(_TRIALS.c.trial_id, *new).where(_TRIALS.c.trial_id == trial, unfinished)
+    writable = sa.exists().where(_TRIALS.c.trial_id == trial, unfinished)
+    source = sa.select(ATTEMPTS.c.trial_id, *new).where(
+        ATTEMPTS.c.trial_id == trial,
+        ATTEMPTS.c.attempt == sa.bindparam("attempt", type_=sa.Integer),
+        ATTEMPTS.c.ended_at.is_(None),
+        writable,
+    )
+    # The lock makes a requeue wait for this write, and this write for a requeue: it then finds the lease ended.
+    # The trial is in a subquery so that only the lease is locked: a requeue locks the two in this order, too.
+    return source.with_for_update()
+
+
+def set_state(session: orm.Session, trial_id: int, state: TrialState, values: Sequence[float]) -> bool:
+    """Set the state and values of an unfinished trial; False where it isn't one."""
+    completed = datetime.now(UTC).replace(tzinfo=None) if state.is_finished() else None
+    row: dict[str, Any] = {"trial": trial_id, "new_state": state, "new_completed": completed}
+    changed = cast("sa.CursorResult[tuple[()]]", session.execute(_SET_STATE, row))
+    if not changed.rowcount:
+        return False
+    for objective, value in enumerate(values):
+        stored, kind = TrialValueModel.value_to_stored_repr(value)
+        row = {"trial_id": trial_id, "objective": objective, "value": stored, "value_type": kind}
+        session.execute(_ADD_VALUE, row)
+    return True

@@ -1,0 +1,425 @@
+"""Who works on which trial: leases and attempts, in a table beside Optuna's.
+
+Every time a trial becomes RUNNING under an owner, one row is added to ``hpo_attempts``, in the transaction that
+changes the trial's state. The row is the trial's *lease* as long as ``ended_at`` is null; at most one row of a
+trial is open, and it has the highest attempt number (`claim` closes what an older owner left open).
+
+All functions take a SQLAlchemy connection or session and leave the commit to the caller. Times are seconds
+since the epoch by the caller's clock, so they mean the same in every database. How long an attempt took is
+measured by its owner, on a clock that is never set, and stored with each beat: limits go by that.
+"""
+
+import functools
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol, Self, cast
+
+import psutil
+import sqlalchemy as sa
+from optuna.storages._rdb.models import TrialModel
+from optuna.trial import TrialState
+
+from hpo.errors import StudyError
+from hpo.storage.outage import DatabaseGoneError, first_line
+
+logger = logging.getLogger(__name__)
+
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's constant for the namespace of the machine itself
+_NAME_LENGTH = 255
+_HIDDEN = 0.0  # the start of a process that its system tells nothing of
+_CLOCK_STEPS = 10.0  # seconds by which a process's start may seem to move where it is told by the clock
+
+metadata = sa.MetaData()
+
+ATTEMPTS = sa.Table(
+    "hpo_attempts",
+    metadata,
+    # No foreign key: Optuna's own tools delete trials, and know nothing of this table.
+    sa.Column("trial_id", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("attempt", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("host", sa.String(_NAME_LENGTH), nullable=False),
+    sa.Column("boot_id", sa.String(64), nullable=False),
+    sa.Column("pid", sa.Integer, nullable=False),
+    sa.Column("start_time", sa.Double, nullable=False),
+    sa.Column("worker", sa.String(_NAME_LENGTH), nullable=False),
+    sa.Column("device", sa.String(_NAME_LENGTH), nullable=False),
+    sa.Column("code", sa.String(64), nullable=False),
+    sa.Column("started_at", sa.Double, nullable=False),
+    sa.Column("beat_at", sa.Double, nullable=False),
+    sa.Column("seconds", sa.Double, nullable=False),
+    sa.Column("ended_at", sa.Double),
+    sa.Column("outcome", sa.String(64)),
+    sa.Column("reason", sa.Text),
+)
+
+_TRIALS = cast("sa.Table", TrialModel.__table__)
+_HAS_PROC = Path("/proc/self/stat").exists()
+
+
+class Executor(Protocol):
+    """What the functions here need of a `sqlalchemy.Connection` or a `sqlalchemy.orm.Session`."""
+
+    def execute(
+        self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None, /
+    ) -> sa.Result[tuple[object, ...]]:
+        """Run one statement in the caller's transaction."""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """The process that runs trials, described so that others can tell whether it still lives.
+
+    Attributes:
+        host: Name of the machine; with the PID namespace where the process has one of its own, for nobody
+            outside can look into it.
+        boot_id: Identifies the machine's boot; empty where the system has none.
+        pid: Process id.
+        start_time: When the process started, in the system's own unit (see `process_start`).
+        worker: Label of the worker, for people.
+        device: Device that the worker trains on, for people.
+        code: Hash of the study's code that it runs (`hpo.config.code`); empty where it runs none.
+    """
+
+    host: str
+    boot_id: str
+    pid: int
+    start_time: float
+    worker: str = ""
+    device: str = ""
+    code: str = ""
+
+    @classmethod
+    def current(cls, *, worker: str = "", device: str = "") -> Self:
+        """The calling process as an owner."""
+        pid = os.getpid()
+        start = process_start(pid)
+        if start is None:  # the caller is alive, so the system hides its processes
+            start = _HIDDEN
+        return cls(host_name(), boot_id(), pid, start, worker[:_NAME_LENGTH], device[:_NAME_LENGTH])
+
+    def in_this_process(self) -> "Owner":
+        """The same worker, with the same code, as the calling process: a fork of the one before."""
+        return replace(Owner.current(worker=self.worker, device=self.device), code=self.code)
+
+
+class Attempt(NamedTuple):
+    """One row of the ledger; see `Owner` for the first fields' meaning.
+
+    ``seconds`` is how long the attempt took; of one that runs or was lost, until its last beat.
+    """
+
+    trial_id: int
+    attempt: int
+    host: str
+    boot_id: str
+    pid: int
+    start_time: float
+    worker: str
+    device: str
+    code: str
+    started_at: float
+    beat_at: float
+    seconds: float
+    ended_at: float | None
+    outcome: str | None
+    reason: str | None
+
+    def owner_is_alive(self) -> bool | None:
+        """`owner_is_alive` of the attempt's owner."""
+        return owner_is_alive(self.host, self.boot_id, self.pid, self.start_time)
+
+
+class Lease(NamedTuple):
+    """An attempt at a trial, as its owner knows it."""
+
+    trial_id: int
+    attempt: int
+
+
+class RunningTrial(NamedTuple):
+    """A RUNNING trial and its lease, if it has one."""
+
+    trial_id: int
+    number: int
+    lease: Attempt | None
+
+
+@functools.cache
+def host_name() -> str:
+    """This machine's name; a process in a PID namespace of its own counts as another machine."""
+    try:
+        namespace = str(Path("/proc/self/ns/pid").readlink())
+    except OSError:
+        namespace = _INITIAL_PID_NAMESPACE
+    name = socket.gethostname()[:200]
+    return name if namespace == _INITIAL_PID_NAMESPACE else f"{name} {namespace}"
+
+
+@functools.cache
+def boot_id() -> str:
+    """Identifier of this machine's boot, or an empty text."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
+
+
+def process_start(pid: int) -> float | None:
+    """When a process started, or None for a process that is gone or a zombie.
+
+    On Linux in clock ticks since boot, which no change of the clock moves (`psutil` adds the boot time, which
+    such a change does move); elsewhere in seconds since the epoch.
+    """
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return _process_start_without_proc(pid)
+    # The second field is the program's name in parentheses, and may hold spaces and parentheses itself.
+    fields = stat[stat.rindex(b")") + 2 :].split()
+    return None if fields[0] in {b"Z", b"X", b"x"} else float(fields[19])
+
+
+def _process_start_without_proc(pid: int) -> float | None:
+    if _HAS_PROC:
+        return None
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
+    except psutil.Error:
+        return None
+
+
+def owner_is_alive(host: str, boot: str, pid: int, start: float) -> bool | None:
+    """Whether a process still runs; None where that can't be known: on another host, or hidden by the system.
+
+    A stopped process (SIGSTOP) lives. A process of an earlier boot, one that is gone or a zombie, and one
+    whose id belongs to another process by now, do not.
+    """
+    if host != host_name():
+        return None
+    if boot != boot_id():
+        return False
+    if start == _HIDDEN:
+        return None
+    found = process_start(pid)
+    return found is not None and abs(found - start) <= (0.0 if _HAS_PROC else _CLOCK_STEPS)
+
+
+# Statements of the hot path are built once: that costs more than to execute them.
+_LAST = sa.select(sa.func.max(ATTEMPTS.c.attempt), sa.func.count() - sa.func.count(ATTEMPTS.c.ended_at)).where(
+    ATTEMPTS.c.trial_id == sa.bindparam("trial", type_=sa.Integer)
+)
+_CLAIM = sa.insert(ATTEMPTS)
+
+
+def claim(conn: Executor, trial_id: int, owner: Owner) -> int:
+    """Give ``owner`` the trial's next attempt.
+
+    The caller's transaction must hold the trial (row lock, or SQLite's write lock).
+
+    Returns:
+        The number of the new attempt, counted from 1.
+    """
+    last = conn.execute(_LAST, {"trial": trial_id}).one()
+    previous, still_open = cast("tuple[int | None, int]", tuple(last))
+    if still_open:  # a tool without leases took the trial from its owner
+        stale = sa.update(ATTEMPTS).where(ATTEMPTS.c.trial_id == trial_id, ATTEMPTS.c.ended_at.is_(None))
+        conn.execute(stale.values(ended_at=time.time(), outcome="lost", reason="the trial was taken over"))
+    attempt = (previous or 0) + 1
+    now = time.time()
+    begun = {"trial_id": trial_id, "attempt": attempt, "started_at": now, "beat_at": now, "seconds": 0.0}
+    conn.execute(_CLAIM, asdict(owner) | begun)
+    return attempt
+
+
+_IS_LEASE = sa.and_(
+    ATTEMPTS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
+    ATTEMPTS.c.attempt == sa.bindparam("number", type_=sa.Integer),
+    ATTEMPTS.c.ended_at.is_(None),
+)
+_END = (
+    sa.update(ATTEMPTS)
+    .where(_IS_LEASE)
+    .values(
+        ended_at=sa.bindparam("now"),
+        outcome=sa.bindparam("how"),
+        reason=sa.bindparam("why"),
+        seconds=sa.func.coalesce(sa.bindparam("took", type_=sa.Double), ATTEMPTS.c.seconds),
+    )
+)
+_BEAT = sa.update(ATTEMPTS).where(_IS_LEASE).values(beat_at=sa.bindparam("now"), seconds=sa.bindparam("took"))
+_LOCK = sa.select(ATTEMPTS.c.attempt).where(_IS_LEASE).with_for_update()
+
+
+def holds(conn: Executor, trial_id: int, attempt: int) -> bool:
+    """Whether ``attempt`` is the trial's lease; the row stays locked until the transaction ends.
+
+    The lock is what keeps a requeue by another process out until the caller's writes are committed.
+    """
+    return conn.execute(_LOCK, {"trial": trial_id, "number": attempt}).first() is not None
+
+
+def is_held_by(conn: Executor, trial_id: int, attempt: int, owner: Owner) -> bool:
+    """Whether ``attempt`` is the trial's lease, and this process's."""
+    query = sa.select(ATTEMPTS.c.attempt).where(
+        _IS_LEASE,
+        ATTEMPTS.c.host == owner.host,
+        ATTEMPTS.c.boot_id == owner.boot_id,
+        ATTEMPTS.c.pid == owner.pid,
+        ATTEMPTS.c.start_time == owner.start_time,
+    )
+    return conn.execute(query, {"trial": trial_id, "number": attempt}).first() is not None
+
+
+def has_ended_as(conn: Executor, trial_id: int, attempt: int, outcome: str) -> bool:
+    """Whether an attempt has ended with this outcome."""
+    query = sa.select(ATTEMPTS.c.attempt).where(
+        ATTEMPTS.c.trial_id == trial_id, ATTEMPTS.c.attempt == attempt, ATTEMPTS.c.ended_at.is_not(None)
+    )
+    return conn.execute(query.where(ATTEMPTS.c.outcome == outcome)).first() is not None
+
+
+def end(
+    conn: Executor,
+    trial_id: int,
+    attempt: int,
+    outcome: str,
+    reason: str | None = None,
+    *,
+    seconds: float | None = None,
+) -> bool:
+    """End an attempt that took so many seconds (None: until its last beat); False if it had ended already."""
+    how = {"now": time.time(), "how": outcome, "why": reason, "took": seconds}
+    return _rows(conn, _END, {"trial": trial_id, "number": attempt} | how) == 1
+
+
+def end_open(conn: Executor, trial_id: int, outcome: str) -> None:
+    """End whatever attempt of the trial is open, whoever has it."""
+    conn.execute(
+        sa.update(ATTEMPTS)
+        .where(ATTEMPTS.c.trial_id == trial_id, ATTEMPTS.c.ended_at.is_(None))
+        .values(ended_at=time.time(), outcome=outcome)
+    )
+
+
+def beat(conn: Executor, trial_id: int, attempt: int, seconds: float) -> bool:
+    """Record that the owner lives, after so many seconds; False if the attempt is no longer the trial's lease."""
+    beaten = {"trial": trial_id, "number": attempt, "now": time.time(), "took": seconds}
+    return _rows(conn, _BEAT, beaten) == 1
+
+
+def _rows(conn: Executor, statement: sa.Update, parameters: Mapping[str, Any]) -> int:
+    return cast("sa.CursorResult[tuple[object, ...]]", conn.execute(statement, parameters)).rowcount
+
+
+def lock_unchanged(conn: Executor, lease: Attempt) -> bool:
+    """Lock an attempt that was read before; False if its owner has beaten or it has ended since."""
+    unchanged = _LOCK.where(ATTEMPTS.c.beat_at == lease.beat_at)
+    return conn.execute(unchanged, {"trial": lease.trial_id, "number": lease.attempt}).first() is not None
+
+
+def attempts(conn: Executor, study_id: int) -> list[Attempt]:
+    """Every attempt of a study's trials, by trial and attempt."""
+    query = sa.select(ATTEMPTS).join(_TRIALS, _TRIALS.c.trial_id == ATTEMPTS.c.trial_id)
+    query = query.where(_TRIALS.c.study_id == study_id)
+    return _read(conn, query)
+
+
+def attempts_of_trial(conn: Executor, trial_id: int) -> list[Attempt]:
+    """Every attempt of one trial, oldest first."""
+    return _read(conn, sa.select(ATTEMPTS).where(ATTEMPTS.c.trial_id == trial_id))
+
+
+def _read(conn: Executor, query: sa.Select[tuple[object, ...]]) -> list[Attempt]:
+    rows = conn.execute(query.order_by(ATTEMPTS.c.trial_id, ATTEMPTS.c.attempt))
+    return [Attempt._make(row) for row in rows]
+
+
+def running_trials(conn: Executor, study_id: int) -> list[RunningTrial]:
+    """The study's RUNNING trials with their leases, by number."""
+    join = sa.and_(ATTEMPTS.c.trial_id == _TRIALS.c.trial_id, ATTEMPTS.c.ended_at.is_(None))
+    query = (
+        sa.select(_TRIALS.c.trial_id, _TRIALS.c.number, ATTEMPTS)
+        .outerjoin_from(_TRIALS, ATTEMPTS, join)
+        .where(_TRIALS.c.study_id == study_id, _TRIALS.c.state == TrialState.RUNNING)
+        .order_by(_TRIALS.c.number)
+    )
+    rows = cast("list[tuple[Any, ...]]", conn.execute(query).all())
+    return [RunningTrial(row[0], row[1], None if row[2] is None else Attempt._make(row[2:])) for row in rows]
+
+
+def forget_trials(conn: Executor, trial_ids: sa.Select[tuple[int]]) -> None:
+    """Delete the attempts of trials that are about to go, or that had a new trial's id before it."""
+    conn.execute(sa.delete(ATTEMPTS).where(ATTEMPTS.c.trial_id.in_(trial_ids)))
+
+
+class Heartbeat:
+    """A thread that beats for what a worker holds, and says when a lease has been lost.
+
+    A beat that fails, whatever the reason, is tried again at the next interval: without beats a living worker
+    would be taken for dead.
+
+    Args:
+        beat: Beats once for every held trial; returns the leases that are lost.
+        interval: Seconds between beats.
+        on_lost: Called from the thread, once for each lease that is lost.
+        on_gone: Called from the thread when the database is gone for good.
+    """
+
+    def __init__(
+        self,
+        beat: Callable[[], Iterable[Lease]],
+        *,
+        interval: float = 10.0,
+        on_lost: Callable[[Lease], None] | None = None,
+        on_gone: Callable[[], None] | None = None,
+    ) -> None:
+        self._beat = beat
+        self._interval = interval
+        self._on_lost = on_lost
+        self._on_gone = on_gone
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="hpo-heartbeat", daemon=True)
+
+    def start(self) -> Self:
+        """Begin to beat."""
+        self._thread.start()
+        return self
+
+    def stop(self) -> None:
+        """Stop beating, and wait for a beat that is under way."""
+        self._stop.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _run(self) -> None:
+        told: set[Lease] = set()
+        failing = False
+        while not self._stop.wait(self._interval):
+            try:
+                lost = set(self._beat())
+                for lease in lost - told:
+                    if self._on_lost is not None:
+                        self._on_lost(lease)
+            except Exception as error:
+                if not failing:
+                    text = "a sign of life could not be given, tried again every %.0f s: %s"
+                    expected = isinstance(error, StudyError | sa.exc.SQLAlchemyError | OSError)
+                    logger.warning(text, self._interval, first_line(error), exc_info=not expected)
+                failing = True
+                if isinstance(error, DatabaseGoneError) and self._on_gone is not None:
+                    self._on_gone()
+            else:
+                failing, told = False, lost

@@ -1,0 +1,238 @@
+"""Reading trials from Optuna's tables in two statements, without its object-relational mapper.
+
+Optuna reads a trial in six statements, and builds an object for every row. Here the first statement reads the
+trials, the second everything that belongs to them. A finished trial's rows change no more, so one that the first
+statement found finished is read whole.
+"""
+
+import functools
+import json
+import math
+from collections import defaultdict
+from collections.abc import Collection, Container, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple, cast
+
+import sqlalchemy as sa
+from optuna.distributions import json_to_distribution
+from optuna.storages._rdb import models
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.storage.outage import patient
+from hpo.storage.transactions import TransactionalStorage
+
+_TRIALS = cast("sa.Table", models.TrialModel.__table__)
+_PARAMS = cast("sa.Table", models.TrialParamModel.__table__)
+_VALUES = cast("sa.Table", models.TrialValueModel.__table__)
+_REPORTS = cast("sa.Table", models.TrialIntermediateValueModel.__table__)
+_USER_ATTRS = cast("sa.Table", models.TrialUserAttributeModel.__table__)
+_SYSTEM_ATTRS = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
+
+# Ids in one statement: far below what any database takes, and enough for the statement's own cost not to count.
+_AT_ONCE: Final = 500
+# Rows in hand at a time: all that are held at once count as new objects, which start long garbage collections.
+_FETCHED: Final = 200
+_FINITE: Final = "FINITE"
+_NOT_FINITE: Final = {"INF_POS": math.inf, "INF_NEG": -math.inf, "NAN": math.nan}
+
+
+#: Place, name or kind, number, text.
+_Part = tuple[int, str, Any, Any]
+
+
+class TrialRow(NamedTuple):
+    """A trial's own row; times are naive UTC, as stored."""
+
+    trial_id: int
+    number: int
+    state: TrialState
+    started: datetime | None
+    completed: datetime | None
+
+
+_ROW = (
+    _TRIALS.c.trial_id,
+    _TRIALS.c.number,
+    _TRIALS.c.state,
+    _TRIALS.c.datetime_start,
+    _TRIALS.c.datetime_complete,
+)
+
+
+class ReadingStorage(TransactionalStorage):
+    """Optuna's storage with these ways to read."""
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """Read a trial."""
+        with self.single_statements() as conn:
+            return whole_trials(conn, [trial_row(conn, trial_id)])[0]
+
+    def get_trial_system_attrs(self, trial_id: int) -> dict[str, Any]:
+        """Read a trial's system attributes."""
+        with self.single_statements() as conn:
+            return system_attrs(conn, trial_id)
+
+    def _get_trials(
+        self,
+        study_id: int,
+        states: Container[TrialState] | None,
+        included_trial_ids: set[int],
+        trial_id_greater_than: int,
+    ) -> list[FrozenTrial]:
+        wanted = [state for state in TrialState if states is None or state in states]
+        rows, trials = self.read_changes(
+            study_id, after=trial_id_greater_than, among=included_trial_ids, states=wanted
+        )
+        if not rows:
+            self.get_study_name_from_id(study_id)  # KeyError if there is no such study
+        return trials
+
+    @patient
+    def read_changes(
+        self, study_id: int, *, after: int, among: Collection[int], states: Collection[TrialState]
+    ) -> tuple[list[TrialRow], list[FrozenTrial]]:
+        """Look at the trials with an id above ``after`` or among the given ones.
+
+        Returns:
+            Their rows, and those in ``states`` as whole trials.
+        """
+        with self.single_statements() as conn:
+            rows = trial_rows(conn, study_id, after=after, among=among)
+            return rows, whole_trials(conn, [row for row in rows if row.state in states])
+
+
+# Statements are built once: building one costs as much as a small database takes to answer it.
+_AFTER = _TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
+_OF_STUDY = sa.select(*_ROW).where(_TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer))
+_ROWS_AFTER = _OF_STUDY.where(_AFTER).order_by(_TRIALS.c.trial_id)
+_ROWS_OR_AMONG = _OF_STUDY.where(
+    sa.or_(_AFTER, _TRIALS.c.trial_id.in_(sa.bindparam("among", expanding=True, type_=sa.Integer)))
+).order_by(_TRIALS.c.trial_id)
+_ROW_OF_ONE = sa.select(*_ROW).where(_TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
+
+
+def trial_row(conn: sa.Connection, trial_id: int) -> TrialRow:
+    """One trial's row.
+
+    Raises:
+        KeyError: There is no such trial.
+    """
+    row = conn.execute(_ROW_OF_ONE, {"trial": trial_id}).first()
+    if row is None:
+        raise KeyError(models.NOT_FOUND_MSG)
+    return TrialRow._make(row)
+
+
+def trial_rows(conn: sa.Connection, study_id: int, *, after: int, among: Collection[int]) -> list[TrialRow]:
+    """The rows of a study's trials with an id above ``after`` or among the given ones, by id."""
+    few = len(among) <= _AT_ONCE
+    bounds = {"study": study_id, "after": after if few else min(min(among) - 1, after)}
+    if among and few:
+        rows = conn.execute(_ROWS_OR_AMONG, bounds | {"among": list(among)}).all()
+    else:
+        rows = conn.execute(_ROWS_AFTER, bounds).all()
+    found = map(TrialRow._make, rows)
+    return [row for row in found if few or row.trial_id > after or row.trial_id in among]
+
+
+def whole_trials(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:
+    """The trials of these rows with all that belongs to them, in the same order."""
+    trials: list[FrozenTrial] = []
+    for start in range(0, len(rows), _AT_ONCE):
+        trials += _whole(conn, rows[start : start + _AT_ONCE])
+    return trials
+
+
+def system_attrs(conn: sa.Connection, trial_id: int) -> dict[str, Any]:
+    """A trial's system attributes.
+
+    Raises:
+        KeyError: There is no such trial.
+    """
+    rows = conn.execute(_SYSTEM_ATTRS_OF_ONE, {"trial": trial_id}).all()
+    if not rows:
+        raise KeyError(models.NOT_FOUND_MSG)
+    return {key: json.loads(value) for key, value in rows if key is not None}
+
+
+_SYSTEM_ATTRS_OF_ONE = (
+    sa.select(_SYSTEM_ATTRS.c.key, _SYSTEM_ATTRS.c.value_json)
+    .outerjoin_from(_TRIALS, _SYSTEM_ATTRS, _SYSTEM_ATTRS.c.trial_id == _TRIALS.c.trial_id)
+    .where(_TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
+)
+
+
+def _part(
+    table: sa.Table, order: str | None, name: str, number: str | None, text: str | None
+) -> sa.Select[tuple[Any, ...]]:
+    """What one of the tables holds about some trials, in columns that all the tables can share."""
+    return sa.select(
+        sa.literal_column(f"'{table.name}'").label("part"),
+        table.c.trial_id,
+        sa.literal_column("0").label("place") if order is None else table.c[order].label("place"),
+        sa.cast(table.c[name], sa.String(models.MAX_INDEXED_STRING_LENGTH)).label("name"),
+        (sa.null() if number is None else table.c[number]).label("number"),
+        (sa.null() if text is None else table.c[text]).label("text"),
+    ).where(table.c.trial_id.in_(sa.bindparam("trials", expanding=True, type_=sa.Integer)))
+
+
+# The first part has a value in every column: it is what databases take the columns' types from.
+_PARTS = sa.union_all(
+    _part(_PARAMS, "param_id", "param_name", "param_value", "distribution_json"),
+    _part(_VALUES, "objective", "value_type", "value", None),
+    _part(_REPORTS, "step", "intermediate_value_type", "intermediate_value", None),
+    _part(_USER_ATTRS, None, "key", None, "value_json"),
+    _part(_SYSTEM_ATTRS, None, "key", None, "value_json"),
+)
+
+
+def _whole(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:
+    params, values = defaultdict[int, list[_Part]](list), defaultdict[int, list[_Part]](list)
+    reports = defaultdict[int, dict[int, float]](dict)
+    user_attrs, system = defaultdict[int, dict[str, Any]](dict), defaultdict[int, dict[str, Any]](dict)
+    for found in conn.execute(_PARTS, {"trials": [row.trial_id for row in rows]}).partitions(_FETCHED):
+        for part, trial_id, place, name, number, text in found:
+            if part == _REPORTS.name:
+                reports[trial_id][place] = number if name == _FINITE else _NOT_FINITE[name]
+            elif part == _PARAMS.name:
+                params[trial_id].append((place, name, number, text))
+            elif part == _VALUES.name:
+                values[trial_id].append((place, name, number, text))
+            else:
+                (user_attrs if part == _USER_ATTRS.name else system)[trial_id][name] = json.loads(text)
+    return [
+        _trial(
+            row,
+            sorted(params.pop(row.trial_id, ())),
+            sorted(values.pop(row.trial_id, ())),
+            intermediate_values=reports.pop(row.trial_id, {}),
+            user_attrs=user_attrs.pop(row.trial_id, {}),
+            system_attrs=system.pop(row.trial_id, {}),
+        )
+        for row in rows
+    ]
+
+
+def _trial(row: TrialRow, params: list[_Part], values: list[_Part], **parts: dict[Any, Any]) -> FrozenTrial:
+    distributions = {name: _distribution(text) for _, name, _, text in params}
+    return FrozenTrial(
+        number=row.number,
+        state=row.state,
+        value=None,
+        values=[number if kind == _FINITE else _NOT_FINITE[kind] for _, kind, number, _ in values] or None,
+        datetime_start=_local(row.started),
+        datetime_complete=_local(row.completed),
+        params={name: distributions[name].to_external_repr(number) for _, name, number, _ in params},
+        distributions=distributions,
+        trial_id=row.trial_id,
+        **parts,
+    )
+
+
+# Trials share their distributions: a study has a few, and nothing changes one.
+_distribution = functools.lru_cache(maxsize=1024)(json_to_distribution)
+
+
+def _local(stored: datetime | None) -> datetime | None:
+    """Optuna stores naive UTC and shows naive local time."""
+    return None if stored is None else stored.replace(tzinfo=UTC).astimezone().replace(tzinfo=None)

@@ -1,0 +1,331 @@
+"""What becomes of a trial whose worker is gone: it waits to go on, or fails for good.
+
+Whoever notices a death (another worker's supervisor, a timer, a person with `hpo repair`) ends the dead owner's
+attempt and changes the trial's state in one transaction. The lease is the fence: an owner that was taken for dead
+and wakes up finds its attempt ended, and can write nothing any more.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Final, cast
+
+import sqlalchemy as sa
+from optuna.storages._rdb import models
+from optuna.trial import TrialState
+
+from hpo.storage import ledger
+from hpo.storage.budget import BUDGET_ATTR
+from hpo.storage.outage import patient
+from hpo.storage.study_storage import OUTCOME_ATTR, REASON_ATTR, StudyStorage
+from hpo.study.outcome import TRACEBACK_ATTR, WORKER_ATTR
+
+if TYPE_CHECKING:
+    from sqlalchemy import orm
+
+#: Who looks once watches for this part of the grace, in which a living worker gives three signs of life.
+_WATCHED_SHARE: Final = 2
+#: Seconds between two looks while watching.
+_WATCH_PAUSE: Final = 1.0
+LOST: Final = "lost"
+STOPPED: Final = "stopped"
+#: The last attempt of a trial before a person let it wait again (`hpo.study.retry`): deaths until then don't
+#: count.
+RETRIED_ATTR: Final = "hpo:retried_after"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is written about an attempt that its owner can't end itself.
+
+    Attributes:
+        outcome: ``lost`` counts against ``max_retries``; ``stopped`` (we ended the process ourselves) does not;
+            with ``final``, the trial's outcome.
+        reason: For people.
+        final: The trial fails, whatever retries it has left.
+    """
+
+    outcome: str
+    reason: str
+    final: bool = False
+
+
+GONE: Final = Verdict(LOST, "its process is gone")
+
+
+#: Called with a trial's number and an attempt; see `hpo.study.folders.stop_note`.
+StopNote = Callable[[int, int], str | None]
+
+
+def _no_note(_number: int, _attempt: int) -> None:
+    return None
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A trial that has been taken from its owner.
+
+    Attributes:
+        number: The trial.
+        attempt: The attempt that ended; 0 where the trial ran without a lease.
+        state: WAITING to go on, or FAIL.
+        outcome: The attempt's outcome; of a FAILed trial its own.
+        reason: For people.
+    """
+
+    number: int
+    attempt: int
+    state: TrialState
+    outcome: str
+    reason: str
+
+
+class Sightings:
+    """For how long a process that looks again and again has seen each lease without a new beat.
+
+    It goes by that process's own clock, so another machine's may be wrong. While nobody looked (the database was
+    away, the machine asleep) nobody may have been able to beat either: of the time between two looks no more
+    than a third of the grace counts.
+    """
+
+    def __init__(self) -> None:
+        self._looked_at = time.monotonic()
+        self._silent: dict[tuple[int, int, float], float] = {}
+
+    def look(self, leases: Iterable[ledger.Attempt], grace: float) -> list[float]:
+        """Seconds for which each of these leases has been seen as it is; all others are forgotten."""
+        now = time.monotonic()
+        passed = min(now - self._looked_at, grace / 3)
+        keys = [(lease.trial_id, lease.attempt, lease.beat_at) for lease in leases]
+        silent = [self._silent[key] + passed if key in self._silent else 0.0 for key in keys]
+        self._looked_at, self._silent = now, dict(zip(keys, silent, strict=True))
+        return silent
+
+
+@patient
+def requeue_dead(
+    storage: StudyStorage,
+    study_id: int,
+    *,
+    grace: float = 60.0,
+    max_retries: int = 3,
+    sightings: Sightings | None = None,
+    stop_note: StopNote = _no_note,
+    spare: Collection[int] = (),
+    dry_run: bool = False,
+) -> list[Settled]:
+    """Take every RUNNING trial back whose owner is dead.
+
+    An owner on this host is dead when its process is; one on another host when it has not beaten for ``grace``
+    seconds: as ``sightings`` have it, or else as the clock has it and half that time of watching confirms. A
+    RUNNING trial without a lease is taken back only in a study with a budget: others are not ours.
+
+    Args:
+        storage: Where the study is.
+        study_id: Optuna's id of the study.
+        grace: Seconds.
+        max_retries: How many deaths a trial survives; the next one ends it as FAIL with the outcome ``lost``.
+        sightings: What this process has seen when it looked before; None where it looks once.
+        stop_note: Says why an attempt ended where that was no fault of its trial.
+        spare: Processes of this host whose ends the caller settles itself: it knows why they are gone.
+        dry_run: Only say what would be done.
+    """
+    ours = BUDGET_ATTR in storage.get_study_user_attrs(study_id)
+    with storage.engine.connect() as conn:
+        running = [trial for trial in ledger.running_trials(conn, study_id) if not _is_spared(trial, spare)]
+    dead = [trial for trial in running if trial.lease is None and ours]
+    leased = [trial for trial in running if trial.lease is not None]
+    found = _with_dead_owners(leased, grace, sightings)
+    if sightings is None:
+        found = _watched(storage, study_id, found, grace / _WATCHED_SHARE)
+    dead += found
+    dead.sort(key=lambda trial: trial.number)
+    return _settle_all(storage, dead, GONE, max_retries, stop_note, dry_run=dry_run)
+
+
+def _is_spared(trial: ledger.RunningTrial, spare: Collection[int]) -> bool:
+    lease = trial.lease
+    return lease is not None and lease.pid in spare and lease.host == ledger.host_name()
+
+
+def _with_dead_owners(
+    trials: list[ledger.RunningTrial], grace: float, sightings: Sightings | None
+) -> list[ledger.RunningTrial]:
+    leases = [cast("ledger.Attempt", trial.lease) for trial in trials]
+    if sightings is None:
+        silent = [time.time() - lease.beat_at for lease in leases]
+    else:
+        silent = sightings.look(leases, grace)
+    alive = [lease.owner_is_alive() for lease in leases]
+    return [
+        trial
+        for trial, lives, seconds in zip(trials, alive, silent, strict=True)
+        if (seconds > grace if lives is None else not lives)
+    ]
+
+
+def _watched(
+    storage: StudyStorage, study_id: int, trials: list[ledger.RunningTrial], seconds: float
+) -> list[ledger.RunningTrial]:
+    """Those of these trials whose owners are dead processes of this host, or don't beat while they are watched.
+
+    Another machine's clock, or this one's, may be wrong: to the clock alone, all workers elsewhere seem dead then.
+    """
+    here = [trial for trial in trials if trial.lease is not None and trial.lease.owner_is_alive() is not None]
+    elsewhere = [trial for trial in trials if trial not in here]
+    until = time.monotonic() + seconds
+    while elsewhere and (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _WATCH_PAUSE))
+        with storage.engine.connect() as conn:
+            leases = {trial.lease for trial in ledger.running_trials(conn, study_id)}
+        elsewhere = [trial for trial in elsewhere if trial.lease in leases]
+    return here + elsewhere
+
+
+@patient
+def settle_process(
+    storage: StudyStorage,
+    study_id: int,
+    pid: int,
+    verdict: Verdict,
+    *,
+    max_retries: int = 3,
+    stop_note: StopNote = _no_note,
+) -> list[Settled]:
+    """End what a process of this host held; the caller has seen that it is gone.
+
+    Args:
+        storage: Where the study is.
+        study_id: Optuna's id of the study.
+        pid: The process.
+        verdict: Why it is gone.
+        max_retries: See `requeue_dead`, as for the next one.
+        stop_note: As there.
+    """
+    settled: list[Settled] = []
+    # A server may store what the process had sent after it has died, a beat say; then the lease has moved when it
+    # is to be taken. So look until nothing is held.
+    start, held = _held_by(storage, study_id, pid, 0.0)
+    while held:
+        settled += _settle_all(storage, held, verdict, max_retries, stop_note)
+        start, held = _held_by(storage, study_id, pid, start)
+    return settled
+
+
+def _held_by(
+    storage: StudyStorage, study_id: int, pid: int, since: float
+) -> tuple[float, list[ledger.RunningTrial]]:
+    """What the latest process of this boot with the id holds, and its start; nothing if it still runs.
+
+    Earlier ones with that id, and those that started before ``since``, died of something else.
+    """
+    with storage.engine.connect() as conn:
+        running = ledger.running_trials(conn, study_id)
+    leases = [trial.lease for trial in running if trial.lease is not None]
+    here = (ledger.host_name(), ledger.boot_id(), pid)
+    owners = [lease for lease in leases if (lease.host, lease.boot_id, lease.pid) == here]
+    latest = max((lease.start_time for lease in owners), default=since)
+    if latest < since:
+        return since, []
+    held = {lease for lease in owners if lease.start_time == latest and lease.owner_is_alive() is not True}
+    return latest, [trial for trial in running if trial.lease in held]
+
+
+def _settle_all(
+    storage: StudyStorage,
+    trials: Iterable[ledger.RunningTrial],
+    verdict: Verdict,
+    max_retries: int,
+    stop_note: StopNote,
+    *,
+    dry_run: bool = False,
+) -> list[Settled]:
+    judged = ((trial, _noted(trial, verdict, stop_note)) for trial in trials)
+    settled = (_settle(storage, trial, each, max_retries, dry_run=dry_run) for trial, each in judged)
+    return [each for each in settled if each is not None]
+
+
+def _noted(running: ledger.RunningTrial, verdict: Verdict, stop_note: StopNote) -> Verdict:
+    """The verdict over a lost trial's attempt, by its own note if it has left one."""
+    if verdict.outcome != LOST or running.lease is None:
+        return verdict
+    note = stop_note(running.number, running.lease.attempt)
+    return verdict if note is None else Verdict(STOPPED, note)
+
+
+def _settle(
+    storage: StudyStorage,
+    running: ledger.RunningTrial,
+    verdict: Verdict,
+    max_retries: int,
+    *,
+    dry_run: bool = False,
+) -> Settled | None:
+    """Take one trial from its owner; None where its owner has moved since it was looked at."""
+    with storage.transaction() as session:
+        # The lease first, then the trial: the order in which an owner's writes lock them.
+        if running.lease is not None and not ledger.lock_unchanged(session, running.lease):
+            return None
+        trial = models.TrialModel.find_or_raise_by_id(running.trial_id, session, for_update=True)
+        history = ledger.attempts_of_trial(session, running.trial_id)
+        if trial.state != TrialState.RUNNING:
+            return None  # another process was faster
+        if running.lease is None and any(attempt.ended_at is None for attempt in history):
+            return None
+        settled = _judge(running, history, verdict, max_retries, forgiven=_forgiven(session, trial))
+        if dry_run:
+            return settled
+        if running.lease is not None:
+            ledger.end(session, running.trial_id, settled.attempt, verdict.outcome, verdict.reason)
+        if settled.state == TrialState.WAITING:
+            trial.state = TrialState.WAITING
+        else:
+            _fail(storage, session, trial, {OUTCOME_ATTR: settled.outcome, REASON_ATTR: settled.reason})
+        return settled
+
+
+def _judge(
+    running: ledger.RunningTrial,
+    history: Iterable[ledger.Attempt],
+    verdict: Verdict,
+    max_retries: int,
+    *,
+    forgiven: int,
+) -> Settled:
+    """What becomes of a trial whose owner is gone, given its attempts so far."""
+    attempt = 0 if running.lease is None else running.lease.attempt
+    deaths = sum(each.outcome == LOST and each.attempt > forgiven for each in history) + (verdict.outcome == LOST)
+    if verdict.final:
+        return Settled(running.number, attempt, TrialState.FAIL, verdict.outcome, verdict.reason)
+    if deaths > max_retries:
+        reason = f"its worker died {deaths} times, the last time: {verdict.reason}"
+        return Settled(running.number, attempt, TrialState.FAIL, verdict.outcome, reason)
+    return Settled(running.number, attempt, TrialState.WAITING, verdict.outcome, verdict.reason)
+
+
+def _forgiven(session: orm.Session, trial: models.TrialModel) -> int:
+    """The last attempt that does not count against the retries; 0 where all do."""
+    attr = models.TrialUserAttributeModel.find_by_trial_and_key(trial, RETRIED_ATTR, session)
+    return 0 if attr is None else int(json.loads(cast("str", attr.value_json)))
+
+
+def _fail(storage: StudyStorage, session: orm.Session, trial: models.TrialModel, attrs: dict[str, str]) -> None:
+    trial_id = cast("int", trial.trial_id)
+    forget_failure(session, trial_id)
+    for key, value in attrs.items():
+        storage._set_trial_attr_without_commit(  # noqa: SLF001 - Optuna's, in our transaction
+            session, models.TrialUserAttributeModel, trial_id, key, value
+        )
+    trial.state = TrialState.FAIL
+    trial.datetime_complete = datetime.now()
+
+
+def forget_failure(session: orm.Session, trial_id: int) -> None:
+    """Delete what an earlier attempt has left on a trial about its failure."""
+    attrs = cast("sa.Table", models.TrialUserAttributeModel.__table__)
+    failure = attrs.c.key.in_([OUTCOME_ATTR, REASON_ATTR, TRACEBACK_ATTR, WORKER_ATTR])
+    session.execute(sa.delete(attrs).where(attrs.c.trial_id == trial_id, failure))

@@ -1,0 +1,447 @@
+"""The shared storage: Optuna's relational storage, with a budget, leases and fencing.
+
+`StudyStorage` writes Optuna's own tables, so every Optuna tool can read them, and adds what parallel, mortal
+workers need:
+
+* a trial's row is its claim on the budget: it is refused in the transaction that would number it;
+* a trial becomes RUNNING together with its owner's lease (`hpo.storage.ledger`), in one transaction;
+* an owner's write checks the lease in its own transaction, so a requeued trial's old owner can change nothing.
+
+Every operation waits for a database that is away (`hpo.storage.outage`). Where the connection broke while an
+operation was being committed, the next try finds in the ledger what the last one has done.
+"""
+
+import contextlib
+import copy
+import functools
+import json
+import os
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, cast
+
+import sqlalchemy as sa
+from optuna.distributions import (
+    BaseDistribution,
+    FloatDistribution,
+    check_distribution_compatibility,
+    distribution_to_json,
+)
+from optuna.exceptions import DuplicatedStudyError
+from optuna.storages._rdb import models
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import orm
+
+from hpo.errors import LeaseLostError, StudyError
+from hpo.storage import engines as database
+from hpo.storage import ledger
+from hpo.storage.budget import (
+    BUDGET_ATTR,
+    IMPORTED_ATTR,
+    insert_running,
+    marked,
+    refuse_beyond_budget,
+)
+from hpo.storage.engines import display_url
+from hpo.storage.forks import refuse_forks
+from hpo.storage.guarded import guarded_insert, set_state
+from hpo.storage.ledger import Owner
+from hpo.storage.outage import Patience, all_patient, patient
+from hpo.storage.reader import ReadingStorage
+
+__all__ = [
+    "BUDGET_ATTR",
+    "IMPORTED_ATTR",
+    "OUTCOME_ATTR",
+    "REASON_ATTR",
+    "StudyStorage",
+    "display_url",
+    "open_storage",
+]
+
+OUTCOME_ATTR = "hpo:outcome"
+REASON_ATTR = "hpo:reason"
+
+_TRIALS = cast("sa.Table", models.TrialModel.__table__)
+_USER_ATTRS = cast("sa.Table", models.TrialUserAttributeModel.__table__)
+_PARAMS = cast("sa.Table", models.TrialParamModel.__table__)
+_REPORTS = cast("sa.Table", models.TrialIntermediateValueModel.__table__)
+_SYSTEM_ATTRS = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
+
+
+class _Claim(threading.local):
+    """What the current thread's operation has claimed, whether or not that has been committed."""
+
+    trial_id: int | None = None
+    attempt: int | None = None
+
+
+@all_patient
+class StudyStorage(ReadingStorage):
+    """Optuna's storage with a budget, leases and fencing; made by `open_storage`.
+
+    Args:
+        url: A normalised URL (`hpo.storage.engines.normalize_url`) of a database that has the schema.
+        owner: The process on whose behalf trials are run. Without one (dashboard, command line) writes are not
+            fenced, and no leases are taken.
+
+    Attributes:
+        process: Id of the process that runs the owner's trials.
+    """
+
+    def __init__(self, url: str, owner: Owner | None = None) -> None:
+        self.owner = owner
+        self._claim = _Claim()
+        self._held: dict[int, int] = {}
+        self._since: dict[int, float] = {}
+        self._outcomes: dict[int, str] = {}
+        self._untouched: dict[int, FrozenTrial] = {}
+        super().__init__(url)
+        refuse_forks(self.engine, lambda: None if self._owner is None else self.process)
+
+    @property
+    def owner(self) -> Owner | None:
+        """On whose behalf trials are run; set by the process that runs them, and only that one may write."""
+        return self._owner
+
+    @owner.setter
+    def owner(self, owner: Owner | None) -> None:
+        self._owner = owner
+        self.process = os.getpid()
+
+    def __reduce__(self) -> tuple[type["StudyStorage"], tuple[str]]:
+        """A copy in another process opens its own connections, and owns nothing."""
+        return (StudyStorage, (self.url,))
+
+    # ------------------------------------------------------------------ studies
+
+    def create_new_study(self, directions: Sequence[StudyDirection], study_name: str | None = None) -> int:
+        """Create a study; DuplicatedStudyError where the name is taken."""
+        try:
+            with self._writing():
+                return super().create_new_study(directions, study_name)
+        except DuplicatedStudyError:
+            if not self.patience.tries or study_name is None:
+                raise
+            return self.get_study_id_from_name(study_name)  # by the last try, as far as anybody can tell
+
+    def delete_study(self, study_id: int) -> None:
+        """Delete a study with its trials and their attempts."""
+        with self.transaction() as session:
+            ledger.forget_trials(session, sa.select(_TRIALS.c.trial_id).where(_TRIALS.c.study_id == study_id))
+            super().delete_study(study_id)
+
+    def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
+        """Store a user attribute of the study."""
+        with self._writing():
+            super().set_study_user_attr(study_id, key, value)
+
+    def set_study_system_attr(self, study_id: int, key: str, value: Any) -> None:
+        """Store a system attribute of the study."""
+        with self._writing():
+            super().set_study_system_attr(study_id, key, value)
+
+    def set_budget(self, study_id: int, n_trials: int | None) -> None:
+        """Set how many trials the study may have, imported ones aside; None for any number."""
+        self.set_study_user_attr(study_id, BUDGET_ATTR, n_trials)
+
+    # ------------------------------------------------------------------ new trials
+
+    def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
+        template = template_trial
+        if template is not None:
+            template = marked(template, budgeted=BUDGET_ATTR in self.get_study_user_attrs(study_id))
+        if not self.patience.tries:
+            self._claim.trial_id = self._claim.attempt = None
+        with self._writing():
+            trial = super()._create_new_trial(study_id, template)
+        if self._claim.attempt is not None:
+            self._hold(trial._trial_id, self._claim.attempt)  # noqa: SLF001 - the id has no public name
+        if self._claim.attempt is not None and template is None:
+            # Optuna reads next what it has just made. It is this owner's, who has not written to it yet.
+            self._untouched = {trial._trial_id: copy.deepcopy(trial)}  # noqa: SLF001
+        return trial
+
+    def _get_prepared_new_trial(
+        self, study_id: int, template_trial: FrozenTrial | None, session: orm.Session
+    ) -> models.TrialModel:
+        """Optuna's insertion, after the study's row has been locked, with our conditions in its transaction."""
+        if self._claimed_before(session, self._claim.trial_id):
+            return models.TrialModel.find_or_raise_by_id(cast("int", self._claim.trial_id), session)
+        if template_trial is None:
+            trial = insert_running(session, study_id, refuse_beyond_budget(session, study_id))
+        else:
+            if not template_trial.state.is_finished():
+                refuse_beyond_budget(session, study_id)
+            trial = super()._get_prepared_new_trial(study_id, template_trial, session)
+        self._claim.trial_id = cast("int", trial.trial_id)
+        if self.engine.name == "sqlite":  # which gives out the ids of deleted trials again
+            ledger.forget_trials(session, sa.select(sa.literal(self._claim.trial_id)))
+        if self.owner is not None and trial.state == TrialState.RUNNING:
+            self._claim.attempt = ledger.claim(session, self._claim.trial_id, self.owner)
+        return trial
+
+    def _claimed_before(self, session: orm.Session, trial_id: int | None) -> bool:
+        """Whether an earlier try of this operation has got the trial after all."""
+        if trial_id is None or not self.patience.tries:
+            return False
+        if self.owner is None or self._claim.attempt is None:  # without a lease only the id tells; it is new
+            return session.get(models.TrialModel, trial_id) is not None
+        return ledger.is_held_by(session, trial_id, self._claim.attempt, self.owner)
+
+    # ------------------------------------------------------------------ fenced writes
+
+    def attempt_of(self, trial_id: int) -> int:
+        """The attempt under which this storage runs a trial; LeaseLostError if it doesn't."""
+        try:
+            return self._held[trial_id]
+        except KeyError:
+            raise _lease_lost(trial_id) from None
+
+    def forget(self, trial_id: int) -> None:
+        """Give up a trial whose lease is lost: no more beats, and reads of it work again."""
+        self._held.pop(trial_id, None)
+        self._since.pop(trial_id, None)
+        self._outcomes.pop(trial_id, None)
+
+    def _fence(self, session: orm.Session, trial_id: int) -> None:
+        """Check, and lock until the transaction's end, that the trial is this storage's to write."""
+        if self.owner is None:
+            return
+        attempt = self._held.get(trial_id)
+        if attempt is None:
+            state = session.execute(sa.select(_TRIALS.c.state).where(_TRIALS.c.trial_id == trial_id)).scalar()
+            if state is None or state.is_finished():
+                return  # Optuna refuses the write itself
+        elif ledger.holds(session, trial_id, attempt):
+            return
+        raise _lease_lost(trial_id)
+
+    def _write(
+        self, table: sa.Table, trial_id: int, key: str, row: dict[str, Any], *, replace: bool = True
+    ) -> None:
+        """Store one row of a trial in one statement; raises if the trial may not be written to."""
+        self._untouched.clear()
+        attempt = self._held.get(trial_id)
+        if attempt is None and self.owner is not None:
+            self._explain_refusal(trial_id)
+        fenced = attempt is not None
+        statement = guarded_insert(self.engine.name, table, tuple(row), key, replace=replace, fenced=fenced)
+        parameters: dict[str, Any] = {f"new_{name}": value for name, value in row.items()}
+        parameters["trial"] = trial_id
+        if fenced:
+            parameters["attempt"] = attempt
+        with self.single_statements() as conn:
+            written = conn.execute(statement, parameters).rowcount
+        if written == 0:
+            self._explain_refusal(trial_id)
+
+    def _explain_refusal(self, trial_id: int) -> None:
+        """Raise what forbids writing to a trial; nothing does if a row was there already and was to stay."""
+        with self.transaction() as session:
+            self._fence(session, trial_id)
+            trial = models.TrialModel.find_or_raise_by_id(trial_id, session)
+            self.check_trial_is_updatable(trial_id, cast("TrialState", trial.state))
+
+    def _set_trial_param(
+        self,
+        trial_id: int,
+        param_name: str,
+        param_value_internal: float,
+        distribution: BaseDistribution,
+        previous_distribution: BaseDistribution | None,
+    ) -> None:
+        self._untouched.clear()
+        if previous_distribution is None:  # only the first time in a process: Optuna looks the distribution up
+            with self.transaction() as session:
+                self._fence(session, trial_id)
+                super()._set_trial_param(trial_id, param_name, param_value_internal, distribution, None)
+            return
+        try:
+            check_distribution_compatibility(previous_distribution, distribution)
+        except ValueError:
+            self._explain_refusal(trial_id)  # a lost lease or a finished trial is the better reason
+            raise
+        row = {
+            "param_name": param_name,
+            "param_value": param_value_internal,
+            "distribution_json": distribution_to_json(distribution),
+        }
+        self._write(_PARAMS, trial_id, "param_name", row, replace=False)
+
+    def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
+        """Store a user attribute; the owner's ``hpo:outcome`` becomes its attempt's outcome, too."""
+        self._write(_USER_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
+        if key == OUTCOME_ATTR and trial_id in self._held:
+            self._outcomes[trial_id] = str(value)
+
+    def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
+        """Store a system attribute."""
+        self._write(_SYSTEM_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
+
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        """Store a reported value, in place of what was reported for the step before."""
+        value, kind = models.TrialIntermediateValueModel.intermediate_value_to_stored_repr(intermediate_value)
+        row = {"step": step, "intermediate_value": value, "intermediate_value_type": kind}
+        self._write(_REPORTS, trial_id, "step", row)
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """Read a trial; LeaseLostError for one held by this storage that runs no longer.
+
+        Optuna's ``tell`` reads first and answers ValueError when the trial is not RUNNING. The owner has to
+        learn the reason, and learns it here, without a statement more.
+        """
+        if trial_id in self._untouched:
+            return self._untouched.pop(trial_id)
+        trial = super().get_trial(trial_id)
+        if trial.state != TrialState.RUNNING and trial_id in self._held:
+            raise _lease_lost(trial_id)
+        return trial
+
+    # ------------------------------------------------------------------ states
+
+    def set_trial_state_values(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
+    ) -> bool:
+        """Change a trial's state, and its lease with it.
+
+        Returns:
+            False if the trial was to become RUNNING, and another worker was faster.
+        """
+        if state == TrialState.RUNNING:
+            return self._take(trial_id, values)
+        return self._release(trial_id, state, values, None)
+
+    def requeue(self, trial_id: int, reason: str | None = None) -> None:
+        """Give a held trial back: it goes from RUNNING to WAITING with all that is stored about it."""
+        self.attempt_of(trial_id)
+        self._release(trial_id, TrialState.WAITING, None, reason)
+
+    def _take(self, trial_id: int, values: Sequence[float] | None) -> bool:
+        if not self.patience.tries:
+            self._claim.attempt = None
+        with self.transaction() as session:
+            query = sa.select(_TRIALS.c.state).where(_TRIALS.c.trial_id == trial_id).with_for_update()
+            won = self._claim.attempt is not None and self._claimed_before(session, trial_id)
+            if self.owner is not None and session.execute(query).scalar() == TrialState.WAITING:
+                self._claim.attempt = ledger.claim(session, trial_id, self.owner)
+            won = won or super().set_trial_state_values(trial_id, TrialState.RUNNING, values)
+        if won and self._claim.attempt is not None:
+            self._hold(trial_id, self._claim.attempt)
+        return won
+
+    def _hold(self, trial_id: int, attempt: int) -> None:
+        self._held[trial_id], self._since[trial_id] = attempt, time.monotonic()
+
+    def _release(
+        self, trial_id: int, state: TrialState, values: Sequence[float] | None, reason: str | None
+    ) -> bool:
+        self._untouched.clear()
+        outcome = self._outcomes.get(trial_id, state.name.lower())
+        if state == TrialState.WAITING:
+            outcome = "requeued"
+        # Out of sight of the heartbeat, which would take the ended attempt for a lost one.
+        attempt = self._held.pop(trial_id, None)
+        try:
+            with self.transaction() as session:
+                if attempt is None:
+                    self._fence(session, trial_id)
+                    ledger.end_open(session, trial_id, outcome)
+                elif not ledger.end(session, trial_id, attempt, outcome, reason, seconds=self._took(trial_id)):
+                    if self.patience.tries and ledger.has_ended_as(session, trial_id, attempt, outcome):
+                        self._outcomes.pop(trial_id, None)
+                        return True  # an earlier try has been stored after all
+                    raise _lease_lost(trial_id)  # noqa: TRY301 - the lease is put back all the same
+                done = set_state(session, trial_id, state, values or ())
+                if not done:  # Optuna knows why
+                    done = super().set_trial_state_values(trial_id, state, values)
+        except BaseException:  # of the commit, too
+            if attempt is not None:
+                self._held[trial_id] = attempt
+            raise
+        if attempt is not None and not done:
+            self._held[trial_id] = attempt
+        self._outcomes.pop(trial_id, None)
+        return done
+
+    # ------------------------------------------------------------------ life and death
+
+    def rehearse(self) -> None:
+        """Send a trial's statements to the database once, for a trial that does not exist: they change nothing.
+
+        A process that is forked afterwards finds them compiled, which takes longer than a small database needs to
+        answer them.
+        """
+        absent, same = -1, FloatDistribution(0.0, 1.0)
+        for write in (
+            lambda: self._set_trial_param(absent, "", 0.0, same, same),
+            lambda: self.set_trial_user_attr(absent, "", None),
+            lambda: self.set_trial_system_attr(absent, "", None),
+            lambda: self.set_trial_intermediate_value(absent, 0, 0.0),
+            lambda: self.set_trial_state_values(absent, TrialState.COMPLETE, [0.0]),
+        ):
+            self._held[absent], self._since[absent] = 0, 0.0
+            with contextlib.suppress(LeaseLostError):
+                write()
+        self.forget(absent)
+
+    @patient
+    def attempts_of_trial(self, trial_id: int) -> list[ledger.Attempt]:
+        """Every attempt of one trial, oldest first."""
+        with self.engine.connect() as conn:
+            return ledger.attempts_of_trial(conn, trial_id)
+
+    def _took(self, trial_id: int) -> float:
+        return time.monotonic() - self._since[trial_id]
+
+    def beat(self) -> list[ledger.Lease]:
+        """Record that the owner of all held trials lives; the leases that are lost."""
+        lost = []
+        for trial_id, attempt in list(self._held.items()):
+            with self._writing(), self.engine.begin() as conn:
+                alive = ledger.beat(conn, trial_id, attempt, self._took(trial_id))
+            # A trial that has been finished meanwhile is not held any more.
+            if not alive and self._held.get(trial_id) == attempt:
+                lost.append(ledger.Lease(trial_id, attempt))
+        return lost
+
+
+def _lease_lost(trial_id: int) -> LeaseLostError:
+    return LeaseLostError(f"trial {trial_id} (database id) isn't held by this worker: nothing is stored for it")
+
+
+def open_storage(url: str, *, create: bool, owner: Owner | None = None) -> StudyStorage:
+    """Open a study database.
+
+    Args:
+        url: ``sqlite:///file``, ``postgresql://…`` or ``mysql://…``.
+        create: Make the database's folder and tables where they are missing; the main process does so before
+            any worker starts.
+        owner: On whose behalf this process runs trials; None for one that doesn't. It waits for a database that
+            is away: the main process has seen it.
+
+    Raises:
+        InputError: The URL can't be used.
+        StudyError: The database can't be reached, or isn't there and is not to be created.
+    """
+    parsed = database.normalize_url(url)
+    file = database.sqlite_file(parsed)
+    shown = display_url(url)
+    if file is not None and not file.exists() and not create:
+        raise StudyError(f"{shown}: there is no such database yet\n  fix: `hpo run` makes it")
+    with database.explained(parsed):
+        if file is not None and create:
+            file.parent.mkdir(parents=True, exist_ok=True)
+        reach = functools.partial(_reach, parsed, owner, create=create)
+        return reach() if owner is None else Patience(shown).run(reach)
+
+
+def _reach(url: sa.URL, owner: Owner | None, *, create: bool) -> StudyStorage:
+    text = url.render_as_string(hide_password=False)
+    if not database.has_schema(url):
+        if not create:
+            raise StudyError(f"{display_url(text)}: the database holds no study\n  fix: `hpo run` makes it")
+        database.create_schema(url)
+    return StudyStorage(text, owner)

@@ -1,0 +1,110 @@
+"""Optuna's relational storage with transactions made for many small writers, and patience with its database.
+
+Sessions are thread-local and one transaction long. Optuna's methods open theirs from ``self.scoped_session``; a
+check that must share the transaction runs on that session first, and Optuna's method then commits both.
+"""
+
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import sqlalchemy as sa
+from optuna.exceptions import StorageInternalError
+from optuna.storages import RDBStorage
+from optuna.storages._rdb.storage import _create_scoped_session
+from sqlalchemy import orm
+
+from hpo.storage import engines as database
+from hpo.storage.forks import keep_from_forks
+from hpo.storage.guarded import SINGLE
+from hpo.storage.outage import DatabaseAwayError, Patience, first_line, tell_outages
+from hpo.storage.presence import watch_file
+
+
+class _Intent(threading.local):
+    """Whether the current thread's transaction is one that writes."""
+
+    writing = 0
+
+
+class TransactionalStorage(RDBStorage):
+    """Optuna's storage on tuned connections.
+
+    Args:
+        url: A normalised URL (`hpo.storage.engines.normalize_url`) of a database that has the schema.
+
+    Attributes:
+        patience: Waits where the database is away.
+    """
+
+    def __init__(self, url: str) -> None:
+        # Optuna fills {SCHEMA_VERSION} in; a password may well hold a brace.
+        template = url.replace("{", "{{").replace("}", "}}")
+        kwargs = database.engine_kwargs(sa.make_url(url))
+        try:
+            super().__init__(template, kwargs, skip_compatibility_check=True, skip_table_creation=True)
+        except (StorageInternalError, sa.exc.OperationalError) as error:
+            # Optuna asks for the schema's version before there is an engine to listen to.
+            cause = error.__cause__ if isinstance(error, StorageInternalError) else error
+            if not isinstance(cause, sa.exc.OperationalError) or isinstance(cause.orig, sqlite3.Error):
+                raise
+            raise DatabaseAwayError(first_line(cause.orig or cause)) from error
+        shown = database.display_url(url)
+        self.patience = Patience(shown)
+        tell_outages(self.engine, shown)
+        keep_from_forks(self.engine)
+        file = database.sqlite_file(self.engine.url)
+        if file is not None:
+            watch_file(self.engine, file, shown)
+        self._intent = _Intent()
+        if self.engine.dialect.name == "sqlite":
+            database.begin_immediate(self.engine, self._intent)
+            self._autocommit = self.engine.execution_options(**{SINGLE: True})
+        else:
+            self._autocommit = self.engine.execution_options(isolation_level="AUTOCOMMIT")
+
+    def check(self) -> None:
+        """Look whether the database's file is still there; a server is not asked.
+
+        Raises:
+            DatabaseGoneError: It was removed or replaced.
+        """
+        if self.engine.dialect.name == "sqlite":
+            self.engine.connect().close()
+
+    def close(self) -> None:
+        """Close all connections; the storage opens new ones when it is used again."""
+        self.scoped_session.remove()
+        self.engine.dispose()
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Make the transactions begun inside take SQLite's write lock with their first statement.
+
+        Optuna reads before it writes. A transaction that has read on SQLite can't become a writer once another
+        process has written: it fails at once, whatever the busy timeout.
+        """
+        self._intent.writing += 1
+        try:
+            yield
+        finally:
+            self._intent.writing -= 1
+
+    @contextmanager
+    def transaction(self) -> Iterator[orm.Session]:
+        """A writing transaction on this thread's session; Optuna's methods called inside join and end it."""
+        with self.patience.whole(), self._writing(), _create_scoped_session(self.scoped_session) as session:
+            yield session
+
+    @contextmanager
+    def single_statements(self) -> Iterator[sa.Connection]:
+        """A connection on which each statement is a transaction of its own."""
+        try:
+            with self._autocommit.connect() as conn:
+                yield conn
+        except sa.exc.SQLAlchemyError as error:
+            raise StorageInternalError(f"the database refused a statement: {error}") from error
+        except self.engine.dialect.loaded_dbapi.Error as error:
+            # The statement is done, and the connection broke while it was given back.
+            raise DatabaseAwayError(first_line(error)) from error

@@ -1,0 +1,100 @@
+"""The code that a study runs, as stored with it: which it is now, and each change that a person has accepted.
+
+Every attempt at a trial has the hash of its worker's code in the ledger, so it is known of each trial under which
+code it ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import Any, Final, Self
+
+import optuna
+from optuna.trial import FrozenTrial
+
+from hpo.config.code import CodeIdentity
+from hpo.config.spec import StudySpec
+from hpo.storage.ledger import Attempt
+from hpo.storage.study_storage import StudyStorage
+
+CODE_ATTR: Final = "hpo:code"
+_LISTED: Final = 20
+
+
+@dataclass(frozen=True)
+class CodeVersion:
+    """The code from a moment on.
+
+    Attributes:
+        hash: Its hash.
+        since: That moment, ISO 8601, UTC.
+        changed: What was different from the version before, a line each; none of the first one.
+    """
+
+    hash: str
+    since: str
+    changed: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class CodeRecord:
+    """What is stored of a study's code.
+
+    Attributes:
+        files: A hash for each module of the code that the study has now; see `CodeIdentity`.
+        versions: That code last, before it those that the study had.
+    """
+
+    files: Mapping[str, str]
+    versions: Sequence[CodeVersion]
+
+    @classmethod
+    def of(cls, study: optuna.Study) -> Self | None:
+        """The record of a study; None where there is none."""
+        stored: dict[str, Any] | None = study.user_attrs.get(CODE_ATTR)
+        if stored is None:
+            return None
+        return cls(stored["files"], [CodeVersion(**version) for version in stored["versions"]])
+
+    @property
+    def hash(self) -> str:
+        """The hash of the code that the study has now."""
+        return self.versions[-1].hash
+
+
+def keep_code(study: optuna.Study, code: CodeIdentity, before: CodeRecord | None = None) -> None:
+    """Store the code that the study has from now on, after what it had ``before``."""
+    changed = code.changes_since(before.files) if before else []
+    version = CodeVersion(code.hash, datetime.now(UTC).isoformat(timespec="seconds"), changed)
+    record = CodeRecord(code.files, [*(before.versions if before else ()), version])
+    study.set_user_attr(CODE_ATTR, asdict(record))
+
+
+def code_problem(record: CodeRecord, code: CodeIdentity) -> str:
+    """What is wrong with code that is not the study's, naming the files; empty where it is."""
+    if code.hash == record.hash:
+        return ""
+    changes = code.changes_since(record.files)
+    lines = "".join(f"\n    {line}" for line in changes[:_LISTED])
+    more = f"\n    and {len(changes) - _LISTED} more" if len(changes) > _LISTED else ""
+    return f"the study's code is {record.hash}, and the code here is {code.hash}:{lines}{more}"
+
+
+def code_fix(spec: StudySpec) -> str:
+    """What to do about code that is not the study's."""
+    return (
+        f"undo the change, give the new study its own name (`study.name={spec.study.name}-2`), or accept the "
+        "change with `hpo run --accept-code-change` (in Python `accept_code_change=True`)"
+    )
+
+
+def trial_codes(storage: StudyStorage, trial: FrozenTrial) -> list[str]:
+    """The code that a trial ran under, the latest last; more than one where it went on under other code."""
+    return codes_of(storage.attempts_of_trial(trial._trial_id))  # noqa: SLF001 - Optuna has no public name for it
+
+
+def codes_of(attempts: Iterable[Attempt]) -> list[str]:
+    """The hashes of the code that attempts ran under, each once, the first one first."""
+    return list(dict.fromkeys(each.code for each in attempts if each.code))

@@ -1,0 +1,111 @@
+"""Where things lie in a study's output folder, and output that goes to a trial's own log."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from hpo.config.spec import StudySpec
+from hpo.errors import StudyError
+
+_STOP_NOTE: Final = "stopped.txt"
+
+
+def make_output_folder(spec: StudySpec) -> None:
+    """Make the output folder, with that of the workers' logs; StudyError where it can't be made."""
+    try:
+        (spec.output_dir / "logs").mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"{spec.output_dir}: can't make the output folder: {error.strerror or error}"
+        raise StudyError(f"{problem}\n  fix: give another one with `--output-dir`") from error
+
+
+def trial_folder(spec: StudySpec, number: int) -> Path:
+    """Folder of one trial."""
+    return spec.output_dir / "trials" / str(number)
+
+
+def attempt_folder(spec: StudySpec, number: int, attempt: int) -> Path:
+    """Folder of one attempt at a trial, made if needed; only that attempt writes there."""
+    folder = trial_folder(spec, number) / f"attempt-{attempt}"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def set_aside(spec: StudySpec, number: int, attempt: int) -> list[str]:
+    """Rename what lies where an attempt that begins now, and those after it, write.
+
+    It was written for another database: one that was removed or put back to an earlier state. A trial of other
+    parameters must not resume from it.
+
+    Returns:
+        The new names.
+    """
+    names = []
+    for folder in attempt_folders(spec, number):
+        if int(folder.name.removeprefix("attempt-")) < attempt:
+            continue
+        count = 1
+        while (aside := folder.with_name(f"{folder.name}.other-database-{count}")).exists():
+            count += 1
+        names.append(folder.rename(aside).name)
+    return names
+
+
+def attempt_folders(spec: StudySpec, number: int) -> list[Path]:
+    """Folders of all attempts at a trial so far, the first attempt first."""
+    found = (folder for folder in trial_folder(spec, number).glob("attempt-*") if is_attempt(folder.name))
+    return sorted(found, key=lambda folder: int(folder.name.removeprefix("attempt-")))
+
+
+def is_attempt(name: str) -> bool:
+    """Whether a folder of this name is an attempt's: not a copy, ``attempt-1.bak``, that somebody keeps beside."""
+    return name.startswith("attempt-") and name.removeprefix("attempt-").isdecimal()
+
+
+def note_stop(folder: Path, reason: str) -> None:
+    """Note in an attempt's folder why it ends where that can't be stored; see `stop_note`."""
+    with contextlib.suppress(OSError):  # the disk may be what has failed
+        (folder / _STOP_NOTE).write_text(reason, encoding="utf-8")
+
+
+def stop_note(spec: StudySpec, number: int, attempt: int) -> str | None:
+    """Why an attempt ended that was no fault of its trial and could not be stored; None where there is no note."""
+    file = trial_folder(spec, number) / f"attempt-{attempt}" / _STOP_NOTE
+    try:
+        return file.read_text(encoding="utf-8")
+    except OSError:
+        return None
+
+
+@contextlib.contextmanager
+def redirect_output(log: Path) -> Iterator[None]:
+    """Send everything that this process and its children print into ``log``, below Python's own streams too."""
+    _flush()
+    kept = [os.dup(1), os.dup(2)]
+    with log.open("ab", buffering=0) as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    try:
+        yield
+    finally:
+        _flush()
+        for descriptor, original in zip((1, 2), kept, strict=True):
+            os.dup2(original, descriptor)
+            os.close(original)
+
+
+def print_error(text: str) -> None:
+    """Print to where errors go, whatever a study's code has made of Python's own streams."""
+    _flush()
+    with contextlib.suppress(OSError):  # the descriptor is closed, or the disk is full
+        os.write(2, f"{text.rstrip()}\n".encode())
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        # A study's code may have replaced or closed it; what is printed must not change how a trial ends.
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            stream.flush()

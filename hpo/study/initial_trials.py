@@ -1,0 +1,316 @@
+"""What a study begins with: trials known from another study, the base config, and trials that people enqueue."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+import optuna
+import sqlalchemy as sa
+from optuna.samplers import BaseSampler
+from optuna.storages._rdb.models import StudySystemAttributeModel
+from optuna.trial import FrozenTrial, TrialState, create_trial
+from sqlalchemy.exc import IntegrityError
+
+from hpo.config.marks import COMMAND_LINE
+from hpo.config.paths import join_path, lookup, same, show, split_path, suggest_name
+from hpo.config.space import SearchSpace
+from hpo.config.spec import StudySpec, load_spec
+from hpo.errors import BudgetExhaustedError, InputError, StudyError
+from hpo.search.distinct import point_key
+from hpo.search.samplers import ExhaustiveSampler
+from hpo.storage.budget import BUDGET_ATTR, IMPORTED_ATTR, count_trials
+from hpo.storage.engines import display_url
+from hpo.storage.ledger import Owner, owner_is_alive
+from hpo.storage.study_storage import OUTCOME_ATTR, StudyStorage, open_storage
+from hpo.study.outcome import BEST_ATTR, Outcome, outcome_of
+from hpo.study.ranking import CONSTRAINT_ATTR
+
+#: Marks the trial of the base config.
+BASELINE_ATTR: Final = "hpo:baseline"
+#: Study and number that an imported trial had.
+ORIGIN_ATTR: Final = "hpo:imported_from"
+
+_BEGUN_ATTR: Final = "hpo:begun"
+_BEGINNING_ATTR: Final = "hpo:beginning"
+#: Seconds for which another machine's process may get on with the beginning by not a single trial, before it is
+#: taken to have died at it.
+_PATIENCE: Final = 30.0
+_LOOK: Final = 0.2
+
+
+def check_beginning(spec: StudySpec, space: SearchSpace) -> None:
+    """Refuse a base config outside of the search space, and a study to start from that does not fit.
+
+    A study that has had its beginning goes on without them: the other one may be gone by now.
+
+    Raises:
+        InputError: Either is the case.
+        StudyError: The other study, or its storage, is not there.
+    """
+    if not (spec.study.baseline or spec.study.warm_start) or _has_begun(spec):
+        return
+    if spec.study.baseline:
+        base_point(spec, space)
+    if spec.study.warm_start is not None:
+        known_trials(spec, space)
+
+
+def _has_begun(spec: StudySpec) -> bool:
+    try:
+        storage = open_storage(spec.storage_url, create=False)
+    except (InputError, StudyError):  # a new one; what else is wrong with it is said where it is opened
+        return False
+    try:
+        return _is_begun(storage, storage.get_study_id_from_name(spec.study.name))
+    except KeyError:
+        return False
+    finally:
+        storage.close()
+
+
+def begin(spec: StudySpec, space: SearchSpace, storage: StudyStorage, study: optuna.Study) -> list[str]:
+    """Give a new study what it begins with, once, whatever the number of processes that start it.
+
+    Returns:
+        What a person should know of it, a line each.
+    """
+    study_id = study._study_id  # noqa: SLF001 - Optuna has no public name for it
+    if not (spec.study.baseline or spec.study.warm_start) or not _is_ours_to_do(storage, study_id):
+        return []
+    # Each step leaves out what is there already: an earlier process may have died in the middle.
+    notes = _warm_start(spec, space, study) if spec.study.warm_start is not None else []
+    trials = study.get_trials(deepcopy=False)
+    if spec.study.baseline and not any(BASELINE_ATTR in trial.user_attrs for trial in trials):
+        study.enqueue_trial(base_point(spec, space), user_attrs={BASELINE_ATTR: True})
+    storage.set_study_system_attr(study_id, _BEGUN_ATTR, True)
+    return notes
+
+
+def base_point(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
+    """The base config as a point of the search space.
+
+    Raises:
+        InputError: It has no value for a searched path, or one that is not searched.
+    """
+    config, absent = spec.base_config(), object()
+    values = {path: lookup(config, split_path(path), absent) for path in space.params}
+    known = {path: value for path, value in values.items() if value is not absent}
+    point: dict[str, Any] = {}
+    for path in space.active(known):
+        if path not in known:
+            fix = f"write `{path}` in the config, or leave `study.baseline` out"
+            raise spec.error("the base config has no value of it", path=join_path(("search_space", path)), fix=fix)
+        found = space.problem(path, known[path])
+        if found is not None:
+            fix = f"{found}; or leave `study.baseline` out"
+            problem = "the base config can't be the first trial: its value is not in the search space"
+            raise spec.error(problem, path=path, value=known[path], fix=fix)
+        point[path] = space.as_stored(path, known[path])
+    return point
+
+
+def known_trials(spec: StudySpec, space: SearchSpace) -> tuple[list[FrozenTrial], int]:
+    """The finished trials of ``study.warm_start`` as trials of this study, and how many did not fit its space.
+
+    Raises:
+        InputError: The other study optimises something else, or is this study.
+        StudyError: It is not there.
+    """
+    other = load_spec(_other_file(spec))
+    if other.path == spec.path or (other.storage_url, other.study.name) == (spec.storage_url, spec.study.name):
+        raise spec.error("is this study", path="study.warm_start", value=str(other.path), fix="name another one")
+    if list(other.study.goals.items()) != list(spec.study.goals.items()):
+        goals = ", ".join(f"{metric} ({direction})" for metric, direction in other.study.goals.items())
+        fix = "start from a study with the same metrics and directions, in the same order"
+        raise spec.error(f"that study optimises {goals}", path="study.warm_start", value=str(other.path), fix=fix)
+    try:
+        storage = open_storage(other.storage_url, create=False)
+    except StudyError as error:
+        raise StudyError(f"study.warm_start, {other.path}: {error}") from error
+    try:
+        source = optuna.load_study(study_name=other.study.name, storage=storage)
+        finished = [trial for trial in source.get_trials(deepcopy=False) if _tells_something(trial)]
+    except KeyError as error:
+        raise StudyError(
+            f"study.warm_start: no study named {other.study.name} in {display_url(other.storage_url)}\n"
+            f"  fix: run it first with `hpo run {other.path}`, or leave `study.warm_start` out"
+        ) from error
+    finally:
+        storage.close()
+    fitting = [trial for trial in finished if space.contains(trial.params)]
+    return [_as_ours(trial, spec, space, other) for trial in fitting], len(finished) - len(fitting)
+
+
+def _other_file(spec: StudySpec) -> Path:
+    path = spec.folder / Path(str(spec.study.warm_start)).expanduser()
+    if not path.is_file():
+        raise spec.error(
+            "there is no such file",
+            path="study.warm_start",
+            value=str(path),
+            fix="write the path of another study's YAML file, seen from this file's folder",
+        )
+    return path
+
+
+def _tells_something(trial: FrozenTrial) -> bool:
+    return trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and bool(trial.values)
+
+
+def _as_ours(trial: FrozenTrial, spec: StudySpec, space: SearchSpace, other: StudySpec) -> FrozenTrial:
+    """A copy with this study's ranges: samplers pass over trials whose ranges differ from those they draw from."""
+    distributions = {path: space.distributions[path] for path in trial.params}
+    attrs = {OUTCOME_ATTR: Outcome.DIVERGED} if outcome_of(trial) == Outcome.DIVERGED else {}
+    return create_trial(
+        state=trial.state,
+        values=trial.values,
+        params=trial.params,
+        distributions=distributions,
+        intermediate_values=trial.intermediate_values,
+        user_attrs=attrs,
+        system_attrs={**_constraints(trial, spec, other), ORIGIN_ATTR: [other.study.name, trial.number]},
+    )
+
+
+def _constraints(trial: FrozenTrial, spec: StudySpec, other: StudySpec) -> dict[str, float]:
+    """How far a trial of another study is beyond this study's bounds, as Optuna keeps it."""
+    theirs = {bound.metric: bound for bound in other.study.bounds}
+    measured = (trial.user_attrs.get(BEST_ATTR) or {}).get("metrics", {})
+    if outcome_of(trial) != Outcome.COMPLETE:
+        measured = {}
+    found = {}
+    for bound in spec.study.bounds:
+        value = measured.get(bound.metric)
+        if value is None and bound.metric in theirs and bound.metric in trial.constraints:
+            value = theirs[bound.metric].value(trial.constraints[bound.metric])
+        found[f"{CONSTRAINT_ATTR}{bound.metric}"] = bound.violation(math.nan if value is None else value)
+    return found
+
+
+def _warm_start(spec: StudySpec, space: SearchSpace, study: optuna.Study) -> list[str]:
+    trials, unfit = known_trials(spec, space)
+    have = [trial.system_attrs.get(ORIGIN_ATTR) for trial in study.get_trials(deepcopy=False)]
+    study.add_trials(trial for trial in trials if trial.system_attrs[ORIGIN_ATTR] not in have)
+    left = f"; {unfit} more lie outside this search space" if unfit else ""
+    return [f"{len(trials)} trials are known from {spec.study.warm_start}{left}"]
+
+
+def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:
+    """Wait until this process is the one to give the study its beginning, or until it has been given."""
+    owner = Owner.current()
+    ours = [owner.host, owner.boot_id, owner.pid, owner.start_time]
+    last: object = None
+    end = 0.0
+    while _BEGUN_ATTR not in (attrs := storage.get_study_system_attrs(study_id)):
+        theirs, now = attrs.get(_BEGINNING_ATTR), time.monotonic()
+        with storage.engine.connect() as conn:
+            seen = (theirs, count_trials(conn, study_id, tuple(TrialState)))
+        if seen != last:  # it gets on
+            last, end = seen, now + _PATIENCE
+        is_dead = isinstance(theirs, list) and owner_is_alive(*theirs) is False
+        if (theirs is None or is_dead or now >= end) and _take_over(storage, study_id, theirs, ours):
+            return True
+        time.sleep(_LOOK)
+    return False
+
+
+def _take_over(storage: StudyStorage, study_id: int, theirs: object, ours: object) -> bool:
+    """Say who gives the study its beginning, in place of who said so before (None: nobody); False if too late."""
+    table = cast("sa.Table", StudySystemAttributeModel.__table__)
+    row = {"study_id": study_id, "key": _BEGINNING_ATTR, "value_json": json.dumps(ours)}
+    mine = (table.c.study_id == study_id, table.c.key == _BEGINNING_ATTR, table.c.value_json == json.dumps(theirs))
+    with storage.engine.begin() as conn:
+        if theirs is not None:
+            return conn.execute(sa.update(table).where(*mine).values(row)).rowcount == 1
+    try:
+        with storage.engine.begin() as conn:
+            conn.execute(sa.insert(table), row)
+    except IntegrityError:
+        return False
+    return True
+
+
+def _is_begun(storage: StudyStorage, study_id: int) -> bool:
+    return _BEGUN_ATTR in storage.get_study_system_attrs(study_id)
+
+
+def enqueue(
+    spec: StudySpec, storage: StudyStorage, study: optuna.Study, point: dict[str, Any]
+) -> tuple[int, list[int]]:
+    """Put a trial with these parameters in the queue; what is not given is drawn when it starts.
+
+    Where all of the study's trials have been claimed, but the study file has more, the study gets one more.
+
+    Args:
+        spec: The study file.
+        storage: The study's storage.
+        study: The study, which exists.
+        point: From `checked_point`.
+
+    Returns:
+        The trial's number, and the numbers of trials that had the same parameters.
+
+    Raises:
+        BudgetExhaustedError: All of the study's trials have been claimed.
+    """
+    own = [trial for trial in study.get_trials(deepcopy=False) if IMPORTED_ATTR not in trial.system_attrs]
+    key = point_key(point)
+    earlier = [
+        trial.number
+        for trial in own
+        if point_key(trial.params or trial.system_attrs.get("fixed_params") or {}) == key
+    ]
+    # As Optuna's enqueue_trial does, which does not say the trial's number; a worker may take it at once.
+    template = create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point})
+    study_id = study._study_id  # noqa: SLF001 - Optuna has no public name for it
+    budget = int(study.user_attrs.get(BUDGET_ATTR, spec.study.n_trials))
+    on_grid = isinstance(study.sampler, ExhaustiveSampler)
+    whole_grid = on_grid and budget == budget_of(spec, study) < spec.study.n_trials
+    try:
+        trial_id = storage.create_new_trial(study_id, template)
+    except BudgetExhaustedError:
+        if on_grid or len(own) >= spec.study.n_trials:
+            raise
+        storage.set_budget(study_id, len(own) + 1)
+        trial_id = storage.create_new_trial(study_id, template)
+    if whole_grid:  # only now: a worker that is faster would find no point for the trial
+        storage.set_budget(study_id, budget + 1)
+    return storage.get_trial_number_from_id(trial_id), earlier
+
+
+def budget_of(spec: StudySpec, study: optuna.Study) -> int:
+    """Trials to bring to an end; no more than a grid has points, beside those that were enqueued."""
+    if not isinstance(study.sampler, ExhaustiveSampler):
+        return spec.study.n_trials
+    enqueued = sum("fixed_params" in trial.system_attrs for trial in study.get_trials(deepcopy=False))
+    return min(spec.study.n_trials, len(study.sampler) + enqueued)
+
+
+def checked_point(space: SearchSpace, sampler: BaseSampler, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Values by dotted path, as a trial in the queue has them.
+
+    Raises:
+        InputError: A value is not in the space, or will never be used.
+    """
+    for path, value in given.items():
+        if path not in space.params:
+            fix = suggest_name(path, list(space.params), what="searched are")
+            raise InputError("is not searched", file=COMMAND_LINE, path=path, value=show(value), fix=fix)
+        if (instead := space.problem(path, value)) is not None:
+            problem = "is not in the search space"
+            raise InputError(problem, file=COMMAND_LINE, path=path, value=show(value), fix=instead)
+        for other, wanted in space.params[path].when.items():
+            if other in space.params and not any(same(given.get(other), each) for each in wanted):
+                fix = f"give `{other}` too: {', '.join(map(show, wanted))}"
+                problem = f"is searched only under a condition on `{other}`"
+                raise InputError(problem, file=COMMAND_LINE, path=path, value=show(value), fix=fix)
+    missing = [path for path in space.active(given) if path not in given]
+    if isinstance(sampler, ExhaustiveSampler) and missing:
+        fix = f"give {', '.join(missing)} too"
+        raise InputError("a grid draws no single values", file=COMMAND_LINE, path="enqueue", fix=fix)
+    return {path: space.as_stored(path, value) for path, value in given.items()}

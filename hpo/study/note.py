@@ -1,0 +1,99 @@
+"""The study's note in the dashboard: the YAML that it was started with, and on what."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Final, Protocol
+
+import yaml
+
+from hpo.config.spec import StudySpec
+from hpo.storage.engines import display_url
+from hpo.storage.study_storage import StudyStorage
+from hpo.study.environment import environment
+
+# As `optuna_dashboard.save_note` stores a note. Importing that takes a second and scikit-learn, in each start of a
+# study; a test reads the note back with the dashboard's own function.
+_VERSION_KEY: Final = "dashboard:note_ver"
+_PART_KEY: Final = "dashboard:note_str:{}"
+_PART: Final = 2045
+
+_PASSWORD_IN_URL: Final = re.compile(r"(?<=://)([^\s/@:]*):[^\s/]*@")
+_SECRET_KEY: Final = re.compile(r"(?i)(^|[-_])(password|passwd|secret|api_?key|access_?token|auth_?token)$")
+
+
+class Stored(Protocol):
+    """A study at hand; `hpo.study.open_study`, whose `OpenStudy` is one, imports this file."""
+
+    @property
+    def spec(self) -> StudySpec:
+        """The study file."""
+
+    @property
+    def storage(self) -> StudyStorage:
+        """Where it is stored."""
+
+    @property
+    def study_id(self) -> int:
+        """Optuna's id of the study."""
+
+
+def write_note(opened: Stored) -> None:
+    """Store the note of a study that has just been created; one that is there is replaced.
+
+    Raises:
+        StorageInternalError: The database failed.
+    """
+    storage, study_id, text = opened.storage, opened.study_id, note(opened.spec)
+    attrs = storage.get_study_system_attrs(study_id)
+    parts = [text[start : start + _PART] for start in range(0, len(text), _PART)]
+    before = sum(key.startswith(_PART_KEY.format("")) for key in attrs)
+    for place, part in enumerate([*parts, *[""] * (before - len(parts))]):
+        storage.set_study_system_attr(study_id, _PART_KEY.format(place), part)
+    storage.set_study_system_attr(study_id, _VERSION_KEY, attrs.get(_VERSION_KEY, 0) + 1)
+
+
+def note(spec: StudySpec) -> str:
+    """The note, in Markdown: the study file with defaults and interpolations filled in, and the environment."""
+    here = environment(spec.folder)
+    return (
+        f"# {_code(spec.study.name)}\n\n"
+        f"From {_code(str(spec.path))}, with what was left out filled in:\n\n{_fenced(shown_config(spec))}\n"
+        f"## Environment\n\nOf the process that created the study:\n\n{_fenced(here)}"
+    )
+
+
+def shown_config(spec: StudySpec) -> dict[str, Any]:
+    """The base config for people to read: without passwords in URLs, and without values of keys named so."""
+    config: dict[str, Any] = _hidden(spec.base_config())
+    config["study"]["storage"] = display_url(spec.storage_url)
+    return config
+
+
+def _hidden(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: "***" if item and _is_secret(key, item) else _hidden(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_hidden(item) for item in value]
+    return _PASSWORD_IN_URL.sub(r"\1:***@", value) if isinstance(value, str) else value
+
+
+def _is_secret(key: object, value: object) -> bool:
+    return isinstance(value, str) and _SECRET_KEY.search(str(key)) is not None
+
+
+def _fenced(content: Mapping[str, Any]) -> str:
+    """A block of YAML, in a fence that is longer than any in it."""
+    text = yaml.safe_dump(dict(content), sort_keys=False, allow_unicode=True, width=100)
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}yaml\n{text}{fence}\n"
+
+
+def _code(text: str) -> str:
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence} {_line(text)} {fence}" if "`" in text else f"{fence}{_line(text)}{fence}"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())

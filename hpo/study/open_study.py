@@ -1,0 +1,297 @@
+"""Creating and loading studies: the Optuna study of a spec, with the config it was started with."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import optuna
+from optuna.pruners import BasePruner
+from optuna.samplers import BaseSampler
+from optuna.trial import TrialState
+
+from hpo.config.code import code_identity
+from hpo.config.space import SearchSpace
+from hpo.config.spec import StudySpec, diff_configs, identity
+from hpo.errors import InputError, OtherCodeError, StudyError
+from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
+from hpo.search.pruners import make_pruner
+from hpo.search.samplers import ExhaustiveSampler, make_sampler
+from hpo.storage import ledger
+from hpo.storage.budget import BUDGET_ATTR, claimable, count_trials
+from hpo.storage.cache import StudyCache
+from hpo.storage.engines import display_url
+from hpo.storage.ledger import Owner
+from hpo.storage.recovery import Settled, Sightings, requeue_dead
+from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
+from hpo.study.folders import stop_note
+from hpo.study.initial_trials import begin, budget_of, check_beginning
+from hpo.study.note import write_note
+from hpo.study.ranking import study_directions
+from trainer.seeding import derive_seed
+
+CONFIG_ATTR: Final = "hpo:config"
+HASH_ATTR: Final = "hpo:config_hash"
+
+_TRAINING_STREAM: Final = 0x71
+#: Seconds after which a worker looks again for trials that others have finished.
+MAX_AGE: Final = 0.2
+
+
+@dataclass(frozen=True)
+class OpenStudy:
+    """A study at hand: what was asked for, where it is stored, and Optuna's view of it.
+
+    Attributes:
+        spec: The study file.
+        space: Its search space.
+        storage: The storage; fenced where this process owns trials.
+        study: Optuna's study on that storage.
+        notes: What a person should know of its beginning, a line each.
+    """
+
+    spec: StudySpec
+    space: SearchSpace
+    storage: StudyStorage
+    study: optuna.Study
+    notes: Sequence[str] = ()
+
+    @property
+    def study_id(self) -> int:
+        """Optuna's id of the study."""
+        return self.storage.get_study_id_from_name(self.spec.study.name)
+
+    def trial_seed(self, number: int) -> int:
+        """Seed of trial ``number``'s training, in [0, 2**32): from the study's seed and the number alone."""
+        return derive_seed(study_seed(self.spec), _TRAINING_STREAM, number) % 2**32
+
+    def budget(self) -> int:
+        """Trials that the study is to bring to an end, as stored by the latest `hpo run`."""
+        return int(self.study.user_attrs.get(BUDGET_ATTR, self.spec.study.n_trials))
+
+    def count(self, *states: TrialState) -> int:
+        """How many trials are in these states now."""
+        with self.storage.engine.connect() as conn:
+            return count_trials(conn, self.study_id, states)
+
+    def claimable(self) -> int:
+        """How many trials could be taken now: those that wait, and those that nobody has claimed yet."""
+        with self.storage.engine.connect() as conn:
+            return claimable(conn, self.study_id)
+
+    def refuse_other_code(self) -> None:
+        """Refuse to work on where a person has accepted other code than this worker runs.
+
+        Raises:
+            OtherCodeError: It is so.
+        """
+        record, owner = CodeRecord.of(self.study), self.storage.owner
+        if record is not None and owner is not None and owner.code != record.hash:
+            problem = code_problem(record, code_identity(self.spec))
+            raise OtherCodeError(f"{problem}\n  fix: {code_fix(self.spec)}")
+
+    def requeue_dead(self, sightings: Sightings | None = None, spare: Collection[int] = ()) -> list[Settled]:
+        """Take back the trials whose workers are dead, by the study file's patience: `hpo.storage.recovery`."""
+        study = self.spec.study
+        return requeue_dead(
+            self.storage,
+            self.study_id,
+            grace=study.lost_after,
+            max_retries=study.max_retries,
+            sightings=sightings,
+            spare=spare,
+            stop_note=self.stop_note,
+        )
+
+    def stop_note(self, number: int, attempt: int) -> str | None:
+        """Why an attempt ended through no fault of its trial, where it could only be noted in its folder."""
+        return stop_note(self.spec, number, attempt)
+
+
+def study_seed(spec: StudySpec) -> int:
+    """The seed that training starts from: ``trainer.seed``, else ``study.sampler.seed``."""
+    return spec.study.sampler.seed if spec.trainer.seed is None else spec.trainer.seed
+
+
+def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_change: bool = False) -> OpenStudy:
+    """Create the study, or open it to go on with, and give it its budget of trials.
+
+    Args:
+        spec: The study file.
+        keep_budget: Leave the budget of a study that has one as it is, and do not compare its code with that here:
+            others may be working on it, and this process will not.
+        accept_code_change: Where the code has changed since the study was started, store the change and go on.
+
+    Raises:
+        InputError: The sampler, the pruner or the space can't be used, or the study was started with another
+            config or other code.
+        StudyError: The storage can't be opened.
+    """
+    space = SearchSpace.from_spec(spec)
+    sampler, pruner = make_sampler(spec, space), make_pruner(spec)
+    _try_out(spec, space, sampler, pruner)
+    check_beginning(spec, space)
+    storage = _opened_storage(spec, create=True)
+    is_new = False
+    try:
+        study = optuna.create_study(
+            storage=StudyCache(storage),
+            study_name=spec.study.name,
+            directions=study_directions(spec.study.goals),
+            sampler=sampler,
+            pruner=pruner,
+        )
+        is_new = True
+        _keep_code_and_config(spec, study)
+    except optuna.exceptions.DuplicatedStudyError:
+        study = optuna.load_study(
+            storage=StudyCache(storage), study_name=spec.study.name, sampler=sampler, pruner=pruner
+        )
+        _refuse_other_config(spec, study)
+    opened = OpenStudy(spec, space, storage, study)
+    accepted = [] if is_new or keep_budget else _settle_code(opened, accept=accept_code_change)
+    set_budget = not keep_budget or BUDGET_ATTR not in study.user_attrs
+    if set_budget:  # before the first trial is added
+        storage.set_budget(opened.study_id, budget_of(spec, study))
+    if is_new:
+        write_note(opened)
+    opened = replace(opened, notes=[*accepted, *begin(spec, space, storage, study)])
+    if set_budget and isinstance(sampler, ExhaustiveSampler):  # a baseline stands beside the grid's points
+        storage.set_budget(opened.study_id, budget_of(spec, study))
+    if spec.trainer.known_epochs is not None:
+        study.set_user_attr(MAX_EPOCHS_ATTR, spec.trainer.known_epochs)
+    return opened
+
+
+def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
+    """Open a study that exists.
+
+    Args:
+        spec: The study file.
+        owner: Who takes trials; None to look at it only.
+
+    Raises:
+        StudyError: There is no such study; or it is to be worked on, and its code is not the code here.
+    """
+    space = SearchSpace.from_spec(spec)
+    if owner is not None:
+        owner = replace(owner, code=code_identity(spec).hash)
+    storage = _opened_storage(spec, create=False, owner=owner)
+    cache = StudyCache(storage, max_age=0.0 if owner is None else MAX_AGE)
+    try:
+        study = optuna.load_study(
+            storage=cache,
+            study_name=spec.study.name,
+            sampler=make_sampler(spec, space),
+            pruner=make_pruner(spec),
+        )
+        opened = OpenStudy(spec, space, storage, study)
+        opened.refuse_other_code()
+        cache.expect(opened.study_id, space.distributions)
+    except KeyError:
+        storage.close()
+        raise StudyError(
+            f"no study named {spec.study.name} in {display_url(spec.storage_url)}\n  fix: start it with `hpo run`"
+        ) from None
+    except OtherCodeError:
+        storage.close()
+        raise
+    return opened
+
+
+def _opened_storage(spec: StudySpec, *, create: bool, owner: Owner | None = None) -> StudyStorage:
+    try:
+        return open_storage(spec.storage_url, create=create, owner=owner)
+    except InputError as error:
+        raise spec.error(error.problem, path="study.storage", value=error.value, fix=error.fix) from error
+
+
+def _try_out(spec: StudySpec, space: SearchSpace, sampler: BaseSampler, pruner: BasePruner) -> None:
+    """Draw one point in memory: Optuna looks at the types of some arguments no earlier than that."""
+    study = optuna.create_study(directions=study_directions(spec.study.goals), sampler=sampler, pruner=pruner)
+    part = "sampler"
+    try:
+        trial = study.ask()
+        space.suggest(trial)
+        part = "pruner"
+        if spec.study.objectives is None:
+            trial.report(0.0, 1)
+            trial.should_prune()
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        section = spec.study.sampler if part == "sampler" else spec.study.pruner
+        raise spec.error(
+            f"can't be used with these arguments: {error}",
+            path=f"study.{part}",
+            value=section.model_dump(),
+            fix="see the class of that name in Optuna's documentation",
+        ) from error
+
+
+def _settle_code(opened: OpenStudy, *, accept: bool) -> list[str]:
+    """Refuse code that is not the study's, or accept it; returns what a person should know of that.
+
+    Code is anybody's until the first trial has begun: until then it is stored anew.
+    """
+    record, code = CodeRecord.of(opened.study), code_identity(opened.spec)
+    problem = "" if record is None else code_problem(record, code)
+    if record is None or (problem and not _has_begun(opened)):
+        keep_code(opened.study, code)
+        return []
+    if problem and not accept:
+        raise opened.spec.error(problem, path="study.name", fix=code_fix(opened.spec))
+    if problem:
+        keep_code(opened.study, code, record)
+        return [f"accepted: {problem}"]
+    return []
+
+
+def _has_begun(opened: OpenStudy) -> bool:
+    """Whether a worker has ever taken a trial of the study."""
+    with opened.storage.engine.connect() as conn:
+        return bool(ledger.attempts(conn, opened.study_id))
+
+
+def _keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
+    keep_code(study, code_identity(spec))  # first: whoever sees the config's hash sees the code, too
+    config = spec.base_config()
+    if config["study"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
+        config["study"]["storage"] = display_url(config["study"]["storage"])
+    study.set_user_attr(CONFIG_ATTR, config)
+    study.set_user_attr(HASH_ATTR, spec.config_hash())
+
+
+def _refuse_other_config(spec: StudySpec, study: optuna.Study) -> None:
+    stored: dict[str, Any] = _stored_attrs(study)
+    if HASH_ATTR not in stored and not study.get_trials(deepcopy=False):
+        _keep_code_and_config(spec, study)  # whoever created it died before this
+        return
+    if HASH_ATTR not in stored:
+        raise InputError(
+            f"the storage has a study named {spec.study.name} that was not started by `hpo run`",
+            file=spec.location("study.name")[0],
+            line=spec.location("study.name")[1],
+            path="study.name",
+            fix="give this one another name with `study.name=…`",
+        )
+    if stored[HASH_ATTR] == spec.config_hash():
+        return
+    changes = diff_configs(identity(stored[CONFIG_ATTR]), identity(spec.base_config()))
+    raise spec.error(
+        f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
+        path="study.name",
+        fix=f"undo the change, give the new study its own name (`study.name={spec.study.name}-2`), or start over "
+        f"after `hpo delete {spec.path} --yes`",
+    )
+
+
+def _stored_attrs(study: optuna.Study) -> dict[str, Any]:
+    """The study's attributes; a study that is being created next door gets a moment to receive them."""
+    for _ in range(20):
+        attrs = study.user_attrs
+        if HASH_ATTR in attrs:
+            break
+        time.sleep(0.1)
+    return attrs

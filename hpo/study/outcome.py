@@ -1,0 +1,154 @@
+"""What became of a trial: seven different ends, and the two states before them."""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Final
+
+import torch
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.storage.study_storage import OUTCOME_ATTR
+from trainer.error_text import error_message
+
+BEST_ATTR: Final = "hpo:best"
+PREDICTION_ATTR: Final = "hpo:prediction"
+TRACEBACK_ATTR: Final = "hpo:traceback"
+WORKER_ATTR: Final = "hpo:worker"
+
+_NO_DEVICE_MEMORY: Final = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+#: Plain RuntimeErrors are raised by the CPU's allocator (on Linux, on Windows), by CUDA calls that are not torch's
+#: own, and by a loader whose process has no shared memory left; their text is all there is to tell them by.
+_NO_MEMORY: Final = (
+    "can't allocate memory",
+    "not enough memory",
+    *_NO_DEVICE_MEMORY,
+    "unable to allocate shared memory",
+)
+
+
+class Outcome(StrEnum):
+    """How a trial ended; the order is that of the tables shown to people."""
+
+    COMPLETE = "complete"
+    PRUNED = "pruned"
+    DIVERGED = "diverged"
+    OUT_OF_MEMORY = "out_of_memory"
+    ERROR = "error"
+    TIMED_OUT = "timed_out"
+    LOST = "lost"
+
+
+_OF_STATE: Final[Mapping[TrialState, str]] = {
+    TrialState.RUNNING: "running",
+    TrialState.WAITING: "waiting",
+    TrialState.COMPLETE: Outcome.COMPLETE,
+    TrialState.PRUNED: Outcome.PRUNED,
+    TrialState.FAIL: Outcome.ERROR,
+}
+_STATE_OF: Final[Mapping[str, TrialState]] = {
+    Outcome.COMPLETE: TrialState.COMPLETE,
+    Outcome.PRUNED: TrialState.PRUNED,
+    Outcome.DIVERGED: TrialState.COMPLETE,
+}
+
+
+def outcome_of(trial: FrozenTrial) -> str:
+    """The outcome of a finished trial; ``running`` or ``waiting`` for one that is not.
+
+    The stored outcome counts only with the state and value it was stored for: a trial may have died between the
+    two, and ended otherwise when it was run again.
+    """
+    stored = trial.user_attrs.get(OUTCOME_ATTR)
+    if stored is None or trial.state != _STATE_OF.get(stored, TrialState.FAIL):
+        return str(_OF_STATE[trial.state])
+    if stored == Outcome.DIVERGED and (value := leading_value(trial)) is not None and math.isfinite(value):
+        return str(Outcome.COMPLETE)
+    return str(stored)
+
+
+def leading_value(trial: FrozenTrial) -> float | None:
+    """A trial's value; of several objectives the first, which leads. (Optuna's ``value`` raises there.)"""
+    return trial.values[0] if trial.values else None
+
+
+def failure_outcome(error: BaseException) -> Outcome:
+    """Whether an error means that memory ran out, or that something is wrong.
+
+    An error that another one was made of (a model's constructor runs out of memory, and what called it says that
+    it failed) counts as what it was at first.
+    """
+    return Outcome.OUT_OF_MEMORY if any(map(_is_out_of_memory, _causes(error))) else Outcome.ERROR
+
+
+def is_device_memory(error: BaseException) -> bool:
+    """Whether it was an accelerator's memory that ran out."""
+    return any(
+        isinstance(each, torch.OutOfMemoryError) or any(text in error_message(each) for text in _NO_DEVICE_MEMORY)
+        for each in _causes(error)
+    )
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, and what it was made of: its causes and, of a group, its members; each once."""
+    found, seen = [error], set[int]()
+    while found:
+        each = found.pop()
+        if id(each) in seen:  # causes may form a circle
+            continue
+        seen.add(id(each))
+        yield each
+        found += [] if each.__cause__ is None else [each.__cause__]
+        found += each.exceptions if isinstance(each, BaseExceptionGroup) else ()
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in error_message(error) for text in _NO_MEMORY)
+
+
+def prediction_record(
+    history: Sequence[Mapping[str, float]], metric: str, length: int, *, whole: bool
+) -> dict[str, Any] | None:
+    """What a trial was predicted to end at, beside what it ended at; see `trainer.callbacks.LossPrediction`.
+
+    Args:
+        history: The metrics of each epoch.
+        metric: The predicted metric.
+        length: Epochs of a run to the end. What is said at the last of them is no prediction.
+        whole: Whether the trial has run to its end.
+
+    Returns:
+        ``metric``; ``epoch``, ``predicted_final_loss`` and ``std`` of the first prediction; ``final_loss``, None
+        for a trial that has not run to its end; ``latest_epoch`` and ``latest`` of the last prediction, which is
+        what a pruned trial was expected to end at. None where no prediction was made.
+    """
+    made = [
+        (epoch, metrics)
+        for epoch, metrics in enumerate(history, start=1)
+        if epoch < length and "predicted_final_loss" in metrics
+    ]
+    if not made:
+        return None
+    (epoch, first), (latest_epoch, latest) = made[0], made[-1]
+    return {
+        "metric": metric,
+        "epoch": epoch,
+        "predicted_final_loss": first["predicted_final_loss"],
+        "std": first.get("predicted_final_loss_std"),
+        "final_loss": history[-1].get(metric) if whole else None,
+        "latest_epoch": latest_epoch,
+        "latest": latest["predicted_final_loss"],
+    }
+
+
+def finite(value: Any) -> Any:
+    """The value as JSON may hold it: None for a number that is not finite, containers looked through."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value

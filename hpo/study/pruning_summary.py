@@ -1,0 +1,200 @@
+"""What pruning saved and how often it was wrong, and what predictions came to: figures from the stored trials."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.search.predicted_loss.pruner import AUDIT_ATTR
+from hpo.study.outcome import PREDICTION_ATTR
+
+#: Standard deviations from a normal distribution's mean to the ends of its middle 80 %.
+MIDDLE_80: Final = statistics.NormalDist().inv_cdf(0.9)
+_CONFIDENCE: Final = 0.95
+
+
+@dataclass(frozen=True)
+class PruningSummary:
+    """What pruning saved, and what the audit says of its errors.
+
+    An audited trial is one that the pruner had decided against and that ran on all the same, to measure
+    (``audit_fraction`` of `hpo.search.predicted_loss.pruner.PredictedLossPruner`). It was *wrongly condemned* if
+    it is complete and its value is among the best ``top_k`` of all complete trials of the study: pruned there, the
+    study would have lost one of its best. One that diverged is complete, and never among the best. One that
+    failed, or was pruned later, tells neither way, and only its epochs count.
+
+    Attributes:
+        ended: Trials that have ended, in whatever way.
+        pruned: How many of them were pruned.
+        epochs_used: Epochs of all ended trials.
+        horizon: Epochs of a trial that runs to its end; None where that is not known.
+        epochs_saved: Epochs between the end of each pruned trial and the horizon, in all; None without a horizon.
+            It is the most that was saved: some of those trials might have stopped early by themselves.
+        epochs_unpruned: Epochs used and saved together; None without a horizon.
+        top_k: How many trials are "the best".
+        audited: Audited trials that tell whether the decision was right.
+        wrongly_condemned: How many of them were wrongly condemned.
+        false_prune_rate: Their share; None where nothing was audited.
+        false_prune_interval: Lower and upper end of its 95 % interval (`wilson_interval`); None likewise.
+        audit_epochs: Epochs that ended trials ran on for the audit.
+    """
+
+    ended: int
+    pruned: int
+    epochs_used: int
+    horizon: int | None
+    epochs_saved: int | None
+    epochs_unpruned: int | None
+    top_k: int
+    audited: int
+    wrongly_condemned: int
+    false_prune_rate: float | None
+    false_prune_interval: tuple[float, float] | None
+    audit_epochs: int
+
+
+def summarize_pruning(
+    trials: Iterable[FrozenTrial], ranked: Sequence[FrozenTrial], *, horizon: int | None = None, top_k: int = 1
+) -> PruningSummary:
+    """What pruning saved in a study; of any pruner.
+
+    Args:
+        trials: All trials of the study.
+        ranked: The complete ones with a finite value, the best first.
+        horizon: Epochs of a trial that runs to its end. None: those of the longest complete trial.
+        top_k: How many trials are "the best".
+    """
+    ended = [trial for trial in trials if trial.state.is_finished()]
+    complete = [trial for trial in ended if trial.state == TrialState.COMPLETE]
+    if horizon is None:
+        horizon = max(map(_epochs, complete), default=0) or None
+    pruned = [trial for trial in ended if trial.state == TrialState.PRUNED]
+    used = sum(map(_epochs, ended))
+    saved = None if horizon is None else sum(max(0, horizon - _epochs(trial)) for trial in pruned)
+    judged = [trial.number for trial in complete if AUDIT_ATTR in trial.system_attrs]
+    wrong = len({trial.number for trial in ranked[:top_k]}.intersection(judged))
+    return PruningSummary(
+        ended=len(ended),
+        pruned=len(pruned),
+        epochs_used=used,
+        horizon=horizon,
+        epochs_saved=saved,
+        epochs_unpruned=None if saved is None else used + saved,
+        top_k=top_k,
+        audited=len(judged),
+        wrongly_condemned=wrong,
+        false_prune_rate=wrong / len(judged) if judged else None,
+        false_prune_interval=wilson_interval(wrong, len(judged)) if judged else None,
+        audit_epochs=sum(_run_on(trial) for trial in ended if AUDIT_ATTR in trial.system_attrs),
+    )
+
+
+def _epochs(trial: FrozenTrial) -> int:
+    return trial.last_step or 0
+
+
+def _run_on(trial: FrozenTrial) -> int:
+    return max(0, _epochs(trial) - int(trial.system_attrs[AUDIT_ATTR]))
+
+
+def wilson_interval(successes: int, trials: int, confidence: float = _CONFIDENCE) -> tuple[float, float]:
+    """The score interval of a proportion.
+
+    Wilson 1927, Journal of the American Statistical Association 22, pages 209 to 212. It holds for few trials and
+    for shares of 0 and 1 too, where the share plus or minus so many standard errors would have no width.
+
+    Args:
+        successes: How often it happened.
+        trials: Of how many times, at least 1.
+        confidence: How often such an interval holds the true proportion, between 0 and 1.
+    """
+    z = statistics.NormalDist().inv_cdf((1 + confidence) / 2)
+    share, weight = successes / trials, z * z / trials
+    middle = share + weight / 2
+    half = math.sqrt(weight * (share * (1 - share) + weight / 4))
+    return max(0.0, (middle - half) / (1 + weight)), min(1.0, (middle + half) / (1 + weight))
+
+
+def best_count(name: str, arguments: Mapping[str, Any]) -> int:
+    """How many trials are "the best" to the pruner of a study file, also to one inside ``patient``.
+
+    Args:
+        name: The pruner's name.
+        arguments: Its arguments.
+
+    Returns:
+        ``top_k`` of `PredictedLossPruner`; 1 where it is not given, and for any other pruner.
+    """
+    wrapped = arguments.get("wrapped_pruner")
+    if isinstance(wrapped, Mapping):
+        return best_count(str(wrapped.get("name")), {key: wrapped[key] for key in wrapped if key != "name"})
+    is_ours = name.lower() == "predicted_loss" or name == "PredictedLossPruner"
+    return int(arguments.get("top_k", 1)) if is_ours else 1
+
+
+@dataclass(frozen=True)
+class ComparedPrediction:
+    """A trial's first prediction, and what it was a prediction of.
+
+    Attributes:
+        trial: The trial's number.
+        epoch: The epoch after which it was made.
+        predicted: The predicted final loss.
+        std: Its standard deviation; 0 where none was stored.
+        actual: The loss the trial ended with.
+    """
+
+    trial: int
+    epoch: int
+    predicted: float
+    std: float
+    actual: float
+
+    @property
+    def inside(self) -> bool:
+        """Whether the loss lies in the prediction's 80 % interval."""
+        return abs(self.actual - self.predicted) <= MIDDLE_80 * self.std
+
+
+@dataclass(frozen=True)
+class PredictionSummary:
+    """How good the first predictions of the trials were that ran to their end.
+
+    Attributes:
+        compared: How many there are.
+        mean_absolute_error: Mean distance from the loss the trial ended with; None where there are none.
+        inside_80: Share of the losses in the prediction's 80 % interval, 1.28 standard deviations to either side;
+            None likewise. About 0.8 if the predictions know how uncertain they are.
+    """
+
+    compared: int
+    mean_absolute_error: float | None
+    inside_80: float | None
+
+
+def compared_predictions(trials: Iterable[FrozenTrial]) -> list[ComparedPrediction]:
+    """The predictions of the trials that ran to their end, of those that have one with finite numbers."""
+    stored = ((trial.number, trial.user_attrs.get(PREDICTION_ATTR) or {}) for trial in trials)
+    return [
+        ComparedPrediction(
+            number, kept["epoch"], kept["predicted_final_loss"], kept["std"] or 0.0, kept["final_loss"]
+        )
+        for number, kept in stored
+        if kept.get("predicted_final_loss") is not None and kept.get("final_loss") is not None
+    ]
+
+
+def summarize_predictions(compared: Sequence[ComparedPrediction]) -> PredictionSummary:
+    """How good these predictions were."""
+    if not compared:
+        return PredictionSummary(0, None, None)
+    return PredictionSummary(
+        compared=len(compared),
+        mean_absolute_error=statistics.fmean(abs(each.predicted - each.actual) for each in compared),
+        inside_80=statistics.fmean(each.inside for each in compared),
+    )

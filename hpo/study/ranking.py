@@ -1,0 +1,67 @@
+"""Which trials are the best: by one metric, or the Pareto front of several; always within the bounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+from optuna.study import StudyDirection
+from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
+from optuna.trial import FrozenTrial
+
+from hpo.config.schema_study import Direction
+from hpo.study.outcome import Outcome, outcome_of
+
+#: Begins the name of the system attribute in which Optuna keeps how far a trial is beyond a bound.
+CONSTRAINT_ATTR: Final = "constraints:"
+
+_DIRECTIONS: Final = {"minimize": StudyDirection.MINIMIZE, "maximize": StudyDirection.MAXIMIZE}
+
+
+def study_directions(goals: Mapping[str, Direction]) -> list[StudyDirection]:
+    """Optuna's directions of a study's goals, in their order."""
+    return [_DIRECTIONS[direction] for direction in goals.values()]
+
+
+def is_feasible(trial: FrozenTrial) -> bool:
+    """Whether a trial keeps to every bound that it was measured against."""
+    return all(violation <= 0 for violation in trial.constraints.values())
+
+
+def is_ranked(trial: FrozenTrial) -> bool:
+    """Whether a trial can be among the best: complete, its values finite, and within the bounds."""
+    return (
+        outcome_of(trial) == Outcome.COMPLETE
+        and trial.values is not None
+        and all(map(math.isfinite, trial.values))
+        and is_feasible(trial)
+    )
+
+
+def ranked(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
+    """The trials that can be among the best, the best first, the earlier of equals first.
+
+    With several goals those on the Pareto front come first; within it, and behind it, the leading metric decides.
+    """
+    sign = 1 if next(iter(goals.values())) == "minimize" else -1
+    eligible = [trial for trial in trials if is_ranked(trial)]
+    front = {trial.number for trial in pareto_front(eligible, goals)} if len(goals) > 1 else set()
+    return sorted(eligible, key=lambda t: (t.number not in front, sign * t.values[0], t.number))
+
+
+def pareto_front(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
+    """The trials that none other beats in one metric without losing in another, in the order of their numbers."""
+    eligible = [trial for trial in trials if is_ranked(trial)]
+    # Optuna's own, so that its dashboard and its plots show the same front.
+    front = _get_pareto_front_trials_by_trials(eligible, study_directions(goals), consider_constraint=False)
+    return sorted(front, key=lambda trial: trial.number)
+
+
+def best_of(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
+    """The best trial, or the Pareto front of several goals, its best in the leading metric first; maybe none."""
+    order = ranked(trials, goals)
+    if len(goals) == 1:
+        return order[:1]
+    front = {trial.number for trial in pareto_front(order, goals)}
+    return [trial for trial in order if trial.number in front]

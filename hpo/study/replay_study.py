@@ -1,0 +1,149 @@
+"""A finished study under other pruners: its stored curves, and pruners as they are typed on the command line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+from optuna.trial import TrialState
+
+from hpo.config.marks import COMMAND_LINE
+from hpo.config.spec import StudySpec
+from hpo.errors import InputError, StudyError
+from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
+from hpo.search.pruners import make_pruner
+from hpo.search.replay import Curve, Replay, Setting, replay, summarize, whole_curves
+from hpo.study.open_study import OpenStudy
+from hpo.study.status import own_trials
+
+#: Whoever tries a pruner out on fewer curves may not reach what it does after its start-up trials.
+_TRIED = 12
+
+
+def pruner_mapping(text: str) -> str:
+    """A pruner as typed (``median,n_warmup_steps=3``) as YAML's flow style has it.
+
+    Commas in brackets belong to a value: ``patient,patience=2,wrapped_pruner={name: median, n_warmup_steps: 3}``.
+
+    Raises:
+        InputError: A part after the first is not ``key=value``, or there is no name.
+    """
+    name, *arguments = (part.strip() for part in re.split(r",(?![^{\[]*[}\]])", text))
+    pairs = [argument.partition("=") for argument in arguments]
+    wrong = next((key for key, equals, _ in pairs if not (key and equals)), None)
+    if not name or wrong is not None:
+        fix = "write a name and arguments, for example `--pruner median,n_warmup_steps=3`"
+        raise InputError("is no pruner", file=COMMAND_LINE, path="--pruner", value=text, fix=fix)
+    inside = ", ".join(f"{key.strip()}: {value.strip()}" for key, _, value in pairs)
+    return f"{{name: {name}, {inside}}}" if inside else f"{{name: {name}}}"
+
+
+def retold(error: InputError, typed: str) -> InputError:
+    """An error about ``study.pruner``, told about what was typed after ``--pruner``."""
+    argument, value = error.path.removeprefix("study.pruner").lstrip("."), error.value
+    if value and argument not in ("", "name"):
+        value = f"{argument}={value}"
+    return InputError(error.problem, file=COMMAND_LINE, path=f"--pruner {typed}", value=value, fix=error.fix)
+
+
+def try_out(spec: StudySpec) -> None:
+    """Build the pruner of a study file and let it decide about some curves.
+
+    Raises:
+        InputError: It can't be built, or can't decide with its arguments.
+    """
+    pruner = make_pruner(spec)
+    curves = whole_curves([[level, level - 0.5, level - 0.7] for level in range(_TRIED, 0, -1)])
+    try:
+        replay(curves, pruner, Setting(direction=spec.study.direction, max_epochs=3))
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise spec.error(
+            f"can't be used with these arguments: {error}",
+            path="study.pruner",
+            value=spec.study.pruner.model_dump(),
+            fix="see the class of that name in its documentation",
+        ) from error
+
+
+def study_curves(opened: OpenStudy) -> list[Curve]:
+    """The curves of a study's finished trials, in the order of their numbers.
+
+    A complete trial, early stopping included, is known to its end; its final value is the trial's own (the best
+    of its curve), and one that diverged ended with the worst value there is. A trial that was pruned or failed is
+    cut short: what it would have become is not known. Trials without a report, imported ones and those that have
+    not ended are left out.
+    """
+    return [
+        Curve(
+            values=tuple(trial.intermediate_values[step] for step in sorted(trial.intermediate_values)),
+            steps=tuple(sorted(trial.intermediate_values)),
+            final=math.nan if trial.values is None or trial.state != TrialState.COMPLETE else trial.values[0],
+            end=trial.state,
+        )
+        for trial in own_trials(opened)
+        if trial.state.is_finished() and trial.intermediate_values
+    ]
+
+
+def replay_study(
+    opened: OpenStudy, contestants: Mapping[str, StudySpec], *, orders: int, workers: int
+) -> dict[str, Any]:
+    """Run a study's pruning decisions again.
+
+    A trial that the study cut short is replayed up to where its curve ends, and ends there as it did. It counts
+    in the epochs, and not where trials are judged by how they end.
+
+    Args:
+        opened: The study.
+        contestants: By the name to show, a study file with the pruner to replay.
+        orders: How many orders of the trials: the study's own, then random ones.
+        workers: Trials at a time.
+
+    Returns:
+        Plain data: what was replayed, and an entry a pruner under ``pruners``, with the figures of
+        `hpo.search.replay.Summary` and the mean epochs used.
+
+    Raises:
+        StudyError: Fewer than two trials ran to an end with a finite value.
+    """
+    curves, name = study_curves(opened), opened.spec.study.name
+    if sum(curve.whole and math.isfinite(curve.final) for curve in curves) < 2:
+        raise StudyError(
+            f"the study {name} has fewer than 2 trials that ran to their end with a finite value: there is "
+            "nothing to judge pruners by\n"
+            "  fix: finish more trials; with `study.pruner=none` all of them run to their end"
+        )
+    found = {
+        shown: summarize([_replayed(opened, curves, spec, order, workers) for order in range(orders)])
+        for shown, spec in contestants.items()
+    }
+    epochs = sum(curve.epochs for curve in curves)
+    return {
+        "study": name,
+        "trials": len(curves),
+        "cut_short": sum(not curve.whole for curve in curves),
+        "epochs": epochs,
+        "orders": orders,
+        "workers": workers,
+        "pruners": [
+            {"pruner": shown, "epochs_used": summary.epochs_fraction * epochs, **asdict(summary)}
+            for shown, summary in found.items()
+        ],
+    }
+
+
+def _replayed(opened: OpenStudy, curves: list[Curve], spec: StudySpec, order: int, workers: int) -> Replay:
+    """One replay; order 0 is the study's own, the others are drawn from their numbers."""
+    rows = range(len(curves)) if order == 0 else np.random.default_rng(order).permutation(len(curves))
+    setting = Setting(
+        direction=spec.study.direction,
+        workers=workers,
+        speed_seed=order if workers > 1 else None,
+        max_epochs=opened.study.user_attrs.get(MAX_EPOCHS_ATTR, spec.trainer.known_epochs),
+        study_name=spec.study.name,
+    )
+    return replay(curves, make_pruner(spec), setting, rows)

@@ -1,0 +1,374 @@
+"""Which checkpoints of a study stay: those that somebody can still go on from.
+
+Of the best complete trials the best epoch's and the newest stay; of trials that wait, or have failed and can be
+retried, the newest that can be read and the best epoch's up to it. Running trials are left alone. All other
+checkpoints may go, and so may what killed writers left half written. Nothing else in a trial's folder is touched.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import optuna
+from optuna.exceptions import StorageInternalError
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.errors import StudyError
+from hpo.storage.cache import StudyCache
+from hpo.storage.engines import display_url
+from hpo.storage.outage import DatabaseError, first_line
+from hpo.study.folders import attempt_folders, is_attempt
+from hpo.study.outcome import BEST_ATTR, outcome_of
+from hpo.study.status import own_trials, ranked_trials
+from trainer.checkpoint import CheckpointError, CheckpointFile, list_checkpoints, load_checkpoint
+
+if TYPE_CHECKING:
+    from hpo.study.open_study import OpenStudy
+
+logger = logging.getLogger(__name__)
+
+_HALF_WRITTEN: Final = ".epoch-"
+_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
+_RESUMABLE: Final = (TrialState.WAITING, TrialState.FAIL)
+#: The place of trials that somebody can still go on from: after all others.
+_SPARE_ONLY: Final = 2
+#: No file, and how a system answers an offset that a damaged file has named: these errors are about the file.
+_UNREADABLE: Final = (errno.ENOENT, errno.EINVAL)
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file as it was when it was looked at.
+
+    Attributes:
+        path: The file.
+        size: Bytes.
+        changed: When it was written, in nanoseconds since the epoch.
+    """
+
+    path: Path
+    size: int
+    changed: int
+
+
+@dataclass(frozen=True)
+class Removal:
+    """What goes of one trial.
+
+    Attributes:
+        trial_id: Optuna's id of the trial.
+        number: The trial.
+        outcome: How it ended, ``running`` excepted.
+        state: Its state when it was looked at.
+        files: The files to go.
+    """
+
+    trial_id: int
+    number: int
+    outcome: str
+    state: TrialState
+    files: tuple[StoredFile, ...]
+
+    @property
+    def bytes(self) -> int:
+        """Their size."""
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True)
+class CleanReport:
+    """What a clean came to.
+
+    Attributes:
+        removed: What went, by trial; in a dry run, what would go.
+        stays: Bytes of checkpoints that are left.
+    """
+
+    removed: list[Removal]
+    stays: int
+
+    @property
+    def freed(self) -> int:
+        """Bytes that went."""
+        return sum(removal.bytes for removal in self.removed)
+
+
+@dataclass(frozen=True)
+class QuotaReport:
+    """What was done about a study that had outgrown its quota.
+
+    Attributes:
+        quota: Bytes allowed.
+        total: Bytes of checkpoints that are left.
+        removed: What went, by trial.
+    """
+
+    quota: int
+    total: int
+    removed: list[Removal]
+
+    @property
+    def exceeded(self) -> bool:
+        """Whether the checkpoints are still too large: nothing more could be removed."""
+        return self.total > self.quota
+
+    def __str__(self) -> str:
+        if self.exceeded:
+            return (
+                f"disk_quota: {shown_bytes(self.total)} of checkpoints, {shown_bytes(self.quota)} allowed; "
+                "nothing more can be removed\n  fix: give a larger study.disk_quota, or keep fewer with "
+                "study.keep_best or callbacks.checkpoint"
+            )
+        freed = shown_bytes(sum(removal.bytes for removal in self.removed))
+        return f"disk_quota: removed {freed} of {len(self.removed)} trials' checkpoints"
+
+
+def clean(opened: OpenStudy, *, keep_best: int | None = None, dry_run: bool = False) -> CleanReport:
+    """Remove every checkpoint of the study that need not stay.
+
+    Args:
+        opened: The study.
+        keep_best: Complete trials that keep theirs, at least 1; None: as many as the study file says.
+        dry_run: Only say what would go.
+
+    Raises:
+        StudyError: A file can't be removed, or a folder can't be read.
+    """
+    with _explained(opened):
+        files = _scan(opened.spec.output_dir)
+        plan = removals(opened, files, keep_best or opened.spec.study.keep_best)
+        removed = list(plan) if dry_run else [gone for each in plan if (gone := _remove(opened, each)) is not None]
+    removed.sort(key=lambda removal: removal.number)
+    return CleanReport(removed, _total(files) - sum(removal.bytes for removal in removed))
+
+
+def enforce_quota(opened: OpenStudy) -> QuotaReport | None:
+    """Remove checkpoints, the least useful first, until the study's fit into ``study.disk_quota``.
+
+    Below the quota this is one walk through the checkpoint folders (about 0.1 ms a trial on a local disk) and no
+    look at the database. A running trial's files count, but stay.
+
+    Returns:
+        What was done; None where there is no quota or the checkpoints fit.
+
+    Raises:
+        StudyError: A file can't be removed, a folder can't be read, or the database fails.
+    """
+    quota = opened.spec.study.disk_quota
+    if quota is None:
+        return None
+    removed: list[Removal] = []
+    with _explained(opened):
+        files = _scan(opened.spec.output_dir)
+        total = _total(files)
+        if total <= quota:
+            return None
+        for each in removals(opened, files, opened.spec.study.keep_best):
+            gone = _remove(opened, each)
+            if gone is not None:
+                removed.append(gone)
+                total -= gone.bytes
+            if total <= quota:
+                break
+    return QuotaReport(quota, total, removed)
+
+
+def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_best: int) -> Iterator[Removal]:
+    """What may go, the least useful first.
+
+    First what pruned and diverged trials left, then the complete ones that are not among the best, the worst
+    first, then the spare checkpoints of all others. Checkpoints are read, which takes long, only to tell which
+    are spare, and only when those are reached.
+
+    Args:
+        opened: The study.
+        files: What there is, by trial.
+        keep_best: Complete trials that keep theirs.
+    """
+    present = _as_of_now(opened)
+    ranks = {trial.number: rank for rank, trial in enumerate(ranked_trials(present))}
+
+    def order(trial: FrozenTrial) -> tuple[int, int]:
+        rank = ranks.get(trial.number)
+        if trial.state in _RESUMABLE or (rank is not None and rank < keep_best):
+            return (_SPARE_ONLY, trial.number)
+        return (0, trial.number) if rank is None else (1, -rank)
+
+    for trial in sorted(own_trials(present), key=order):
+        there = files.get(trial.number, ())
+        if there and trial.state != TrialState.RUNNING:
+            going = _going(present, trial, there, spare_only=order(trial)[0] == _SPARE_ONLY)
+            if going:
+                yield Removal(trial._trial_id, trial.number, outcome_of(trial), trial.state, going)  # noqa: SLF001 - Optuna has no public name for it
+
+
+def _as_of_now(opened: OpenStudy) -> OpenStudy:
+    """The study past this process's cache: that holds a failed trial as it was, though it may have run again."""
+    try:
+        study = optuna.load_study(study_name=opened.spec.study.name, storage=StudyCache(opened.storage))
+    except KeyError:
+        problem = f"{display_url(opened.spec.storage_url)}: the study {opened.spec.study.name} is gone"
+        raise StudyError(f"{problem}\n  fix: start it again with `hpo run`") from None
+    return replace(opened, study=study)
+
+
+def _going(
+    opened: OpenStudy, trial: FrozenTrial, files: Sequence[StoredFile], *, spare_only: bool
+) -> tuple[StoredFile, ...]:
+    """Which of a trial's files may go."""
+    there = {file.path: file for file in files}
+    folders = [folder / "checkpoints" for folder in attempt_folders(opened.spec, trial.number)]
+    checkpoints = [file for file in list_checkpoints(folders) if file.path in there]
+    going = {file.path for file in checkpoints}
+    if spare_only:
+        try:
+            going -= kept(checkpoints, _best_first(trial, opened.spec.study.direction), _is_readable)
+        except (OSError, MemoryError) as error:
+            logger.warning("trial %d keeps all its checkpoints: one can't be read now: %s", trial.number, error)
+            going = set()
+    going |= {path for path in there if path.name.startswith(_HALF_WRITTEN)}
+    return tuple(there[path] for path in sorted(going))
+
+
+def kept(
+    checkpoints: Sequence[CheckpointFile], best_first: Sequence[int], readable: Callable[[Path], bool]
+) -> set[Path]:
+    """Which of a trial's checkpoints stay: the newest, and the one of the best epoch up to it.
+
+    A damaged one gives its place to the one before it. Where none can be read all stay: a file system that is
+    away for a moment is no reason to throw everything away.
+
+    Args:
+        checkpoints: Those of all attempts, the earliest progress first.
+        best_first: Epochs of the trial, the best first.
+        readable: Whether a file can be read; asked only where something is to go instead.
+    """
+    sound = list(checkpoints)
+    while sound:
+        newest = sound[-1]
+        best = next((epoch for epoch in best_first if epoch <= newest.epoch), None)
+        ends = [file for file in sound if file.progress == (best, 0)]
+        stays = {file.path for file in (newest, *ends[-1:])}
+        broken = set() if len(stays) == len(checkpoints) else {path for path in stays if not readable(path)}
+        if not broken:
+            return stays
+        sound = [file for file in sound if file.path not in broken]
+    return {file.path for file in checkpoints}
+
+
+def shown_bytes(count: int) -> str:
+    """A number of bytes as people read it: ``1.5 GB``, in powers of 1000."""
+    power = min(max(len(str(count)) - 1, 0) // 3, len(_UNITS) - 1)
+    return f"{count / 1000**power:.4g} {_UNITS[power]}"
+
+
+def _best_first(trial: FrozenTrial, direction: str) -> list[int]:
+    if trial.state == TrialState.COMPLETE:
+        best: dict[str, Any] = trial.user_attrs.get(BEST_ATTR) or {}
+        return [best["epoch"]] if "epoch" in best else []
+    sign = 1 if direction == "minimize" else -1
+    values = trial.intermediate_values.items()
+    return [step for _, step in sorted((sign * value, step) for step, value in values if math.isfinite(value))]
+
+
+def _is_readable(path: Path) -> bool:
+    """Whether a checkpoint is whole.
+
+    Raises:
+        OSError: Nobody can tell now: a network file system is away, no file can be opened.
+        MemoryError: Likewise.
+    """
+    try:
+        load_checkpoint(path)
+    except CheckpointError as error:
+        cause = error.__cause__
+        if isinstance(cause, MemoryError) or (isinstance(cause, OSError) and cause.errno not in _UNREADABLE):
+            raise cause from None
+        return False
+    return True
+
+
+@contextmanager
+def _explained(opened: OpenStudy) -> Iterator[None]:
+    """Turn what goes wrong with the folders and the database into errors that name the fix."""
+    try:
+        yield
+    except StudyError:
+        raise
+    except OSError as error:
+        problem = f"{error.filename or opened.spec.output_dir}: can't be read: {error.strerror or error}"
+        raise StudyError(f"{problem}\n  fix: run this as a user who may read it, on a disk that works") from error
+    except StorageInternalError as error:
+        shown = display_url(opened.spec.storage_url)
+        raise DatabaseError(
+            f"{shown}: {first_line(error)}\n  fix: see that the database works, then try again"
+        ) from error
+
+
+def _remove(opened: OpenStudy, removal: Removal) -> Removal | None:
+    """Remove files that are still as they were looked at, of a trial that still is; None where none went."""
+    try:
+        trial = opened.storage.get_trial(removal.trial_id)  # not through a cache: a failed trial may wait again
+    except KeyError:
+        return None
+    if trial.state != removal.state:
+        return None
+    gone = tuple(file for file in removal.files if _unlink(file))
+    return replace(removal, files=gone) if gone else None
+
+
+def _unlink(file: StoredFile) -> bool:
+    try:
+        if file.path.stat().st_mtime_ns != file.changed:
+            return False
+        file.path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        problem = f"{file.path}: can't be removed: {error.strerror or error}"
+        raise StudyError(f"{problem}\n  fix: run this as a user who may write there") from error
+    return True
+
+
+def _total(files: Mapping[int, Sequence[StoredFile]]) -> int:
+    return sum(file.size for there in files.values() for file in there)
+
+
+def _scan(output_dir: Path) -> dict[int, list[StoredFile]]:
+    """The checkpoint files of all trials, half-written ones with them, by trial."""
+    found: dict[int, list[StoredFile]] = {}
+    for trial in _entries(output_dir / "trials"):
+        if trial.name.isdecimal():
+            found[int(trial.name)] = [
+                file
+                for attempt in _entries(trial)
+                if is_attempt(attempt.name)
+                for file in _stored_files(Path(attempt.path, "checkpoints"))
+            ]
+    return found
+
+
+def _stored_files(folder: Path) -> Iterator[StoredFile]:
+    for entry in _entries(folder):
+        if entry.name.startswith(("epoch-", _HALF_WRITTEN)):
+            try:
+                stat = entry.stat()
+            except FileNotFoundError:  # a running trial's own retention
+                continue
+            yield StoredFile(folder / entry.name, stat.st_size, stat.st_mtime_ns)
+
+
+def _entries(folder: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []

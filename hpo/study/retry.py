@@ -1,0 +1,135 @@
+"""Failed trials go back to wait, as themselves.
+
+A trial keeps its number, its parameters, its seed and its reported values, so the next attempt goes on from its
+newest checkpoint. What goes is that it failed: the outcome, the reason, the traceback, the time of its end and any
+value. The attempts stay in the ledger; those until now no longer count against ``max_retries``.
+
+A process that has seen a trial fail keeps it as finished in Optuna's cache. So the workers of an `hpo run` that
+have looked at the study since the failure don't take the trial up; a worker that replaces one of them does, or
+the next `hpo run`. The row was the trial's claim on the budget and still is: no other trial takes its place, and
+whoever opens the study anew counts it as waiting.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+import sqlalchemy as sa
+from optuna.storages._rdb import models
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.errors import StudyError
+from hpo.storage import ledger
+from hpo.storage.budget import IMPORTED_ATTR
+from hpo.storage.outage import patient
+from hpo.storage.recovery import RETRIED_ATTR, forget_failure
+from hpo.storage.study_storage import REASON_ATTR, StudyStorage
+from hpo.study.outcome import outcome_of
+
+if TYPE_CHECKING:
+    from hpo.study.open_study import OpenStudy
+
+
+@dataclass(frozen=True)
+class Reopened:
+    """A failed trial that waits again.
+
+    Attributes:
+        trial: Its number.
+        attempts: How many it has had.
+        outcome: How it had failed.
+        reason: Why, for people; empty where nobody knows.
+    """
+
+    trial: int
+    attempts: int
+    outcome: str
+    reason: str
+
+
+def failed_trials(opened: OpenStudy) -> list[int]:
+    """Numbers of the study's own trials that have failed."""
+    trials = opened.study.get_trials(deepcopy=False, states=(TrialState.FAIL,))
+    return [trial.number for trial in trials if IMPORTED_ATTR not in trial.system_attrs]
+
+
+def reopen(opened: OpenStudy, numbers: Iterable[int], *, dry_run: bool = False) -> list[Reopened]:
+    """Let failed trials wait again, each in a transaction of its own.
+
+    Args:
+        opened: The study.
+        numbers: The trials.
+        dry_run: Only say what would be done.
+
+    Returns:
+        What was done, by number. A trial that another process has let wait meanwhile is not in it.
+
+    Raises:
+        StudyError: One of the trials is not there or has not failed; then nothing is done at all.
+    """
+    trials = {trial.number: trial for trial in opened.study.get_trials(deepcopy=False)}
+    wanted = sorted(set(numbers))
+    for number in wanted:
+        _check_failed(opened, number, trials.get(number))
+    if dry_run:
+        return [_foreseen(opened.storage, trials[number]) for number in wanted]
+    done = (_reopen(opened.storage, trials[number]) for number in wanted)
+    return [each for each in done if each is not None]
+
+
+def _check_failed(opened: OpenStudy, number: int, trial: FrozenTrial | None) -> None:
+    if trial is None:
+        raise StudyError(f"the study {opened.spec.study.name} has no trial {number}\n  fix: see `hpo trials`")
+    if IMPORTED_ATTR in trial.system_attrs:
+        raise StudyError(f"trial {number} was imported: it never ran here, and can't be run again")
+    if trial.state != TrialState.FAIL:
+        raise StudyError(f"trial {number} has not failed: {_WHY_NOT[trial.state]}")
+
+
+_WHY_NOT = {
+    TrialState.RUNNING: "it is running\n  fix: if its worker is dead, `hpo repair` lets it wait",
+    TrialState.WAITING: "it waits already\n  fix: `hpo run` takes it up",
+    TrialState.COMPLETE: "it is complete, and its value is known to the sampler\n"
+    "  fix: train it again with `hpo train … --trial N --from-scratch`",
+    TrialState.PRUNED: "it was pruned, which is a result\n"
+    "  fix: train it to its end with `hpo train … --trial N --from-scratch`",
+}
+
+
+def _foreseen(storage: StudyStorage, trial: FrozenTrial) -> Reopened:
+    return _described(trial, storage.attempts_of_trial(trial._trial_id))  # noqa: SLF001 - no public name
+
+
+def _described(trial: FrozenTrial, history: Sequence[ledger.Attempt]) -> Reopened:
+    return Reopened(trial.number, len(history), outcome_of(trial), str(trial.user_attrs.get(REASON_ATTR, "")))
+
+
+@patient
+def _reopen(storage: StudyStorage, failed: FrozenTrial) -> Reopened | None:
+    trial_id = failed._trial_id  # noqa: SLF001 - Optuna has no public name
+    with storage.transaction() as session:
+        # The lease first, then the trial, as everywhere. A failed trial has an open one only where a tool that
+        # knows nothing of leases has ended it; its owner must not be able to write to the trial that waits.
+        ledger.end_open(session, trial_id, "fail")
+        trial = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
+        history = ledger.attempts_of_trial(session, trial_id)
+        if trial.state != TrialState.FAIL:
+            session.rollback()
+            by_last_try = storage.patience.tries and trial.state == TrialState.WAITING
+            return _described(failed, history) if by_last_try else None
+        trial.state = TrialState.WAITING
+        trial.datetime_complete = None
+        session.flush()
+        forget_failure(session, trial_id)
+        values = cast("sa.Table", models.TrialValueModel.__table__)
+        session.execute(sa.delete(values).where(values.c.trial_id == trial_id))
+        storage._set_trial_attr_without_commit(  # noqa: SLF001 - Optuna's, in our transaction
+            session,
+            models.TrialUserAttributeModel,
+            trial_id,
+            RETRIED_ATTR,
+            max((attempt.attempt for attempt in history), default=0),
+        )
+        return _described(failed, history)

@@ -1,0 +1,293 @@
+"""What a study has come to, as plain data: the JSON of `status`, `best` and `trials`.
+
+All of it is read from the database: Optuna's tables, and the ledger beside them.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.errors import StudyError
+from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
+from hpo.storage import ledger
+from hpo.storage.budget import IMPORTED_ATTR
+from hpo.storage.ledger import Attempt
+from hpo.storage.study_storage import REASON_ATTR
+from hpo.study.code_record import CodeRecord, codes_of
+from hpo.study.goals import goal_reached
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, finite, leading_value, outcome_of
+from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
+from hpo.study.ranking import best_of, ranked
+
+
+def study_status(opened: OpenStudy) -> dict[str, Any]:
+    """Counts by state and outcome, the best trial (or None), what pruning saved, and who runs what.
+
+    With several objectives the best is a list, the Pareto front. ``goal`` says why the study is done early, if it
+    is. See `hpo.study.pruning_summary.PruningSummary` for ``pruning``.
+    """
+    trials = own_trials(opened)
+    outcomes = dict.fromkeys(map(str, Outcome), 0)
+    for trial in trials:
+        if trial.state.is_finished():
+            outcomes[outcome_of(trial)] += 1
+    return {
+        "study": opened.spec.study.name,
+        "n_trials": opened.budget(),
+        "finished": sum(outcomes.values()),
+        "running": sum(trial.state == TrialState.RUNNING for trial in trials),
+        "waiting": sum(trial.state == TrialState.WAITING for trial in trials),
+        "outcomes": outcomes,
+        "best": _best(opened, trials),
+        "code": _code(opened, trials),
+        "goal": goal_reached(opened.spec.study, trials),
+        "pruning": asdict(study_pruning(opened, trials)),
+        "running_trials": running_trials(opened),
+    }
+
+
+def _code(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> dict[str, Any]:
+    """The hash of the study's code, and what was accepted as its code since the start, the first version first.
+
+    ``trials`` of a version are those that ran wholly under it; ``mixed_trials`` ran under more than one. They are
+    None where there is one version only.
+    """
+    record = CodeRecord.of(opened.study)
+    versions = [] if record is None else [asdict(each) for each in record.versions]
+    wholly, mixed = _by_code(opened, trials) if len(versions) > 1 else ({}, None)
+    for each in versions:
+        each["trials"] = None if mixed is None else wholly.get(each["hash"], [])
+    return {"hash": None if record is None else record.hash, "versions": versions, "mixed_trials": mixed}
+
+
+def _by_code(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> tuple[dict[str, list[int]], list[int]]:
+    """Trials that ran under one code, by its hash, and those that ran under several."""
+    with opened.storage.engine.connect() as conn:
+        attempts = _by_trial(ledger.attempts(conn, opened.study_id))
+    wholly: defaultdict[str, list[int]] = defaultdict(list)
+    mixed = []
+    for trial in trials:
+        codes = codes_of(attempts[trial._trial_id])  # noqa: SLF001 - Optuna has no public name for it
+        if len(codes) > 1:
+            mixed.append(trial.number)
+        elif codes:
+            wholly[codes[0]].append(trial.number)
+    return wholly, mixed
+
+
+def study_pruning(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> PruningSummary:
+    """What pruning saved among these trials of the study, and how often an audit found it wrong."""
+    pruner = opened.spec.study.pruner
+    return summarize_pruning(
+        trials,
+        ranked(trials, opened.spec.study.goals),
+        horizon=opened.study.user_attrs.get(MAX_EPOCHS_ATTR),
+        top_k=best_count(pruner.name, pruner.kwargs),
+    )
+
+
+def running_trials(opened: OpenStudy) -> list[dict[str, Any]]:
+    """One entry a running trial: its attempt, whose it is, and when that was last heard of (seconds ago).
+
+    All but the number is None for a trial that runs without a lease, as one of another tool does.
+    """
+    with opened.storage.engine.connect() as conn:
+        running = ledger.running_trials(conn, opened.study_id)
+    now = time.time()
+    return [
+        {
+            "trial": trial.number,
+            "attempt": lease.attempt if lease else None,
+            "worker": lease.worker if lease else None,
+            "host": lease.host if lease else None,
+            "device": lease.device if lease else None,
+            "last_beat_s": max(0.0, now - lease.beat_at) if lease else None,
+        }
+        for trial in running
+        for lease in (trial.lease,)
+    ]
+
+
+def study_best(opened: OpenStudy) -> dict[str, Any] | list[dict[str, Any]]:
+    """The best trial: value, metrics and checkpoint of its best epoch; with several objectives the Pareto front.
+
+    Raises:
+        StudyError: No trial is complete yet, or none keeps to the constraints.
+    """
+    trials = own_trials(opened)
+    best: dict[str, Any] | list[dict[str, Any]] | None = _best(opened, trials)
+    if best:
+        return best
+    raise no_best(opened, trials)
+
+
+def no_best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> StudyError:
+    """Why there is no best trial among these."""
+    complete = sum(outcome_of(trial) == Outcome.COMPLETE for trial in trials)
+    if not complete:
+        return StudyError(f"the study {opened.spec.study.name} has no complete trial yet")
+    bounds = ", ".join(f"{name} {text}" for name, text in opened.spec.study.constraints.items())
+    return StudyError(
+        f"none of the {complete} complete trials of {opened.spec.study.name} keeps to its constraints: {bounds}\n"
+        "  fix: run more trials, or start a study with looser bounds"
+    )
+
+
+def refuse_without_result(opened: OpenStudy) -> None:
+    """Refuse a study whose trials have ended without a complete one among them.
+
+    Raises:
+        StudyError: It is such a one; the error says what they ended as.
+    """
+    ends = Counter(outcome_of(trial) for trial in own_trials(opened) if trial.state.is_finished())
+    if not ends or Outcome.COMPLETE in ends:
+        return
+    told = ", ".join(f"{ends[each]} {each.replace('_', ' ')}" for each in map(str, Outcome) if ends[each])
+    spec = opened.spec
+    raise StudyError(
+        f"no trial of {spec.study.name} is complete: {told}\n"
+        f"  fix: `hpo trials` lists them, and their logs are in {spec.output_dir / 'trials'}; correct the cause, "
+        "then give failed trials another go with `hpo retry --failed`, or start a study of another name"
+    )
+
+
+def _best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> Any:
+    found = [_described(opened, trial) for trial in best_of(trials, opened.spec.study.goals)]
+    return found if opened.spec.study.objectives else next(iter(found), None)
+
+
+def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
+    """One entry a trial, in the order of their numbers; with what its attempts were, the first one first.
+
+    The reason and the traceback are those of a failed trial, None for any other. The worker and the device are
+    the last attempt's.
+    """
+    with opened.storage.engine.connect() as conn:
+        attempts = _by_trial(ledger.attempts(conn, opened.study_id))
+    return [
+        {
+            "trial": trial.number,
+            "outcome": outcome_of(trial),
+            "value": finite(trial_value(opened, trial)),
+            **_values(opened, trial),
+            "params": trial.params,
+            "epochs": trial.last_step or 0,
+            "seed": opened.trial_seed(trial.number),
+            "duration_s": trial.duration.total_seconds() if trial.duration else None,
+            **_cause(trial),
+            **_history(attempts[trial._trial_id]),  # noqa: SLF001 - Optuna has no public name for it
+        }
+        for trial in own_trials(opened)
+    ]
+
+
+def _by_trial(attempts: list[Attempt]) -> defaultdict[int, list[Attempt]]:
+    found: defaultdict[int, list[Attempt]] = defaultdict(list)
+    for attempt in attempts:
+        found[attempt.trial_id].append(attempt)
+    return found
+
+
+def _cause(trial: FrozenTrial) -> dict[str, Any]:
+    """Why a trial failed. What a lost attempt left on a trial that ended well later is not about its end."""
+    attrs = trial.user_attrs if trial.state == TrialState.FAIL else {}
+    return {"reason": attrs.get(REASON_ATTR), "traceback": attrs.get(TRACEBACK_ATTR)}
+
+
+def _history(attempts: list[Attempt]) -> dict[str, Any]:
+    last = attempts[-1] if attempts else None
+    return {
+        "worker": last.worker if last else None,
+        "device": last.device if last else None,
+        "attempts": [
+            {
+                "attempt": each.attempt,
+                "worker": each.worker,
+                "host": each.host,
+                "device": each.device,
+                "code": each.code,
+                "started": _instant(each.started_at),
+                "ended": _instant(each.ended_at),
+                "outcome": each.outcome,
+                "reason": each.reason,
+            }
+            for each in attempts
+        ],
+    }
+
+
+def _instant(seconds: float | None) -> str | None:
+    """A time as ISO 8601 has it, in UTC."""
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def best_trial(opened: OpenStudy) -> FrozenTrial | None:
+    """The complete trial with the best value, the earliest of equals; a diverged one is never it.
+
+    Raises:
+        StudyError: The study has several objectives, and so no single best.
+    """
+    best = best_of(own_trials(opened), opened.spec.study.goals)
+    if opened.spec.study.objectives:
+        listed = ", ".join(str(trial.number) for trial in best) or "none is complete yet"
+        raise StudyError(
+            f"the study {opened.spec.study.name} has several objectives, and so no single best trial\n"
+            f"  fix: choose one of its Pareto front: {listed}"
+        )
+    return next(iter(best), None)
+
+
+def ranked_trials(opened: OpenStudy) -> list[FrozenTrial]:
+    """The complete trials, the best first, the earlier of equals first; diverged ones are not among them."""
+    return ranked(own_trials(opened), opened.spec.study.goals)
+
+
+def trial_value(opened: OpenStudy, trial: FrozenTrial) -> float | None:
+    """A trial's best value so far; None where no epoch has a finite one."""
+    reported = [value for value in trial.intermediate_values.values() if math.isfinite(value)]
+    if outcome_of(trial) == Outcome.COMPLETE:
+        return leading_value(trial)
+    pick = min if opened.spec.study.direction == "minimize" else max
+    return pick(reported, default=None)
+
+
+def _described(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
+    kept = trial.user_attrs.get(BEST_ATTR) or {}
+    relative = kept.get("checkpoint")
+    return {
+        "study": opened.spec.study.name,
+        "trial": trial.number,
+        "value": finite(leading_value(trial)),
+        **_values(opened, trial),
+        "params": trial.params,
+        "metrics": finite(kept.get("metrics", {})),
+        "checkpoint": None if relative is None else str(opened.spec.output_dir / relative),
+    }
+
+
+def _values(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
+    """A trial's value by objective, where there are several, and how far it is beyond each bound, if any.
+
+    A number up to 0 means that the bound is kept.
+    """
+    study = opened.spec.study
+    found: dict[str, Any] = {}
+    if study.objectives:
+        found["values"] = dict(zip(study.goals, finite(trial.values or [None] * len(study.goals)), strict=True))
+    if study.constraints:
+        found["constraints"] = finite(trial.constraints)
+    return found
+
+
+def own_trials(opened: OpenStudy) -> list[FrozenTrial]:
+    """The study's own trials; imported ones are the samplers' business only."""
+    return [trial for trial in opened.study.get_trials(deepcopy=False) if IMPORTED_ATTR not in trial.system_attrs]

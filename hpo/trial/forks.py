@@ -1,0 +1,95 @@
+"""Processes that a study's code forks while it trains: they run their own work, and nothing of the trial.
+
+A fork is a copy of the process that holds the trial's lease. Where the study's code returns in both, or raises in
+the fork, the fork would train the trial a second time, write into its folder and end it. It is ended as soon as it
+comes back from the study's code; pools and loaders, whose processes never do, are left alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from hpo.study.folders import print_error
+from trainer.callback import Callback, TrainerView
+from trainer.error_text import traceback_text
+
+
+def end_fork(process: int, error: BaseException | None = None) -> None:
+    """End this process, at once and without a trace, where it is a fork of ``process``; its log says so.
+
+    Args:
+        process: Id of the process whose work it is.
+        error: What the fork raised; the code of a SystemExit is its exit code, which is 1 otherwise.
+    """
+    if os.getpid() == process:
+        return
+    code = 1
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else int(error.code is not None)
+    elif error is not None:
+        print_error(traceback_text(error))
+    else:
+        print_error(
+            f"process {os.getpid()}, forked by this study's code, would have done the work of process {process} a "
+            "second time: it ends here. Let a fork end by itself, with os._exit()."
+        )
+    os._exit(code & 0xFF)
+
+
+@contextlib.contextmanager
+def only_in(process: int) -> Iterator[None]:
+    """Let nobody but ``process`` leave this block; what is forked inside ends at its end."""
+    try:
+        yield
+    except BaseException as error:
+        end_fork(process, error)
+        raise
+    end_fork(process)
+
+
+class EndForks(Callback):
+    """Ends a fork of the process that runs the trial at its first hook, before it writes anything.
+
+    Args:
+        process: Id of the process that runs the trial.
+    """
+
+    priority = 0
+
+    def __init__(self, process: int) -> None:
+        self._process = process
+
+    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature, as below
+        """End a fork that was made while the trainer was built."""
+        end_fork(self._process)
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """End a fork that was made in the batch."""
+        end_fork(self._process)
+
+    def on_validation_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """End a fork that was made in the batch."""
+        end_fork(self._process)
+
+    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
+        """End a fork before it logs."""
+        end_fork(self._process)
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """End a fork before it reports."""
+        end_fork(self._process)
+
+    def on_save_checkpoint(self, trainer: TrainerView, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """End a fork before it writes."""
+        end_fork(self._process)
+
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
+        """End a fork that raised."""
+        end_fork(self._process, error)
+
+    def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """End a fork before what follows a run."""
+        end_fork(self._process)

@@ -1,0 +1,234 @@
+"""How many optimizer steps a training takes: what its schedules are laid out over, known with the data at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from hpo.config.lengths import lengths_in, put_lengths
+from hpo.config.paths import join_path
+from hpo.config.spec import StudySpec
+from hpo.config.targets import ARGS, TARGET
+from hpo.errors import InputError
+from trainer import BatchOptions
+from trainer.callbacks import BatchSizeSchedule, GradientAccumulation
+from trainer.data import make_batches, pass_length
+from trainer.plan import Plan
+from trainer.state import TrainState
+
+#: A configured callback: its class, and the arguments of the study file.
+Configured = tuple[Callable[..., Any], Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is.
+
+    Attributes:
+        data_epochs: Passes over the training data.
+        steps: Optimizer steps.
+        data_batches: Batches of the pass that is not over.
+    """
+
+    data_epochs: int = 0
+    steps: int = 0
+    data_batches: int = 0
+
+
+NO_PROGRESS: Final = Progress()
+
+
+@dataclass(frozen=True)
+class RunLength:
+    """The length of one training, as its Trainer counts it.
+
+    Attributes:
+        total_steps: Optimizer steps in all; None where nothing tells.
+        steps_per_epoch: Optimizer steps of one pass over the training data, which ``max_epochs`` counts; None
+            where the data has no length.
+        epochs: Epochs in all, which end with a validation.
+    """
+
+    total_steps: int | None
+    steps_per_epoch: int | None
+    epochs: int
+
+
+def plan_of(config: Mapping[str, Any], after: Progress) -> Plan:
+    """The plan of a training whose config's length comes on top of what is trained already."""
+    section = config["trainer"]
+    return Plan(
+        max_epochs=_beyond(after.data_epochs, section["max_epochs"]),
+        max_steps=_beyond(after.steps, section["max_steps"]),
+        validate_every=section["validate_every"],
+    )
+
+
+def run_length(
+    config: Mapping[str, Any], train: Any, *, batches_per_step: int = 1, after: Progress = NO_PROGRESS
+) -> RunLength:
+    """The length of a training.
+
+    Args:
+        config: The resolved config; its sections ``loader`` and ``trainer`` count.
+        train: The training data.
+        batches_per_step: Batches whose gradients make one optimizer step.
+        after: What is trained already, which does not count.
+
+    Raises:
+        TypeError: No batches can be made of the data.
+        ValueError: There is none, or a length is needed that the data does not have.
+    """
+    # Tensors on this device have no contents: nothing is copied.
+    batches = make_batches(train, BatchOptions(**config["loader"]), torch.device("meta"), train=True)
+    one_pass = pass_length(batches)
+    state = _laid_out(plan_of(config, after), one_pass, batches_per_step, after)
+    whole = Plan(max_epochs=1, validate_every=config["trainer"]["validate_every"])
+    return RunLength(
+        total_steps=None if state.total_steps is None else state.total_steps - after.steps,
+        steps_per_epoch=None if one_pass is None else _laid_out(whole, one_pass, batches_per_step).total_steps,
+        epochs=state.max_epochs - state.epoch,
+    )
+
+
+def with_numbers(
+    spec: StudySpec,
+    config: Mapping[str, Any],
+    train: Any,
+    callbacks: Sequence[Configured],
+    after: Progress = NO_PROGRESS,
+) -> dict[str, Any]:
+    """The config with numbers in the place of ``${trainer.total_steps}`` and ``${trainer.steps_per_epoch}``.
+
+    Args:
+        spec: The study file.
+        config: The resolved config.
+        train: The training data.
+        callbacks: Those that are configured.
+        after: What is trained already, which does not count.
+
+    Raises:
+        InputError: A number is needed that the data does not tell, or that changes as the training runs, or a
+            OneCycleLR is over before the training is.
+        TypeError: As `run_length`, like ValueError.
+    """
+    places = {name: join_path(keys) for keys, name in lengths_in(config)}
+    cycle = _is_one_cycle(config["lr_scheduler"])
+    if not places and not cycle:
+        return dict(config)
+    changing = any(_is_a(kind, BatchSizeSchedule) for kind, _ in callbacks)
+    if places and changing:
+        path, fix = next(iter(places.values())), "write the number of steps that the sizes make"
+        raise spec.error("is not known where the batch size changes as a trial runs", path=path, fix=fix)
+    length = run_length(config, train, batches_per_step=accumulated(callbacks), after=after)
+    numbers = {name: getattr(length, name) for name in places}
+    for name, path in places.items():
+        if numbers[name] is None:
+            raise _unknown(spec, name, path)
+    laid_out = dict(put_lengths(config, numbers))
+    # A callback of the user's may change the number of steps, as a batch size does that changes.
+    if cycle and not changing and not any(TARGET in arguments for _, arguments in callbacks):
+        _refuse_shortfall(spec, laid_out["lr_scheduler"], length)
+    return laid_out
+
+
+def _is_one_cycle(node: Mapping[str, Any] | None) -> bool:
+    return node is not None and str(node[TARGET]).rpartition(".")[2] == "OneCycleLR"
+
+
+def _refuse_shortfall(spec: StudySpec, node: Mapping[str, Any], length: RunLength) -> None:
+    short = shortfall(node, length.epochs if node["interval"] == "epoch" else length.total_steps)
+    if short is not None:
+        raise spec.error(short.problem, path=f"lr_scheduler.{short.key}", value=short.span, fix=short.fix)
+
+
+@dataclass(frozen=True)
+class Shortfall:
+    """A OneCycleLR that is over before the training is.
+
+    Attributes:
+        key: Its argument that says how long it is.
+        span: Its steps.
+        calls: The steps that the training takes of it.
+        unit: What the training calls them.
+    """
+
+    key: str
+    span: int
+    calls: int
+    unit: str
+
+    @property
+    def problem(self) -> str:
+        """What is wrong."""
+        return f"OneCycleLR is over after {self.span} {self.unit}, and the training has {self.calls}"
+
+    @property
+    def fix(self) -> str:
+        """What to write."""
+        if self.unit == "epochs":
+            return 'write `total_steps: "${trainer.max_epochs}"`'
+        return 'write `total_steps: "${trainer.total_steps}"` and leave `epochs` and `steps_per_epoch` out'
+
+
+def shortfall(node: Mapping[str, Any], calls: int | None) -> Shortfall | None:
+    """How much too short a OneCycleLR is laid out, which raises once it is over; None where it is long enough.
+
+    Args:
+        node: The section ``lr_scheduler`` of a resolved config.
+        calls: Steps of the scheduler that the training takes, its warm-up included; None where that is not known.
+    """
+    key, span = _span(node)
+    warmup = node["warmup"]
+    if calls is None or not isinstance(span, int) or not isinstance(warmup, int) or calls - warmup <= span:
+        return None
+    return Shortfall(key, span, calls - warmup, "epochs" if node["interval"] == "epoch" else "steps")
+
+
+def _span(node: Mapping[str, Any]) -> tuple[str, Any]:
+    """Where a OneCycleLR says how long it is, and the number if it is one."""
+    if node.get("total_steps") is not None:
+        return "total_steps", node["total_steps"]
+    epochs, each = node.get("epochs"), node.get("steps_per_epoch")
+    return "epochs", epochs * each if isinstance(epochs, int) and isinstance(each, int) else None
+
+
+def accumulated(callbacks: Sequence[Configured]) -> int:
+    """Batches whose gradients make one optimizer step, as the configured callbacks say."""
+    for kind, arguments in callbacks:
+        if _is_a(kind, GradientAccumulation):
+            return int(arguments["batches"] if "batches" in arguments else arguments[ARGS][0])
+    return 1
+
+
+def _unknown(spec: StudySpec, name: str, path: str) -> InputError:
+    problem = f"trainer.{name} is not known: the training data has no length"
+    fix = "limit trials by `trainer.max_steps`, with `trainer.validate_every` in steps"
+    if name == "steps_per_epoch":
+        fix = "write the number, or use `${trainer.total_steps}` with `trainer.max_steps`"
+    return spec.error(problem, path=path, value=f"${{trainer.{name}}}", fix=fix)
+
+
+def _laid_out(
+    plan: Plan, one_pass: int | None, batches_per_step: int, after: Progress = NO_PROGRESS
+) -> TrainState:
+    state = TrainState(
+        max_epochs=0,
+        batches_per_step=batches_per_step,
+        step=after.steps,
+        data_epoch=after.data_epochs,
+        data_batch=after.data_batches,
+    )
+    plan.lay_out(state, one_pass)
+    return state
+
+
+def _is_a(kind: Callable[..., Any], base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
+
+
+def _beyond(done: int, length: int | None) -> int | None:
+    return None if length is None else done + length

@@ -1,0 +1,120 @@
+"""What the service tells the callbacks that show runs elsewhere: W&B, MLflow, TensorBoard's HParams tab."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from hpo.config.spec import StudySpec
+from hpo.study.folders import is_attempt
+from trainer.state import Mode
+
+#: In a trial's folder: what its run is called elsewhere, the same for each attempt.
+_KEY_FILE: Final = "run_key"
+#: Sections of a config whose values are a run's parameters where nothing is searched.
+_SECTIONS: Final = ("model", "loss", "optimizer", "lr_scheduler", "loader", "trainer", "data")
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A training run, as it is shown elsewhere.
+
+    Attributes:
+        spec: The study file.
+        mode: Direction of the study's metric.
+        folder: Where this attempt writes.
+        name: The run's name.
+        params: The trial's parameters.
+        config: What the trainer is built from.
+    """
+
+    spec: StudySpec
+    mode: Mode
+    folder: Path
+    name: str
+    params: Mapping[str, Any]
+    config: Mapping[str, Any]
+
+    def arguments(self, name: str, written: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments of the callback ``name``, from those that the study file gives."""
+        return {"wandb": self._wandb, "mlflow": self._mlflow, "tensorboard": self._tensorboard}[name](written)
+
+    @property
+    def _is_trial(self) -> bool:
+        return is_attempt(self.folder.name)
+
+    @property
+    def _parameters(self) -> dict[str, Any]:
+        return dict(self.params) or flat({key: self.config[key] for key in _SECTIONS if key in self.config})
+
+    def _wandb(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        study = self.spec.study
+        defaults = {
+            "project": study.name,
+            "group": study.name,
+            "name": self.name,
+            "job_type": "trial" if self._is_trial else "final",
+        }
+        attempts = self._attempts()
+        return {
+            **defaults,
+            **written,
+            "folder": self.folder,
+            "earlier": [folder for folder in attempts if folder != self.folder],
+            "checkpoints": [folder / "checkpoints" for folder in attempts],
+            "run_id": self._key(),
+            "config": self._parameters,
+            "monitor": study.metric,
+            "mode": self.mode,
+        }
+
+    def _mlflow(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        study = self.spec.study
+        tags = {"group": study.name, "job_type": "trial" if self._is_trial else "final"}
+        given = written.get("tags") or {}
+        return {
+            "experiment": study.name,
+            "name": self.name,
+            **written,
+            "tags": tags | dict(given) if isinstance(given, Mapping) else given,
+            "folder": self.spec.output_dir,
+            "run_key": self._key(),
+            "params": self._parameters,
+            "monitor": study.metric,
+            "mode": self.mode,
+        }
+
+    def _tensorboard(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        # One folder for all attempts, brought to the history by each: TensorBoard shows a folder as one run.
+        folder = self.folder.parent if self._is_trial else self.folder
+        return {**written, "folder": folder / "tensorboard", "hparams": self._parameters}
+
+    def _attempts(self) -> list[Path]:
+        """Folders of all attempts at this run."""
+        if not self._is_trial:
+            return [self.folder]
+        return [folder for folder in self.folder.parent.glob("attempt-*") if is_attempt(folder.name)]
+
+    def _key(self) -> str:
+        """What the run is called elsewhere: random, so that a study that was deleted and begun anew is another."""
+        token = secrets.token_hex(4)
+        if not self._is_trial:
+            return f"{self.name}-{token}"
+        file = self.folder.parent / _KEY_FILE
+        key = file.read_text(encoding="ascii") if file.exists() else ""
+        if not key:  # one attempt at a time comes here
+            key = f"{self.name}-{token}"
+            file.write_text(key, encoding="ascii")
+        return key
+
+
+def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The values of nested mappings under dotted names."""
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{above}{key}"
+        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return values
