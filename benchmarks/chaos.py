@@ -132,7 +132,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=40, help="to begin with; raised while faults are left")
     parser.add_argument("--mines", type=float, default=0.005, help="chance of a death in each hook of a mine")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for each database")
-    parser.add_argument("overrides", nargs="*", help="of the study, such as study.max_retries=2")
+    parser.add_argument("overrides", nargs="*", help="of the study, such as run.max_retries=2")
     arguments = parser.parse_args()
     kinds = ["sqlite", "postgresql"] if arguments.database == "both" else [arguments.database]
     optuna.logging.set_verbosity(optuna.logging.WARNING)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import TensorDataset
 
 from hpo.cli.app import app
-from hpo.config.schema import LoaderSection, StudySection, TrainerSection
+from hpo.config.schema import LoaderSection, RunSection, StudySection, TrainerSection
 from tests.acceptance.support import hpo
 from tests.docs_session import ROOT, Session, blocks_of, shrink
 from tests.hpo.databases import server_of
@@ -22,7 +22,7 @@ PAGES = {str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sor
 #: Their Python is run by tests/test_docs.py.
 ELSEWHERE = frozenset({"docs/callbacks.md"})
 #: A key of a study file in the text, perhaps with its value; not `trainer.fit`, and not `study.yaml`.
-KEY = re.compile(r"(study|loader|trainer(?=\.\w+=))\.(?!yaml|db|schema)([a-z_]+)(?:[=:.].*)?")
+KEY = re.compile(r"(study|run|loader|trainer(?=\.\w+=))\.(?!yaml|db|schema)([a-z_]+)(?:[=:.].*)?")
 BEGINS = re.compile(r"^<!-- test: begins with (.+) -->$", re.MULTILINE)
 
 
@@ -96,7 +96,7 @@ def test_commands_options_and_keys_in_the_text_are_there(page: str) -> None:
         name: {option for each in command.params for option in each.opts} | {"--help"}
         for name, command in group.commands.items()
     }
-    sections = {"study": StudySection, "trainer": TrainerSection, "loader": LoaderSection}
+    sections = {"study": StudySection, "run": RunSection, "trainer": TrainerSection, "loader": LoaderSection}
     for code in re.findall(
         r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", PAGES[page].read_text(), flags=re.M | re.S)
     ):

@@ -60,7 +60,7 @@ def run(
         workers: Worker processes; one for each GPU, or one, if not given.
         n_trials: Trials to bring to an end in all, earlier runs included.
         timeout: Time after which workers put their trials down: seconds, or such as ``"2h"``.
-        devices: Devices to share, such as ``"cuda:0,cuda:1"``.
+        devices: Devices to share, such as ``"cuda:0,cuda:1"``; ``"auto"``: every GPU, or the processor.
         storage: URL of the database in place of the study's.
         output_dir: Folder of everything that the study writes.
         accept_code_change: Continue a study whose code has changed since it was started; see

@@ -59,6 +59,7 @@ class Study:
         search_space: Dotted path → `hpo.Float`, `hpo.Int` or `hpo.Categorical`.
         folder: Folder of the study's file, its modules and ``runs/``. If not given, that of the Python file which
             makes this object, or the current folder in a notebook.
+        run: How it is run, such as ``{"workers": 4, "trial_timeout": "2h"}``; `hpo.run` may override it.
         **study: The keys of the ``study`` section: ``metric``, ``direction``, ``n_trials``, ``sampler``, …
     """
 
@@ -78,6 +79,7 @@ class Study:
         callbacks: Mapping[str, Any] | None = None,
         search_space: Mapping[str, Any] | None = None,
         folder: str | Path | None = None,
+        run: Mapping[str, Any] | None = None,
         **study: Any,
     ) -> None:
         self.name = name
@@ -88,7 +90,7 @@ class Study:
         self._targets = {"data": data, "model": model, "loss": loss, "step": step}
         self._targets |= {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
         self._metrics, self._callbacks, self._search_space = metrics, callbacks, search_space
-        self._plain = {"study": {"name": name, **study}, "loader": loader, "trainer": trainer}
+        self._plain = {"study": {"name": name, **study}, "run": run, "loader": loader, "trainer": trainer}
 
     def __repr__(self) -> str:
         return f"hpo.Study({self.name!r}, folder={str(self.folder)!r})"

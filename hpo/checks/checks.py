@@ -73,7 +73,7 @@ def _check_database(spec: StudySpec) -> None:
     try:
         normalize_url(spec.storage_url)
     except InputError as error:
-        raise spec.error(error.problem, path="study.storage", value=error.value, fix=error.fix) from error
+        raise spec.error(error.problem, path="run.storage", value=error.value, fix=error.fix) from error
 
 
 def check_search(spec: StudySpec) -> None:

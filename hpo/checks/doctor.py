@@ -223,7 +223,7 @@ def _disk(folder: Path) -> Iterator[Line]:
     if free < _NO_DISK:
         yield Line("disk", "error", found, "free some room, or give another folder with `--output-dir`")
     elif free < _LOW_DISK:
-        yield Line("disk", "warning", found, "set `study.disk_quota`, or give another folder with `--output-dir`")
+        yield Line("disk", "warning", found, "set `run.disk_quota`, or give another folder with `--output-dir`")
     else:
         yield Line("disk", "ok", found)
 

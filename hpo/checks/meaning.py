@@ -134,7 +134,7 @@ def _network(reader: Reader) -> Findings:
             "and several machines, or a lost lock, can damage the file"
         )
         fix = "put it on a local disk, or use a server: `storage: postgresql://user@host/name`"
-        yield reader.warn(problem, "study.storage", display_url(reader.spec.storage_url), fix)
+        yield reader.warn(problem, "run.storage", display_url(reader.spec.storage_url), fix)
 
 
 def _ranges(reader: Reader) -> Findings:
@@ -222,21 +222,18 @@ def _startup(reader: Reader, part: str, known: Mapping[str, Callable[..., Any]],
 
 
 def _workers(reader: Reader) -> Findings:
-    study = reader.spec.study
-    if study.workers is not None and study.workers > study.n_trials:
-        problem = f"there are {study.n_trials} trials for {study.workers} workers: the others have nothing to do"
-        yield reader.warn(
-            problem, "study.workers", study.workers, f"write `workers: {study.n_trials}`, or more trials"
-        )
+    workers, n_trials = reader.spec.run.workers, reader.spec.study.n_trials
+    if workers is not None and workers > n_trials:
+        problem = f"there are {n_trials} trials for {workers} workers: the others have nothing to do"
+        yield reader.warn(problem, "run.workers", workers, f"write `workers: {n_trials}`, or more trials")
 
 
 def _timeouts(reader: Reader) -> Findings:
-    study = reader.spec.study
-    whole = study.trial_timeout
-    if study.no_progress_timeout is not None and whole is not None and study.no_progress_timeout >= whole:
+    whole, idle = reader.spec.run.trial_timeout, reader.spec.run.no_progress_timeout
+    if idle is not None and whole is not None and idle >= whole:
         problem = f"never acts: a trial is ended after {whole:g} s anyway"
         fix = "write less than `trial_timeout`"
-        yield reader.warn(problem, "study.no_progress_timeout", study.no_progress_timeout, fix)
+        yield reader.warn(problem, "run.no_progress_timeout", idle, fix)
 
 
 def _overridden(reader: Reader) -> Findings:

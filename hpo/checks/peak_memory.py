@@ -54,7 +54,7 @@ class PeakMemory:
         if workers * each <= there:
             return []
         problem = f"{workers} workers need {workers * each / _GIB:.1f} GiB, and {where} has {there / _GIB:.1f} GiB"
-        return [finding(spec, problem, path="study.workers", value=workers, fix="use fewer workers")]
+        return [finding(spec, problem, path="run.workers", value=workers, fix="use fewer workers")]
 
 
 def _highest() -> int:

@@ -181,8 +181,8 @@ def _on_device(builder: Builder, space: SearchSpace | None, label: str, workers:
             shown = ", ".join(f"{path}={value}" for path, value in params.items())
             problem = f"the largest config that may be drawn ({shown}) does not run: {error.path}: {error.problem}"
             fix = error.fix
-            if builder.spec.study.on_oom == "fail" and "memory runs out" in error.problem:
-                fix += ", narrow the search space, or set `study.on_oom: retry_with_accumulation`"
+            if builder.spec.run.on_oom == "fail" and "memory runs out" in error.problem:
+                fix += ", narrow the search space, or set `run.on_oom: retry_with_accumulation`"
             notes.append(finding(builder.spec, problem, path="search_space", fix=fix))
     notes += memory.too_little(builder.spec, workers, max(item.memory_bytes for item in (base, largest) if item))
     return DevicePreflight(label, workers, base, largest, notes)

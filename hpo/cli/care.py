@@ -108,7 +108,7 @@ def clean(
     dry_run: DryRun = False,
     keep_best: Annotated[
         int | None,
-        typer.Option(min=1, help="Complete trials that keep theirs; study.keep_best if not given."),
+        typer.Option(min=1, help="Complete trials that keep theirs; run.keep_best if not given."),
     ] = None,
     yes: Yes = False,
     json_: Json = False,

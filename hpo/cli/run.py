@@ -33,7 +33,7 @@ def run(
     ] = None,
     storage: Storage = None,
     devices: Annotated[
-        str | None, typer.Option(metavar="cuda:0,cuda:1|cpu", help="Devices to share.", show_default=False)
+        str | None, typer.Option(metavar="auto|cpu|cuda:0,cuda:1", help="Devices to share.", show_default=False)
     ] = None,
     output_dir: OutputDir = None,
     accept_code_change: AcceptCodeChange = False,

@@ -15,7 +15,7 @@ from hpo.config.paths import (
     split_path,
     suggest_name,
 )
-from hpo.config.schema import FREE_SECTIONS, StudyFile
+from hpo.config.schema import FREE_SECTIONS, StudyFile, known_keys
 from hpo.config.yaml_loader import MAX_DEPTH
 from hpo.config.yaml_source import parse_value, storable
 from hpo.errors import InputError
@@ -45,7 +45,7 @@ def _is_open(node: dict[str, Any], keys: Keys) -> bool:
     """Whether names that a mapping does not hold yet may be added to it."""
     if not keys:
         return False
-    if keys[0] in {"study", "search_space"}:  # pydantic knows these, and says more about them
+    if keys[0] in {"study", "run", "search_space"}:  # pydantic knows these, and says more about them
         return True
     named = keys[0] in {"metrics", "callbacks"} and len(keys) == 1
     callback = keys[0] == "callbacks" and len(keys) == 2
@@ -57,6 +57,11 @@ def _dead_end(node: Any, keys: Keys, depth: int) -> tuple[str, str]:
     if isinstance(node, dict):
         known = [join_path((*keys[:depth], key)) for key in node] if depth else list(StudyFile.model_fields)
         fix = suggest_name(join_path(keys[: depth + 1]), known, what="here are")
+        elsewhere = [
+            join_path(place) for place in known_keys() if place[-1] == keys[-1] and depth == len(keys) - 1
+        ]
+        if elsewhere and keys[0] not in FREE_SECTIONS:
+            fix = f"write `{'` or `'.join(elsewhere)}`"
         return "names nothing in the config", fix
     if isinstance(node, list):
         return f"names nothing: `{above}` is a list of {len(node)}", "write a position from 0, as in `[0]`"

@@ -1,11 +1,12 @@
 """The sections of a study file, as frozen pydantic models; nothing here is heavier than pydantic."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
+    BaseModel,
     BeforeValidator,
     Field,
     WithJsonSchema,
@@ -13,8 +14,9 @@ from pydantic import (
 )
 
 from hpo.config.lengths import is_length
-from hpo.config.paths import suggest_name
+from hpo.config.paths import Keys, suggest_name
 from hpo.config.schema_metrics import Metrics
+from hpo.config.schema_run import RunSection
 from hpo.config.schema_space import ParamSpec
 from hpo.config.schema_study import PrunerSection, SamplerSection, StudySection
 from hpo.config.schema_types import (
@@ -32,7 +34,15 @@ from hpo.config.schema_types import (
     with_target,
 )
 
-__all__ = ["FREE_SECTIONS", "LoaderSection", "PrunerSection", "SamplerSection", "StudyFile", "StudySection"]
+__all__ = [
+    "FREE_SECTIONS",
+    "LoaderSection",
+    "PrunerSection",
+    "RunSection",
+    "SamplerSection",
+    "StudyFile",
+    "StudySection",
+]
 
 #: Keys of `lr_scheduler` that are not arguments of its target.
 SCHEDULER_KEYS = ("interval", "warmup")
@@ -161,6 +171,7 @@ class StudyFile(Section):
     """A whole study file, interpolations resolved."""
 
     study: StudySection
+    run: RunSection = RunSection()
     data: TargetNode = Field(description="Returns the datasets.", examples=[{"_target_": "data.load"}])
     loader: LoaderSection = LoaderSection()
     model: TargetNode = Field(description="The module to train.", examples=[{"_target_": "model.Net"}])
@@ -194,3 +205,11 @@ class StudyFile(Section):
             fix = "add `loss: {_target_: torch.nn.CrossEntropyLoss}`, or a `step` of your own"
             raise fail("required section is missing", fix, "loss")
         return data
+
+
+def known_keys(model: type[BaseModel] = StudyFile, above: Keys = ()) -> Iterator[Keys]:
+    """Every key that a study file may have by its schema, as the keys that lead to it; sections come first."""
+    for name, field in model.model_fields.items():
+        yield (*above, name)
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from known_keys(field.annotation, (*above, name))

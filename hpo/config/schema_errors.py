@@ -5,9 +5,9 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from hpo.config.marks import Marks
-from hpo.config.paths import Keys, join_path, lookup, show, suggest_name
-from hpo.config.schema import StudyFile
+from hpo.config.marks import COMMAND_LINE, Marks
+from hpo.config.paths import Keys, join_path, lookup, nearest, show, suggest_name
+from hpo.config.schema import StudyFile, known_keys
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam
 from hpo.errors import InputError
 
@@ -56,18 +56,51 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
     if kind == "missing":
         return marks.error(f"required {what} is missing", keys, fix=f"add {_example(owner, keys)}")
     if kind == "extra_forbidden":
-        if len(keys) == 1 and keys[0] in _CALLED:
-            name = _CALLED[str(keys[0])]
-            problem = f"unknown section: the learning rate's schedule is called `{name}`"
-            return marks.error(problem, keys, fix=f"write `{name}:` in place of `{keys[0]}:`")
-        known = list(owner.model_fields) if owner else []
-        fix = suggest_name(keys[-1], known, what=f"the {what}s here are")
-        return marks.error(f"unknown {what}", keys, value=item["input"], fix=fix)
+        problem, fix = _unknown(keys, owner, item["input"], what, marks)
+        return marks.error(problem, keys, value=item["input"], fix=fix)
     words = _WORDS.get(kind, item["msg"]).format(**{"expected": "", **context}).replace("'", "`")
     fix = f"write {_example(owner, keys)}"
     if kind == "literal_error":
         fix = suggest_name(item["input"], re.findall(r"'([^']*)'", context["expected"]), what="choose from")
     return marks.error(words, keys, value=item["input"], fix=fix)
+
+
+def _unknown(keys: Keys, owner: type[BaseModel] | None, value: Any, what: str, marks: Marks) -> tuple[str, str]:
+    """What is wrong with a key that the schema does not have there, and the fix."""
+    name, known = str(keys[-1]), list(owner.model_fields) if owner else []
+    if len(keys) == 1 and name in _CALLED:
+        problem = f"unknown section: the learning rate's schedule is called `{_CALLED[name]}`"
+        return problem, f"write `{_CALLED[name]}:` in place of `{name}:`"
+    elsewhere = {} if keys[0] == "search_space" else _by_name()
+    if name in elsewhere:
+        sections = " or ".join(f"`{join_path(place[:-1])}`" for place in elsewhere[name] if place[:-1])
+        problem = f"belongs in {sections}" if sections else f"is a section of its own, beside `{keys[0]}`"
+        written = _override if marks.locate(keys)[0] == COMMAND_LINE else _line
+        return problem, "write " + " or ".join(f"`{written(place, value)}`" for place in elsewhere[name])
+    fix = suggest_name(name, known, what=f"the {what}s here are")
+    if nearest(name, known) is None and (guess := nearest(name, elsewhere)):
+        fix = f"did you mean `{join_path(elsewhere[guess][0])}`? {fix}"
+    return f"unknown {what}", fix
+
+
+def _by_name() -> dict[str, list[Keys]]:
+    """Where a study file has keys, by their names."""
+    found: dict[str, list[Keys]] = {}
+    for keys in known_keys():
+        found.setdefault(str(keys[-1]), []).append(keys)
+    return found
+
+
+def _override(keys: Keys, value: Any) -> str:
+    return f"{join_path(keys)}={show(value)}"
+
+
+def _line(keys: Keys, value: Any) -> str:
+    """A value under its keys, as a file has it on one line; of a mapping its place alone."""
+    node = "…" if isinstance(value, dict | list) else show(value)
+    for key in reversed(keys[1:]):
+        node = f"{{{key}: {node}}}"
+    return f"{keys[0]}: {node}"
 
 
 def _place(loc: tuple[str | int, ...]) -> tuple[Keys, type[BaseModel] | None]:

@@ -72,7 +72,7 @@ def in_bytes(value: Any, key: str = "") -> int:
 
 
 def _devices(value: Any) -> Any:
-    if value is None:
+    if value is None or value == "auto":
         return None
     items = value.split(",") if isinstance(value, str) else value
     fix = 'write for example "cuda:0,cuda:1" or [cpu]'

@@ -16,7 +16,7 @@ if TYPE_CHECKING:  # optuna takes long to import, and reading a space does not n
     from optuna.distributions import BaseDistribution
 
 _LARGEST_GRID = 1_000_000
-_SEARCHED_ELSEWHERE = ("study", "search_space")
+_SEARCHED_ELSEWHERE = ("study", "run", "search_space")
 
 
 @dataclass(frozen=True)

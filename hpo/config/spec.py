@@ -33,6 +33,7 @@ from hpo.config.paths import (
 from hpo.config.schema import (
     LoaderSection,
     PrunerSection,
+    RunSection,
     SamplerSection,
     StudyFile,
     StudySection,
@@ -48,15 +49,9 @@ __all__ = ["StudySpec", "diff_configs", "identity", "json_schema", "load_spec", 
 
 #: What may change without the study becoming another one: where it runs, how long, and where it is kept.
 _NOT_HASHED = (
-    *(
-        ("study", key)
-        for key in (
-            *("n_trials", "timeout", "workers", "devices", "storage", "output_dir", "name"),
-            *("max_retries", "trial_timeout", "no_progress_timeout", "trial_memory", "on_oom", "lost_after"),
-            *("background_reports", "keep_best", "disk_quota", "target_value", "stop_after_no_improvement"),
-        )
-    ),
+    *(("study", key) for key in ("name", "n_trials", "target_value", "stop_after_no_improvement")),
     ("trainer", "device"),
+    ("run",),
 )
 #: Bytes; Linux takes 4,096, and files of trials lie deeper.
 _LONGEST_PATH = 3_500
@@ -88,6 +83,11 @@ class StudySpec:
         return self.config.study
 
     @property
+    def run(self) -> RunSection:
+        """The `run` section."""
+        return self.config.run
+
+    @property
     def loader(self) -> LoaderSection:
         """The `loader` section of the base config."""
         return self.config.loader
@@ -105,16 +105,16 @@ class StudySpec:
     @property
     def output_dir(self) -> Path:
         """Absolute folder of everything the study writes."""
-        given = self.study.output_dir
+        given = self.run.output_dir
         inside = Path("runs", self.study.name) if given is None else _home(given)
         return Path(_normal(self.folder / inside))
 
     @property
     def storage_url(self) -> str:
         """URL of the database; a SQLite file named relatively lies relative to the YAML's folder."""
-        if self.study.storage is None:
+        if self.run.storage is None:
             return f"sqlite:///{_quoted(self.output_dir / 'study.db')}"
-        return _anchored(self.study.storage, self.folder)
+        return _anchored(self.run.storage, self.folder)
 
     def is_fixed(self, section: str) -> bool:
         """Whether a section is the same for every trial: nothing of it is searched, and nothing interpolated."""
@@ -127,8 +127,8 @@ class StudySpec:
         Lengths that only the data tells stay as their text, see `hpo.config.lengths`.
 
         Returns:
-            Plain containers of one's own, one entry a section, None for a section left out; `study` and
-            `search_space` are not among them.
+            Plain containers of one's own, one entry a section, None for a section left out; `study`,
+            `run` and `search_space` are not among them.
 
         Raises:
             InputError: A parameter leads nowhere, or its value does not fit.
@@ -140,10 +140,10 @@ class StudySpec:
             except PathError as error:
                 raise marks.error(str(error), _entry(path), value=value) from error
         config = _validated(raw, marks)
-        return config.model_dump(exclude={"study", "search_space"})
+        return config.model_dump(exclude={"study", "run", "search_space"})
 
     def base_config(self) -> dict[str, Any]:
-        """The whole base config, JSON types only, `study` and `search_space` included."""
+        """The whole base config, JSON types only, `study`, `run` and `search_space` included."""
         return self.config.model_dump(mode="json")
 
     def config_hash(self) -> str:
@@ -190,16 +190,17 @@ class StudySpec:
         raw, marks = copy_plain(self._raw), self._marks
         for name, value in given.items():
             if value is not None:
-                raw["study"][name] = value
-                marks = marks.override(("study", name))
+                section = "study" if name in StudySection.model_fields else "run"
+                raw[section][name] = value
+                marks = marks.override((section, name))
         return _assemble(self.path, raw, marks)
 
 
 def identity(config: Mapping[str, Any]) -> dict[str, Any]:
     """The part of a base config that makes it the same search; name, budget and whereabouts left out."""
     left: dict[str, Any] = copy_plain(config)
-    for section, key in _NOT_HASHED:
-        left[section].pop(key, None)
+    for *above, key in _NOT_HASHED:
+        lookup(left, tuple(above)).pop(key, None)
     return left
 
 
@@ -241,7 +242,7 @@ def _assemble(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
     for key, place in (("output_dir", spec.output_dir), ("storage", Path(file))):
         if len(os.fsencode(place)) > _LONGEST_PATH or any(len(os.fsencode(part)) > 255 for part in place.parts):
             problem = f"is too long: a path has at most {_LONGEST_PATH} bytes, and each name in it 255"
-            raise spec.error(problem, path=f"study.{key}", value=str(place), fix="write a shorter one")
+            raise spec.error(problem, path=f"run.{key}", value=str(place), fix="write a shorter one")
     return spec
 
 
@@ -294,9 +295,10 @@ def _without_replaced(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
 
 def _complete(raw: dict[str, Any]) -> dict[str, Any]:
     """Spell out shorthands and fill in the schema's defaults, so that interpolations can name them."""
-    for name in ("loader", "trainer", "metrics", "callbacks", "search_space"):
+    for name in ("run", "loader", "trainer", "metrics", "callbacks", "search_space"):
         if raw.get(name) is None:
             raw.pop(name, None)
+    _fill(raw, "run", RunSection().model_dump())
     _fill(raw, "loader", LoaderSection().model_dump())
     trainer = raw.get("trainer")
     if isinstance(trainer, dict) and trainer.get("max_steps") is not None:

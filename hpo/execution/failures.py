@@ -35,7 +35,7 @@ class Failures:
     def __init__(self, opened: OpenStudy, workers: int) -> None:
         self._opened = opened
         # A trial that kills its workers is to come to its own end before the study does.
-        self._deaths_allowed = max(_DEATHS, opened.spec.study.max_retries + 1) * workers
+        self._deaths_allowed = max(_DEATHS, opened.spec.run.max_retries + 1) * workers
         self._deaths = 0
         self._succeeded = opened.count(TrialState.COMPLETE, TrialState.PRUNED) > 0
         self._first = ""

@@ -10,7 +10,7 @@ from typing import Final
 
 import psutil
 
-from hpo.config.schema import StudySection
+from hpo.config.schema import RunSection
 from hpo.storage.recovery import Verdict
 from hpo.study.outcome import Outcome
 
@@ -33,9 +33,9 @@ class Limits:
     memory: int | None = None
 
     @classmethod
-    def of(cls, study: StudySection) -> Limits:
+    def of(cls, run: RunSection) -> Limits:
         """Those of the study file."""
-        return cls(study.trial_timeout, study.no_progress_timeout, study.trial_memory)
+        return cls(run.trial_timeout, run.no_progress_timeout, run.trial_memory)
 
     def broken(self, pid: int, *, spent_s: float, idle_s: float) -> Verdict | None:
         """The verdict over a trial that has gone beyond a limit.

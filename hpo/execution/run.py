@@ -84,7 +84,7 @@ def run_study(
         try:
             make_output_folder(spec)
             listener = listen(opened)
-            supervisor = Supervisor(opened, slots, MainlessContext(), listener.heard, spec.study.timeout)
+            supervisor = Supervisor(opened, slots, MainlessContext(), listener.heard, spec.run.timeout)
             return _supervised(opened, supervisor, listener, slots)
         finally:
             opened.storage.close()

@@ -77,7 +77,7 @@ class Supervisor:
         self._reporter = report
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._grace = grace
-        self._limits = Limits.of(opened.spec.study)
+        self._limits = Limits.of(opened.spec.run)
         self._upkeep = Upkeep(opened, self._tell)
         self._failures = Failures(opened, len(self._slots))
         self._children: list[Child] = []

@@ -87,7 +87,7 @@ class TrialProcess:
         # Whoever trains holds the lease.
         assert storage.owner is not None
         storage.owner = storage.owner.in_this_process()
-        interval = min(_SLOWEST_BEAT, self.order.spec.study.lost_after / _BEATS)
+        interval = min(_SLOWEST_BEAT, self.order.spec.run.lost_after / _BEATS)
         try:
             # A lease is lost already where the process was stopped for long inside the asking.
             with (
@@ -126,7 +126,7 @@ class TrialProcess:
             self._news.follow(state, now)
 
     def _spent(self, trial: optuna.Trial) -> float:
-        if self.order.spec.study.trial_timeout is None:
+        if self.order.spec.run.trial_timeout is None:
             return 0.0
         earlier = self.opened.storage.attempts_of_trial(trial._trial_id)[:-1]  # noqa: SLF001 - no public name
         after = trial.user_attrs.get(RETRIED_ATTR, 0)

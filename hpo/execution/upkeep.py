@@ -38,7 +38,7 @@ class Upkeep:
     def __init__(self, opened: OpenStudy, tell: Callable[[str, Settled | Notice], None]) -> None:
         self._opened = opened
         self._tell = tell
-        self._interval = min(_LOOK, opened.spec.study.lost_after / _LOOKS)
+        self._interval = min(_LOOK, opened.spec.run.lost_after / _LOOKS)
         self._next_look = self._next_quota = 0.0
         self._over_quota = False
         self._unsettled: list[tuple[str, int, Verdict]] = []
@@ -109,7 +109,6 @@ class Upkeep:
         self._over_quota = over
 
     def _settle_all(self) -> list[Settled]:
-        study = self._opened.spec.study
         done: list[Settled] = []
         while self._unsettled:
             label, pid, verdict = self._unsettled[0]
@@ -118,7 +117,7 @@ class Upkeep:
                 self._opened.study_id,
                 pid,
                 verdict,
-                max_retries=study.max_retries,
+                max_retries=self._opened.spec.run.max_retries,
                 stop_note=self._opened.stop_note,
             )
             self._unsettled.pop(0)

@@ -156,7 +156,7 @@ def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
         made = any(folder.is_dir() for folder in folders)
         problem = "has no readable checkpoint of its best epoch"
         if made and not list_checkpoints(folders):
-            problem = "has no checkpoints any more: `hpo clean` or study.disk_quota has removed them"
+            problem = "has no checkpoints any more: `hpo clean` or run.disk_quota has removed them"
         raise StudyError(f"trial {trial.number} {problem}\n  fix: train it anew with `--from-scratch`")
     return found[1]
 

@@ -67,7 +67,7 @@ def note(spec: StudySpec) -> str:
 def shown_config(spec: StudySpec) -> dict[str, Any]:
     """The base config for people to read: without passwords in URLs, and without values of keys named so."""
     config: dict[str, Any] = _hidden(spec.base_config())
-    config["study"]["storage"] = display_url(spec.storage_url)
+    config["run"]["storage"] = display_url(spec.storage_url)
     return config
 
 

@@ -95,12 +95,12 @@ class OpenStudy:
 
     def requeue_dead(self, sightings: Sightings | None = None, spare: Collection[int] = ()) -> list[Settled]:
         """Take back the trials whose workers are dead, by the study file's patience: `hpo.storage.recovery`."""
-        study = self.spec.study
+        run = self.spec.run
         return requeue_dead(
             self.storage,
             self.study_id,
-            grace=study.lost_after,
-            max_retries=study.max_retries,
+            grace=run.lost_after,
+            max_retries=run.max_retries,
             sightings=sightings,
             spare=spare,
             stop_note=self.stop_note,
@@ -206,7 +206,7 @@ def _opened_storage(spec: StudySpec, *, create: bool, owner: Owner | None = None
     try:
         return open_storage(spec.storage_url, create=create, owner=owner)
     except InputError as error:
-        raise spec.error(error.problem, path="study.storage", value=error.value, fix=error.fix) from error
+        raise spec.error(error.problem, path="run.storage", value=error.value, fix=error.fix) from error
 
 
 def _try_out(spec: StudySpec, space: SearchSpace, sampler: BaseSampler, pruner: BasePruner) -> None:
@@ -257,8 +257,8 @@ def _has_begun(opened: OpenStudy) -> bool:
 def _keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
     keep_code(study, code_identity(spec))  # first: whoever sees the config's hash sees the code, too
     config = spec.base_config()
-    if config["study"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
-        config["study"]["storage"] = display_url(config["study"]["storage"])
+    if config["run"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
+        config["run"]["storage"] = display_url(config["run"]["storage"])
     study.set_user_attr(CONFIG_ATTR, config)
     study.set_user_attr(HASH_ATTR, spec.config_hash())
 

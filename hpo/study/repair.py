@@ -75,12 +75,12 @@ def repair(opened: OpenStudy, *, dry_run: bool = False) -> RepairReport:
         opened: The study.
         dry_run: Only say what would be done.
     """
-    storage, study = opened.storage, opened.spec.study
+    storage, run = opened.storage, opened.spec.run
     settled = requeue_dead(
         storage,
         opened.study_id,
-        grace=study.lost_after,
-        max_retries=study.max_retries,
+        grace=run.lost_after,
+        max_retries=run.max_retries,
         stop_note=opened.stop_note,
         dry_run=dry_run,
     )
@@ -90,7 +90,7 @@ def repair(opened: OpenStudy, *, dry_run: bool = False) -> RepairReport:
     ]
     taken = {each.number for each in settled}
     running, stale = _look(storage, opened.study_id)
-    left = [_left_alone(trial, study.lost_after) for trial in running if trial.number not in taken]
+    left = [_left_alone(trial, run.lost_after) for trial in running if trial.number not in taken]
     ended = (_end_lease(storage, number, lease, dry_run=dry_run) for number, lease in stale)
     done += [each for each in ended if each is not None]
     done += _remove_orphans(storage, dry_run=dry_run)

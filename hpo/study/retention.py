@@ -124,8 +124,8 @@ class QuotaReport:
         if self.exceeded:
             return (
                 f"disk_quota: {shown_bytes(self.total)} of checkpoints, {shown_bytes(self.quota)} allowed; "
-                "nothing more can be removed\n  fix: give a larger study.disk_quota, or keep fewer with "
-                "study.keep_best or callbacks.checkpoint"
+                "nothing more can be removed\n  fix: give a larger run.disk_quota, or keep fewer with "
+                "run.keep_best or callbacks.checkpoint"
             )
         freed = shown_bytes(sum(removal.bytes for removal in self.removed))
         return f"disk_quota: removed {freed} of {len(self.removed)} trials' checkpoints"
@@ -144,14 +144,14 @@ def clean(opened: OpenStudy, *, keep_best: int | None = None, dry_run: bool = Fa
     """
     with _explained(opened):
         files = _scan(opened.spec.output_dir)
-        plan = removals(opened, files, keep_best or opened.spec.study.keep_best)
+        plan = removals(opened, files, keep_best or opened.spec.run.keep_best)
         removed = list(plan) if dry_run else [gone for each in plan if (gone := _remove(opened, each)) is not None]
     removed.sort(key=lambda removal: removal.number)
     return CleanReport(removed, _total(files) - sum(removal.bytes for removal in removed))
 
 
 def enforce_quota(opened: OpenStudy) -> QuotaReport | None:
-    """Remove checkpoints, the least useful first, until the study's fit into ``study.disk_quota``.
+    """Remove checkpoints, the least useful first, until the study's fit into ``run.disk_quota``.
 
     Below the quota this is one walk through the checkpoint folders (about 0.1 ms a trial on a local disk) and no
     look at the database. A running trial's files count, but stay.
@@ -162,7 +162,7 @@ def enforce_quota(opened: OpenStudy) -> QuotaReport | None:
     Raises:
         StudyError: A file can't be removed, a folder can't be read, or the database fails.
     """
-    quota = opened.spec.study.disk_quota
+    quota = opened.spec.run.disk_quota
     if quota is None:
         return None
     removed: list[Removal] = []
@@ -171,7 +171,7 @@ def enforce_quota(opened: OpenStudy) -> QuotaReport | None:
         total = _total(files)
         if total <= quota:
             return None
-        for each in removals(opened, files, opened.spec.study.keep_best):
+        for each in removals(opened, files, opened.spec.run.keep_best):
             gone = _remove(opened, each)
             if gone is not None:
                 removed.append(gone)

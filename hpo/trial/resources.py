@@ -54,10 +54,10 @@ def study_slots(spec: StudySpec) -> list[Slot]:
         InputError: There is no such device, or one that can't do what the study asks of it.
     """
     own = None if spec.trainer.device is None else [spec.trainer.device]
-    slots = deal(spec.study.devices or own, spec.study.workers)
+    slots = deal(spec.run.devices or own, spec.run.workers)
     for slot in slots:
         if spec.trainer.cuda_graph and not slot.device.startswith("cuda"):
-            fix = "set it to false, or give GPUs with `study.devices`"
+            fix = "set it to false, or give GPUs with `run.devices`"
             raise spec.error(
                 f"needs CUDA devices, and a worker is on {slot.label}", path="trainer.cuda_graph", fix=fix
             )

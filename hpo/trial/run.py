@@ -244,7 +244,7 @@ class TrialRun:
     def _failure_of(self, error: BaseException) -> _Failure:
         outcome = failure_outcome(error)
         reason, text = error_text(error), traceback_text(error)
-        again = self.opened.spec.study.on_oom == "retry_with_accumulation"
+        again = self.opened.spec.run.on_oom == "retry_with_accumulation"
         if outcome != Outcome.OUT_OF_MEMORY or not again or not is_device_memory(error) or self._trainer is None:
             return _Failure(outcome, reason, text)
         config = self.opened.spec.resolve(self.trial.params)
@@ -274,7 +274,7 @@ class TrialRun:
             PrunerCallback(
                 self.trial,
                 spec.study.metric,
-                background=spec.study.background_reports,
+                background=spec.run.background_reports,
                 leave=self.request.leave,
             ),
         ]

@@ -39,7 +39,7 @@ def test_a_signal_puts_trials_down_with_all_they_have_done(tmp_path: Path, numbe
 
 def test_a_second_ctrl_c_stops_at_once_and_costs_no_retry(tmp_path: Path) -> None:
     study = make_study(tmp_path)
-    command = ("run", study, "--workers", 2, "--n-trials", 2, "model.delay=1", "study.max_retries=0")
+    command = ("run", study, "--workers", 2, "--n-trials", 2, "model.delay=1", "run.max_retries=0")
     process = start_hpo(*command, "trainer.max_epochs=1")
     assert process.stderr is not None
     wait_until(lambda: len(list(tmp_path.rglob("log.txt"))) == 2)

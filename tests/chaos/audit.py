@@ -210,7 +210,7 @@ class _Case:
             if earlier.ended_at is not None and later.started_at < earlier.ended_at:
                 yield f"attempt {later.attempt} began before attempt {earlier.attempt} had ended"
         deaths = sum(each.outcome == LOST for each in self.attempts if each.attempt > retried)
-        allowed = self.opened.spec.study.max_retries + (self.outcome == Outcome.LOST)
+        allowed = self.opened.spec.run.max_retries + (self.outcome == Outcome.LOST)
         if deaths > allowed:
             yield f"its worker died {deaths} times, which is {deaths - allowed} too many"
 
@@ -239,7 +239,7 @@ class _Case:
                 if name not in trial.user_attrs:
                     yield f"it failed without {name}"
         elif self.outcome == Outcome.PRUNED:
-            late = self.opened.spec.study.background_reports
+            late = self.opened.spec.run.background_reports
             if trial.user_attrs.get(PRUNED_ATTR) not in {self.epochs, self.epochs - late}:
                 yield f"it was to be pruned at {trial.user_attrs.get(PRUNED_ATTR)}, and was at {self.epochs}"
             if values[self.epochs - 1 : self.epochs] != [trial.value]:

@@ -91,8 +91,7 @@ study:
   n_trials: 12
   sampler: {name: tpe, seed: 3}
   pruner: {name: median, n_startup_trials: 3, n_warmup_steps: 3}
-  max_retries: 1000
-  lost_after: 3s
+run: {max_retries: 1000, lost_after: 3s}
 data: {_target_: parts.load}
 loader: {batch_size: 16}
 model: {_target_: parts.Net, hidden: 4, dropout: 0.1}

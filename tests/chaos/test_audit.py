@@ -93,5 +93,5 @@ def test_more_deaths_than_a_trial_may_have(finished: Finished) -> None:
     number = finished.number("COMPLETE")
     make_second(finished, number, "lost", 0.0)
     assert audit(finished.spec, retrain=False) == []
-    strict = load_spec(finished.spec.path, ["study.max_retries=0"])
+    strict = load_spec(finished.spec.path, ["run.max_retries=0"])
     assert audit(strict, retrain=False) == [f"trial {number}: its worker died 1 times, which is 1 too many"]

@@ -43,7 +43,7 @@ class Studies:
         """The study as several workers see it: each has a storage, a cache and a sampler of its own."""
         spec = self.spec(*overrides, text=text, code=code, at=at)
         file = spec.output_dir / "study.db"
-        if spec.study.storage is None and not file.exists():
+        if spec.run.storage is None and not file.exists():
             file.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(self.ready, file)
         start_study(spec).storage.close()

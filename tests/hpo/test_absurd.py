@@ -80,7 +80,7 @@ def test_it_ends_a_command_with_2_and_leaves_nothing(name: str, command: str, tm
 OVERRIDES = {
     "study.name=" + "n" * 300: "study.name: has 300 characters",
     "study.n_trials=1" + "0" * 400: "study.n_trials: is too large for a whole number",
-    "study.workers=1000000000": "study.workers: must be at most 1024",
+    "run.workers=1000000000": "run.workers: must be at most 1024",
     "model." + "h" * 400 + "=1": "a path has at most",
     "a" + ".a" * 100 + "=1": "a path has at most",
     "model.hidden[" + "9" * 5_000 + "]=1": "a path has at most",
@@ -88,7 +88,7 @@ OVERRIDES = {
     "model.hidden=" + "${" * 500 + "}" * 500: "model.hidden: has more than 5 `${` inside each other",
     "optimizer.lr=1e400": "optimizer.lr: is too large for a floating-point number",
     "search_space[" + "p" * 600 + "].low=1": "a path has at most",
-    "study.output_dir=" + "o" * 300: "study.output_dir: is too long",
+    "run.output_dir=" + "o" * 300: "run.output_dir: is too long",
 }
 
 

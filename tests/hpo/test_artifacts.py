@@ -215,11 +215,11 @@ def test_a_shorter_note_leaves_nothing_of_a_longer_one(studies: Studies) -> None
 def test_nothing_secret_is_in_the_note_and_nothing_gets_out_of_its_block(studies: Studies) -> None:
     tricky = "a\n````\n# not a heading <script>"
     text = STUDY.replace("data: {", 'data: {url: "https://me:s3cret@host/x", api_key: s3cret, max_tokens: 7, ')
-    spec = studies.spec("study.storage=postgresql://me:s3cret@host/db?sslpassword=s3cret", text=text)
+    spec = studies.spec("run.storage=postgresql://me:s3cret@host/db?sslpassword=s3cret", text=text)
     with_fence = studies.spec(f"data.text={yaml.safe_dump(tricky, default_style=chr(34)).strip()}")
     assert "s3cret" not in note(spec)
     config, _ = map(yaml.safe_load, blocks(note(spec)))
-    assert config["study"]["storage"] == "postgresql://me:***@host/db?sslpassword=%2A%2A%2A"
+    assert config["run"]["storage"] == "postgresql://me:***@host/db?sslpassword=%2A%2A%2A"
     assert (config["data"]["url"], config["data"]["max_tokens"]) == ("https://me:***@host/x", 7)
     config, _ = map(yaml.safe_load, blocks(note(with_fence)))
     assert config["data"]["text"] == tricky

@@ -122,7 +122,7 @@ def test_a_beginning_whose_process_died_is_made_good(studies: Studies, monkeypat
 
 
 def test_processes_begin_once_on_every_database(studies: Studies, database_url: str) -> None:
-    spec = studies.spec(BASELINE, f"study.storage={database_url}")
+    spec = studies.spec(BASELINE, f"run.storage={database_url}")
     open_storage(spec.storage_url, create=True).close()
     opened: list[OpenStudy] = []
     threads = [threading.Thread(target=lambda: opened.append(start_study(spec))) for _ in range(3)]
@@ -416,8 +416,8 @@ def test_a_grid_draws_no_single_values(tmp_path: Path) -> None:
 
 
 def test_a_stored_config_tells_no_password(studies: Studies) -> None:
-    spec = studies.spec("study.storage=postgresql://me:s3cret@host/db")
+    spec = studies.spec("run.storage=postgresql://me:s3cret@host/db")
     study = optuna.create_study()
     _keep_code_and_config(spec, study)
-    assert study.user_attrs[CONFIG_ATTR]["study"]["storage"] == "postgresql://me:***@host/db"
+    assert study.user_attrs[CONFIG_ATTR]["run"]["storage"] == "postgresql://me:***@host/db"
     assert "s3cret" not in str(study.user_attrs)

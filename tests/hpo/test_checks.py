@@ -31,14 +31,14 @@ def test_warnings_of_imports_come_before_those_of_meaning(file: Path) -> None:
     file.with_name("more.py").write_text(
         "import parts\nclass Open(parts.Net):\n    def __init__(self, **more): ...\n"
     )
-    odd = ["model={_target_: more.Open, hidden: 4}", "lr_scheduler.T_max=9", "study.workers=7"]
+    odd = ["model={_target_: more.Open, hidden: 4}", "lr_scheduler.T_max=9", "run.workers=7"]
     found = check_study(load_spec(file, odd))
     assert [item.path for item in found] == [
         "model.hidden",
         "search_space[model.hidden]",
         "lr_scheduler.T_max",
         "model.hidden",  # it is searched
-        "study.workers",
+        "run.workers",
     ]
     assert str(found[0]).startswith(
         "command line: model.hidden: `more.Open` takes any argument, so `hidden` can't"
@@ -94,7 +94,7 @@ def test_a_good_study_passes_all_stages_and_leaves_nothing(file: Path) -> None:
         ("study.n_trials=none", "structure", "study.n_trials"),
         ("model._target_=parts.Nte", "imports", "model._target_"),
         ("study.sampler=grid", "meaning", "search_space[optimizer.lr]"),
-        ("study.devices=cuda:99", "meaning", "devices"),
+        ("run.devices=cuda:99", "meaning", "devices"),
         ("data.broken=true", "preflight", "data._target_"),
     ],
 )
@@ -111,12 +111,12 @@ def test_what_comes_after_an_error_is_not_reached(file: Path, override: str, sta
 
 
 def test_warnings_do_not_fail_the_check(file: Path) -> None:
-    data, _ = checked(file, "lr_scheduler.T_max=7", "study.workers=9")
+    data, _ = checked(file, "lr_scheduler.T_max=7", "run.workers=9")
     meaning = data["stages"][2]
     assert (meaning["status"], data["ok"]) == ("warnings", True)
     assert [(item["path"], item["value"]) for item in meaning["warnings"]] == [
         ("lr_scheduler.T_max", "7"),
-        ("study.workers", "9"),
+        ("run.workers", "9"),
     ]
 
 

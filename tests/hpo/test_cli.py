@@ -146,18 +146,18 @@ def no_space(folder: Path) -> Path:
         (lambda folder: folder, (), "can't be read (Is a directory)"),
         (tabs, (), "tabs.yaml:2: not YAML: "),
         (no_space, (), "search_space: there is nothing to search"),
-        (None, ("--timeout", "abc"), "study.timeout: is not a duration"),
+        (None, ("--timeout", "abc"), "run.timeout: is not a duration"),
         (
             None,
             ("--storage", "oracle://host/x"),
-            "command line: study.storage: no support for databases of type 'oracle'",
+            "command line: run.storage: no support for databases of type 'oracle'",
         ),
-        (None, ("--storage", "nonsense"), "command line: study.storage: not a database URL"),
-        (None, ("--storage", "sqlite:///:memory:"), "command line: study.storage: a study needs a database file"),
+        (None, ("--storage", "nonsense"), "command line: run.storage: not a database URL"),
+        (None, ("--storage", "sqlite:///:memory:"), "command line: run.storage: a study needs a database file"),
         (None, ("study.name=../elsewhere",), "study.name: may hold only letters"),
         (None, ("study.name=a b",), "study.name: may hold only letters"),
         (None, ("optimizer.lr",), "optimizer.lr: is not an override"),
-        (None, ("--devices", ""), "study.devices: names no device"),
+        (None, ("--devices", ""), "run.devices: names no device"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_a_line_and_leaves_nothing(
@@ -228,7 +228,7 @@ def test_a_study_stays_in_its_folder_whatever_that_is_called(
     monkeypatch.chdir(tmp_path)
     assert hpo_json("status", study, "trainer.max_epochs=1")["finished"] == 1
     assert set(tmp_path.iterdir()) == there
-    named = load_spec(study, ["study.storage=sqlite:///deeper/x.db"])
+    named = load_spec(study, ["run.storage=sqlite:///deeper/x.db"])
     assert sqlite_file(normalize_url(named.storage_url)) == tmp_path / name / "deeper" / "x.db"
 
 
@@ -243,7 +243,7 @@ def test_a_home_that_is_not_known_is_a_folder_like_another(
 
 
 def test_two_studies_share_a_storage_and_one_can_be_deleted(studies: Studies) -> None:
-    storage = f"study.storage=sqlite:///{studies.folder}/runs/tiny/study.db"
+    storage = f"run.storage=sqlite:///{studies.folder}/runs/tiny/study.db"
     for name in ("tiny", "other"):
         with studies.open(storage, f"study.name={name}") as (view,):
             played(view)

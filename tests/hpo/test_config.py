@@ -92,7 +92,7 @@ def test_interpolation_follows_a_trials_parameters(spec: StudySpec) -> None:
     assert config["optimizer"]["momentum"] == 0.5
     assert spec.resolve()["optimizer"] == {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 1e-4}
     assert config["step"] is None
-    assert "study" not in config
+    assert not {"study", "run", "search_space"} & set(config)
 
 
 def test_defaults_can_be_interpolated(tmp_path: Path) -> None:
@@ -128,10 +128,10 @@ def test_a_bad_parameter_is_refused(spec: StudySpec) -> None:
         ("model.name=a=b", "model.name", "a=b"),
         ("model.sizes=[1, 2]", "model.sizes", [1, 2]),
         ("model.dropout=", "model.dropout", None),
-        ("study.timeout=1h30m", "study.timeout", 5400.0),
+        ("run.timeout=1h30m", "run.timeout", 5400.0),
         ("study.pruner=none", "study.pruner", {"name": "none"}),
         ("study.sampler.multivariate=true", "study.sampler.multivariate", True),
-        ("study.devices=cuda:0,cuda:1", "study.devices", ["cuda:0", "cuda:1"]),
+        ("run.devices=cuda:0,cuda:1", "run.devices", ["cuda:0", "cuda:1"]),
         ("search_space[optimizer.lr].high=0.01", "search_space[optimizer.lr].high", 0.01),
         ("metrics.top={_target_: model.accuracy}", "metrics.top._target_", "model.accuracy"),
     ],
@@ -161,17 +161,48 @@ def test_options_are_seen_from_the_current_folder(
     )
     assert changed.output_dir == tmp_path / "here" / "out"
     assert changed.storage_url == f"sqlite:///{tmp_path}/here/s.db"
-    assert (changed.study.n_trials, changed.study.timeout, changed.study.devices) == (3, 120.0, ("cpu",))
+    assert (changed.study.n_trials, changed.run.timeout, changed.run.devices) == (3, 120.0, ("cpu",))
     assert changed.config_hash() == spec.config_hash()
     assert spec.study.n_trials == 40
-    with pytest.raises(InputError, match=r"^command line: study.workers: must be at least 1"):
+    with pytest.raises(InputError, match=r"^command line: run.workers: must be at least 1"):
         spec.with_options(workers=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "fix"),
+    [
+        ("study.workers=8", "study.workers: belongs in `run`", "write `run.workers=8`"),
+        ("run.n_trials=8", "run.n_trials: belongs in `study`", "write `study.n_trials=8`"),
+        (
+            "run.workrs=8",
+            "run.workrs: unknown key",
+            "did you mean `workers`? the keys here are: workers, devices, ",
+        ),
+        ("workers=8", "workers: names nothing in the config", "write `run.workers`"),
+        ("loader.max_epochs=8", "loader.max_epochs: names nothing in the config", "write `trainer.max_epochs`"),
+        ("scheduler.T_max=8", "scheduler.T_max: names nothing in the config", "did you mean `lr_scheduler`? "),
+        ("study.search_space={}", "study.search_space: is a section of its own, ", "write `search_space={}`"),
+    ],
+)
+def test_an_override_in_the_wrong_section_hears_of_the_right_one(
+    tmp_path: Path, text: str, problem: str, fix: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        load_spec(write(tmp_path), [text])
+    assert str(raised.value).startswith(f"command line: {problem}")
+    assert raised.value.fix.startswith(fix)
+
+
+def test_the_command_lines_options_stand_over_the_run_section(tmp_path: Path) -> None:
+    path = write(tmp_path, "run: {workers: 2, devices: [cpu], timeout: 1h, storage: sqlite:///file.db}\n" + STUDY)
+    run = load_spec(path).with_options(workers=8, devices="auto", timeout="2h").run
+    assert (run.workers, run.devices, run.timeout, run.storage) == (8, None, 7200.0, "sqlite:///file.db")
 
 
 def test_paths_in_the_file_are_seen_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "inner")
     monkeypatch.chdir(tmp_path)
-    spec = load_spec(Path("inner/study.yaml"), ["study.output_dir=../out", "study.storage=sqlite:///s.db"])
+    spec = load_spec(Path("inner/study.yaml"), ["run.output_dir=../out", "run.storage=sqlite:///s.db"])
     assert spec.path == path
     assert spec.output_dir == tmp_path / "out"
     assert spec.storage_url == f"sqlite:///{tmp_path}/inner/s.db"
@@ -180,7 +211,7 @@ def test_paths_in_the_file_are_seen_from_its_folder(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("url", ["sqlite:////a/b.db", "sqlite:///:memory:", "postgresql+psycopg://u@h/db"])
 def test_other_urls_stay(tmp_path: Path, url: str) -> None:
-    assert load_spec(write(tmp_path), [f"study.storage={url}"]).storage_url == url
+    assert load_spec(write(tmp_path), [f"run.storage={url}"]).storage_url == url
 
 
 def test_hash_counts_what_makes_the_search(tmp_path: Path) -> None:
@@ -190,7 +221,7 @@ def test_hash_counts_what_makes_the_search(tmp_path: Path) -> None:
         "study.n_trials=3",
         "study.name=x",
         "trainer.device=cpu",
-        "study.workers=2",
+        "run.workers=2",
         "optimizer.lr=0.001",
     ):
         assert load_spec(path, [text]).config_hash() == base, text

@@ -175,7 +175,7 @@ def test_room_on_the_disk(look: Look, monkeypatch: pytest.MonkeyPatch, free: int
 
 
 def test_an_output_folder_that_can_not_be_written_to(look: Look) -> None:
-    line = look("study.output_dir=/proc/runs")["disk"]
+    line = look("run.output_dir=/proc/runs")["disk"]
     assert line.status == "error"
     assert line.found.startswith("/proc: can't be written to: ")
     assert "--output-dir" in line.fix

@@ -161,10 +161,10 @@ def scheduler(name: str, arguments: str) -> str:
             "study.n_trials",
             "the grid has 98 points or more, and only 40",
         ),
-        (["study.workers=41"], "study.workers", "there are 40 trials for 41 workers"),
+        (["run.workers=41"], "run.workers", "there are 40 trials for 41 workers"),
         (
-            ["study.trial_timeout=1h", "study.no_progress_timeout=2h"],
-            "study.no_progress_timeout",
+            ["run.trial_timeout=1h", "run.no_progress_timeout=2h"],
+            "run.no_progress_timeout",
             "a trial is ended after 3600 s anyway",
         ),
         (["study.metric=val_accuracy", "study.direction=minimize"], "study.direction", "is better when larger"),
@@ -218,7 +218,7 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
         ["study.n_trials=3"],  # for a quick try, on the command line
         ["study.sampler=grid", "search_space={model.hidden: {type: int, low: 2, high: 8}}"],
         ["study.pruner={name: median, n_warmup_steps: 9}"],
-        ["study.workers=40"],
+        ["run.workers=40"],
     ],
 )
 def test_nothing_is_said_where_nothing_is_odd(file: Path, overrides: list[str]) -> None:
@@ -233,7 +233,7 @@ def test_a_default_is_worth_a_word_where_the_file_itself_has_too_few_trials(tmp_
 
 def test_a_single_training_hears_nothing_of_the_search(file: Path) -> None:
     odd = (
-        "study.workers=99",
+        "run.workers=99",
         "search_space[optimizer.lr].high=3.0",
         "study.sampler={name: tpe, n_startup_trials: 99}",
     )
@@ -251,7 +251,7 @@ def test_several_objectives_each_have_a_direction(file: Path) -> None:
 def test_a_database_on_a_network_file_system(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meaning, "network_file_system", lambda url: "nfs4")
     (found,) = warned(file)
-    assert found.path == "study.storage"
+    assert found.path == "run.storage"
     assert found.problem.startswith("the database is on a network file system (nfs4): SQLite's log and locks")
     assert "postgresql://" in found.fix
 

@@ -281,7 +281,7 @@ def test_an_error_is_the_trials_where_its_code_has_closed_the_streams(
 def test_a_server_stores_what_odd_errors_say(studies: Studies, kind: str, request: pytest.FixtureRequest) -> None:
     (studies.folder / "faults.py").write_text(FAULTS)
     url = server_of(kind, request).new_database(ready=True)
-    with studies.open("loss={_target_: faults.odd}", f"study.storage={url}") as (view,):
+    with studies.open("loss={_target_: faults.odd}", f"run.storage={url}") as (view,):
         said = r"ValueError: half \ud800, end \x00, \x1b[2J"
         assert run(view).reason == stored(view).user_attrs[REASON_ATTR] == said
         assert study_trials(view)[0]["outcome"] == "error"

@@ -303,7 +303,7 @@ def test_a_largest_config_without_memory_is_a_warning(file: Path) -> None:
     (warning,) = found.warnings
     assert warning.path == "search_space"
     assert "(model.hidden=8) does not run: loader.batch_size: memory runs out on cpu" in warning.problem
-    assert "set `study.on_oom: retry_with_accumulation`" in warning.fix
+    assert "set `run.on_oom: retry_with_accumulation`" in warning.fix
 
 
 def test_the_largest_config_is_made_of_sizes_that_go_together(file: Path) -> None:
@@ -356,5 +356,5 @@ def test_workers_that_need_more_memory_than_there_is(file: Path, monkeypatch: py
     there: Any = type("Memory", (), {"available": 3 * 2**30})
     monkeypatch.setattr(peak_memory.psutil, "virtual_memory", lambda: there)
     (warning,) = memory.too_little(spec, 2, 2 * 2**30)
-    assert warning.path == "study.workers"
+    assert warning.path == "run.workers"
     assert warning.problem == "2 workers need 4.0 GiB, and this machine has 3.0 GiB"

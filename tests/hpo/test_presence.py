@@ -101,7 +101,7 @@ def test_a_trial_whose_database_is_gone_ends_with_a_checkpoint_and_costs_no_retr
     studies: Studies, tmp_path: Path
 ) -> None:
     """The last epoch that was trained is the last one written, though its value could not be stored."""
-    with studies.open("trainer.max_epochs=6", "study.max_retries=0") as (other,):
+    with studies.open("trainer.max_epochs=6", "run.max_retries=0") as (other,):
         late, request = dying(other), StopRequest()
         file = late.spec.output_dir / "study.db"
 

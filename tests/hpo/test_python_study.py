@@ -121,6 +121,11 @@ def test_every_section_says_what_a_study_file_would(tmp_path: Path, monkeypatch:
     assert made.spec().config.lr_scheduler == load_spec(path).config.lr_scheduler
 
 
+def test_how_a_study_is_run_is_a_section_too(tmp_path: Path) -> None:
+    run = study(tmp_path, run={"workers": 2, "trial_timeout": "2h", "storage": "sqlite:///s.db"}).spec().run
+    assert (run.workers, run.trial_timeout, run.storage) == (2, 7200.0, "sqlite:///s.db")
+
+
 def test_classes_may_be_searched(tmp_path: Path) -> None:
     space = {
         "optimizer._target_": hpo.Categorical([torch.optim.AdamW, torch.optim.SGD]),
@@ -223,6 +228,8 @@ def test_what_workers_could_not_make_is_refused(tmp_path: Path, model: Any, said
         ({"search_space": {"optimizer.lr": hpo.Float(2, 1)}}, "search_space[optimizer.lr].low: low 2"),
         ({"search_space": {}}, "search_space: there is nothing to search"),
         ({"loss": None}, "loss: required section is missing"),
+        ({"workers": 4}, "study.workers: belongs in `run`"),
+        ({"run": {"n_trials": 4}}, "run.n_trials: belongs in `study`"),
     ],
 )
 def test_the_reader_of_study_files_has_the_last_word(tmp_path: Path, changes: Any, said: str) -> None:

@@ -40,7 +40,7 @@ def fail(view: OpenStudy) -> FrozenTrial:
 @pytest.fixture
 def view(studies: Studies, ready_url: str) -> Iterator[OpenStudy]:
     """A worker's view of a study of four trials, on each kind of database."""
-    with studies.open("study.n_trials=4", f"study.storage={ready_url}") as (opened,):
+    with studies.open("study.n_trials=4", f"run.storage={ready_url}") as (opened,):
         yield opened
 
 

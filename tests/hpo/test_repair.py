@@ -21,7 +21,7 @@ from tests.hpo.support import Studies, ask
 @pytest.fixture
 def view(studies: Studies, ready_url: str) -> Iterator[OpenStudy]:
     """A worker's view of a study, on each kind of database."""
-    with studies.open("study.max_retries=1", f"study.storage={ready_url}") as (opened,):
+    with studies.open("run.max_retries=1", f"run.storage={ready_url}") as (opened,):
         yield opened
 
 

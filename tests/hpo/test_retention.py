@@ -289,8 +289,8 @@ LEAST_USEFUL_FIRST = [
 def test_a_quota_takes_the_least_useful_first_and_no_more_than_needed(
     studies: Studies, files: int, removed: list[int]
 ) -> None:
-    quota = f"study.disk_quota={files * len(content())}"
-    with study_of(studies, LEAST_USEFUL_FIRST, quota, "study.keep_best=1") as opened:
+    quota = f"run.disk_quota={files * len(content())}"
+    with study_of(studies, LEAST_USEFUL_FIRST, quota, "run.keep_best=1") as opened:
         report = enforce_quota(opened)
         if report is None:
             assert removed == []
@@ -303,7 +303,7 @@ def test_a_quota_takes_the_least_useful_first_and_no_more_than_needed(
 
 
 def test_a_quota_that_cannot_be_kept_is_said(studies: Studies) -> None:
-    with study_of(studies, [made("running"), made("waiting")], "study.disk_quota=1kB") as opened:
+    with study_of(studies, [made("running"), made("waiting")], "run.disk_quota=1kB") as opened:
         first, second = enforce_quota(opened), enforce_quota(opened)
         assert first is not None
         assert second is not None
@@ -338,7 +338,7 @@ def test_a_quota_reads_no_checkpoints_before_it_needs_to(
     read: list[Path] = []
     monkeypatch.setattr("hpo.study.retention.load_checkpoint", read.append)
     trials = [made("pruned"), made("failed"), made("failed"), complete(1, 2, 3, 4)]
-    with study_of(studies, trials, f"study.disk_quota={files * len(content())}") as opened:
+    with study_of(studies, trials, f"run.disk_quota={files * len(content())}") as opened:
         assert enforce_quota(opened) is not None
         assert {path.parents[2].name for path in read} == numbers
 
@@ -346,7 +346,7 @@ def test_a_quota_reads_no_checkpoints_before_it_needs_to(
 @pytest.mark.parametrize("end", ["pruned", "complete"])
 def test_a_quota_knows_how_a_trial_that_was_retried_has_ended(studies: Studies, end: str) -> None:
     trials = [made("failed"), complete(2, 3, 4, 5)]
-    with study_of(studies, trials, f"study.disk_quota={5 * len(content())}", "study.keep_best=1") as opened:
+    with study_of(studies, trials, f"run.disk_quota={5 * len(content())}", "run.keep_best=1") as opened:
         assert len(opened.study.get_trials()) == 2  # from now on this process has seen it fail
         reopen(load_study(opened.spec), [0])
         again = load_study(opened.spec)
@@ -381,7 +381,7 @@ def test_what_is_no_attempts_folder_is_left_alone(studies: Studies) -> None:
 
 
 def test_a_quota_that_cannot_look_says_what_to_do(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
-    with study_of(studies, [made("pruned")], "study.disk_quota=1kB") as opened:
+    with study_of(studies, [made("pruned")], "run.disk_quota=1kB") as opened:
         folder = checkpoints(opened, 0)[0]
 
         def refuse(path: Any) -> Any:

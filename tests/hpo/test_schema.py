@@ -21,7 +21,8 @@ STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*/study.yaml"))
 
 #: Every section by its shorthand, by an interpolation, or switched off.
 ODD = """
-study: {name: odd, sampler: tpe, pruner: , n_trials: "${trainer.max_epochs}", timeout: 2h, devices: [cpu]}
+study: {name: odd, sampler: tpe, pruner: , n_trials: "${trainer.max_epochs}"}
+run: {timeout: 2h, devices: [cpu], workers: "${study.n_trials}"}
 data: {_target_: parts.load, samples: 96}
 model: {_target_: parts.Net}
 step: {_target_: parts.step}

@@ -254,7 +254,7 @@ def test_a_trial_that_kills_its_workers_comes_to_its_end_before_the_study_does(s
 
 
 def test_a_pool_of_a_studys_own_ends_in_a_worker(studies: Studies) -> None:
-    overrides = ("data={_target_: faults.pooled}", "study.no_progress_timeout=60")
+    overrides = ("data={_target_: faults.pooled}", "run.no_progress_timeout=60")
     supervise(studies, *overrides)
     assert status(studies, *overrides)["outcomes"]["complete"] == 3
 
@@ -267,9 +267,9 @@ def test_data_that_ends_the_process_is_no_trials_fault(studies: Studies) -> None
 
 
 def test_data_that_takes_longer_than_a_batch_may_ends_the_study_and_no_trial(studies: Studies) -> None:
-    overrides = ("data={_target_: faults.slow_data, seconds: 600}", "study.no_progress_timeout=1")
+    overrides = ("data={_target_: faults.slow_data, seconds: 600}", "run.no_progress_timeout=1")
     with pytest.raises(StudyError, match="while it loaded the study's modules and data, no batch was finished"):
-        supervise(studies, *overrides, "study.max_retries=0")
+        supervise(studies, *overrides, "run.max_retries=0")
     assert status(studies, *overrides)["finished"] == 0
 
 
@@ -288,7 +288,7 @@ def test_workers_that_die_again_and_again_stop_the_study(studies: Studies) -> No
     (studies.folder / "runs" / "tiny").mkdir(parents=True)
     (studies.folder / "runs" / "tiny" / "logs").write_text("in the way of the workers' logs")
     with pytest.raises(StudyError, match="8 workers died without a trial finished"):
-        supervise(studies, "study.storage=sqlite:///other.db", workers=2)
+        supervise(studies, "run.storage=sqlite:///other.db", workers=2)
 
 
 def test_a_study_whose_first_trials_fail_alike_stops_with_the_error(studies: Studies) -> None:
@@ -310,7 +310,7 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("do", ["sleep", "deaf"])
 def test_a_trial_that_hangs_is_ended_with_all_its_processes(studies: Studies, do: str) -> None:
     hang = f"loss={{_target_: faults.Hang, do: {do}}}"
-    ending, heard = supervise(studies, hang, "study.no_progress_timeout=1", "study.n_trials=1")
+    ending, heard = supervise(studies, hang, "run.no_progress_timeout=1", "study.n_trials=1")
     assert ending is Ending.DONE
     (settled,) = of(Settled, heard)
     assert (settled.state, settled.outcome) == (TrialState.FAIL, Outcome.TIMED_OUT)
@@ -325,7 +325,7 @@ def test_a_trial_that_hangs_is_ended_with_all_its_processes(studies: Studies, do
 
 def test_a_trial_that_takes_too_long_ends_with_a_checkpoint(studies: Studies) -> None:
     overrides = ("model.delay=0.05", "trainer.max_epochs=1000", "study.n_trials=1")
-    _, heard = supervise(studies, *overrides, "study.trial_timeout=2", grace=60)
+    _, heard = supervise(studies, *overrides, "run.trial_timeout=2", grace=60)
     (report,) = of(TrialReport, heard)
     assert report.outcome == Outcome.TIMED_OUT
     assert report.reason == "it took longer than trial_timeout, 2 s"
@@ -333,7 +333,7 @@ def test_a_trial_that_takes_too_long_ends_with_a_checkpoint(studies: Studies) ->
 
 
 def test_time_is_counted_over_attempts(studies: Studies) -> None:
-    overrides = ("model.delay=0.05", "trainer.max_epochs=1000", "study.n_trials=1", "study.trial_timeout=3")
+    overrides = ("model.delay=0.05", "trainer.max_epochs=1000", "study.n_trials=1", "run.trial_timeout=3")
     ending, _ = supervise(studies, *overrides, timeout=2.5)
     assert ending is Ending.TIMEOUT
     # As if the clock had been set while the attempt ran.
@@ -348,7 +348,7 @@ def test_time_is_counted_over_attempts(studies: Studies) -> None:
 
 def test_a_trial_that_uses_too_much_memory_is_ended(studies: Studies) -> None:
     _, heard = supervise(
-        studies, "loss={_target_: faults.Hang, do: eat}", "study.trial_memory=600MB", "study.n_trials=1"
+        studies, "loss={_target_: faults.Hang, do: eat}", "run.trial_memory=600MB", "study.n_trials=1"
     )
     (settled,) = of(Settled, heard)
     assert (settled.state, settled.outcome) == (TrialState.FAIL, Outcome.OUT_OF_MEMORY)
@@ -359,7 +359,7 @@ def test_a_trial_without_device_memory_fails_unless_it_may_go_on_in_parts(studie
     small = ("loss={_target_: faults.Small}", "study.n_trials=1", "trainer.max_epochs=2")
     _, heard = supervise(studies, *small)
     assert [report.outcome for report in of(TrialReport, heard)] == [Outcome.OUT_OF_MEMORY]
-    _, heard = supervise(studies, *small, "study.n_trials=2", "study.on_oom=retry_with_accumulation")
+    _, heard = supervise(studies, *small, "study.n_trials=2", "run.on_oom=retry_with_accumulation")
     reports = of(TrialReport, heard)
     assert [(each.number, each.outcome) for each in reports] == [(1, None), (1, None), (1, Outcome.COMPLETE)]
     assert "it goes on with each batch in 4 parts" in reports[1].reason
@@ -367,7 +367,7 @@ def test_a_trial_without_device_memory_fails_unless_it_may_go_on_in_parts(studie
 
 def test_batches_that_can_not_be_cut_any_further_are_the_end(studies: Studies) -> None:
     overrides = ("loss={_target_: faults.Hang, do: device_memory, batches: 0}", "study.n_trials=1")
-    _, heard = supervise(studies, *overrides, "loader.batch_size=2", "study.on_oom=retry_with_accumulation")
+    _, heard = supervise(studies, *overrides, "loader.batch_size=2", "run.on_oom=retry_with_accumulation")
     reports = of(TrialReport, heard)
     assert [each.outcome for each in reports] == [None, Outcome.OUT_OF_MEMORY]
     assert "its batches can't be cut any further" in reports[-1].reason
@@ -390,7 +390,7 @@ def test_each_trial_has_a_process_of_its_own_and_all_share_a_worker_that_loaded_
 
 def test_trials_that_run_elsewhere_are_waited_for_and_taken_over(studies: Studies) -> None:
     """The other worker is silent, on another machine; its trial comes here after the grace."""
-    overrides = ("study.n_trials=2", "study.lost_after=3")
+    overrides = ("study.n_trials=2", "run.lost_after=3")
     with studies.open("trainer.max_epochs=1", *overrides) as (view,):
         far = dataclasses.replace(Owner.current(worker="far"), host="elsewhere")
         other = load_study(view.spec, far)
@@ -430,8 +430,8 @@ def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_checkpoints_beyond_the_quota_go_while_the_study_runs(studies: Studies) -> None:
-    overrides = ("study.n_trials=4", "trainer.max_epochs=4", "model.delay=0.1", "study.keep_best=1")
-    _, heard = supervise(studies, *overrides, "study.disk_quota=90kB", "study.lost_after=3")
+    overrides = ("study.n_trials=4", "trainer.max_epochs=4", "model.delay=0.1", "run.keep_best=1")
+    _, heard = supervise(studies, *overrides, "run.disk_quota=90kB", "run.lost_after=3")
     said = [notice.text for notice in of(Notice, heard)]
     assert [text for text in said if text.startswith("disk_quota: removed ")]
     complete = [report.number for report in of(TrialReport, heard)]

@@ -1,0 +1,92 @@
+"""The `run` section of a study file: how a study is run and where it is kept; it may change between runs."""
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from hpo.config.schema_types import (
+    MAX_NUMBER,
+    MAX_PROCESSES,
+    Devices,
+    Duration,
+    Seconds,
+    Section,
+    Size,
+    fail,
+)
+
+#: Seconds; of the time after which a silent worker is taken for dead, a beat takes a sixth.
+MIN_LOST_AFTER = 3
+
+
+class RunSection(Section):
+    """How the study is run: workers and devices, limits, storage and folders. May change between two runs."""
+
+    workers: int | None = Field(
+        default=None, ge=1, le=MAX_PROCESSES, description="Processes to run side by side.", examples=[4]
+    )
+    devices: Devices = Field(
+        default=None,
+        description="Devices that the workers share; auto: every GPU, or the processor.",
+        examples=["auto", "cuda:0,cuda:1"],
+    )
+    timeout: Duration = Field(
+        default=None,
+        description='No trial starts after it: seconds, or "2h", "1h30m", "1d".',
+        examples=["2h"],
+    )
+    storage: str | None = Field(
+        default=None,
+        min_length=1,
+        description="URL of the database; a file in the output folder when left out.",
+        examples=["sqlite:///study.db"],
+    )
+    output_dir: str | None = Field(
+        default=None, min_length=1, description="Folder of results, seen from this file.", examples=["runs/digits"]
+    )
+    max_retries: int = Field(
+        default=3, ge=0, le=MAX_NUMBER, description="Deaths of its worker that a trial survives.", examples=[3]
+    )
+    trial_timeout: Duration = Field(
+        default=None, description="Time that a trial may take, over all its attempts.", examples=["6h"]
+    )
+    no_progress_timeout: Duration = Field(
+        default=None, description="Time after which a trial without a finished batch is ended.", examples=["30m"]
+    )
+    trial_memory: Size = Field(
+        default=None, description="Main memory that a trial's processes may use.", examples=["16GiB"]
+    )
+    on_oom: Literal["fail", "retry_with_accumulation"] = Field(
+        default="fail",
+        description="What to do when a device's memory runs out; the other choice halves the micro-batch.",
+        examples=["retry_with_accumulation"],
+    )
+    lost_after: Seconds = Field(
+        default=60.0,
+        description="Silence after which a worker on another machine counts as dead.",
+        examples=["60s"],
+    )
+    background_reports: bool = Field(
+        default=False,
+        description="Report beside the training; pruning then acts at most one epoch late.",
+        examples=[True],
+    )
+    keep_best: int = Field(
+        default=5,
+        ge=1,
+        le=MAX_NUMBER,
+        description="Complete trials whose checkpoints `hpo clean` keeps.",
+        examples=[5],
+    )
+    disk_quota: Size = Field(
+        default=None,
+        description="Room for checkpoints; above it the study is cleaned as it runs.",
+        examples=["200GB"],
+    )
+
+    @model_validator(mode="after")
+    def _beats_fit_into_the_silence(self) -> Self:
+        if self.lost_after < MIN_LOST_AFTER:
+            fix = f"a worker gives a sign of life several times in that time; write {MIN_LOST_AFTER} s or more"
+            raise fail("is too short", fix, "lost_after")
+        return self
