@@ -10,7 +10,7 @@ from optuna.trial import FrozenTrial
 
 from hpo.report.data import StudyReport
 from hpo.report.looks import thinned
-from hpo.report.markup import figure, note, part, section, tiles
+from hpo.report.markup import Section, figure, note, tiles
 from hpo.report.search_figures import (
     AXIS_WIDTH,
     contour,
@@ -21,7 +21,7 @@ from hpo.report.search_figures import (
     pareto_pairs,
     slices,
 )
-from hpo.report.sections import several_figures
+from hpo.report.sections import by_metric, several_figures
 from hpo.report.snapshot import drawn_text, snapshot
 
 # What a browser draws in time, and an eye tells apart.
@@ -32,46 +32,45 @@ _TILE_HEIGHT: Final = 260
 _BAR_HEIGHT: Final = 34
 
 
-def front_section(report: StudyReport) -> str:
+def front_section(report: StudyReport) -> Section | None:
     """The Pareto front of several objectives, by pairs; nothing for a single one."""
     if not report.several:
-        return ""
+        return None
     if not report.ranked:
-        return section("front", "Pareto front", note("No complete trial keeps to the bounds yet."))
+        return Section("front", "Pareto front", note("No complete trial keeps to the bounds yet."))
     complete = report.complete
     drawn = [
         (f"{first} and {second}", pareto_front(report.escaped, complete, report.goals, (first, second)))
         for first, second in pareto_pairs(report.goals)
     ]
     told = "No other trial is better than one on the front in one objective without being worse in another."
-    return section("front", "Pareto front", several_figures("front", drawn) + note(told))
+    return Section("front", "Pareto front", several_figures("front", drawn) + note(told))
 
 
-def importance_section(report: StudyReport) -> str:
+def importance_section(report: StudyReport) -> Section:
     """How much each parameter matters."""
     found, title = report.importances, "Importance of the parameters"
     if found.missing is not None:
-        return section("importance", title, note(f"None: {found.missing}."))
+        return Section("importance", title, note(f"None: {found.missing}."))
     height = 90 + _BAR_HEIGHT * len(found.shares)
     drawn = figure("importance", importance_bars(found.shares), "importance by parameter", height=height)
     best = "near the Pareto front" if report.several else f"among the best tenth by {report.metric}"
     told = f"How much each parameter decides whether a trial ends {best} (PED-ANOVA, Optuna's default)."
-    return section("importance", title, drawn + note(" ".join((told, *found.remarks))))
+    return Section("importance", title, drawn + note(" ".join((told, *found.remarks))))
 
 
-def parallel_section(report: StudyReport) -> str:
+def parallel_section(report: StudyReport) -> Section:
     """Every trial as a line through its parameters."""
     title, complete = "Parallel coordinates", report.by_rank
     params = report.params
     if not params:
-        return section("parallel", title, note(_NOTHING))
+        return Section("parallel", title, note(_NOTHING))
     kept, axes = thinned(complete, MOST_LINES), params[:MOST_AXES]
     axes = [name for name in axes if any(name in trial.params for trial in kept)]
     study = _escaped(kept, report)
-    drawn = "".join(
-        part(metric, each) if report.several else each
-        for place, metric in enumerate(report.goals)
-        for each in (
+    drawn = by_metric(
+        (
+            metric,
             figure(
                 f"parallel-{place}",
                 parallel_coordinates(study, report.goals, metric, axes),
@@ -79,6 +78,7 @@ def parallel_section(report: StudyReport) -> str:
                 width=AXIS_WIDTH * (len(axes) + 2),
             ),
         )
+        for place, metric in enumerate(report.goals)
     )
     told = ["A line is a trial; the best ones lie on top. `None` means that a trial does not have the parameter."]
     if len(kept) < len(complete):
@@ -87,38 +87,38 @@ def parallel_section(report: StudyReport) -> str:
         )
     if len(axes) < len(params):
         told.append(f"Of {len(params)} parameters the {len(axes)} most important are shown.")
-    return section("parallel", title, drawn + note(" ".join(told)))
+    return Section("parallel", title, drawn + note(" ".join(told)))
 
 
-def slice_section(report: StudyReport) -> str:
+def slice_section(report: StudyReport) -> Section:
     """Values over each parameter."""
     title = "Slices"
     params = report.params
     if not params:
-        return section("slices", title, note(_NOTHING))
-    drawn = ""
-    for place, metric in enumerate(report.goals):
-        made = {
-            name: figure(
+        return Section("slices", title, note(_NOTHING))
+    made = {
+        metric: tiles(
+            figure(
                 f"slice-{place}-{index}",
                 slices(report.escaped, report.goals, metric, name),
                 f"{metric} over {name}",
                 height=_TILE_HEIGHT,
             )
             for index, name in enumerate(params)
-        }
-        drawn += part(metric, tiles(made)) if report.several else tiles(made)
+        )
+        for place, metric in enumerate(report.goals)
+    }
     told = "Each point is a complete trial, grey the first ones, blue the middle, and orange the latest."
-    return section("slices", title, drawn + note(told))
+    return Section("slices", title, by_metric(made.items()) + note(told))
 
 
-def contour_section(report: StudyReport) -> str:
+def contour_section(report: StudyReport) -> Section:
     """The two most important parameters together."""
     title, complete = "The two most important parameters", report.by_rank
     kept = thinned(complete, MOST_CELLS)
     pair = contour_pair(kept, report.params)
     if pair is None:
-        return section(
+        return Section(
             "contour", title, note("It takes two parameters with several values each in complete trials.")
         )
     study = _escaped(kept, report)
@@ -126,7 +126,7 @@ def contour_section(report: StudyReport) -> str:
     told = "Points are trials; what lies between them is interpolated, and yellow is better."
     if len(kept) < len(complete):
         told += f" Of {len(complete)} trials {len(kept)} are used: the best, and an even sample of the others."
-    return section("contour", title, several_figures("contour", drawn) + note(told))
+    return Section("contour", title, several_figures("contour", drawn) + note(told))
 
 
 _NOTHING: Final = "No trial is complete yet."

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import plotly.graph_objects as go
 import yaml
+from markupsafe import Markup
 from optuna.trial import FrozenTrial
 
 from hpo.report.data import StudyReport
@@ -20,30 +21,28 @@ from hpo.report.figures import (
 from hpo.report.looks import thinned
 from hpo.report.markup import (
     HEIGHT,
-    count_of,
-    duration,
+    Section,
     figure,
     folded,
     grid,
+    joined,
     note,
-    numbers,
     part,
-    percent,
     points,
-    section,
-    shown,
     table,
+    worth_a_look,
 )
 from hpo.study.outcome import PREDICTION_ATTR
 from hpo.study.ranking import is_feasible
 from hpo.trial.run import RUN_ATTR
+from hpo.wording import count_of, duration, numbers, percent, shown
 
 #: Curves that are drawn of a large study.
 _MOST_CURVES: Final = 300
 _LANE_HEIGHT: Final = 30
 
 
-def overview(report: StudyReport) -> str:
+def overview(report: StudyReport) -> Markup:
     """The study: what it is after, how far it is, and the best trial with its parameters."""
     status = report.status
     ends = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in status["outcomes"].items() if count)
@@ -69,24 +68,24 @@ def _best_rows(report: StudyReport) -> list[tuple[str, Any]]:
     return [("best", f"trial {best.number}, {shown(best.values[0])}"), *best.params.items()]
 
 
-def _worth_a_look(report: StudyReport) -> str:
+def _worth_a_look(report: StudyReport) -> Markup:
     """Links to what people should know of."""
     edges, failed = len(report.edges), sum(len(each.trials) for each in report.causes)
     links = []
     if edges:
-        links.append(f'<a href="#edges">{count_of(edges, "parameter")} at the edge of the range</a>')
+        links.append(("edges", f"{count_of(edges, 'parameter')} at the edge of the range"))
     if failed:
-        links.append(f'<a href="#failures">{count_of(failed, "failure")}</a>')
-    return f"<p>Worth a look: {', '.join(links)}.</p>\n" if links else ""
+        links.append(("failures", count_of(failed, "failure")))
+    return worth_a_look(links) if links else Markup()
 
 
-def history_section(report: StudyReport) -> str:
+def history_section(report: StudyReport) -> Section:
     """The best value so far, by objective, and the best trials."""
     title = "Values by trial" if report.several else "Best value so far"
     complete = report.complete
     if not complete:
-        return section("history", title, note("No trial is complete yet."))
-    drawn = [
+        return Section("history", title, note("No trial is complete yet."))
+    drawn = by_metric(
         (
             metric,
             figure(
@@ -94,18 +93,17 @@ def history_section(report: StudyReport) -> str:
             ),
         )
         for place, metric in enumerate(report.goals)
-    ]
-    shown_ = "".join(part(metric, each) if report.several else each for metric, each in drawn)
+    )
     told = "Complete trials by number; one that diverged has no value."
     if any(not is_feasible(trial) for trial in complete):
         told += " Diamonds are trials beyond a bound, which are never the best."
-    return section("history", title, shown_ + note(told) + _leaders(report))
+    return Section("history", title, drawn + note(told) + _leaders(report))
 
 
-def _leaders(report: StudyReport) -> str:
+def _leaders(report: StudyReport) -> Markup:
     """The best trials in a table."""
     if not report.leaders:
-        return ""
+        return Markup()
     names = list(dict.fromkeys(name for trial in report.leaders for name in trial.params))
     rows = [
         [trial.number, *trial.values, *(trial.params.get(name, "") for name in names)] for trial in report.leaders
@@ -114,7 +112,7 @@ def _leaders(report: StudyReport) -> str:
     return part(title, grid(title, ["trial", *report.goals, *names], rows))
 
 
-def curves_section(report: StudyReport) -> str:
+def curves_section(report: StudyReport) -> Section:
     """Every trial's curve."""
     title = "Learning curves"
     curves = [trial for trial in (*report.ranked, *_others(report)) if trial.intermediate_values]
@@ -124,7 +122,7 @@ def curves_section(report: StudyReport) -> str:
             why = (
                 "A study with several objectives stores no curves; `metrics.csv` in each trial's folder has them."
             )
-        return section("curves", title, note(why))
+        return Section("curves", title, note(why))
     kept = thinned(curves, _MOST_CURVES)
     drawn = figure("curves", learning_curves(kept, report.metric, report.direction), f"{report.metric} by epoch")
     told = "A mark shows where a curve ends; crosses are pruned trials, triangles diverged ones. "
@@ -133,7 +131,7 @@ def curves_section(report: StudyReport) -> str:
         told += f" Of {len(curves)} curves {len(kept)} are drawn: the best, and an even sample of the others."
     if max(len(trial.intermediate_values) for trial in kept) > MOST_POINTS:
         told += " Of long curves some epochs are left out."
-    return section("curves", title, drawn + note(told))
+    return Section("curves", title, drawn + note(told))
 
 
 def _others(report: StudyReport) -> list[FrozenTrial]:
@@ -141,12 +139,12 @@ def _others(report: StudyReport) -> list[FrozenTrial]:
     return [trial for trial in report.trials if trial.number not in ranked]
 
 
-def prediction_section(report: StudyReport) -> str:
+def prediction_section(report: StudyReport) -> Section:
     """Predicted final losses against the real ones."""
     title, found = "Prediction against outcome", report.predictions
     if found.mean_absolute_error is None or found.inside_80 is None:
         why = "No trial for which a final loss was predicted has run to its end yet."
-        return section("prediction", title, note(why))
+        return Section("prediction", title, note(why))
     metrics = {trial.user_attrs.get(PREDICTION_ATTR, {}).get("metric") for trial in report.trials}
     of = ", ".join(sorted(str(metric) for metric in metrics if metric))
     rows = [
@@ -161,10 +159,10 @@ def prediction_section(report: StudyReport) -> str:
         "promising ones."
     )
     drawn = figure("predictions", predictions_against_outcomes(report.compared), f"predicted and final {of}")
-    return section("prediction", title, table(rows) + drawn + note(told))
+    return Section("prediction", title, table(rows) + drawn + note(told))
 
 
-def pruning_section(report: StudyReport) -> str:
+def pruning_section(report: StudyReport) -> Section:
     """What pruning saved, and the audit's figures."""
     found = report.status["pruning"]
     rows: list[tuple[str, Any]] = [
@@ -177,7 +175,7 @@ def pruning_section(report: StudyReport) -> str:
         rows += [("epochs of a whole trial", found["horizon"]), ("epochs saved, at most", of)]
     if not found["audited"]:
         rows.append(("false-prune rate", "not measured: no audited trial has ended"))
-        return section("pruning", "What pruning saved", table(rows) + note(_NO_AUDIT))
+        return Section("pruning", "What pruning saved", table(rows) + note(_NO_AUDIT))
     best = "the best" if found["top_k"] == 1 else f"among the best {found['top_k']}"
     low, high = found["false_prune_interval"]
     rate = f"{percent(found['false_prune_rate'])}, 95 % interval {percent(low)} to {percent(high)}"
@@ -187,7 +185,7 @@ def pruning_section(report: StudyReport) -> str:
         ("false-prune rate", rate),
         ("epochs that the audit cost", found["audit_epochs"]),
     ]
-    return section("pruning", "What pruning saved", table(rows) + note(_AUDIT))
+    return Section("pruning", "What pruning saved", table(rows) + note(_AUDIT))
 
 
 _NO_AUDIT: Final = (
@@ -200,12 +198,12 @@ _AUDIT: Final = (
 )
 
 
-def time_section(report: StudyReport) -> str:
+def time_section(report: StudyReport) -> Section:
     """Who was at work when, and how busy the workers were."""
     title, timeline = "Time and device use", report.timeline
     if timeline.busy_share is None:
         why = "The first trial has only just begun." if timeline.lanes else "No worker has taken a trial yet."
-        return section("time", title, note(why))
+        return Section("time", title, note(why))
     totals = timeline.totals()
     by_outcome = sorted(totals["seconds_by_outcome"].items(), key=lambda pair: -pair[1])
     rows = [
@@ -230,42 +228,42 @@ def time_section(report: StudyReport) -> str:
         "first trial to the last, pauses of the whole study left out."
     )
     by_worker = grid("Work by worker", ("worker", "attempts", "at work", "busy"), lanes)
-    return section("time", title, table(rows) + drawn + note(told) + by_worker)
+    return Section("time", title, table(rows) + drawn + note(told) + by_worker)
 
 
-def failure_section(report: StudyReport) -> str:
+def failure_section(report: StudyReport) -> Section:
     """What went wrong, equal causes together."""
     if not report.causes:
-        return section("failures", "Failures", note("None."))
+        return Section("failures", "Failures", note("None."))
     rows = [
         (each.outcome.replace("_", " "), len(each.trials), numbers(each.trials), each.reason)
         for each in report.causes
     ]
     listed = grid("Failures by cause", ("outcome", "count", "trials", "reason"), rows)
-    traces = "".join(
+    traces = joined(
         folded(f"Traceback of trial {each.trials[0]}: {each.reason}", each.traceback)
         for each in report.causes
         if each.traceback
     )
     told = "Reasons that differ in numbers only count as one. `hpo retry --failed` gives failed trials another go."
-    return section("failures", "Failures", listed + traces + note(told))
+    return Section("failures", "Failures", listed + traces + note(told))
 
 
-def edge_section(report: StudyReport) -> str:
+def edge_section(report: StudyReport) -> Section:
     """Parameters whose best values lie at an end of their range."""
     title = "Parameters at the edge of their range"
     if not report.edges:
         enough = len(report.leaders) > 1
         why = "None among the best trials." if enough else "It takes several complete trials to say."
-        return section("edges", title, note(why))
+        return Section("edges", title, note(why))
     told = (
         "The outermost 5 % of a range count (of its logarithm, where it is searched so), or the last of its "
         "values. What is listed would come about by chance in at most 5 % of the cases."
     )
-    return section("edges", title, points(each.said for each in report.edges) + note(told))
+    return Section("edges", title, points(each.said for each in report.edges) + note(told))
 
 
-def environment_section(report: StudyReport) -> str:
+def environment_section(report: StudyReport) -> Section:
     """What the study runs on."""
     stored = {name: value for name, value in (report.environment or {}).items() if value not in (None, [], {})}
     rows = [(name, _plain(value)) for name, value in stored.items()]
@@ -276,12 +274,12 @@ def environment_section(report: StudyReport) -> str:
     seen = (("machines", hosts), ("devices", devices), ("threads of a worker", threads))
     rows += [(name, ", ".join(map(str, found))) for name, found in seen if found]
     if not rows:
-        return section("environment", "Environment", note("Nothing is known before the first trial."))
+        return Section("environment", "Environment", note("Nothing is known before the first trial."))
     if not stored:
-        return section(
+        return Section(
             "environment", "Environment", table(rows) + note("What the trials tell; no versions are stored.")
         )
-    return section("environment", "Environment", table(rows) + note("As it was where the study was created."))
+    return Section("environment", "Environment", table(rows) + note("As it was where the study was created."))
 
 
 def _plain(value: Any) -> str:
@@ -290,11 +288,11 @@ def _plain(value: Any) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def code_section(report: StudyReport) -> str:
+def code_section(report: StudyReport) -> Section:
     """The study's code by hash, and which trials ran under which."""
     title, code = "Code", report.status["code"]
     if not code["versions"]:
-        return section("code", title, note("No code is stored with the study."))
+        return Section("code", title, note("No code is stored with the study."))
     rows = [
         (
             each["hash"],
@@ -305,22 +303,27 @@ def code_section(report: StudyReport) -> str:
         for each in code["versions"]
     ]
     listed = grid("The study's code", ("code", "since", "what changed", "trials wholly under it"), rows)
-    told = ""
+    told = Markup()
     if code["mixed_trials"]:
         told = note(f"Trials that ran under more than one code: {numbers(code['mixed_trials'])}.")
-    return section("code", title, listed + told)
+    return Section("code", title, listed + told)
 
 
-def config_section(report: StudyReport) -> str:
+def config_section(report: StudyReport) -> Section:
     """The study file as it was started with, defaults filled in."""
     text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
-    return section("config", "Study file", folded("The config with its defaults, as YAML", text))
+    return Section("config", "Study file", folded("The config with its defaults, as YAML", text))
 
 
-def several_figures(name: str, drawn: Iterable[tuple[str, go.Figure]], *, height: int = HEIGHT) -> str:
+def several_figures(name: str, drawn: Iterable[tuple[str, go.Figure]], *, height: int = HEIGHT) -> Markup:
     """A figure by metric; headed by it where there are several."""
-    made = [
+    return by_metric(
         (metric, figure(f"{name}-{place}", each, f"{name} of {metric}", height=height))
         for place, (metric, each) in enumerate(drawn)
-    ]
-    return "".join(part(metric, each) if len(made) > 1 else each for metric, each in made)
+    )
+
+
+def by_metric(made: Iterable[tuple[str, Markup]]) -> Markup:
+    """What is made for each metric, headed by it where there are several."""
+    listed = list(made)
+    return joined(part(metric, each) if len(listed) > 1 else each for metric, each in listed)
