@@ -23,7 +23,7 @@ import optuna
 
 from hpo.search.predicted_loss.curves import Array, EndedCurves
 from hpo.search.predicted_loss.promise import FITTED, Weights, score
-from trainer.prediction import Prediction, predict_final_loss
+from trainer.prediction.final_loss import Prediction, predict_final_loss
 
 # The others are factors of a length, searched on a logarithmic scale.
 _LINEAR = frozenset(

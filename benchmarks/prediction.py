@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
-from trainer.prediction import Prediction, predict_final_loss
+from trainer.prediction.final_loss import Prediction, predict_final_loss
 
 Array = NDArray[np.float64]
 CONTESTANTS = ("last value", "best so far", "prediction")

@@ -35,7 +35,7 @@ from optuna.pruners import MedianPruner
 
 from hpo.search.pruners import PredictedLossPruner
 from hpo.search.replay import Replay, Setting, replay, whole_curves
-from trainer.prediction import Prediction, predict_final_loss
+from trainer.prediction.final_loss import Prediction, predict_final_loss
 
 Array = NDArray[np.float64]
 

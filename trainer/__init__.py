@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from trainer.callback import Callback, register_global_callback
-    from trainer.checkpoint import newest_checkpoint
-    from trainer.data import BatchOptions
+    from trainer.checkpoint.manager import newest_checkpoint
+    from trainer.data.batches import BatchOptions
+    from trainer.metrics.whole_set import WholeSet
     from trainer.state import TrainState
     from trainer.trainer import Trainer
-    from trainer.whole_set import WholeSet
 
 __all__ = [
     "BatchOptions",
@@ -23,11 +23,11 @@ __all__ = [
 
 _HOMES = {
     "trainer.callback": ("Callback", "register_global_callback"),
-    "trainer.checkpoint": ("newest_checkpoint",),
-    "trainer.data": ("BatchOptions",),
+    "trainer.checkpoint.manager": ("newest_checkpoint",),
+    "trainer.data.batches": ("BatchOptions",),
     "trainer.state": ("TrainState",),
     "trainer.trainer": ("Trainer",),
-    "trainer.whole_set": ("WholeSet",),
+    "trainer.metrics.whole_set": ("WholeSet",),
 }
 
 

@@ -13,12 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from trainer.data.plan import Plan
 from trainer.events import LOG_PRIORITY
-from trainer.metric_objects import Metric
-from trainer.metrics import EpochMetrics
-from trainer.plan import Plan
-from trainer.precision import Precision
+from trainer.metrics.epoch import EpochMetrics
+from trainer.metrics.objects import Metric
 from trainer.state import TrainState
+from trainer.step.precision import Precision
 
 DEFAULT_PRIORITY = 50
 

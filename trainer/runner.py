@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from trainer.callback import DEFAULT_PRIORITY, Callback, FunctionCallback, Handle, TrainerView, global_callbacks
-from trainer.distributed import rank
+from trainer.distributed.ranks import rank
 from trainer.events import EVENT_ORDER, EVENTS, LOG_EVENTS, LOG_PRIORITY
 
 logger = logging.getLogger(__name__)

@@ -14,25 +14,25 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.callback import Callback, LogDispatch
-from trainer.compute import Compute
-from trainer.data import Batches, BatchOptions, close_batches, is_batched, make_batches
+from trainer.data.batches import Batches, BatchOptions, close_batches, is_batched, make_batches
+from trainer.data.plan import Plan
+from trainer.data.random_state import kept_rng, rng_state
+from trainer.data.stream import TrainStream
 from trainer.declared import UndeclaredState
-from trainer.direct import mark_stepped
-from trainer.fused import leave_fused
-from trainer.graph import GraphedCompute
-from trainer.metric_objects import Metric, check_metrics
-from trainer.metrics import EpochMetrics
-from trainer.modes import begin_training, kept_modes
-from trainer.parts import Parts, bare_model, choose_step
-from trainer.plan import Plan
-from trainer.precision import Kind, Precision
-from trainer.random_state import kept_rng, rng_state
+from trainer.lr_schedulers import check_interval
+from trainer.metrics.epoch import EpochMetrics
+from trainer.metrics.objects import Metric, check_metrics
 from trainer.recorded import MetricError, Metrics
 from trainer.runner import CallbackRunner, fire_isolated, name_of
-from trainer.schedulers import check_interval
 from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, VALIDATION, TrainState
-from trainer.step import Step
-from trainer.stream import TrainStream
+from trainer.step.compute import Compute
+from trainer.step.direct import mark_stepped
+from trainer.step.fused import leave_fused
+from trainer.step.graph import GraphedCompute
+from trainer.step.modes import begin_training, kept_modes
+from trainer.step.parts import Parts, bare_model, choose_step
+from trainer.step.precision import Kind, Precision
+from trainer.step.supervised import Step
 
 logger = logging.getLogger(__name__)
 
@@ -59,13 +59,13 @@ class Trainer:
             since the scheduler steps before callbacks record theirs at an epoch's end.
         callbacks: The user's callbacks.
         core_callbacks: Callbacks of whoever builds the trainer; before the user's at equal priority.
-        max_epochs: Passes over the training data, 10 where no length is given; see `trainer.plan.Plan` for this
-            and the next two.
+        max_epochs: Passes over the training data, 10 where no length is given; see `trainer.data.plan.Plan` for
+            this and the next two.
         max_steps: Optimizer steps; the run ends where the first limit is reached.
         validate_every: A number of steps or a fraction of a pass, in place of one validation a pass.
-        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``, see `trainer.precision.Precision`.
+        precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``, see `trainer.step.precision.Precision`.
         compile: Whether to run the model through torch.compile; a mapping is its arguments.
-        cuda_graph: Whether to record the step once and replay it for each batch, see `trainer.graph`.
+        cuda_graph: Whether to record the step once and replay it for each batch, see `trainer.step.graph`.
         batching: How data sets are batched.
         seed: Seed of data order and of every random number drawn while training.
         device: Where to train; None: the first CUDA device where there is one, else the CPU.
@@ -141,7 +141,7 @@ class Trainer:
         The global random generators and the modes of all modules are put back, and DataLoader workers ended.
 
         Args:
-            train: Training data, see `trainer.data.make_batches`.
+            train: Training data, see `trainer.data.batches.make_batches`.
             val: Validation data; without it no ``val_…`` metric is recorded.
 
         Returns:

@@ -9,7 +9,7 @@ from hpo.checks.findings import Finding, finding
 from hpo.config.paths import join_path
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver
-from trainer.metric_objects import METHODS, is_object
+from trainer.metrics.objects import METHODS, is_object
 
 #: Words in the names of metrics whose value for a set is no mean of their values for its batches.
 _OF_THE_SET: Final = frozenset(

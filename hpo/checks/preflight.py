@@ -42,10 +42,10 @@ from hpo.trial.builder import CALLBACKS, Builder, RunPlace
 from hpo.trial.forks import only_in
 from hpo.trial.resources import Slot
 from trainer import Trainer
-from trainer.checkpoint import CheckpointError, CheckpointManager, load_checkpoint, snapshot
-from trainer.data import Batches, is_batched, make_batches, pass_length
-from trainer.metric_objects import is_object
-from trainer.readable import readable
+from trainer.checkpoint.manager import CheckpointError, CheckpointManager, load_checkpoint, snapshot
+from trainer.checkpoint.readable import readable
+from trainer.data.batches import Batches, is_batched, make_batches, pass_length
+from trainer.metrics.objects import is_object
 from trainer.state import DIVERGED, best_epoch
 
 #: Callbacks that tell others about a run: a run that is only tried out concerns nobody.
@@ -271,7 +271,7 @@ class _First:
         self._limit = limit
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
-        """See `trainer.data.Batches.epoch`."""
+        """See `trainer.data.batches.Batches.epoch`."""
         return islice(self._batches.epoch(epoch, skip), self._limit)
 
     @property

@@ -32,10 +32,10 @@ from hpo.study.outcome import Outcome, failure_outcome
 from hpo.trial.builder import CALLBACKS, Builder, make_metric, make_scheduler
 from trainer import Callback, Trainer
 from trainer.callbacks import Checkpoint
-from trainer.checkpoint import CheckpointError, CheckpointWriteError
+from trainer.checkpoint.manager import CheckpointError, CheckpointWriteError
+from trainer.checkpoint.readable import readable
 from trainer.error_text import error_text
-from trainer.metric_objects import measured_alone, metric_at_work
-from trainer.readable import readable
+from trainer.metrics.objects import measured_alone, metric_at_work
 
 _SAVED: Final = ("model", "optimizer", "scheduler", "callbacks", "state")
 #: The trainer's files that look at data before the first batch.

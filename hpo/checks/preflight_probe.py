@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
-from trainer.data import tensors_in
-from trainer.metric_objects import Metric, is_object, measured_alone
+from trainer.data.batches import tensors_in
+from trainer.metrics.objects import Metric, is_object, measured_alone
 
 #: What the run was doing last, for whoever has to say where an error came from.
 START: Final = "start"

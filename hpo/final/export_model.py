@@ -21,9 +21,9 @@ from hpo.final.models import BestWeights, best_weights, model_with
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
 from trainer import BatchOptions
-from trainer.data import make_batches
+from trainer.data.batches import make_batches
 from trainer.files import replacing
-from trainer.step import SupervisedStep
+from trainer.step.supervised import SupervisedStep
 
 _CPU: Final = torch.device("cpu")
 _EXAMPLE: Final = 8  # samples; torch.export takes sizes of 0 and 1 for constants

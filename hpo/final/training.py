@@ -23,11 +23,11 @@ from hpo.study.status import trial_value
 from hpo.trial.builder import Builder, RunPlace, make_scheduler
 from hpo.trial.run_length import NO_PROGRESS, Progress
 from trainer import Trainer
-from trainer.checkpoint import find_checkpoint, list_checkpoints, newest_checkpoint
+from trainer.checkpoint.manager import find_checkpoint, list_checkpoints, newest_checkpoint
 from trainer.files import replacing
-from trainer.parts import bare_model
-from trainer.schedulers import needs_metric
+from trainer.lr_schedulers import needs_metric
 from trainer.state import best_epoch
+from trainer.step.parts import bare_model
 
 #: Entries of a parameter group that a scheduler moves; final training starts with them as configured.
 _SCHEDULED: Final = (

@@ -10,7 +10,7 @@ from optuna import Study, samplers
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from trainer.seeding import derive_seed
+from trainer.data.seeding import derive_seed
 
 _SAMPLER_STREAM: Final = 0x5A
 _AGAIN_STREAM: Final = 0xA6

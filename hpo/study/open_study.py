@@ -31,7 +31,7 @@ from hpo.study.folders import stop_note
 from hpo.study.initial_trials import begin, budget_of, check_beginning
 from hpo.study.note import write_note
 from hpo.study.ranking import study_directions
-from trainer.seeding import derive_seed
+from trainer.data.seeding import derive_seed
 
 CONFIG_ATTR: Final = "hpo:config"
 HASH_ATTR: Final = "hpo:config_hash"

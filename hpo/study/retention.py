@@ -28,7 +28,7 @@ from hpo.storage.outage import DatabaseError, first_line
 from hpo.study.folders import attempt_folders, is_attempt
 from hpo.study.outcome import BEST_ATTR, outcome_of
 from hpo.study.status import own_trials, ranked_trials
-from trainer.checkpoint import CheckpointError, CheckpointFile, list_checkpoints, load_checkpoint
+from trainer.checkpoint.manager import CheckpointError, CheckpointFile, list_checkpoints, load_checkpoint
 
 if TYPE_CHECKING:
     from hpo.study.open_study import OpenStudy

@@ -27,12 +27,12 @@ from hpo.study.open_study import study_seed
 from hpo.trial.run_length import NO_PROGRESS, Progress, plan_of, with_numbers
 from hpo.trial.trackers import Shown
 from trainer import BatchOptions, Callback, Trainer, callbacks
-from trainer.metric_objects import Metric
-from trainer.random_state import seed_all
-from trainer.schedulers import Warmup
+from trainer.data.random_state import seed_all
+from trainer.lr_schedulers import Warmup
+from trainer.metrics.objects import Metric
+from trainer.metrics.whole_set import MAX_BYTES, WholeSet
 from trainer.state import Mode
 from trainer.trainer import Interval
-from trainer.whole_set import MAX_BYTES, WholeSet
 
 #: Callbacks that a study file configures by name.
 CALLBACKS: Final[Mapping[str, type[Callback]]] = MappingProxyType(

@@ -53,7 +53,7 @@ from hpo.trial.pruner_callback import PrunerCallback
 from hpo.trial.stopping import StopRequest, Watch
 from trainer import Trainer
 from trainer.callbacks import LossPrediction
-from trainer.checkpoint import find_checkpoint, newest_checkpoint
+from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 from trainer.error_text import error_text, shortened, traceback_text
 from trainer.recorded import Metrics
 from trainer.state import DIVERGED, INTERRUPTED, TrainState, best_epoch

@@ -15,8 +15,8 @@ from hpo.config.targets import ARGS, TARGET
 from hpo.errors import InputError
 from trainer import BatchOptions
 from trainer.callbacks import BatchSizeSchedule, GradientAccumulation
-from trainer.data import make_batches, pass_length
-from trainer.plan import Plan
+from trainer.data.batches import make_batches, pass_length
+from trainer.data.plan import Plan
 from trainer.state import TrainState
 
 #: A configured callback: its class, and the arguments of the study file.

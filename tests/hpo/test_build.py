@@ -35,7 +35,7 @@ from trainer.callbacks import (
     TensorBoardLogging,
     WandbLogging,
 )
-from trainer.schedulers import Warmup
+from trainer.lr_schedulers import Warmup
 
 CPU = torch.device("cpu")
 OWN = """

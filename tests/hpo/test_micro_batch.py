@@ -14,7 +14,7 @@ from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.micro_batch import MicroBatches, cut, finer
 from tests.hpo.support import Studies
 from trainer import Trainer
-from trainer.checkpoint import newest_checkpoint
+from trainer.checkpoint.manager import newest_checkpoint
 
 OVERRIDES = (
     *("model.dropout=0.0", "loader.batch_size=24", "trainer.max_epochs=3"),

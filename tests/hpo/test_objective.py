@@ -25,7 +25,7 @@ from hpo.trial.run import RUN_ATTR, TrialReport, TrialRun
 from hpo.trial.stopping import StopRequest
 from tests.hpo.databases import server_of
 from tests.hpo.support import Studies
-from trainer.checkpoint import load_checkpoint
+from trainer.checkpoint.manager import load_checkpoint
 
 FAULTS = """
 import asyncio

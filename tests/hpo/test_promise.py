@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hpo.search.predicted_loss.curves import Population
 from hpo.search.predicted_loss.promise import promise
-from trainer.prediction import Prediction, predict_final_loss
+from trainer.prediction.final_loss import Prediction, predict_final_loss
 
 CURVE = np.array([1.0, 0.9, 0.82, 0.76])
 AMONG = Population(

@@ -25,7 +25,7 @@ from tests.hpo.support import Studies
 from tests.trainer.support import assert_same, interrupt_at, quick, through_file
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import GradientAccumulation
-from trainer.checkpoint import load_checkpoint
+from trainer.checkpoint.manager import load_checkpoint
 
 CPU = torch.device("cpu")
 ONE_CYCLE = (

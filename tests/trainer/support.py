@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from trainer import BatchOptions, Callback, Trainer
-from trainer.checkpoint import snapshot
+from trainer.checkpoint.manager import snapshot
 from trainer.events import EVENTS
 
 INTERRUPTED = "interrupted"

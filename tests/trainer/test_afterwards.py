@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from tests.trainer.support import At, assert_same, frozen, make_model, make_trainer, regression
 from trainer import BatchOptions, Trainer
 from trainer.callbacks import EMA, GradientAccumulation, LRFinder
-from trainer.plan import Plan
+from trainer.data.plan import Plan
 
 
 class BoomError(Exception):

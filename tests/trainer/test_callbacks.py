@@ -38,7 +38,7 @@ from trainer.callbacks import (
     OptimizerMode,
     OverfitDetection,
 )
-from trainer.checkpoint import load_checkpoint
+from trainer.checkpoint.manager import load_checkpoint
 
 
 class TestNaNDetection:

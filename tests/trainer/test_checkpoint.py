@@ -27,7 +27,7 @@ from tests.trainer.support import (
 )
 from trainer import Trainer
 from trainer.callbacks import Checkpoint, NaNDetection
-from trainer.checkpoint import (
+from trainer.checkpoint.manager import (
     CheckpointError,
     CheckpointManager,
     find_checkpoint,
@@ -36,8 +36,8 @@ from trainer.checkpoint import (
     newest_checkpoint,
     snapshot,
 )
-from trainer.plan import Plan
-from trainer.readable import UnreadableError
+from trainer.checkpoint.readable import UnreadableError
+from trainer.data.plan import Plan
 
 CONTENT = {"tensor": torch.arange(50.0), "number": 1.5, "nested": {"list": [1, "two", None]}}
 

@@ -21,7 +21,7 @@ from tests.trainer.support import (
 from tests.trainer.test_resume import Augmented, Run, resumed, uninterrupted
 from trainer import Trainer
 from trainer.callbacks import Checkpoint
-from trainer.checkpoint import (
+from trainer.checkpoint.manager import (
     CheckpointError,
     Progress,
     list_checkpoints,

@@ -22,7 +22,7 @@ from tests.trainer.support import At, assert_same, frozen, make_trainer, regress
 from tests.trainer.test_resume import Run, resumed, uninterrupted
 from trainer import Trainer
 from trainer.callbacks import Checkpoint
-from trainer.checkpoint import (
+from trainer.checkpoint.manager import (
     CheckpointManager,
     CheckpointWriteError,
     Progress,
@@ -231,7 +231,7 @@ class TestInTheBackground:
                 raise KeyboardInterrupt
             return concurrent.futures.wait(futures)
 
-        monkeypatch.setattr("trainer.writer.wait", wait)
+        monkeypatch.setattr("trainer.checkpoint.writer.wait", wait)
         with pytest.raises(KeyboardInterrupt):
             fit(in_background(tmp_path, every_n_epochs=100, monitor="missing"), max_epochs=1)
         assert on_disk(tmp_path) == [(1, 0)]
@@ -440,10 +440,10 @@ def killed_in_the_eighth_file(folder: Path) -> None:
 
 def train_until_half_written(root: str) -> None:
     """Run in a process of its own: hangs when half of the eighth checkpoint's bytes are written."""
-    import trainer.checkpoint
+    import trainer.checkpoint.manager
 
     torch.set_num_threads(1)
-    folder, original, begun = Path(root), trainer.checkpoint._save, []
+    folder, original, begun = Path(root), trainer.checkpoint.manager._save, []
 
     def save(checkpoint: Any, file: Any) -> None:
         begun.append(True)
@@ -457,7 +457,7 @@ def train_until_half_written(root: str) -> None:
         time.sleep(600)
         return None
 
-    trainer.checkpoint._save = save
+    trainer.checkpoint.manager._save = save
     RUN.fit(RUN.build(in_background(folder, every_n_steps=1)))
 
 

@@ -26,8 +26,8 @@ from tests.trainer.support import (
 )
 from trainer import Callback, Trainer
 from trainer import callbacks as shipped
+from trainer.data.plan import Plan
 from trainer.events import EVENTS
-from trainer.plan import Plan
 from trainer.runner import SAVED_IN, CallbackRunner, hook_of
 
 Make = Callable[[Path], Callback]

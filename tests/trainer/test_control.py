@@ -20,7 +20,7 @@ from tests.trainer.support import (
 )
 from trainer import Callback, TrainState
 from trainer.callbacks import EarlyStopping
-from trainer.plan import Plan
+from trainer.data.plan import Plan
 from trainer.state import SKIPPABLE
 
 BATCH_ACTIONS = sorted(SKIPPABLE - {"validation", "scheduler_step"})

@@ -12,8 +12,8 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset,
 
 from tests.trainer.support import assert_same, quick
 from trainer import BatchOptions
-from trainer.data import Batches, LoaderBatches, TensorBatches, batch_length, make_batches, to_device
-from trainer.random_state import seed_all
+from trainer.data.batches import Batches, LoaderBatches, TensorBatches, batch_length, make_batches, to_device
+from trainer.data.random_state import seed_all
 
 CPU = torch.device("cpu")
 
@@ -75,7 +75,7 @@ KINDS = ["tensors", "gathered", "map", "loader", "loader with a generator", "bat
 @pytest.fixture(autouse=True)
 def _small_copy_limit(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if "gathered" in request.node.name:
-        monkeypatch.setattr("trainer.data._COPY_LIMIT", 1)
+        monkeypatch.setattr("trainer.data.batches._COPY_LIMIT", 1)
 
 
 def epoch_of(batches: Batches, seed: int, epoch: int, skip: int = 0) -> list[int]:
@@ -128,7 +128,7 @@ class TestOptions:
 
 def test_gathered_batches_equal_the_copied_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     copied = [*training_batches("tensors", 23, 4).epoch(1)]
-    monkeypatch.setattr("trainer.data._COPY_LIMIT", 1)
+    monkeypatch.setattr("trainer.data.batches._COPY_LIMIT", 1)
     assert_same([*training_batches("tensors", 23, 4).epoch(1)], copied)
 
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from tests.trainer.support import Recorder, make_trainer, regression
 from trainer import Callback
 from trainer.callbacks import Checkpoint, EarlyStopping, default_callbacks
-from trainer.distributed import rank
+from trainer.distributed.ranks import rank
 from trainer.runner import CallbackRunner
 
 

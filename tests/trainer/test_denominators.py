@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from tests.trainer.support import one_batch, quick
 from trainer import BatchOptions, Trainer
-from trainer.denominators import denominator_of
+from trainer.metrics.denominators import denominator_of
 
 C = 3
 

@@ -17,8 +17,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.trainer.support import At, assert_same, frozen, make_model, make_trainer, regression
-from trainer import direct
-from trainer.direct import DirectStep, backward
+from trainer.step import direct
+from trainer.step.direct import DirectStep, backward
 
 
 class Counted(AdamW):

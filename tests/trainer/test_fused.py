@@ -17,8 +17,8 @@ from torch.utils.data import TensorDataset
 from tests.trainer.support import At, make_trainer, quick, regression, through_file
 from trainer import BatchOptions, Trainer
 from trainer.callbacks import GradientMonitor
-from trainer.fused import use_fused
-from trainer.plan import Plan
+from trainer.data.plan import Plan
+from trainer.step.fused import use_fused
 
 
 class Own(Adam):

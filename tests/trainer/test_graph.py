@@ -11,9 +11,9 @@ from torch import nn
 from tests.trainer.support import At, assert_same, frozen, make_trainer, regression
 from trainer import BatchOptions, Trainer, WholeSet
 from trainer.callbacks import EarlyStopping, GradientMonitor, default_callbacks
-from trainer.compute import Compute
-from trainer.graph import GraphedCompute, make_capturable
-from trainer.step import StepResult
+from trainer.step.compute import Compute
+from trainer.step.graph import GraphedCompute, make_capturable
+from trainer.step.supervised import StepResult
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 

@@ -19,7 +19,7 @@ from tests.trainer.support import (
     through_file,
 )
 from trainer import BatchOptions, Trainer, WholeSet
-from trainer.metric_objects import METHODS, MetricObjects
+from trainer.metrics.objects import METHODS, MetricObjects
 
 CPU = torch.device("cpu")
 

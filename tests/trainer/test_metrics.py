@@ -13,7 +13,7 @@ from torch.utils.data import TensorDataset
 from tests.trainer.support import make_trainer, quick, regression, through_file
 from trainer import BatchOptions, WholeSet
 from trainer.callbacks import GradientAccumulation
-from trainer.metrics import EpochMetrics
+from trainer.metrics.epoch import EpochMetrics
 
 CPU = torch.device("cpu")
 

@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import StepLR
 from tests.trainer.support import At, assert_same, frozen, make_model, make_trainer, regression, through_file
 from trainer import Callback, Trainer
 from trainer.callbacks import EMA, BestWeights, Checkpoint
-from trainer.checkpoint import newest_checkpoint
-from trainer.parts import bare_model
-from trainer.plan import Plan
+from trainer.checkpoint.manager import newest_checkpoint
+from trainer.data.plan import Plan
+from trainer.step.parts import bare_model
 
 
 class Wrapped(nn.DataParallel[nn.Module]):

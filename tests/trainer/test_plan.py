@@ -21,7 +21,7 @@ from tests.trainer.support import (
     through_file,
 )
 from trainer import Trainer
-from trainer.plan import Plan
+from trainer.data.plan import Plan
 from trainer.state import TrainState
 
 

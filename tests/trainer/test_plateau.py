@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from tests.trainer.support import make_trainer, regression
 from trainer import Trainer
-from trainer.schedulers import Warmup
+from trainer.lr_schedulers import Warmup
 from trainer.state import VALIDATION
 
 

@@ -20,7 +20,7 @@ from tests.trainer.support import (
 )
 from trainer import BatchOptions
 from trainer.callbacks import EMA, GradientAccumulation, GradientMonitor
-from trainer.precision import Precision
+from trainer.step.precision import Precision
 
 TYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 

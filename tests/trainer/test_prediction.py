@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.trainer.support import one_batch, quick, run_scripted, scripted_trainer
 from trainer.callbacks import LossPrediction
-from trainer.curve_families import FAMILIES, design
-from trainer.prediction import Prediction, predict_final_loss
+from trainer.prediction.curve_families import FAMILIES, design
+from trainer.prediction.final_loss import Prediction, predict_final_loss
 
 
 def decay(epochs: int, rate: float = 0.1, end: float = 0.2, start: float = 1.0) -> list[float]:

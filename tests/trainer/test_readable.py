@@ -23,8 +23,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from tests.trainer.support import assert_same, make_model, make_trainer, quick, regression, through_file
 from trainer import Callback
 from trainer.callbacks import Checkpoint
-from trainer.checkpoint import newest_checkpoint
-from trainer.readable import UnreadableError, readable
+from trainer.checkpoint.manager import newest_checkpoint
+from trainer.checkpoint.readable import UnreadableError, readable
 from trainer.recorded import Metrics
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from tests.trainer.support import At, make_trainer, regression, through_file
-from trainer.metrics import EpochMetrics
+from trainer.metrics.epoch import EpochMetrics
 from trainer.recorded import MetricError, Metrics, number
 
 REAL = {

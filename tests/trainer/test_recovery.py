@@ -32,9 +32,9 @@ from trainer.callbacks import (
     OptimizerMode,
     TimeLimit,
 )
-from trainer.checkpoint import list_checkpoints
+from trainer.checkpoint.manager import list_checkpoints
+from trainer.data.plan import Plan
 from trainer.declared import UndeclaredState
-from trainer.plan import Plan
 
 
 class BoomError(Exception):

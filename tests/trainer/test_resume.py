@@ -41,8 +41,8 @@ from trainer.callbacks import (
     OptimizerMode,
     OverfitDetection,
 )
-from trainer.checkpoint import newest_checkpoint
-from trainer.random_state import seed_all
+from trainer.checkpoint.manager import newest_checkpoint
+from trainer.data.random_state import seed_all
 
 EPOCHS, BATCHES = 3, 4
 SAMPLES = 4 * BATCHES - 1

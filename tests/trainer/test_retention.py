@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tests.trainer.support import one_batch, quick, run_scripted, scripted_trainer
 from trainer.callbacks import Checkpoint
-from trainer.checkpoint import Progress, list_checkpoints, load_checkpoint, newest_checkpoint
-from trainer.retention import best_epochs, retained
+from trainer.checkpoint.manager import Progress, list_checkpoints, load_checkpoint, newest_checkpoint
+from trainer.checkpoint.retention import best_epochs, retained
 from trainer.state import best_epoch
 
 #: Few different values, so that there are equals; some that no epoch can be best with.

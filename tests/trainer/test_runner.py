@@ -18,8 +18,8 @@ from trainer.callbacks import (
     OverfitDetection,
     default_callbacks,
 )
+from trainer.data.plan import Plan
 from trainer.events import EVENTS
-from trainer.plan import Plan
 from trainer.runner import CallbackRunner
 
 ORIGINS = ("core", "user", "global")

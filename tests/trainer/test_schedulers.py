@@ -33,7 +33,7 @@ from torch.optim.lr_scheduler import (
 from tests.trainer.support import assert_same, frozen, interrupt_at, make_model, make_trainer, quick, regression
 from tests.trainer.support import through_file as checkpoint_through_file
 from trainer import Trainer
-from trainer.schedulers import ExpHyperbolicLR, HyperbolicLR, Warmup, scale_rates, set_rate
+from trainer.lr_schedulers import ExpHyperbolicLR, HyperbolicLR, Warmup, scale_rates, set_rate
 
 Make = Callable[[Optimizer], Any]
 

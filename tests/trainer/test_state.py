@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from tests.trainer.support import At, make_trainer, quick, regression, through_file
 from trainer import TrainState
-from trainer.random_state import rng_state, seed_all, set_rng_state
-from trainer.seeding import derive_seed
+from trainer.data.random_state import rng_state, seed_all, set_rng_state
+from trainer.data.seeding import derive_seed
 from trainer.state import best_epoch, is_better
 
 

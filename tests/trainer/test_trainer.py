@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from tests.trainer.support import At, make_model, make_trainer, regression
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import default_callbacks
-from trainer.plan import Plan
+from trainer.data.plan import Plan
 
 
 def mae(outputs: Tensor, targets: Tensor) -> Tensor:

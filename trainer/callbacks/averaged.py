@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
-from trainer.parts import bare_model
+from trainer.step.parts import bare_model
 
 #: Takes (averages, weights, updates so far) and changes the averages in place, as in torch.optim.swa_utils.
 Update = Callable[[list[Tensor], list[Tensor], int], None]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trainer.callback import Callback, TrainerView
-from trainer.schedulers import scale_rates
+from trainer.lr_schedulers import scale_rates
 
 Scaling = Literal["none", "linear", "sqrt"]
 
@@ -17,7 +17,8 @@ class BatchSizeSchedule(Callback):
 
     At each change the learning rates of all groups are multiplied once, by the ratio of the sizes or its square
     root, together with everything from which the scheduler computes later ones
-    (`trainer.schedulers.scale_rates`). So they are the scheduler's, times the ratio to the first size or its root.
+    (`trainer.lr_schedulers.scale_rates`). So they are the scheduler's, times the ratio to the first size or its
+    root.
     Linear: Goyal et al., arXiv:1706.02677 (SGD). Square root: Malladi et al., arXiv:2205.10287 (Adam and its kin).
 
     A scheduler that goes with the step must be built for the number of steps that the sizes make. The data must

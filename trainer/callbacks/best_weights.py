@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from trainer.callback import Callback, TrainerView
-from trainer.checkpoint import snapshot
-from trainer.parts import bare_model
+from trainer.checkpoint.manager import snapshot
 from trainer.state import ERROR, INTERRUPTED, Mode, is_better
+from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.callback import Callback, TrainerView
-from trainer.checkpoint import (
+from trainer.checkpoint.manager import (
     CheckpointError,
     CheckpointFile,
     CheckpointManager,
@@ -20,10 +20,10 @@ from trainer.checkpoint import (
     snapshot,
     step_of,
 )
-from trainer.readable import readable
-from trainer.retention import best_epochs, retained
+from trainer.checkpoint.readable import readable
+from trainer.checkpoint.retention import best_epochs, retained
+from trainer.checkpoint.writer import CheckpointWriter, Save, Written
 from trainer.state import DIVERGED, ERROR, Mode, TrainState
-from trainer.writer import CheckpointWriter, Save, Written
 
 # What a write is taken to cost before there has been one.
 _FIRST_COST_S = 0.005

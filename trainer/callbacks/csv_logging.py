@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TextIO
 
-from trainer.history_file import HistoryFile, Record
+from trainer.callbacks.history_file import HistoryFile, Record
 
 
 class CSVLogging(HistoryFile):

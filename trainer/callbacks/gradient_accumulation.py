@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
 from trainer.state import OPTIMIZER_STEP, ZERO_GRAD
-from trainer.step import Weight
+from trainer.step.supervised import Weight
 
 
 class GradientAccumulation(Callback):

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import TextIO
 
+from trainer.callbacks.history_file import HistoryFile, Record
 from trainer.files import json_number
-from trainer.history_file import HistoryFile, Record
 
 
 class JSONLogging(HistoryFile):

@@ -3,7 +3,7 @@
 import math
 
 from trainer.callback import Callback, TrainerView
-from trainer.prediction import predict_final_loss
+from trainer.prediction.final_loss import predict_final_loss
 from trainer.state import Mode
 
 
@@ -12,7 +12,7 @@ class LossPrediction(Callback):
 
     Writes ``predicted_final_loss`` and its standard deviation ``predicted_final_loss_std`` in units of the loss
     and, where the prediction is positive, ``predicted_final_neg_log10``. An epoch that was not validated keeps its
-    place in time. See `trainer.prediction.predict_final_loss`.
+    place in time. See `trainer.prediction.final_loss.predict_final_loss`.
 
     Example::
 

@@ -9,8 +9,8 @@ import numpy as np
 from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
-from trainer.checkpoint import snapshot
-from trainer.schedulers import set_rate
+from trainer.checkpoint.manager import snapshot
+from trainer.lr_schedulers import set_rate
 from trainer.state import SCHEDULER_STEP, VALIDATION
 
 logger = logging.getLogger(__name__)

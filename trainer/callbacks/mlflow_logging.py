@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.history_file import epoch_record
 from trainer.callbacks.mirror import COMPLETE, Service, best_of, outcome_of
 from trainer.events import LOG_PRIORITY
-from trainer.history_file import epoch_record
 from trainer.state import INTERRUPTED, PRUNED, Mode
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from trainer.callback import Callback, TrainerView
-from trainer.distributed import rank
+from trainer.distributed.ranks import rank
 
 logger = logging.getLogger(__name__)
 

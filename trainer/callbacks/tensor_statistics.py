@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainer.callback import Callback, TrainerView
-from trainer.metrics import EpochMetrics, Reduce
+from trainer.metrics.epoch import EpochMetrics, Reduce
 
 #: What can be computed of a tensor, by name.
 STATISTICS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(

@@ -8,7 +8,7 @@ from time import perf_counter
 import torch
 
 from trainer.callback import Callback, TrainerView
-from trainer.data import batch_length
+from trainer.data.batches import batch_length
 
 
 class Throughput(Callback):

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.history_file import epoch_record
 from trainer.callbacks.mirror import Service, best_of, outcome_of
-from trainer.checkpoint import find_checkpoint
+from trainer.checkpoint.manager import find_checkpoint
 from trainer.events import LOG_PRIORITY
-from trainer.history_file import epoch_record
 from trainer.state import ERROR, INTERRUPTED, Mode, TrainState
 
 if TYPE_CHECKING:

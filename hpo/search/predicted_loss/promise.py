@@ -27,7 +27,7 @@ import numpy as np
 from scipy.special import expit, ndtri
 
 from hpo.search.predicted_loss.curves import USUAL_AGREEMENT, Array, Population, fall
-from trainer.prediction import Prediction
+from trainer.prediction.final_loss import Prediction
 
 _TINY = sys.float_info.min
 # A trial learns if it falls by a tenth of what the study's fastest (the ninth decile) do.

@@ -16,7 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.predicted_loss.curves import Array, EndedCurves
 from hpo.search.predicted_loss.promise import promise
-from trainer.prediction import Prediction, predict_final_loss
+from trainer.prediction.final_loss import Prediction, predict_final_loss
 
 if TYPE_CHECKING:
     import optuna

@@ -27,8 +27,8 @@ from trainer import Trainer
 from trainer.callbacks import Checkpoint
 from trainer.callbacks.batch_size_schedule import BatchSizeSchedule
 from trainer.callbacks.gradient_accumulation import GradientAccumulation
-from trainer.plan import Plan
-from trainer.schedulers import Warmup
+from trainer.data.plan import Plan
+from trainer.lr_schedulers import Warmup
 
 SAMPLES = 12
 SIZES = {0: 2, 1: 4, 3: 6}  # 6, 3, 3, 2 batches a pass

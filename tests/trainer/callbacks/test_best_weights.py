@@ -29,7 +29,7 @@ from trainer import Callback, Trainer
 from trainer.callbacks import Checkpoint, NaNDetection
 from trainer.callbacks.best_weights import BestWeights
 from trainer.callbacks.ema import EMA
-from trainer.checkpoint import newest_checkpoint, snapshot
+from trainer.checkpoint.manager import newest_checkpoint, snapshot
 from trainer.state import best_epoch
 
 EPOCHS, BATCHES = 4, 3

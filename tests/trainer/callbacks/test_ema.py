@@ -32,10 +32,10 @@ from trainer.callbacks.checkpoint import Checkpoint
 from trainer.callbacks.ema import EMA
 from trainer.callbacks.gradient_accumulation import GradientAccumulation
 from trainer.callbacks.weight_averaging import WeightAveraging
-from trainer.checkpoint import newest_checkpoint, snapshot
-from trainer.compute import Compute
-from trainer.graph import make_capturable
-from trainer.plan import Plan
+from trainer.checkpoint.manager import newest_checkpoint, snapshot
+from trainer.data.plan import Plan
+from trainer.step.compute import Compute
+from trainer.step.graph import make_capturable
 
 EPOCHS, BATCHES = 3, 3
 STEPS = EPOCHS * BATCHES

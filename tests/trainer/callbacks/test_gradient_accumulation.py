@@ -27,7 +27,7 @@ from trainer import BatchOptions, Trainer
 from trainer.callbacks import Checkpoint, GradientMonitor, OptimizerMode
 from trainer.callbacks.gradient_accumulation import GradientAccumulation
 from trainer.callbacks.gradient_clipping import GradientClipping
-from trainer.plan import Plan
+from trainer.data.plan import Plan
 
 
 def network() -> nn.Module:

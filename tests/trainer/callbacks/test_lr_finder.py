@@ -30,7 +30,7 @@ from trainer import BatchOptions, Trainer
 from trainer.callbacks import EarlyStopping, GradientMonitor, LossPrediction
 from trainer.callbacks.gradient_accumulation import GradientAccumulation
 from trainer.callbacks.lr_finder import LRFinder
-from trainer.random_state import rng_state, seed_all
+from trainer.data.random_state import rng_state, seed_all
 
 
 def scripted(losses: Any, finder: LRFinder, **options: Any) -> Trainer:

@@ -30,7 +30,7 @@ from trainer.callbacks.checkpoint import Checkpoint
 from trainer.callbacks.early_stopping import EarlyStopping
 from trainer.callbacks.nan_detection import NaNDetection
 from trainer.callbacks.notifier import Notifier
-from trainer.plan import Plan
+from trainer.data.plan import Plan
 
 SECRET = "/services/T000/SECRET?token=SECRET"
 

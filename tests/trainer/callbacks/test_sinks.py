@@ -32,7 +32,7 @@ from trainer.callbacks.console_logging import ConsoleLogging
 from trainer.callbacks.csv_logging import CSVLogging
 from trainer.callbacks.json_logging import JSONLogging
 from trainer.callbacks.wandb_logging import WandbLogging
-from trainer.plan import Plan
+from trainer.data.plan import Plan
 
 FILES: list[type[CSVLogging] | type[JSONLogging]] = [CSVLogging, JSONLogging]
 

@@ -28,8 +28,8 @@ from tests.trainer.test_graph import StandIn
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import stability_monitor
 from trainer.callbacks.stability_monitor import StabilityMonitor, spike_scores
-from trainer.compute import Compute
-from trainer.graph import make_capturable
+from trainer.step.compute import Compute
+from trainer.step.graph import make_capturable
 
 EPOCHS, BATCHES = 3, 5
 STEPS = EPOCHS * BATCHES

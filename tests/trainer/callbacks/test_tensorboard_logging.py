@@ -36,7 +36,7 @@ from tests.trainer.support import (
 )
 from trainer.callbacks.checkpoint import Checkpoint
 from trainer.callbacks.tensorboard_logging import TensorBoardLogging
-from trainer.plan import Plan
+from trainer.data.plan import Plan
 
 Series = dict[str, list[tuple[int, float]]]
 

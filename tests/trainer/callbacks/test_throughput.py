@@ -13,7 +13,7 @@ from tests.trainer.support import At, interrupt_at, make_trainer, quick, regress
 from trainer import Callback, Trainer
 from trainer.callbacks import throughput
 from trainer.callbacks.throughput import Throughput
-from trainer.plan import Plan
+from trainer.data.plan import Plan
 
 RATES = ("samples_per_second", "batches_per_second", "data_seconds_share")
 

@@ -14,7 +14,7 @@ from tests.trainer.support import At, interrupt_at, make_trainer, quick, regress
 from trainer import Callback, Trainer
 from trainer.callbacks import time_limit
 from trainer.callbacks.time_limit import TIME_LIMIT, TimeLimit
-from trainer.plan import Plan
+from trainer.data.plan import Plan
 
 
 class Clock:

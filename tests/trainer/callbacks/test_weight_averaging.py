@@ -23,8 +23,8 @@ from tests.trainer.support import (
 )
 from trainer import Callback, Trainer
 from trainer.callbacks.weight_averaging import WeightAveraging
-from trainer.checkpoint import snapshot
-from trainer.plan import Plan
+from trainer.checkpoint.manager import snapshot
+from trainer.data.plan import Plan
 
 EPOCHS, BATCHES = 4, 3
 STEPS = EPOCHS * BATCHES

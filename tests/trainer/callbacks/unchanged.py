@@ -8,7 +8,7 @@ import pytest
 
 from tests.trainer.support import At, assert_same, frozen, interrupt_at, make_trainer, regression, through_file
 from trainer import Callback, Trainer
-from trainer.plan import Plan
+from trainer.data.plan import Plan
 
 EPOCHS = 2
 STEPS = 3 * EPOCHS  # 12 samples in batches of 4

@@ -8,8 +8,8 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from trainer.data import batch_length
-from trainer.denominators import denominator_of
+from trainer.data.batches import batch_length
+from trainer.metrics.denominators import denominator_of
 
 Weight = Tensor | float | None
 
@@ -43,7 +43,7 @@ class SupervisedStep:
 
     Args:
         loss: Takes (outputs, targets), returns a scalar: the mean over the batch. What torch's own losses divide
-            by is known (`trainer.denominators`); another one counts as a mean over samples.
+            by is known (`trainer.metrics.denominators`); another one counts as a mean over samples.
     """
 
     def __init__(self, loss: Callable[[Any, Any], Tensor]) -> None:

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainer.fused import use_fused
-from trainer.step import Step, SupervisedStep
+from trainer.step.fused import use_fused
+from trainer.step.supervised import Step, SupervisedStep
 
 
 def choose_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) -> Step:

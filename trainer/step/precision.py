@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from trainer.direct import mark_stepped
+from trainer.step.direct import mark_stepped
 
 Kind = Literal["fp32", "bf16", "fp16"]
 

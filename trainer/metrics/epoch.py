@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trainer.metric_objects import Metric, MetricObjects, is_object
+from trainer.metrics.objects import Metric, MetricObjects, is_object
 from trainer.recorded import MetricError, number
 
 logger = logging.getLogger(__name__)

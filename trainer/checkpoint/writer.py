@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint import CheckpointManager, Progress
+from trainer.checkpoint.manager import CheckpointManager, Progress
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from typing import Any, Protocol, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from trainer.data import map_tensors
-from trainer.readable import UnreadableError, readable
+from trainer.checkpoint.readable import UnreadableError, readable
+from trainer.data.batches import map_tensors
+from trainer.metrics.whole_set import WholeSet
 from trainer.recorded import number
-from trainer.whole_set import WholeSet
 
 _PLAIN = (bool, int, float, str, type(None))
 _STRUCTURES = (tuple, list, dict)

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trainer.data import map_tensors, tensors_in
+from trainer.data.batches import map_tensors, tensors_in
 
 #: Bytes of outputs and targets that one metric may keep of one set.
 MAX_BYTES: Final = 2**30

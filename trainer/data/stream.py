@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from trainer.data import Batches, close_batches, pass_length
-from trainer.random_state import seed_all, set_rng_state
-from trainer.seeding import derive_seed
+from trainer.data.batches import Batches, close_batches, pass_length
+from trainer.data.random_state import seed_all, set_rng_state
+from trainer.data.seeding import derive_seed
 from trainer.state import TrainState
 
 # Keeps the random streams of epochs that begin inside a pass apart from those of passes.

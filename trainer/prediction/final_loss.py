@@ -9,7 +9,7 @@ from typing import Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from trainer.curve_families import FAMILIES, Array, Design, design
+from trainer.prediction.curve_families import FAMILIES, Array, Design, design
 
 #: Most epochs that are fitted; of a longer history, evenly spread ones.
 _MOST_POINTS: Final = 64
@@ -77,10 +77,11 @@ def predict_final_loss(
 ) -> Prediction | None:
     """Extrapolate a learning curve to its last epoch.
 
-    Decaying shapes of several families, each with a random walk and noise around it (`trainer.curve_families`),
-    are averaged by how well they explain the curve: Bayesian model averaging (Hoeting, Madigan, Raftery &
-    Volinsky 1999, Statistical Science 14) of conjugate normal and inverse-gamma models, in closed form. A constant
-    level with such a walk is among them, so a fit must earn its weight; and what is predicted passes four gates:
+    Decaying shapes of several families, each with a random walk and noise around it
+    (`trainer.prediction.curve_families`), are averaged by how well they explain the curve: Bayesian model
+    averaging (Hoeting, Madigan, Raftery & Volinsky 1999, Statistical Science 14) of conjugate normal and
+    inverse-gamma models, in closed form. A constant level with such a walk is among them, so a fit must earn its
+    weight; and what is predicted passes four gates:
 
     - A loss is not predicted to rise.
     - One that has come down to something better than its last value goes some of the way back to it.

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-from trainer.parts import bare_model
+from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)
 

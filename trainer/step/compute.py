@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from trainer import direct
 from trainer.callback import Callback, TrainerView
-from trainer.data import batch_length
-from trainer.fused import check_gradients
-from trainer.parts import is_compiled
-from trainer.precision import Precision
-from trainer.schedulers import needs_metric
+from trainer.data.batches import batch_length
+from trainer.lr_schedulers import needs_metric
 from trainer.state import BACKWARD, DIVERGED, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
-from trainer.step import Step, StepResult, split_output
+from trainer.step import direct
+from trainer.step.fused import check_gradients
+from trainer.step.parts import is_compiled
+from trainer.step.precision import Precision
+from trainer.step.supervised import Step, StepResult, split_output
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from typing import IO, Any
 import torch
 from torch import Tensor
 
-from trainer.readable import readable
+from trainer.checkpoint.readable import readable
 
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 

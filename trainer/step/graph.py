@@ -10,10 +10,10 @@ from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from trainer.callback import Callback
-from trainer.compute import Compute
-from trainer.data import map_tensors, tensors_in
+from trainer.data.batches import map_tensors, tensors_in
 from trainer.runner import hook_of
-from trainer.step import StepResult
+from trainer.step.compute import Compute
+from trainer.step.supervised import StepResult
 
 #: What the graph does in one go, in the order of its events.
 _INSIDE: Final = tuple(

@@ -1,0 +1,1 @@
+"""What goes into training: batches, passes over them, lengths, seeds and random states."""

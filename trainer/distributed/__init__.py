@@ -1,0 +1,1 @@
+"""Runs of several processes: which of them this one is."""
