@@ -29,6 +29,7 @@ from timing import interleaved, print_table
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.trial.pruner_callback import PrunerCallback
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import (
@@ -82,7 +83,7 @@ def nine(folder: Path, epochs: int) -> list[Callback]:
         LossPrediction("train_loss"),
         OverfitDetection(),
         CSVLogging(folder / "metrics.csv"),
-        PrunerCallback(study.ask(), "train_loss"),
+        PrunerCallback(study.ask(), "train_loss", PrunerScheduler()),
         EarlyStopping("train_loss", patience=epochs),
         Checkpoint(folder, monitor="train_loss"),
     ]

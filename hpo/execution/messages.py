@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final, Protocol
 
 from hpo.config.spec import StudySpec
+from hpo.search.schedulers.scheduler import Scheduler
 from hpo.storage.recovery import Verdict
 from hpo.trial.resources import Slot
 from hpo.trial.run import TrialReport
@@ -25,12 +26,14 @@ class WorkerOrder:
         label: The worker's name in the ledger and in logs.
         slot: Its device and threads.
         log: File for what it prints outside of trials.
+        scheduler: Decides what its trials do, and which it takes.
     """
 
     spec: StudySpec
     label: str
     slot: Slot
     log: Path
+    scheduler: Scheduler
 
 
 @dataclass(frozen=True)

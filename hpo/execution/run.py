@@ -7,6 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from hpo.checks.findings import Finding
     from hpo.execution.messages import Message, Notice, Tick
     from hpo.execution.supervisor import Ending, Supervisor
+    from hpo.search.schedulers.scheduler import Scheduler
     from hpo.storage.recovery import Settled
     from hpo.study.open_study import OpenStudy
     from hpo.trial.resources import Slot
@@ -45,6 +47,7 @@ def run_study(
     warn: Callable[[Finding], None],
     *,
     accept_code_change: bool = False,
+    scheduler: Scheduler | None = None,
 ) -> Ending:
     """Bring a study's trials to their end, with workers on this machine.
 
@@ -53,6 +56,7 @@ def run_study(
         listen: Called once, with the study when it is open.
         warn: Called with what the checks find that stops nothing.
         accept_code_change: Continue a study whose code has changed since it was started.
+        scheduler: Decides which trials run, and for how long; None: the study's pruner does.
 
     Returns:
         Why it ended.
@@ -81,6 +85,8 @@ def run_study(
     slots = study_slots(spec)
     with _quiet_optuna():
         opened = start_study(spec, accept_code_change=accept_code_change)
+        if scheduler is not None:
+            opened = replace(opened, scheduler=scheduler)
         try:
             make_output_folder(spec)
             listener = listen(opened)

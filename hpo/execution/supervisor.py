@@ -126,7 +126,7 @@ class Supervisor:
     def _start(self, label: str, slot: Slot) -> None:
         ours, theirs = self._context.Pipe()
         log = self._opened.spec.output_dir / "logs" / f"{socket.gethostname()}-{label}.log"
-        order = WorkerOrder(self._opened.spec, label, slot, log)
+        order = WorkerOrder(self._opened.spec, label, slot, log, self._opened.scheduler)
         pulse = self._context.RawArray("d", PULSE_LENGTH)
         # Not a daemon: those may not have DataLoader workers.
         process = self._context.Process(target=work, args=(order, theirs, pulse), name=label, daemon=False)

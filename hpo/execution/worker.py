@@ -15,6 +15,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
+from dataclasses import replace
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -104,7 +105,7 @@ class _Worker:
         self._leaving = False
         # Of this process, which takes no trial; the processes that do put themselves in its place.
         owner = Owner.current(worker=order.label, device=order.slot.label)
-        self._opened = load_study(order.spec, owner)
+        self._opened = replace(load_study(order.spec, owner), scheduler=order.scheduler)
         builder, self._forkable = warm_up(order.spec)
         self._trial = TrialProcess(order, self._opened, builder, channel, channel, pulse)
 

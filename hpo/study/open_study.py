@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import optuna
@@ -19,6 +19,8 @@ from hpo.errors import InputError, OtherCodeError, StudyError
 from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
 from hpo.search.pruners import make_pruner
 from hpo.search.samplers import ExhaustiveSampler, make_sampler
+from hpo.search.schedulers.pruner import PrunerScheduler
+from hpo.search.schedulers.scheduler import Scheduler
 from hpo.storage import ledger
 from hpo.storage.budget import BUDGET_ATTR, claimable, count_trials
 from hpo.storage.cache import StudyCache
@@ -51,6 +53,7 @@ class OpenStudy:
         storage: The storage; fenced where this process owns trials.
         study: Optuna's study on that storage.
         notes: What a person should know of its beginning, a line each.
+        scheduler: Decides which trials run, and for how long.
     """
 
     spec: StudySpec
@@ -58,6 +61,7 @@ class OpenStudy:
     storage: StudyStorage
     study: optuna.Study
     notes: Sequence[str] = ()
+    scheduler: Scheduler = field(default_factory=PrunerScheduler)
 
     @property
     def study_id(self) -> int:

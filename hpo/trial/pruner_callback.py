@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import optuna
 
+from hpo.search.schedulers.scheduler import Scheduler
 from hpo.storage.outage import DatabaseError
 from hpo.trial.reports import PRUNED_ATTR, LateReports, Reports
 from trainer.callback import Callback, TrainerView
@@ -14,7 +15,7 @@ from trainer.state import DIVERGED, INTERRUPTED, PRUNED
 
 
 class PrunerCallback(Callback):
-    """Reports the metric of each epoch to the trial, then ends it where the pruner says so.
+    """Reports the metric of each epoch to the trial, then ends it where the scheduler says so.
 
     On resume the storage is brought to the checkpoint's history: what it lacks is sent, what differs is
     rewritten. A step that the storage already held below its last one was asked about then, and is not again;
@@ -24,6 +25,7 @@ class PrunerCallback(Callback):
     Args:
         trial: The running trial.
         metric: The metric to report, at step = number of finished epochs.
+        scheduler: The study's; it is asked after each epoch.
         background: Report beside the training. A decision is then acted on one epoch late, or at the run's end.
         leave: Called where the database fails for good: the run then ends with this epoch and its checkpoint.
             None: the error is raised.
@@ -39,6 +41,7 @@ class PrunerCallback(Callback):
         self,
         trial: optuna.Trial,
         metric: str,
+        scheduler: Scheduler,
         *,
         background: bool = False,
         leave: Callable[[], None] | None = None,
@@ -46,7 +49,7 @@ class PrunerCallback(Callback):
         self.trial = trial
         self.metric = metric
         self.reads = (metric,)
-        self._reports = LateReports(trial) if background else Reports(trial)
+        self._reports = (LateReports if background else Reports)(trial, scheduler)
         self._leave = leave
         self._asked = 0
         self._decided: int | None = None

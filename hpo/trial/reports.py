@@ -1,7 +1,7 @@
-"""What a trial tells its storage while it trains: a value after each epoch, and whether to prune.
+"""What a trial stores while it trains: a value after each epoch, and what the scheduler decides about it.
 
 `Reports` does so while the training waits, `LateReports` beside it. Both keep the same order: a value is stored
-before the pruner is asked about it, and a decision to prune before it is acted on.
+before the scheduler is asked about it, and a decision before it is acted on.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 import optuna
-from optuna.pruners import NopPruner
+
+from hpo.search.schedulers.scheduler import Decision, Scheduler
 
 PRUNED_ATTR: Final = "hpo:pruned_at"
 
 
 class Reports:
-    """Stores a trial's values, and asks its pruner.
+    """Stores a trial's values, and asks the scheduler.
 
     Args:
         trial: The running trial.
+        scheduler: The study's.
     """
 
-    def __init__(self, trial: optuna.Trial) -> None:
+    def __init__(self, trial: optuna.Trial, scheduler: Scheduler) -> None:
         self._trial = trial
+        self._scheduler = scheduler
 
     def store(self, step: int, value: float) -> None:
         """Store a step's value, in place of an earlier one."""
@@ -36,7 +39,7 @@ class Reports:
     def send(self, step: int, value: float, *, ask: bool) -> bool:
         """Store a step's value and ask about it; whether the trial is to be pruned now."""
         self.store(step, value)
-        if not ask or isinstance(self._trial.study.pruner, NopPruner) or not self._trial.should_prune():
+        if not ask or self._scheduler.decide(self._trial, step) is not Decision.STOP:
             return False
         self._trial.set_user_attr(PRUNED_ATTR, step)
         return True
@@ -57,10 +60,11 @@ class LateReports(Reports):
 
     Args:
         trial: The running trial; nobody else reports to it.
+        scheduler: The study's.
     """
 
-    def __init__(self, trial: optuna.Trial) -> None:
-        super().__init__(trial)
+    def __init__(self, trial: optuna.Trial, scheduler: Scheduler) -> None:
+        super().__init__(trial, scheduler)
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: Future[bool] | None = None
 

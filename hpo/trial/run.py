@@ -274,6 +274,7 @@ class TrialRun:
             PrunerCallback(
                 self.trial,
                 spec.study.metric,
+                self.opened.scheduler,
                 background=spec.run.background_reports,
                 leave=self.request.leave,
             ),

@@ -59,7 +59,7 @@ def make_trainer(
         torch.optim.SGD(model.parameters()),
         step=step,
         callbacks=[NaNDetection(), CSVLogging(view.spec.output_dir / "metrics.csv")],
-        core_callbacks=[PrunerCallback(trial, "val_loss", background=background)],
+        core_callbacks=[PrunerCallback(trial, "val_loss", view.scheduler, background=background)],
         max_epochs=len(losses),
         device="cpu",
     )
