@@ -284,6 +284,8 @@ class Builder:
         """
         try:
             return CALLBACKS[name](**self._completed(name, arguments, place, config))
+        except ImportError as error:
+            raise self.spec.error(str(error), path=f"callbacks.{name}") from error
         except (TypeError, ValueError) as error:
             fix = f"it takes {', '.join(inspect.signature(offered_callbacks()[name]).parameters) or 'no argument'}"
             raise self.spec.error(str(error), path=f"callbacks.{name}", fix=fix) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -310,7 +311,7 @@ NEEDED = {  # the others are named with none
     "gradient_accumulation": "{batches: 2}",
     "batch_size_schedule": "{sizes: {'0': 8, '1': 16}}",
     "time_limit": "{seconds: 60}",
-    "notifier": "{url: 'http://127.0.0.1:9/', retries: 0}",
+    "notifier": "{url: 'json://127.0.0.1:9/', retries: 0}",
 }
 
 
@@ -357,6 +358,14 @@ def test_arguments_that_a_callback_refuses_are_known_before_anything_runs(
     with pytest.raises(InputError) as caught:
         check_callbacks(studies.spec(f"callbacks.{written}"))
     assert problem in str(caught.value)
+
+
+def test_a_package_that_a_callback_needs_and_is_missing_is_named_before_anything_runs(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    with pytest.raises(InputError, match=r"callbacks\.notifier: .*pip install 'hpo-service\[notify\]'"):
+        check_callbacks(studies.spec("callbacks.notifier={url: 'jsons://host'}"))
 
 
 @pytest.mark.parametrize("metric", ["grad_norm/0.weight", "parameters"])

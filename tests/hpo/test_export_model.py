@@ -199,7 +199,7 @@ def test_the_command(view: OpenStudy, tmp_path: Path) -> None:
 
 def test_a_password_stays_out_of_the_card(view: OpenStudy, tmp_path: Path) -> None:
     # The override is a parameter of nothing that matters here; it stands in the command line all the same.
-    secret = "callbacks.notifier={url: 'https://me:secret@example.org/'}"
+    secret = "callbacks.notifier={url: 'jsons://me:secret@example.org/'}"
     hpo("best", view.spec.path, secret, "--export", tmp_path / "a.pt")
     assert "secret" not in (tmp_path / "a.pt.md").read_text()
 

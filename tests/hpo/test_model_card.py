@@ -20,7 +20,7 @@ from tests.hpo.finished import finished_study
 
 @pytest.fixture(scope="module")
 def view(tmp_path_factory: pytest.TempPathFactory, ready_sqlite_file: Path) -> Iterator[OpenStudy]:
-    overrides = ("callbacks.notifier={url: 'https://example.org/hook'}", "callbacks.early_stopping={patience: 9}")
+    overrides = ("callbacks.notifier={url: 'jsons://example.org/hook'}", "callbacks.early_stopping={patience: 9}")
     with finished_study(tmp_path_factory.mktemp("a study's"), ready_sqlite_file, *overrides, n_trials=2) as opened:
         yield opened
 

@@ -321,7 +321,7 @@ def test_the_largest_config_is_made_of_sizes_that_go_together(file: Path) -> Non
 
 def test_callbacks_that_tell_others_stay_silent(file: Path) -> None:
     outward = (
-        "callbacks={notifier: {url: 'http://127.0.0.1:9/'}, wandb: {project: none}, console: {every_n_epochs: 1}}"
+        "callbacks={notifier: {url: 'json://127.0.0.1:9/'}, wandb: {project: none}, console: {every_n_epochs: 1}}"
     )
     assert tried(file, outward).warnings == []
     assert not any("wandb" in path.name for path in file.parent.iterdir())

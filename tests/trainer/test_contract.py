@@ -64,7 +64,7 @@ ALL: dict[str, tuple[Make, int]] = {
     "BestWeights": (lambda folder: shipped.BestWeights(), 94),
     "Checkpoint": (lambda folder: shipped.Checkpoint(folder / "checkpoints", max_overhead=1), 95),
     # Nobody listens at this port of the own machine: a notification that fails ends nothing.
-    "Notifier": (lambda folder: shipped.Notifier("http://127.0.0.1:9/", retries=0), 99),
+    "Notifier": (lambda folder: shipped.Notifier("json://127.0.0.1:9/", retries=0), 99),
 }
 #: Those that follow a metric of the validation.
 NEED_VALIDATION = {"EarlyStopping", "BestWeights"}

@@ -1,77 +1,69 @@
-"""Notifier: a message to a webhook when training ends."""
+"""Notifier: a message when training ends, by any service that apprise knows."""
 
 from __future__ import annotations
 
-import email.utils
-import http.client
-import json
 import logging
 import math
 import os
 import socket
-import time
-import urllib.error
-import urllib.parse
-import urllib.request
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from time import sleep
-from typing import Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trainer.callback import Callback, TrainerView
 from trainer.error_text import error_text
-from trainer.files import json_number
 from trainer.state import DIVERGED, PRUNED, Mode, best_epoch
+
+if TYPE_CHECKING:
+    from apprise import Apprise
 
 logger = logging.getLogger(__name__)
 
-_FROM_ENVIRONMENT: Final = "env:"
-EVENTS: Final = ("fit_end", "exception", "diverged")
+Event = Literal["fit_end", "exception", "diverged"]
 
-_TOO_MANY_REQUESTS = 429
-_SERVER_ERROR = 500
-_LONGEST_WAIT_S = 60.0
+_FROM_ENVIRONMENT: Final = "env:"
+_ENDINGS: Final[Mapping[Event, str]] = {"fit_end": "ended", "exception": "failed", "diverged": "diverged"}
 _LONGEST_ERROR = 1000
+#: Seconds between two attempts.
+_WAIT_S = 2.0
 
 
 class Notifier(Callback):
-    """Tells a webhook that training has ended: what happened, where, after how many epochs, with which metrics.
+    """Sends a message when training has ended: what happened, where, after how many epochs, with which metrics.
 
-    ``"json"`` posts an object with ``event``, ``run``, ``host``, ``epoch``, ``max_epochs``, ``reason`` (why the
-    run ended, null after all its epochs), ``error`` (type and text of the exception, or null), ``metrics`` (of
-    the latest epoch), ``best`` (``epoch`` and ``metrics`` of the best one, or null) and ``message``. Numbers that
-    are not finite are ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``. ``"slack"`` posts the same as text in the
-    form of Slack's incoming webhooks, ``{"text": …}`` (https://docs.slack.dev/messaging/sending-messages-using-incoming-webhooks).
+    The package apprise sends it (``pip install 'hpo-service[notify]'``), to any service that it knows: ``url`` is
+    an address in its notation (https://appriseit.com/services/), such as ``slack://…``, ``discord://…``,
+    ``mailto://…``, a Slack webhook's ``https://hooks.slack.com/…``, or ``json://host/path`` and
+    ``jsons://host/path``, which post ``title``, ``message`` and ``type`` (``success``, ``warning`` or
+    ``failure``) as JSON to a webhook of your own.
 
-    It is sent once, last in ``on_fit_end``, when checkpoints are on the disk. A connection that fails, status 429
-    and 5xx are tried again, after 1, 2, 4, … seconds or what ``Retry-After`` says (up to 60). Any other status
-    is final, redirects included: they would lose the message, or send it elsewhere. A notification that fails
-    is a warning and never ends the training; with the defaults it has failed within about a minute, unless the
-    server asks for longer waits.
+    It is sent once, last in ``on_fit_end``, when checkpoints are on the disk. An attempt that fails is repeated
+    after 2 seconds; redirects are not followed, because they would send the message elsewhere. A message that can
+    not be sent is a warning and never ends the training.
 
-    The URL is a secret: it appears in no warning, error or ``repr``. In a study file, whose values are saved with
-    each trial, name the environment variable that holds it.
+    The address is a secret: it appears in no log (apprise's own is switched off), warning, error or ``repr``. In a
+    study file, whose values are saved with each trial, name the environment variable that holds it.
 
     Args:
-        url: The webhook, ``http`` or ``https``; or ``"env:NAME"``: what that environment variable holds.
-        format: ``"json"`` or ``"slack"``.
+        url: The address; or ``"env:NAME"``: what that environment variable holds.
         on: What to tell: ``"fit_end"`` (the run ended by itself, was stopped or pruned), ``"exception"``
             (training raised), ``"diverged"`` (it ended as diverged, which ``"fit_end"`` covers too).
-        timeout_s: Seconds that connecting, and each answer, may take.
+        timeout_s: Seconds that sending may take, all attempts together.
         retries: Further attempts.
-        message: Text sent along, such as a link; in Slack's markup, so that it can mention somebody.
+        message: Text sent along, such as a link.
         name: Name of the run.
         monitor: The metric that says which epoch is best.
         mode: ``"min"`` or ``"max"``.
 
     Raises:
-        ValueError: An argument is out of range; the message does not show the URL.
+        ImportError: apprise is not installed.
+        ValueError: An argument is out of range; the message does not show the address.
 
     Example::
 
-        Trainer(model, optimizer, loss, callbacks=[Notifier("env:WEBHOOK", "slack", name="digits")])
+        Trainer(model, optimizer, loss, callbacks=[Notifier("env:NOTIFY", name="digits")])
 
-        callbacks: {notifier: {url: "env:WEBHOOK", format: slack}}  # in a study file
+        callbacks: {notifier: {url: "env:NOTIFY"}}  # in a study file
     """
 
     priority = 99
@@ -81,9 +73,8 @@ class Notifier(Callback):
     def __init__(
         self,
         url: str,
-        format: Literal["json", "slack"] = "json",  # noqa: A002 - what it is called everywhere
         on: Sequence[str] = ("fit_end", "exception"),
-        timeout_s: float = 5.0,
+        timeout_s: float = 60.0,
         retries: int = 3,
         message: str | None = None,
         *,
@@ -91,18 +82,13 @@ class Notifier(Callback):
         monitor: str = "val_loss",
         mode: Mode = "min",
     ) -> None:
-        address = _address(url)
-        _check_url(address)
-        if format not in {"json", "slack"}:
-            raise ValueError(f"format is {format!r}: give 'json' or 'slack'")
-        if isinstance(on, str) or not on or not set(on) <= set(EVENTS):
-            raise ValueError(f"on is {on!r}: give a list of {', '.join(EVENTS)}")
+        if isinstance(on, str) or not on or not set(on) <= set(_ENDINGS):
+            raise ValueError(f"on is {on!r}: give a list of {', '.join(_ENDINGS)}")
         if not (math.isfinite(timeout_s) and timeout_s > 0) or retries < 0:
             raise ValueError(f"timeout_s is {timeout_s}, retries is {retries}: give above 0, and at least 0")
         if mode not in {"min", "max"}:
             raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
-        self._url = address
-        self.format = format
+        self._sender = _sender(_address(url), retries)
         self.on = tuple(on)
         self.timeout_s = timeout_s
         self.retries = retries
@@ -126,69 +112,46 @@ class Notifier(Callback):
         event = self._event(trainer)
         if event not in self.on and not (event == DIVERGED and "fit_end" in self.on):
             return
-        report = self._report(trainer, event)
-        content = {"text": _text(report)} if self.format == "slack" else report
-        failure = self._send(json.dumps(content, allow_nan=False).encode())
-        if failure is not None:
-            logger.warning("the webhook was not told of %s: %s", event, failure)
+        failure = self._send(event, *self._text(trainer, event))
+        if failure:
+            logger.warning("no message could be sent of %s: %s", event, failure)
 
-    def _event(self, trainer: TrainerView) -> str:
+    def _event(self, trainer: TrainerView) -> Event:
         if self._error is not None:
             return "exception"
-        return DIVERGED if trainer.state.stop_reason == DIVERGED else "fit_end"
+        return "diverged" if trainer.state.stop_reason == DIVERGED else "fit_end"
 
-    def _report(self, trainer: TrainerView, event: str) -> dict[str, Any]:
+    def _text(self, trainer: TrainerView, event: Event) -> tuple[str, str]:
+        """The message's title and body."""
         state = trainer.state
+        title = (
+            f"{self.run_name or 'training'} on {socket.gethostname()} {_ENDINGS[event]} after epoch "
+            f"{state.epoch} of {state.max_epochs}"
+        )
         best = best_epoch(state.history, self.monitor, self.mode)
-        return {
-            "event": event,
-            "run": self.run_name,
-            "host": socket.gethostname(),
-            "epoch": state.epoch,
-            "max_epochs": state.max_epochs,
-            "reason": state.stop_reason,
-            "error": self._error,
-            "metrics": _numbers(state.metrics),
-            "best": None if best is None else {"epoch": best, "metrics": _numbers(state.history[best - 1])},
-            "message": self.message,
-        }
+        lines = (
+            self._error or ("" if event == "diverged" else state.stop_reason),
+            state.metrics and f"last: {_listed(state.metrics)}",
+            best and f"best (epoch {best}): {_listed(state.history[best - 1])}",
+            self.message,
+        )
+        return title, "\n".join(line for line in lines if line)
 
-    def _send(self, body: bytes) -> str | None:
-        """Post until it is taken; returns what went wrong at last."""
-        failure, attempts = self._post(body), 1
-        while failure is not None and failure.again and attempts <= self.retries:
-            wait = min(2.0 ** (attempts - 1), _LONGEST_WAIT_S) if failure.wait_s is None else failure.wait_s
-            if wait > _LONGEST_WAIT_S:
-                break
-            sleep(wait)
-            failure, attempts = self._post(body), attempts + 1
-        return None if failure is None else f"{failure.what} (attempt {attempts})"
-
-    def _post(self, body: bytes) -> _Failure | None:
-        headers = {"Content-Type": "application/json", "User-Agent": "trainer-notifier"}
-        request = urllib.request.Request(self._url, data=body, headers=headers, method="POST")
+    def _send(self, event: Event, title: str, body: str) -> str:
+        """Send it; what went wrong, without the address."""
+        kind = {"fit_end": "success", "diverged": "warning", "exception": "failure"}[event]
         try:
-            with _opener().open(request, timeout=self.timeout_s):
-                return None
-        except urllib.error.HTTPError as error:
-            with error:
-                again = error.code == _TOO_MANY_REQUESTS or error.code >= _SERVER_ERROR
-                return _Failure(f"HTTP status {error.code}", again, _retry_after(error.headers.get("Retry-After")))
-        except (OSError, http.client.HTTPException) as error:
-            # Their types only: texts of the libraries can hold parts of the URL.
-            cause = error.reason if isinstance(error, urllib.error.URLError) else error
-            return _Failure(type(cause).__name__ if isinstance(cause, Exception) else "no connection", again=True)
-
-
-@dataclass(frozen=True)
-class _Failure:
-    what: str
-    again: bool
-    wait_s: float | None = None
+            sent = self._sender.notify(
+                body=body, title=title, notify_type=kind, body_format="text", timeout=self.timeout_s
+            )
+        except Exception as error:  # noqa: BLE001 - whatever the service does, training has ended as it has
+            return type(error).__name__
+        within = f"within {self.timeout_s:g} s and {self.retries + 1} attempts"
+        return "" if sent else f"the service did not take it {within}; `apprise -vv -b test ADDRESS` says why"
 
 
 def _address(url: str) -> str:
-    """The webhook itself, where an environment variable is named."""
+    """The address itself, where an environment variable is named."""
     if not isinstance(url, str) or not url.startswith(_FROM_ENVIRONMENT):
         return url
     variable = url.removeprefix(_FROM_ENVIRONMENT)
@@ -197,77 +160,27 @@ def _address(url: str) -> str:
     return os.environ[variable]
 
 
-def _check_url(url: str) -> None:
-    """Refuse what is no webhook; nothing of it may be shown."""
+def _sender(address: Any, retries: int) -> Apprise:
+    """What sends to the address, of which nothing may be shown."""
     try:
-        parts = urllib.parse.urlsplit(url)
-        sound = parts.scheme in {"http", "https"} and parts.hostname and parts.port != 0
-    except (ValueError, AttributeError, TypeError):
-        sound = False
-    if not sound or not url.isascii() or not url.isprintable() or " " in url:
+        from apprise import Apprise, AppriseAsset
+    except ImportError as error:
+        raise ImportError("Notifier needs the apprise package: pip install 'hpo-service[notify]'") from error
+    asset = AppriseAsset(default_service_retry=retries, default_service_wait=_WAIT_S, http_redirects=False)
+    sender = Apprise(asset=asset)
+    # They write the address into the log at some level; apprise's threads do so after the time is over, too.
+    logging.getLogger("apprise").disabled = True
+    logging.getLogger("urllib3.connectionpool").setLevel(logging.ERROR)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of what apprise's services import
+        sound = isinstance(address, str) and sender.add(address)
+    if not sound:
+        problem = "url is no address that apprise knows (it is not shown here)"
         raise ValueError(
-            "url is no webhook (it is not shown here): give a URL that begins with https:// or http://"
+            f"{problem}: see https://appriseit.com/services/; jsons://HOST/PATH is a webhook of your own"
         )
-    if parts.username is not None:
-        raise ValueError("url holds a user name (it is not shown here), which is not supported: leave it out")
+    return sender
 
 
-def _opener() -> urllib.request.OpenerDirector:
-    """HTTP and HTTPS, through the environment's proxies; no other scheme, and no redirects."""
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        urllib.request.HTTPErrorProcessor(),
-    ):
-        opener.add_handler(handler)
-    return opener
-
-
-def _retry_after(header: str | None) -> float | None:
-    """Seconds, from a number of them or a date (RFC 9110, 10.2.3); None where the server says nothing usable."""
-    if header is None:
-        return None
-    if header.strip().isdecimal():
-        return float(header)
-    try:
-        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
-    except ValueError:
-        return None
-
-
-def _numbers(metrics: Mapping[str, float]) -> dict[str, float | str]:
-    return {name: json_number(float(value)) for name, value in metrics.items()}
-
-
-_ENDINGS: Final = {"exception": "failed", DIVERGED: "diverged", "fit_end": "ended"}
-
-
-def _text(report: Mapping[str, Any]) -> str:
-    """The report for people, in Slack's markup."""
-    cause = report["error"] or ("" if report["event"] == DIVERGED else report["reason"])
-    lines = [
-        _escaped(
-            f"{report['run'] or 'training'} on {report['host']} {_ENDINGS[report['event']]} after epoch "
-            f"{report['epoch']} of {report['max_epochs']}" + (f": {cause}" if cause else "")
-        )
-    ]
-    if report["metrics"]:
-        lines.append(_escaped(f"last: {_listed(report['metrics'])}"))
-    if report["best"]:
-        lines.append(_escaped(f"best (epoch {report['best']['epoch']}): {_listed(report['best']['metrics'])}"))
-    if report["message"]:
-        lines.append(report["message"])
-    return "\n".join(lines)
-
-
-def _listed(metrics: Mapping[str, float | str]) -> str:
-    return ", ".join(
-        f"{name} {value if isinstance(value, str) else format(value, '.4g')}" for name, value in metrics.items()
-    )
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+def _listed(metrics: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.4g}" for name, value in metrics.items())
