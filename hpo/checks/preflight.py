@@ -42,7 +42,8 @@ from hpo.trial.builder import CALLBACKS, Builder, RunPlace
 from hpo.trial.forks import only_in
 from hpo.trial.resources import Slot
 from trainer import Trainer
-from trainer.checkpoint.manager import CheckpointError, CheckpointManager, load_checkpoint, snapshot
+from trainer.checkpoint.files import CheckpointError
+from trainer.checkpoint.manager import CheckpointManager, load_checkpoint, snapshot
 from trainer.checkpoint.readable import readable
 from trainer.data.batches import Batches, is_batched, make_batches, pass_length
 from trainer.metrics.objects import is_object

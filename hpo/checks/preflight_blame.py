@@ -28,11 +28,13 @@ from hpo.checks.preflight_probe import (
 )
 from hpo.config.targets import TARGET, instantiate
 from hpo.errors import InputError
-from hpo.study.outcome import Outcome, failure_outcome
+from hpo.study.outcome import Outcome
 from hpo.trial.builder import CALLBACKS, Builder, make_metric, make_scheduler
+from hpo.trial.failure import failure_outcome
 from trainer import Callback, Trainer
 from trainer.callbacks import Checkpoint
-from trainer.checkpoint.manager import CheckpointError, CheckpointWriteError
+from trainer.checkpoint.files import CheckpointError
+from trainer.checkpoint.manager import CheckpointWriteError
 from trainer.checkpoint.readable import readable
 from trainer.error_text import error_text
 from trainer.metrics.objects import measured_alone, metric_at_work

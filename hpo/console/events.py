@@ -39,8 +39,8 @@ from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.status import study_status
+from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
-from hpo.trial.run import TrialReport
 
 
 class EventWriter:

@@ -19,8 +19,8 @@ from hpo.storage.engines import display_url
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import study_status
+from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
-from hpo.trial.run import TrialReport
 
 
 class Reporter:

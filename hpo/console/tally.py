@@ -18,8 +18,8 @@ from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
+from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
-from hpo.trial.run import TrialReport
 
 #: Seconds between two looks into the database, and a bound on their share of the time.
 _LOOK: Final = 10.0

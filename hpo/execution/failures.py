@@ -13,7 +13,7 @@ from hpo.execution.messages import Failed, Message
 from hpo.storage.recovery import LOST, Settled, Verdict
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
-from hpo.trial.run import TrialReport
+from hpo.trial.report import TrialReport
 
 #: This many trials or workers that fail alike before any trial has succeeded stop the study.
 _ALIKE: Final = 3

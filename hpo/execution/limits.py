@@ -95,19 +95,20 @@ def oom_kills() -> int:
     return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
 
 
-def death_of(exitcode: int | None, struck_before: int) -> str:
+def death_of(exitcode: int | None, struck_before: int, who: str = "its worker") -> str:
     """Why a worker is gone, in words.
 
     Args:
         exitcode: As `multiprocessing.Process.exitcode`.
         struck_before: `oom_kills` when the worker started.
+        who: What the words call it.
     """
     if exitcode is None or exitcode >= 0:
-        return f"its worker ended with exit code {exitcode}"
+        return f"{who} ended with exit code {exitcode}"
     name = _signal_name(-exitcode)
     if name == "SIGKILL" and oom_kills() > struck_before:
-        return "its worker was killed by SIGKILL; the kernel was out of memory at that time"
-    return f"its worker was killed by {name}"
+        return f"{who} was killed by SIGKILL; the kernel was out of memory at that time"
+    return f"{who} was killed by {name}"
 
 
 def _signal_name(number: int) -> str:

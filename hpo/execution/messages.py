@@ -11,8 +11,8 @@ from typing import Final, Protocol
 from hpo.config.spec import StudySpec
 from hpo.search.schedulers.scheduler import Scheduler
 from hpo.storage.recovery import Verdict
+from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
-from hpo.trial.run import TrialReport
 
 logger = logging.getLogger(__name__)
 

@@ -73,16 +73,16 @@ def run_study(
     # Its imports run beside ours; at a Ctrl-C it would end them with a traceback.
     with _without_interrupt():
         start_fork_server(spec)
-    from hpo.checks.checks import check_study
+    from hpo.execution.checking import checked
     from hpo.execution.launchers.mainless import MainlessContext
     from hpo.execution.supervisor import Supervisor
     from hpo.study.folders import make_output_folder
     from hpo.study.open_study import start_study
-    from hpo.trial.resources import study_slots
 
-    for finding in check_study(spec):
+    context = MainlessContext()
+    found = checked(spec, context)
+    for finding in found.findings:
         warn(finding)
-    slots = study_slots(spec)
     with _quiet_optuna():
         opened = start_study(spec, accept_code_change=accept_code_change)
         if scheduler is not None:
@@ -90,8 +90,8 @@ def run_study(
         try:
             make_output_folder(spec)
             listener = listen(opened)
-            supervisor = Supervisor(opened, slots, MainlessContext(), listener.heard, spec.run.timeout)
-            return _supervised(opened, supervisor, listener, slots)
+            supervisor = Supervisor(opened, found.slots, context, listener.heard, spec.run.timeout)
+            return _supervised(opened, supervisor, listener, found.slots)
         finally:
             opened.storage.close()
 

@@ -17,15 +17,15 @@ from typing import Any, Final
 from hpo.errors import StudyError
 from hpo.execution.failures import Failures
 from hpo.execution.launchers.local import Child
+from hpo.execution.launchers.start import work
 from hpo.execution.limits import Limits, oom_kills
 from hpo.execution.messages import PULSE_LENGTH, Leaving, Message, Notice, Ready, Stop, Tick, WorkerOrder
 from hpo.execution.upkeep import Upkeep
-from hpo.execution.worker import work
 from hpo.storage.outage import DatabaseError
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
+from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
-from hpo.trial.run import TrialReport
 
 #: Seconds between two looks at limits.
 _TICK: Final = 1.0

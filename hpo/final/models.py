@@ -21,7 +21,8 @@ from hpo.study.outcome import BEST_ATTR
 from hpo.study.status import best_trial, no_best, own_trials
 from hpo.trial.builder import Builder
 from hpo.trial.run import SAME_AS_ATTR
-from trainer.checkpoint.manager import find_checkpoint, list_checkpoints, newest_checkpoint
+from trainer.checkpoint.files import list_checkpoints
+from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 from trainer.data.random_state import rng_state, seed_all, set_rng_state
 from trainer.state import Mode, best_epoch
 

@@ -17,7 +17,7 @@ from hpo.final.training import DivergedError, Start, final_config, train_at, wri
 from hpo.study.folders import redirect_output
 from hpo.study.open_study import study_seed
 from hpo.trial.builder import Builder, RunPlace
-from trainer.checkpoint.manager import list_checkpoints
+from trainer.checkpoint.files import list_checkpoints
 from trainer.state import DIVERGED
 
 

@@ -23,7 +23,8 @@ from hpo.study.status import trial_value
 from hpo.trial.builder import Builder, RunPlace, make_scheduler
 from hpo.trial.run_length import NO_PROGRESS, Progress
 from trainer import Trainer
-from trainer.checkpoint.manager import find_checkpoint, list_checkpoints, newest_checkpoint
+from trainer.checkpoint.files import list_checkpoints
+from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 from trainer.files import replacing
 from trainer.lr_schedulers import needs_metric
 from trainer.state import best_epoch

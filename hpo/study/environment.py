@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
+import runpy
 import socket
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -27,20 +29,28 @@ def environment(folder: Path | None = None) -> dict[str, Any]:
         ``cuda``: the version that torch was built for, None where it was built without; ``gpus``: names, one for
         each GPU of the machine; ``git``: `trainer.git_state.git_state`.
     """
-    import torch  # only here: the command line imports this file
-
+    torch, cuda = _torch_build()
     return {
         "hpo": _version(_PACKAGE),
         "python": platform.python_version(),
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpu_count": os.cpu_count(),
-        "torch": str(torch.__version__),
-        "cuda": torch.version.cuda,
-        "gpus": gpu_names() if torch.version.cuda else [],
+        "torch": torch,
+        "cuda": cuda,
+        "gpus": gpu_names() if cuda else [],
         "optuna": _version("optuna"),
         "git": git_state(folder),
     }
+
+
+def _torch_build() -> tuple[str, str | None]:
+    """Version of torch, and of the CUDA it was built for, from its own file: importing torch takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    assert spec is not None
+    assert spec.origin is not None
+    build = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return str(build["__version__"]), build["cuda"]
 
 
 def gpu_names() -> list[str]:

@@ -28,7 +28,7 @@ from hpo.storage.outage import DatabaseError, first_line
 from hpo.study.folders import attempt_folders, is_attempt
 from hpo.study.outcome import BEST_ATTR, outcome_of
 from hpo.study.status import own_trials, ranked_trials
-from trainer.checkpoint.manager import CheckpointError, CheckpointFile, list_checkpoints, load_checkpoint
+from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
 
 if TYPE_CHECKING:
     from hpo.study.open_study import OpenStudy
@@ -286,6 +286,8 @@ def _is_readable(path: Path) -> bool:
         OSError: Nobody can tell now: a network file system is away, no file can be opened.
         MemoryError: Likewise.
     """
+    from trainer.checkpoint.manager import load_checkpoint  # torch is needed for this alone
+
     try:
         load_checkpoint(path)
     except CheckpointError as error:

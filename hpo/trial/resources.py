@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
 
@@ -78,8 +76,7 @@ def cores() -> int:
 
 
 def _named(devices: Sequence[str] | None) -> list[str]:
-    # Counted without starting CUDA, which a parent of workers must not.
-    gpus = torch.cuda.device_count()
+    gpus = _gpus()
     if devices is None:
         return [f"cuda:{index}" for index in range(gpus)] or ["cpu"]
     names: list[str] = []
@@ -90,9 +87,22 @@ def _named(devices: Sequence[str] | None) -> list[str]:
     return names
 
 
+def _gpus() -> int:
+    """How many there are; counted without starting CUDA, which a parent of workers must not."""
+    import torch  # here, because slots are passed around by those who count no devices
+
+    return torch.cuda.device_count()
+
+
+def _has_mps() -> bool:
+    import torch
+
+    return torch.backends.mps.is_available()
+
+
 def _check(name: str, gpus: int) -> None:
     kind, _, index = name.partition(":")
-    known = name == "cpu" or (name == "mps" and torch.backends.mps.is_available())
+    known = name == "cpu" or (name == "mps" and _has_mps())
     if known or (kind == "cuda" and index.isdecimal() and int(index) < gpus):
         return
     there = ["cpu", *(f"cuda:{number}" for number in range(gpus))]

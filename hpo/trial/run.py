@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -37,9 +37,7 @@ from hpo.study.outcome import (
     TRACEBACK_ATTR,
     WORKER_ATTR,
     Outcome,
-    failure_outcome,
     finite,
-    is_device_memory,
     leading_value,
     outcome_of,
     prediction_record,
@@ -47,9 +45,11 @@ from hpo.study.outcome import (
 from hpo.study.ranking import CONSTRAINT_ATTR
 from hpo.trial.artifacts import keep_artifacts
 from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.failure import failure_outcome, is_device_memory
 from hpo.trial.forks import EndForks, only_in
 from hpo.trial.micro_batch import PARTS_ATTR, MicroBatches, cut, finer
 from hpo.trial.pruner_callback import PrunerCallback
+from hpo.trial.report import TrialReport
 from hpo.trial.stopping import StopRequest, Watch
 from trainer import Trainer
 from trainer.callbacks import LossPrediction
@@ -63,29 +63,6 @@ RUN_ATTR = "hpo:run"
 SAME_AS_ATTR = "hpo:same_as"
 #: Characters of a traceback that the storage keeps; the trial's log has more.
 _LONGEST_STORED: Final = 10_000
-
-
-@dataclass(frozen=True)
-class TrialReport:
-    """What a worker tells its supervisor about a trial.
-
-    Attributes:
-        number: The trial.
-        outcome: How it ended; None when it was put back to wait, or is somebody else's by now.
-        value: Its best value of the study's metric, None where there is none.
-        epochs: Epochs it has finished.
-        duration_s: Seconds that this attempt took.
-        reason: The error's text, for a failure; why it was put back, where there is more to say.
-        params: Its parameters.
-    """
-
-    number: int
-    outcome: Outcome | None
-    value: float | None
-    epochs: int
-    duration_s: float
-    reason: str = ""
-    params: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,8 @@ from hpo.trial.builder import Builder
 from hpo.trial.reports import PRUNED_ATTR
 from hpo.trial.run import RUN_ATTR
 from tests.chaos.alone import Alone, train_alone
-from trainer.checkpoint.manager import CheckpointError, CheckpointFile, list_checkpoints, load_checkpoint
+from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
+from trainer.checkpoint.manager import load_checkpoint
 from trainer.state import Metrics, best_epoch
 
 #: Ends that a trial comes to by itself: trained alone it comes to the same end at the same epoch.

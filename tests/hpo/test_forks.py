@@ -15,7 +15,7 @@ from hpo.errors import ForkedProcessError
 from hpo.storage.ledger import Owner
 from hpo.study.outcome import Outcome
 from hpo.trial.forks import only_in
-from hpo.trial.run import TrialReport
+from hpo.trial.report import TrialReport
 from tests.acceptance.support import STUDY
 from tests.hpo.owners import load, make_study, opened, study_id, trials
 from tests.hpo.support import Studies

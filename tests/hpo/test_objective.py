@@ -21,7 +21,8 @@ from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import BEST_ATTR, PREDICTION_ATTR, TRACEBACK_ATTR, Outcome, outcome_of
 from hpo.study.status import best_trial, study_best, study_status, study_trials
 from hpo.trial.builder import Builder
-from hpo.trial.run import RUN_ATTR, TrialReport, TrialRun
+from hpo.trial.report import TrialReport
+from hpo.trial.run import RUN_ATTR, TrialRun
 from hpo.trial.stopping import StopRequest
 from tests.hpo.databases import server_of
 from tests.hpo.support import Studies

@@ -16,12 +16,11 @@ from optuna.trial import TrialState
 from hpo.storage.study_storage import OUTCOME_ATTR
 from hpo.study.outcome import (
     Outcome,
-    failure_outcome,
     finite,
-    is_device_memory,
     outcome_of,
     prediction_record,
 )
+from hpo.trial.failure import failure_outcome, is_device_memory
 from tests.trainer.support import quick
 
 

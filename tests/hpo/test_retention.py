@@ -31,13 +31,8 @@ from hpo.study.retention import _remove, _scan, clean, enforce_quota, kept, remo
 from hpo.study.retry import reopen
 from hpo.study.status import study_best
 from tests.hpo.support import Studies, ask
-from trainer.checkpoint.manager import (
-    CheckpointError,
-    CheckpointFile,
-    find_checkpoint,
-    load_checkpoint,
-    newest_checkpoint,
-)
+from trainer.checkpoint.files import CheckpointError, CheckpointFile
+from trainer.checkpoint.manager import find_checkpoint, load_checkpoint, newest_checkpoint
 
 KINDS = ("complete", "pruned", "diverged", "failed", "waiting", "running")
 EPOCHS = 4

@@ -25,8 +25,8 @@ from hpo.storage.recovery import Settled
 from hpo.study.open_study import load_study
 from hpo.study.outcome import Outcome
 from hpo.study.status import study_best, study_status, study_trials
+from hpo.trial.report import TrialReport
 from hpo.trial.resources import deal
-from hpo.trial.run import TrialReport
 from tests.acceptance.support import wait_until
 from tests.hpo.support import Studies
 from trainer.state import TrainState

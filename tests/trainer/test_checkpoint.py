@@ -27,11 +27,10 @@ from tests.trainer.support import (
 )
 from trainer import Trainer
 from trainer.callbacks import Checkpoint, NaNDetection
+from trainer.checkpoint.files import CheckpointError, list_checkpoints
 from trainer.checkpoint.manager import (
-    CheckpointError,
     CheckpointManager,
     find_checkpoint,
-    list_checkpoints,
     load_checkpoint,
     newest_checkpoint,
     snapshot,

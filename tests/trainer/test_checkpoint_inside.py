@@ -21,15 +21,8 @@ from tests.trainer.support import (
 from tests.trainer.test_resume import Augmented, Run, resumed, uninterrupted
 from trainer import Trainer
 from trainer.callbacks import Checkpoint
-from trainer.checkpoint.manager import (
-    CheckpointError,
-    Progress,
-    list_checkpoints,
-    load_checkpoint,
-    newest_checkpoint,
-    snapshot,
-    step_of,
-)
+from trainer.checkpoint.files import CheckpointError, Progress, list_checkpoints
+from trainer.checkpoint.manager import load_checkpoint, newest_checkpoint, snapshot, step_of
 
 
 def on_disk(folder: Path) -> list[Progress]:

@@ -22,11 +22,10 @@ from tests.trainer.support import At, assert_same, frozen, make_trainer, regress
 from tests.trainer.test_resume import Run, resumed, uninterrupted
 from trainer import Trainer
 from trainer.callbacks import Checkpoint
+from trainer.checkpoint.files import Progress, list_checkpoints
 from trainer.checkpoint.manager import (
     CheckpointManager,
     CheckpointWriteError,
-    Progress,
-    list_checkpoints,
     load_checkpoint,
     newest_checkpoint,
     snapshot,

@@ -32,7 +32,7 @@ from trainer.callbacks import (
     OptimizerMode,
     TimeLimit,
 )
-from trainer.checkpoint.manager import list_checkpoints
+from trainer.checkpoint.files import list_checkpoints
 from trainer.data.plan import Plan
 from trainer.declared import UndeclaredState
 

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from tests.trainer.support import one_batch, quick, run_scripted, scripted_trainer
 from trainer.callbacks import Checkpoint
-from trainer.checkpoint.manager import Progress, list_checkpoints, load_checkpoint, newest_checkpoint
+from trainer.checkpoint.files import Progress, list_checkpoints
+from trainer.checkpoint.manager import load_checkpoint, newest_checkpoint
 from trainer.checkpoint.retention import best_epochs, retained
 from trainer.state import best_epoch
 

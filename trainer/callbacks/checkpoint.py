@@ -11,15 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from trainer.callback import Callback, TrainerView
-from trainer.checkpoint.manager import (
-    CheckpointError,
-    CheckpointFile,
-    CheckpointManager,
-    Progress,
-    list_checkpoints,
-    snapshot,
-    step_of,
-)
+from trainer.checkpoint.files import CheckpointError, CheckpointFile, Progress, list_checkpoints
+from trainer.checkpoint.manager import CheckpointManager, snapshot, step_of
 from trainer.checkpoint.readable import readable
 from trainer.checkpoint.retention import best_epochs, retained
 from trainer.checkpoint.writer import CheckpointWriter, Save, Written

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import shutil
 import zipfile
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from torch import Tensor
 
+from trainer.checkpoint.files import CheckpointError, CheckpointFile, Progress, list_checkpoints
 from trainer.checkpoint.readable import readable
 
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
 logger = logging.getLogger(__name__)
-
-_NAME = re.compile(r"epoch-(\d+)(?:-batch-(\d+))?\.pt")
-
-
-#: Finished epochs, and finished batches of the epoch after those: sorts as a run goes.
-Progress = tuple[int, int]
-
-
-class CheckpointError(Exception):
-    """A checkpoint file can't be read: truncated, corrupted, or no checkpoint at all."""
 
 
 class CheckpointWriteError(OSError):
@@ -37,26 +26,6 @@ class CheckpointWriteError(OSError):
 
     def __str__(self) -> str:
         return str(self.strerror)
-
-
-@dataclass(frozen=True, order=True)
-class CheckpointFile:
-    """One checkpoint on disk.
-
-    Attributes:
-        epoch: Finished epochs.
-        batch: Finished batches of the epoch after those; 0 at an epoch's end.
-        path: The file.
-    """
-
-    epoch: int
-    batch: int
-    path: Path
-
-    @property
-    def progress(self) -> Progress:
-        """Epoch and batch."""
-        return self.epoch, self.batch
 
 
 def snapshot(value: Any) -> Any:
@@ -104,16 +73,6 @@ def step_of(path: Path) -> int:
         return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["state"]["step"])
     except Exception as error:
         raise CheckpointError(f"{path}: no readable checkpoint: {error}") from error
-
-
-def list_checkpoints(folders: Iterable[Path]) -> list[CheckpointFile]:
-    """All checkpoints in the folders, the earliest progress first; equal progress in the folders' order."""
-    found: list[tuple[int, int, int, Path]] = []
-    for rank, folder in enumerate(folders):
-        for path in folder.iterdir() if folder.is_dir() else ():
-            if match := _NAME.fullmatch(path.name):
-                found.append((int(match[1]), int(match[2] or 0), rank, path))  # noqa: PERF401
-    return [CheckpointFile(epoch, batch, path) for epoch, batch, _, path in sorted(found)]
 
 
 def newest_checkpoint(

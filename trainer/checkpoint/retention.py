@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from trainer.checkpoint.manager import Progress
+from trainer.checkpoint.files import Progress
 from trainer.state import Mode
 
 

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from trainer.checkpoint.manager import CheckpointManager, Progress
+from trainer.checkpoint.files import Progress
+from trainer.checkpoint.manager import CheckpointManager
 
 
 @dataclass(frozen=True)

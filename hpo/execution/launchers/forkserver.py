@@ -25,8 +25,9 @@ def start_fork_server(spec: StudySpec) -> ForkServerContext:
     Signals meant for the terminal's processes pass it by: the supervisor answers them.
     """
     context = multiprocessing.get_context("forkserver")
-    # The last one freezes what has been imported until then.
-    context.set_forkserver_preload([*sorted(forkable_imports(spec)), "hpo.execution.launchers.preload"])
+    # The first one stops collections, and the last one freezes what has been imported until then.
+    first, last = "hpo.execution.launchers.uncollected", "hpo.execution.launchers.preload"
+    context.set_forkserver_preload([first, *sorted(forkable_imports(spec)), last])
     with _ignored(signal.SIGHUP, signal.SIGTERM):
         forkserver.ensure_running()
     return context

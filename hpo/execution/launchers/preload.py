@@ -38,3 +38,4 @@ _warm_up()
 gc.collect()
 # What is here now stays: a collection in a worker would otherwise touch, and so copy, every shared page.
 gc.freeze()
+gc.enable()  # `uncollected` has switched it off

@@ -1,0 +1,32 @@
+"""What a trial process tells of its trial when that ends; without torch, which a supervisor does without."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpo.study.outcome import Outcome
+
+
+@dataclass(frozen=True)
+class TrialReport:
+    """What a worker tells its supervisor about a trial.
+
+    Attributes:
+        number: The trial.
+        outcome: How it ended; None when it was put back to wait, or is somebody else's by now.
+        value: Its best value of the study's metric, None where there is none.
+        epochs: Epochs it has finished.
+        duration_s: Seconds that this attempt took.
+        reason: The error's text, for a failure; why it was put back, where there is more to say.
+        params: Its parameters.
+    """
+
+    number: int
+    outcome: Outcome | None
+    value: float | None
+    epochs: int
+    duration_s: float
+    reason: str = ""
+    params: Mapping[str, Any] = field(default_factory=dict)
