@@ -85,7 +85,7 @@ def test_a_pipe_that_nobody_reads_any_more_ends_the_run_in_order(tmp_path: Path)
     assert status["finished"] < 6
 
 
-@pytest.mark.parametrize("library", ["_pydantic_core", "libtorch_python"])
+@pytest.mark.parametrize("library", ["_pydantic_core", "sqlalchemy"])
 def test_ctrl_c_while_libraries_are_loaded_shows_no_traceback(tmp_path: Path, library: str) -> None:
     process = start_hpo("run", make_study(tmp_path))
     wait_until(lambda: library in Path(f"/proc/{process.pid}/maps").read_text())

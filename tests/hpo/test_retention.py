@@ -327,7 +327,7 @@ def test_a_trial_whose_checkpoints_cannot_be_read_for_now_keeps_them_all(
                 raise CheckpointError("no readable checkpoint") from error
             return load_checkpoint(path)
 
-        monkeypatch.setattr("hpo.study.retention.load_checkpoint", load)
+        monkeypatch.setattr("trainer.checkpoint.manager.load_checkpoint", load)
         assert [removal.number for removal in clean(opened).removed] == [1]
         assert len(left(opened, 0)) == 4
 
@@ -337,7 +337,7 @@ def test_a_quota_reads_no_checkpoints_before_it_needs_to(
     studies: Studies, monkeypatch: pytest.MonkeyPatch, files: int, numbers: set[str]
 ) -> None:
     read: list[Path] = []
-    monkeypatch.setattr("hpo.study.retention.load_checkpoint", read.append)
+    monkeypatch.setattr("hpo.study.retention._is_readable", lambda path: not read.append(path))
     trials = [made("pruned"), made("failed"), made("failed"), complete(1, 2, 3, 4)]
     with study_of(studies, trials, f"run.disk_quota={files * len(content())}") as opened:
         assert enforce_quota(opened) is not None

@@ -21,10 +21,10 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Final
 
 import numpy as np
-from scipy.special import expit, ndtri
 
 from hpo.search.predicted_loss.curves import USUAL_AGREEMENT, Array, Population, fall
 from trainer.prediction.final_loss import Prediction
@@ -32,6 +32,7 @@ from trainer.prediction.final_loss import Prediction
 _TINY = sys.float_info.min
 # A trial learns if it falls by a tenth of what the study's fastest (the ninth decile) do.
 _LEARNS, _FASTEST = 0.1, 0.9
+_STANDARD = NormalDist()
 # Octaves of settling beyond which there is nothing more to learn from it.
 _SETTLED = 4.0
 
@@ -146,9 +147,9 @@ def promise(
     Returns:
         A number in 0..1.
     """
-    return float(
-        expit(weights.base + weights.slope * score(curve, prediction, among, step, max_epochs, weights, top_k))
-    )
+    evidence = score(curve, prediction, among, step, max_epochs, weights, top_k)
+    # The logistic function; as tanh it does not overflow.
+    return 0.5 + 0.5 * math.tanh(0.5 * (weights.base + weights.slope * evidence))
 
 
 def score(
@@ -190,7 +191,7 @@ def score(
 def _standing(now: float, among: Population) -> float:
     """Normal score of the rank; trials that ended before this step rank behind."""
     rank = float((among.values < now).sum() + 0.5 * (among.values == now).sum())
-    return float(ndtri((rank + 0.625) / (among.ended + 1.25)))
+    return _STANDARD.inv_cdf((rank + 0.625) / (among.ended + 1.25))
 
 
 def _gap(among: Population) -> float:
