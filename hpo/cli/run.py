@@ -63,6 +63,9 @@ def run(
         devices=devices,
         output_dir=output_dir,
     )
+    if not (quiet or json_):
+        with read_by_others():
+            print(f"checking {spec.path}")
     from hpo.execution.run import run_study
 
     out = sys.stdout

@@ -87,8 +87,10 @@ def test_a_pipe_that_nobody_reads_any_more_ends_the_run_in_order(tmp_path: Path)
 
 @pytest.mark.parametrize("library", ["_pydantic_core", "sqlalchemy"])
 def test_ctrl_c_while_libraries_are_loaded_shows_no_traceback(tmp_path: Path, library: str) -> None:
-    process = start_hpo("run", make_study(tmp_path))
+    study = make_study(tmp_path)
+    process = start_hpo("run", study)
     wait_until(lambda: library in Path(f"/proc/{process.pid}/maps").read_text())
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the fork server as well
     printed, errors = process.communicate(timeout=60)
-    assert (process.returncode, printed, errors) == (130, "", "")
+    assert (process.returncode, errors) == (130, "")
+    assert printed in ("", f"checking {study}\n")
