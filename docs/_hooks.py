@@ -11,7 +11,7 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ sys.path.insert(0, str(ROOT))
 import hpo  # noqa: E402
 import trainer  # noqa: E402
 from hpo.checks.json_schema import study_schema  # noqa: E402
+from hpo.config.schema import StudyFile, model_of  # noqa: E402
+from hpo.config.schema_types import MAY_CHANGE  # noqa: E402
 from hpo.search.pruners import PRUNERS  # noqa: E402
 from hpo.search.samplers import SAMPLERS  # noqa: E402
 from hpo.trial.builder import CALLBACKS, DEFAULTS, REQUIRED, offered_callbacks  # noqa: E402
@@ -101,7 +103,8 @@ def study_file() -> str:
         parts += [f"## {name}{needed}", ""]
         kind = node.get("$ref", "").rpartition("/")[2]
         if kind in definitions:
-            parts += [_escaped(definitions[kind].get("description", "")), "", _keys(definitions[kind]), ""]
+            known = definitions[kind]
+            parts += [_escaped(known.get("description", "")), "", _keys(known, changeable(name)), ""]
             continue
         parts += [_free(name, node), ""]
         if name == "search_space":
@@ -117,13 +120,20 @@ def _free(name: str, node: Mapping[str, Any]) -> str:
     return "\n\n".join(told[:-3]) + "\n\n" + "\n".join(told[-3:])
 
 
-def _keys(definition: Mapping[str, Any]) -> str:
+def changeable(section: str) -> set[str]:
+    """The keys of a section that may change once a study has started."""
+    model = model_of(StudyFile.model_fields[section])
+    return {name for name, field in model.model_fields.items() if MAY_CHANGE in field.metadata} if model else set()
+
+
+def _keys(definition: Mapping[str, Any], may_change: Collection[str] = ()) -> str:
     needed = definition.get("required", ())
     rows = []
     for key, node in definition["properties"].items():
         default = "required" if key in needed else _shown(node.get("default"))
         example = ", ".join(f"`{json.dumps(each)}`" for each in node.get("examples", ()))
-        rows.append((f"`{key}`", _kind(node), default, _escaped(node.get("description", "")), example))
+        told = node.get("description", "") + (" May change in a started study." if key in may_change else "")
+        rows.append((f"`{key}`", _kind(node), default, _escaped(told), example))
     return _table(("key", "type", "default", "what it is", "example"), rows)
 
 

@@ -119,8 +119,9 @@ def copy_plain(node: Any) -> Any:
 
 
 def same(left: Any, right: Any) -> bool:
-    """Equality that keeps true and 1 apart, as a YAML file does."""
-    return bool(left == right) and isinstance(left, bool) == isinstance(right, bool)
+    """Equality that keeps true and 1 apart, as a YAML file does; NaN equals itself."""
+    equal = bool(left == right) or bool(left != left and right != right)
+    return equal and isinstance(left, bool) == isinstance(right, bool)
 
 
 def nearest(word: object, known: Collection[Any]) -> str | None:

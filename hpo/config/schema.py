@@ -12,6 +12,7 @@ from pydantic import (
     WithJsonSchema,
     model_validator,
 )
+from pydantic.fields import FieldInfo
 
 from hpo.config.lengths import is_length
 from hpo.config.paths import Keys, suggest_name
@@ -25,6 +26,7 @@ from hpo.config.schema_types import (
     MAX_PROCESSES,
     MAX_SEED,
     MAX_STEPS,
+    MAY_CHANGE,
     TARGET_SCHEMA,
     CompileOptions,
     Interval,
@@ -139,7 +141,7 @@ class TrainerSection(Section):
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="Seed of a trial's own randomness.", examples=[0]
     )
-    device: str | None = Field(
+    device: Annotated[str | None, MAY_CHANGE] = Field(
         default=None, min_length=1, description="Device of the training.", examples=["cuda:0"]
     )
 
@@ -171,7 +173,7 @@ class StudyFile(Section):
     """A whole study file, interpolations resolved."""
 
     study: StudySection
-    run: RunSection = RunSection()
+    run: Annotated[RunSection, MAY_CHANGE] = RunSection()
     data: TargetNode = Field(description="Returns the datasets.", examples=[{"_target_": "data.load"}])
     loader: LoaderSection = LoaderSection()
     model: TargetNode = Field(description="The module to train.", examples=[{"_target_": "model.Net"}])
@@ -211,5 +213,11 @@ def known_keys(model: type[BaseModel] = StudyFile, above: Keys = ()) -> Iterator
     """Every key that a study file may have by its schema, as the keys that lead to it; sections come first."""
     for name, field in model.model_fields.items():
         yield (*above, name)
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield from known_keys(field.annotation, (*above, name))
+        if inner := model_of(field):
+            yield from known_keys(inner, (*above, name))
+
+
+def model_of(field: FieldInfo) -> type[BaseModel] | None:
+    """The model of a field that is a mapping with known keys; None for any other field."""
+    kind = field.annotation
+    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None

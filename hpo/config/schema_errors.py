@@ -7,7 +7,7 @@ from pydantic import BaseModel, ValidationError
 
 from hpo.config.marks import COMMAND_LINE, Marks
 from hpo.config.paths import Keys, join_path, lookup, nearest, show, suggest_name
-from hpo.config.schema import StudyFile, known_keys
+from hpo.config.schema import StudyFile, known_keys, model_of
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam
 from hpo.errors import InputError
 
@@ -47,7 +47,7 @@ def first_error(error: ValidationError, data: dict[str, Any], marks: Marks) -> I
 
 
 def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
-    keys, owner = _place(item["loc"])
+    keys, owner = place_of(item["loc"])
     kind, context = item["type"], item.get("ctx", {})
     if kind == "hpo":
         keys = (*keys, context["key"]) if context["key"] else keys
@@ -103,17 +103,18 @@ def _line(keys: Keys, value: Any) -> str:
     return f"{keys[0]}: {node}"
 
 
-def _place(loc: tuple[str | int, ...]) -> tuple[Keys, type[BaseModel] | None]:
-    """The keys of an error's place, and the model whose field it is."""
+def place_of(loc: tuple[str | int, ...]) -> tuple[Keys, type[BaseModel] | None]:
+    """The keys of the place of one of pydantic's errors, and the model whose field it is."""
     if loc and loc[0] == "search_space" and len(loc) > _ENTRY_DEPTH and loc[_ENTRY_DEPTH] in _PARAMS:
         keys = (*loc[:_ENTRY_DEPTH], *loc[_ENTRY_DEPTH + 1 :])
         return keys, _PARAMS[loc[_ENTRY_DEPTH]]
     owner: type[BaseModel] = StudyFile
     for key in loc[:-1]:
         field = owner.model_fields.get(str(key))
-        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+        inner = None if field is None else model_of(field)
+        if inner is None:
             return loc, None
-        owner = field.annotation
+        owner = inner
     return loc, owner
 
 

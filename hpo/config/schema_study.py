@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, WithJso
 from hpo.config.schema_types import (
     MAX_NUMBER,
     MAX_SEED,
+    MAY_CHANGE,
     Section,
     fail,
 )
@@ -145,7 +146,8 @@ Pruner = Annotated[PrunerSection, BeforeValidator(_named), WithJsonSchema(_NAMED
 class StudySection(Section):
     """What is searched, by what, and how it is judged."""
 
-    name: Annotated[str, AfterValidator(_study_name)] = Field(
+    # Another name is another study, of the same search.
+    name: Annotated[str, AfterValidator(_study_name), MAY_CHANGE] = Field(
         description="The study's name, in the storage and on disk.", examples=["digits"]
     )
     metric: str = Field(default="val_loss", description="The metric to optimise.", examples=["val_loss"])
@@ -162,13 +164,13 @@ class StudySection(Section):
         description="Bounds on recorded metrics; a trial beyond one is never the best.",
         examples=[{"parameters": "<= 1e6"}],
     )
-    n_trials: int = Field(
+    n_trials: Annotated[int, MAY_CHANGE] = Field(
         default=100, ge=1, le=MAX_NUMBER, description="Trials to bring to an end.", examples=[100]
     )
-    target_value: float | None = Field(
+    target_value: Annotated[float | None, MAY_CHANGE] = Field(
         default=None, description="The study is done once its best value is as good as this.", examples=[0.05]
     )
-    stop_after_no_improvement: int | None = Field(
+    stop_after_no_improvement: Annotated[int | None, MAY_CHANGE] = Field(
         default=None,
         ge=1,
         le=MAX_NUMBER,

@@ -147,7 +147,22 @@ CompileOptions = Annotated[
 ]
 
 
+class _MayChange:
+    """The type of `MAY_CHANGE`."""
+
+
+#: Marks a field of the schema, in its ``Annotated``, that is no part of the study's identity: its value may change
+#: once the study has started. Every other field must stay as it is.
+MAY_CHANGE: Final = _MayChange()
+
+
 class Section(BaseModel):
     """Base of every section: frozen, strict about types, and without room for unknown keys."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        allow_inf_nan=False,
+        ser_json_inf_nan="constants",  # an argument of the person's own code may be infinite, which is not null
+    )

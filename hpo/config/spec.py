@@ -16,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
+from hpo.config.identity import identity
 from hpo.config.interpolation import check_interpolations
 from hpo.config.lengths import with_lengths, without_lengths
 from hpo.config.marks import Marks
@@ -45,14 +46,8 @@ from hpo.config.schema_study import NO_PRUNER
 from hpo.config.yaml_source import read_yaml
 from hpo.errors import InputError
 
-__all__ = ["StudySpec", "diff_configs", "identity", "json_schema", "load_spec", "path_problem"]
+__all__ = ["StudySpec", "diff_configs", "json_schema", "load_spec", "path_problem"]
 
-#: What may change without the study becoming another one: where it runs, how long, and where it is kept.
-_NOT_HASHED = (
-    *(("study", key) for key in ("name", "n_trials", "target_value", "stop_after_no_improvement")),
-    ("trainer", "device"),
-    ("run",),
-)
 #: Bytes; Linux takes 4,096, and files of trials lie deeper.
 _LONGEST_PATH = 3_500
 _SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)")
@@ -143,15 +138,19 @@ class StudySpec:
         return config.model_dump(exclude={"study", "run", "search_space"})
 
     def base_config(self) -> dict[str, Any]:
-        """The whole base config, JSON types only, `study`, `run` and `search_space` included."""
+        """The whole base config, `study`, `run` and `search_space` included.
+
+        JSON types only; a number may be infinite or NaN, as Python's json has it.
+        """
         return self.config.model_dump(mode="json")
 
     def config_hash(self) -> str:
-        """SHA-256 of what makes two studies the same search, in hexadecimal.
+        """SHA-256 of what makes two studies the same search, in hexadecimal; see `hpo.config.identity`.
 
-        The study's name, budget and whereabouts do not count.
+        Defaults do not count, so that a file keeps its hash when the schema gets a new key.
         """
-        text = json.dumps(identity(self.base_config()), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+        config = self.config.model_dump(mode="json", exclude_defaults=True)
+        text = json.dumps(identity(config), sort_keys=True, separators=(",", ":"), ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def location(self, path: str) -> tuple[str, int | None]:
@@ -194,14 +193,6 @@ class StudySpec:
                 raw[section][name] = value
                 marks = marks.override((section, name))
         return _assemble(self.path, raw, marks)
-
-
-def identity(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The part of a base config that makes it the same search; name, budget and whereabouts left out."""
-    left: dict[str, Any] = copy_plain(config)
-    for *above, key in _NOT_HASHED:
-        lookup(left, tuple(above)).pop(key, None)
-    return left
 
 
 def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space: bool = False) -> StudySpec:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from hpo.config.code import code_identity
+from hpo.config.identity import identity
 from hpo.final.training import DivergedError, Start, final_config, train_at, write_json
 from hpo.study.folders import redirect_output
 from hpo.study.open_study import study_seed
@@ -99,7 +100,7 @@ class SeedTrainer:
         """A hash of all that a training's result depends on, machine and packages aside."""
         spec = self.builder.spec
         parts = {
-            "config": final_config(spec, start, self.epochs),
+            "config": identity(final_config(spec, start, self.epochs)),
             "seed": start.seed,
             "data_seed": study_seed(spec),
             "goal": (spec.study.metric, spec.study.direction),

@@ -13,8 +13,9 @@ from optuna.samplers import BaseSampler
 from optuna.trial import TrialState
 
 from hpo.config.code import code_identity
+from hpo.config.identity import identity, stored_identity
 from hpo.config.space import SearchSpace
-from hpo.config.spec import StudySpec, diff_configs, identity
+from hpo.config.spec import StudySpec, diff_configs
 from hpo.errors import InputError, OtherCodeError, StudyError
 from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
 from hpo.search.pruners import make_pruner
@@ -280,9 +281,9 @@ def _refuse_other_config(spec: StudySpec, study: optuna.Study) -> None:
             path="study.name",
             fix="give this one another name with `study.name=…`",
         )
-    if stored[HASH_ATTR] == spec.config_hash():
+    changes = diff_configs(stored_identity(stored[CONFIG_ATTR]), identity(spec.base_config()))
+    if not changes:
         return
-    changes = diff_configs(identity(stored[CONFIG_ATTR]), identity(spec.base_config()))
     raise spec.error(
         f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
         path="study.name",
