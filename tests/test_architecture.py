@@ -1,19 +1,40 @@
-"""The shape of the house: which way imports go, and that no file grows past reading."""
+"""The shape of the house: which way imports go, what has one place, and that no file grows past reading."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 import pytest
+from optuna.storages import RDBStorage
+
+from hpo.storage.optuna_private import OVERRIDDEN
+from hpo.storage.study_storage import StudyStorage
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted(path for package in ("trainer", "hpo") for path in (ROOT / package).rglob("*.py"))
 #: Past this a file is several.
 _LONGEST = 450
+
+#: hpo's packages, the highest first: each imports from lines below its own only, never from its own line.
+LAYERS = (
+    ("__init__", "__main__"),
+    ("cli", "api"),
+    ("console",),
+    ("execution",),
+    ("checks", "final", "report", "dashboard"),
+    ("trial",),
+    ("study",),
+    ("search",),
+    ("storage", "config"),
+    ("errors", "wording"),
+)
+#: What `hpo init` copies for a new study: it runs there, and belongs to no layer.
+_COPIED = "templates"
 
 
 @dataclass(frozen=True)
@@ -96,6 +117,94 @@ def test_no_module_imports_itself_through_others(package: str) -> None:
         if name.partition(".")[0] == package
     }
     assert not _cycle(graph)
+
+
+def layer_breaks(imported: Mapping[str, Iterable[str]]) -> list[str]:
+    """A sentence for each import of ``imported`` (module → what it imports) that goes up or to a neighbour."""
+    lines = {package: line for line, packages in enumerate(LAYERS, start=1) for package in packages}
+    found = []
+    for name, targets in sorted(imported.items()):
+        for target in sorted(set(targets)):
+            package, other = (_package_of(each) for each in (name, target))
+            if other == package or lines[other] > lines[package]:
+                continue
+            where = "beside" if lines[other] == lines[package] else "above"
+            found.append(
+                f"{name} ({package}, line {lines[package]} of the layers) imports {target} ({other}, line "
+                f"{lines[other]}), {where} it: move what both need to a lower line"
+            )
+    return found
+
+
+def _package_of(module: str) -> str:
+    return module.partition(".")[2].partition(".")[0] or "__init__"
+
+
+def test_imports_go_down_the_layers() -> None:
+    """Imports in functions and under TYPE_CHECKING count."""
+    imported = {
+        name: [
+            item.target
+            for item in imports(path)
+            if item.target in MODULES and item.target.partition(".")[0] == "hpo"
+        ]
+        for name, path in MODULES.items()
+        if name.partition(".")[0] == "hpo" and _package_of(name) != _COPIED
+    }
+    packages = {_package_of(name) for name in imported}
+    assert packages == {package for line in LAYERS for package in line}, "a package without a line in the layers"
+    assert not layer_breaks(imported), "\n".join(layer_breaks(imported))
+
+
+def test_an_import_upwards_or_sideways_is_caught(tmp_path: Path) -> None:
+    planted = tmp_path / "planted.py"
+    planted.write_text(
+        "def late():\n    from hpo.cli import app\n"
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from hpo.config.spec import StudySpec\n"
+        "from hpo import errors\n"
+    )
+    targets = [item.target for item in imports(planted) if item.target in MODULES]
+    assert targets == ["hpo.cli.app", "hpo.config.spec", "hpo.errors"]
+    up, sideways = layer_breaks({"hpo.storage.ledger": targets})
+    start, fix = (
+        "hpo.storage.ledger (storage, line 9 of the layers) imports",
+        "move what both need to a lower line",
+    )
+    assert up == f"{start} hpo.cli.app (cli, line 2), above it: {fix}"
+    assert sideways == f"{start} hpo.config.spec (config, line 9), beside it: {fix}"
+
+
+#: What only one module may hold, and the pattern of what says so elsewhere.
+_PLACES = [
+    (
+        "hpo/storage/optuna_private.py",
+        r"\boptuna(\.\w+)*\._[a-z]|\._(trial_id|study_id|cached_frozen_trial)\b|study\._storage",
+    ),
+    ("hpo/storage/attributes.py", r"[\"']hpo:"),
+]
+
+
+@pytest.mark.parametrize(("home", "pattern"), _PLACES, ids=["Optuna's private parts", "keys of attributes"])
+def test_what_has_one_place_is_nowhere_else(home: str, pattern: str) -> None:
+    others = {
+        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
+        for path in FILES
+        for number, line in enumerate(path.read_text().splitlines(), start=1)
+        if path != ROOT / home and re.search(pattern, line)
+    }
+    assert re.search(pattern, (ROOT / home).read_text()), "the pattern finds nothing any more"
+    assert not others, f"these belong into {home}:\n" + "\n".join(sorted(others))
+
+
+def test_no_other_private_method_of_optunas_storage_is_replaced() -> None:
+    ours = {
+        name
+        for kind in StudyStorage.__mro__
+        if kind.__module__.startswith("hpo.")
+        for name in vars(kind)
+        if name.startswith("_") and not name.startswith("__") and hasattr(RDBStorage, name)
+    }
+    assert ours - {"_abc_impl"} == OVERRIDDEN
 
 
 def _cycle(graph: dict[str, set[str]]) -> list[str]:

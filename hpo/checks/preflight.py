@@ -37,7 +37,6 @@ from hpo.config.schema_space import CategoricalParam, ParamSpec
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
-from hpo.study.open_study import study_seed
 from hpo.trial.builder import CALLBACKS, Builder, RunPlace
 from hpo.trial.forks import only_in
 from hpo.trial.resources import Slot
@@ -224,7 +223,7 @@ def _trained(
     data = builder.data(config)
     config = attempt.config = builder.laid_out(config, data)
     notes += _small_data(builder.spec, config, data["train"])
-    seed, place = study_seed(builder.spec), RunPlace(folder, "check", params)
+    seed, place = builder.spec.seed, RunPlace(folder, "check", params)
     trainer = attempt.trainer = builder.trainer(config, place, seed=seed, device=attempt.device, bridge=[probe])
     probe.metrics = trainer.metrics
     val = _First(make_batches(data["val"], trainer.batching, trainer.device, train=False), _VALIDATION_BATCHES)

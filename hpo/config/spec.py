@@ -93,6 +93,11 @@ class StudySpec:
         return self.config.trainer
 
     @property
+    def seed(self) -> int:
+        """The seed that training starts from: ``trainer.seed``, else ``study.sampler.seed``."""
+        return self.study.sampler.seed if self.trainer.seed is None else self.trainer.seed
+
+    @property
     def search_space(self) -> Mapping[str, ParamSpec]:
         """The entries of `search_space` by dotted path, in the file's order."""
         return self.config.search_space

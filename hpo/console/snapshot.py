@@ -10,8 +10,9 @@ from typing import Any, Final
 
 from optuna.trial import FrozenTrial
 
-from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
 from hpo.storage import ledger
+from hpo.storage.attributes import MAX_EPOCHS_ATTR
+from hpo.storage.optuna_private import id_of_trial
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import outcome_of
 from hpo.study.status import own_trials, study_status
@@ -49,7 +50,7 @@ def look_at(opened: OpenStudy) -> Look:
     for entry in status["running_trials"]:
         trial = trials.get(entry["trial"])
         if trial is not None:
-            started = begun.get((_id(trial), entry["attempt"]))
+            started = begun.get((id_of_trial(trial), entry["attempt"]))
             entry.update(_progress(trial, started), max_epochs=max_epochs)
     took: defaultdict[int, float] = defaultdict(float)
     for attempt in attempts:
@@ -58,7 +59,7 @@ def look_at(opened: OpenStudy) -> Look:
     return Look(
         {**status, "running_trials": [entry for entry in status["running_trials"] if "epoch" in entry]},
         {trial.number: outcome_of(trial) for trial in finished},
-        {trial.number: took[_id(trial)] for trial in finished if _id(trial) in took},
+        {trial.number: took[id_of_trial(trial)] for trial in finished if id_of_trial(trial) in took},
     )
 
 
@@ -83,7 +84,3 @@ def thinned(items: Sequence[Any], count: int) -> list[Any]:
     if len(items) <= count:
         return list(items)
     return [items[(index + 1) * len(items) // count - 1] for index in range(count)]
-
-
-def _id(trial: FrozenTrial) -> int:
-    return trial._trial_id  # noqa: SLF001 - Optuna has no public name for it

@@ -30,8 +30,9 @@ from hpo.execution.messages import (
     send,
 )
 from hpo.execution.news import News
+from hpo.storage.attributes import RETRIED_ATTR
 from hpo.storage.ledger import Heartbeat
-from hpo.storage.recovery import RETRIED_ATTR
+from hpo.storage.optuna_private import id_of_trial
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
 from hpo.trial.run import TrialRun
@@ -128,7 +129,7 @@ class TrialProcess:
     def _spent(self, trial: optuna.Trial) -> float:
         if self.order.spec.run.trial_timeout is None:
             return 0.0
-        earlier = self.opened.storage.attempts_of_trial(trial._trial_id)[:-1]  # noqa: SLF001 - no public name
+        earlier = self.opened.storage.attempts_of_trial(id_of_trial(trial))[:-1]
         after = trial.user_attrs.get(RETRIED_ATTR, 0)
         return sum(attempt.seconds for attempt in earlier if attempt.attempt > after)
 

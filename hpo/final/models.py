@@ -14,13 +14,12 @@ from hpo.config.code import code_identity
 from hpo.config.spec import StudySpec
 from hpo.config.targets import instantiate
 from hpo.errors import StudyError
+from hpo.storage.attributes import BEST_ATTR, SAME_AS_ATTR
 from hpo.study.code_record import trial_codes
 from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy, load_study
-from hpo.study.outcome import BEST_ATTR
 from hpo.study.status import best_trial, no_best, own_trials
 from hpo.trial.builder import Builder
-from hpo.trial.run import SAME_AS_ATTR
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 from trainer.data.random_state import rng_state, seed_all, set_rng_state

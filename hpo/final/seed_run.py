@@ -16,7 +16,6 @@ from hpo.config.code import code_identity
 from hpo.config.identity import identity
 from hpo.final.training import DivergedError, Start, final_config, train_at, write_json
 from hpo.study.folders import redirect_output
-from hpo.study.open_study import study_seed
 from hpo.trial.builder import Builder, RunPlace
 from trainer.checkpoint.files import list_checkpoints
 from trainer.state import DIVERGED
@@ -102,7 +101,7 @@ class SeedTrainer:
         parts = {
             "config": identity(final_config(spec, start, self.epochs)),
             "seed": start.seed,
-            "data_seed": study_seed(spec),
+            "data_seed": spec.seed,
             "goal": (spec.study.metric, spec.study.direction),
             "code": dict(code_identity(spec).files),
         }

@@ -17,7 +17,7 @@ from hpo.config.spec import StudySpec
 from hpo.errors import InputError, StudyError
 from hpo.final.models import best_checkpoint, find_trial
 from hpo.study.code_record import trial_codes
-from hpo.study.open_study import OpenStudy, study_seed
+from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.status import trial_value
 from hpo.trial.builder import Builder, RunPlace, make_scheduler
@@ -86,7 +86,7 @@ class Start:
 
 def start_of_base(spec: StudySpec) -> Start:
     """The study file as it is, without a trial."""
-    return Start("base config", None, study_seed(spec), {}, None)
+    return Start("base config", None, spec.seed, {}, None)
 
 
 def start_of_trial(

@@ -11,8 +11,8 @@ from typing import Final
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.report.timeline import Work
-from hpo.storage.study_storage import REASON_ATTR
-from hpo.study.outcome import TRACEBACK_ATTR, Outcome, outcome_of
+from hpo.storage.attributes import REASON_ATTR, TRACEBACK_ATTR
+from hpo.study.outcome import Outcome, outcome_of
 
 # What differs between two errors of one cause: sizes, addresses, process ids.
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")

@@ -20,6 +20,7 @@ from hpo.report.origin import origin
 from hpo.report.snapshot import drawn_text, snapshot
 from hpo.report.timeline import Timeline, Work
 from hpo.storage import ledger
+from hpo.storage.optuna_private import id_of_trial
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, outcome_of
 from hpo.study.pruning_summary import (
@@ -138,7 +139,7 @@ def study_report(opened: OpenStudy) -> StudyReport:
     """Read a study from its storage."""
     study, trials = opened.spec.study, own_trials(opened)
     config, environment = origin(opened)
-    numbers = {trial._trial_id: trial.number for trial in trials}  # noqa: SLF001 - Optuna has no public name for it
+    numbers = {id_of_trial(trial): trial.number for trial in trials}
     with opened.storage.engine.connect() as conn:
         attempts = ledger.attempts(conn, opened.study_id)
     return StudyReport(

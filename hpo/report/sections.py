@@ -32,9 +32,8 @@ from hpo.report.markup import (
     table,
     worth_a_look,
 )
-from hpo.study.outcome import PREDICTION_ATTR
+from hpo.storage.attributes import PREDICTION_ATTR, RUN_ATTR
 from hpo.study.ranking import is_feasible
-from hpo.trial.run import RUN_ATTR
 from hpo.wording import count_of, duration, numbers, percent, shown
 
 #: Curves that are drawn of a large study.

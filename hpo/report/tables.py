@@ -16,8 +16,9 @@ from optuna.trial import FrozenTrial
 
 from hpo.config.schema_space import FloatParam, IntParam, ParamSpec
 from hpo.errors import InputError, StudyError
+from hpo.storage.attributes import BEST_ATTR
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import BEST_ATTR, finite
+from hpo.study.outcome import finite
 from hpo.study.status import own_trials, study_trials
 from trainer.files import replacing
 

@@ -20,7 +20,8 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.space import SearchSpace
 from hpo.search.per_trial import PerTrialSampler
-from hpo.storage.budget import IMPORTED_ATTR
+from hpo.storage.attributes import IMPORTED_ATTR
+from hpo.storage.optuna_private import all_trials
 
 #: Draws for one trial, where the points are too many to list.
 _DRAWS: Final = 20
@@ -113,8 +114,7 @@ class DistinctSampler(PerTrialSampler):
         return super().sample_independent(study, trial, param_name, param_distribution)
 
     def _tried(self, study: Study, trial: FrozenTrial) -> set[Hashable]:
-        # Not study.get_trials: with Hyperband that study shows the trials of one bracket only.
-        others = study._storage.get_all_trials(study._study_id, deepcopy=False)  # noqa: SLF001
+        others = all_trials(study)
         keys: set[Hashable] = set()
         for other in others:
             if other.number == trial.number or not other.params or IMPORTED_ATTR in other.system_attrs:

@@ -28,7 +28,7 @@ from numpy.typing import ArrayLike
 from optuna.pruners import BasePruner
 from optuna.trial import TrialState
 
-from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
+from hpo.storage.attributes import MAX_EPOCHS_ATTR
 
 #: The share of the configurations, by final value, that count as the top.
 _TOP: Final = 0.05

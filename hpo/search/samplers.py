@@ -18,7 +18,8 @@ from hpo.errors import StudyError
 from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
 from hpo.search.distinct import DistinctSampler
 from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
-from hpo.storage.budget import IMPORTED_ATTR
+from hpo.storage.attributes import IMPORTED_ATTR
+from hpo.storage.optuna_private import all_trials
 
 SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
     {
@@ -60,8 +61,7 @@ class ExhaustiveSampler(samplers.BaseSampler):
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Find the trial's point."""
-        # Not study.get_trials: with Hyperband that study shows the trials of one bracket only.
-        trials = study._storage.get_all_trials(study._study_id, deepcopy=False)  # noqa: SLF001
+        trials = all_trials(study)
         earlier = [other for other in trials if other.number < trial.number]
         rank = sum(not has_own_point(other) for other in earlier)
         self._point = self._points[rank] if rank < len(self._points) and not has_own_point(trial) else {}

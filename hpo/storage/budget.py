@@ -11,19 +11,13 @@ from datetime import datetime
 from typing import cast
 
 import sqlalchemy as sa
-from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import orm
 
 from hpo.errors import BudgetExhaustedError
+from hpo.storage.attributes import BUDGET_ATTR, IMPORTED_ATTR
 from hpo.storage.ledger import Executor
-
-BUDGET_ATTR = "hpo:n_trials"
-IMPORTED_ATTR = "hpo:imported"
-
-_TRIALS = cast("sa.Table", models.TrialModel.__table__)
-_STUDY_ATTRS = cast("sa.Table", models.StudyUserAttributeModel.__table__)
-_SYSTEM_ATTRS = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
+from hpo.storage.optuna_private import STUDY_USER_ATTRS, TRIAL_SYSTEM_ATTRS, TRIALS, models, started_utc
 
 
 def marked(template: FrozenTrial, *, budgeted: bool) -> FrozenTrial:
@@ -65,7 +59,7 @@ def claimable(conn: Executor, study_id: int) -> int:
 
 def count_trials(conn: Executor, study_id: int, states: Collection[TrialState]) -> int:
     """How many of a study's trials are in these states."""
-    query = sa.select(sa.func.count()).where(_TRIALS.c.study_id == study_id, _TRIALS.c.state.in_(states))
+    query = sa.select(sa.func.count()).where(TRIALS.c.study_id == study_id, TRIALS.c.state.in_(states))
     return cast("int", conn.execute(query).scalar_one())
 
 
@@ -74,10 +68,10 @@ def _left_and_trials(conn: Executor, study_id: int) -> tuple[int | None, int]:
 
     The first is below zero where the budget was lowered.
     """
-    budget = sa.select(_STUDY_ATTRS.c.value_json).where(
-        _STUDY_ATTRS.c.study_id == study_id, _STUDY_ATTRS.c.key == BUDGET_ATTR
+    budget = sa.select(STUDY_USER_ATTRS.c.value_json).where(
+        STUDY_USER_ATTRS.c.study_id == study_id, STUDY_USER_ATTRS.c.key == BUDGET_ATTR
     )
-    count = sa.select(sa.func.count()).select_from(_TRIALS).where(_TRIALS.c.study_id == study_id)
+    count = sa.select(sa.func.count()).select_from(TRIALS).where(TRIALS.c.study_id == study_id)
     row = conn.execute(sa.select(budget.scalar_subquery(), count.scalar_subquery())).one()
     stored, trials = cast("tuple[str | None, int]", tuple(row))
     number = None if stored is None else json.loads(stored)
@@ -85,8 +79,8 @@ def _left_and_trials(conn: Executor, study_id: int) -> tuple[int | None, int]:
         return None if number is None else number - trials, trials
     imported = (
         sa.select(sa.func.count())
-        .join_from(_TRIALS, _SYSTEM_ATTRS, _SYSTEM_ATTRS.c.trial_id == _TRIALS.c.trial_id)
-        .where(_TRIALS.c.study_id == study_id, _SYSTEM_ATTRS.c.key == IMPORTED_ATTR)
+        .join_from(TRIALS, TRIAL_SYSTEM_ATTRS, TRIAL_SYSTEM_ATTRS.c.trial_id == TRIALS.c.trial_id)
+        .where(TRIALS.c.study_id == study_id, TRIAL_SYSTEM_ATTRS.c.key == IMPORTED_ATTR)
     )
     return number - trials + cast("int", conn.execute(imported).scalar_one()), trials
 
@@ -104,8 +98,8 @@ def insert_running(session: orm.Session, study_id: int, number: int) -> models.T
         "number": number,
         "study_id": study_id,
         "state": TrialState.RUNNING,
-        "datetime_start": trial._datetime_start_utc,  # noqa: SLF001 - the column itself
+        "datetime_start": started_utc(trial),
     }
-    result = cast("sa.CursorResult[tuple[()]]", session.execute(sa.insert(_TRIALS), row))
+    result = cast("sa.CursorResult[tuple[()]]", session.execute(sa.insert(TRIALS), row))
     trial.trial_id = cast("tuple[int]", result.inserted_primary_key)[0]
     return trial

@@ -7,9 +7,9 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Final
 
 from optuna.distributions import BaseDistribution
-from optuna.storages._cached_storage import _CachedStorage, _StudyInfo
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.storage.optuna_private import CachedStorage, CachedStudy
 from hpo.storage.reader import TrialRow
 from hpo.storage.study_storage import StudyStorage
 
@@ -17,7 +17,7 @@ _ALL: Final = frozenset(TrialState)
 _FINISHED: Final = frozenset(state for state in TrialState if state.is_finished())
 
 
-class StudyCache(_CachedStorage):
+class StudyCache(CachedStorage):
     """Optuna's cache in front of a storage, with cheaper answers to "which trials are there?".
 
     Optuna's reads every unfinished trial with its whole curve each time it is asked for any trials, and sorts
@@ -42,7 +42,7 @@ class StudyCache(_CachedStorage):
         Otherwise each process looks in the storage, the first time it sets a parameter, what another trial had.
         """
         with self._lock:
-            self._studies.setdefault(study_id, _StudyInfo()).param_distribution.update(distributions)
+            self._studies.setdefault(study_id, CachedStudy()).param_distribution.update(distributions)
 
     def delete_study(self, study_id: int) -> None:
         """Delete a study; see `optuna.storages.BaseStorage`."""

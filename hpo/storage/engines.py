@@ -18,11 +18,11 @@ from urllib.parse import unquote
 
 import optuna
 import sqlalchemy as sa
-from optuna.storages._rdb import models
 
 from hpo.errors import InputError, StudyError
 from hpo.storage import ledger
 from hpo.storage.guarded import SINGLE
+from hpo.storage.optuna_private import models
 from hpo.storage.outage import DatabaseAwayError, DatabaseError, first_line, tell_outages
 
 if TYPE_CHECKING:

@@ -11,26 +11,25 @@ from datetime import UTC, datetime
 from typing import Any, cast
 
 import sqlalchemy as sa
-from optuna.storages._rdb.models import TrialModel, TrialValueModel
 from optuna.trial import TrialState
 from sqlalchemy import orm
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from hpo.storage.ledger import ATTEMPTS
+from hpo.storage.optuna_private import TRIALS, VALUES, models
 
 # An execution option: each statement is a transaction of its own, SQLite needs no BEGIN around it.
 SINGLE = "hpo_single"
 
-_TRIALS = cast("sa.Table", TrialModel.__table__)
 _SET_STATE = (
-    sa.update(_TRIALS)
+    sa.update(TRIALS)
     .where(
-        _TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
-        _TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING]),
+        TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
+        TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING]),
     )
     .values(state=sa.bindparam("new_state"), datetime_complete=sa.bindparam("new_completed"))
 )
-_ADD_VALUE = sa.insert(cast("sa.Table", TrialValueModel.__table__))
+_ADD_VALUE = sa.insert(VALUES)
 
 
 @functools.cache
@@ -74,10 +73,10 @@ def _allowed_trial(table: sa.Table, columns: tuple[str, ...], *, fenced: bool) -
     """The new row, or nothing if the trial may not be written to."""
     new = [sa.bindparam(f"new_{name}", type_=table.c[name].type) for name in columns]
     trial = sa.bindparam("trial", type_=sa.Integer)
-    unfinished = _TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING])
+    unfinished = TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING])
     if not fenced:
-        return sa.select(_TRIALS.c.trial_id, *new).where(_TRIALS.c.trial_id == trial, unfinished)
-    writable = sa.exists().where(_TRIALS.c.trial_id == trial, unfinished)
+        return sa.select(TRIALS.c.trial_id, *new).where(TRIALS.c.trial_id == trial, unfinished)
+    writable = sa.exists().where(TRIALS.c.trial_id == trial, unfinished)
     source = sa.select(ATTEMPTS.c.trial_id, *new).where(
         ATTEMPTS.c.trial_id == trial,
         ATTEMPTS.c.attempt == sa.bindparam("attempt", type_=sa.Integer),
@@ -97,7 +96,7 @@ def set_state(session: orm.Session, trial_id: int, state: TrialState, values: Se
     if not changed.rowcount:
         return False
     for objective, value in enumerate(values):
-        stored, kind = TrialValueModel.value_to_stored_repr(value)
+        stored, kind = models.TrialValueModel.value_to_stored_repr(value)
         row = {"trial_id": trial_id, "objective": objective, "value": stored, "value_type": kind}
         session.execute(_ADD_VALUE, row)
     return True

@@ -22,10 +22,10 @@ from typing import Any, NamedTuple, Protocol, Self, cast
 
 import psutil
 import sqlalchemy as sa
-from optuna.storages._rdb.models import TrialModel
 from optuna.trial import TrialState
 
 from hpo.errors import StudyError
+from hpo.storage.optuna_private import TRIALS
 from hpo.storage.outage import DatabaseGoneError, first_line
 
 logger = logging.getLogger(__name__)
@@ -58,7 +58,6 @@ ATTEMPTS = sa.Table(
     sa.Column("reason", sa.Text),
 )
 
-_TRIALS = cast("sa.Table", TrialModel.__table__)
 _HAS_PROC = Path("/proc/self/stat").exists()
 
 
@@ -326,8 +325,8 @@ def lock_unchanged(conn: Executor, lease: Attempt) -> bool:
 
 def attempts(conn: Executor, study_id: int) -> list[Attempt]:
     """Every attempt of a study's trials, by trial and attempt."""
-    query = sa.select(ATTEMPTS).join(_TRIALS, _TRIALS.c.trial_id == ATTEMPTS.c.trial_id)
-    query = query.where(_TRIALS.c.study_id == study_id)
+    query = sa.select(ATTEMPTS).join(TRIALS, TRIALS.c.trial_id == ATTEMPTS.c.trial_id)
+    query = query.where(TRIALS.c.study_id == study_id)
     return _read(conn, query)
 
 
@@ -343,12 +342,12 @@ def _read(conn: Executor, query: sa.Select[tuple[object, ...]]) -> list[Attempt]
 
 def running_trials(conn: Executor, study_id: int) -> list[RunningTrial]:
     """The study's RUNNING trials with their leases, by number."""
-    join = sa.and_(ATTEMPTS.c.trial_id == _TRIALS.c.trial_id, ATTEMPTS.c.ended_at.is_(None))
+    join = sa.and_(ATTEMPTS.c.trial_id == TRIALS.c.trial_id, ATTEMPTS.c.ended_at.is_(None))
     query = (
-        sa.select(_TRIALS.c.trial_id, _TRIALS.c.number, ATTEMPTS)
-        .outerjoin_from(_TRIALS, ATTEMPTS, join)
-        .where(_TRIALS.c.study_id == study_id, _TRIALS.c.state == TrialState.RUNNING)
-        .order_by(_TRIALS.c.number)
+        sa.select(TRIALS.c.trial_id, TRIALS.c.number, ATTEMPTS)
+        .outerjoin_from(TRIALS, ATTEMPTS, join)
+        .where(TRIALS.c.study_id == study_id, TRIALS.c.state == TrialState.RUNNING)
+        .order_by(TRIALS.c.number)
     )
     rows = cast("list[tuple[Any, ...]]", conn.execute(query).all())
     return [RunningTrial(row[0], row[1], None if row[2] is None else Attempt._make(row[2:])) for row in rows]

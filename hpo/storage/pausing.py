@@ -7,12 +7,9 @@ trial to the worker that resumes it removes it.
 
 from __future__ import annotations
 
-from typing import Final
-
 from optuna.trial import FrozenTrial, TrialState
 
-#: Epochs that the trial has finished; only a paused trial has this attribute while it is unfinished.
-PAUSED_ATTR: Final = "hpo:paused"
+from hpo.storage.attributes import PAUSED_ATTR
 
 
 def paused_at(trial: FrozenTrial) -> int | None:

@@ -11,22 +11,23 @@ import math
 from collections import defaultdict
 from collections.abc import Collection, Container, Sequence
 from datetime import UTC, datetime
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from optuna.distributions import json_to_distribution
-from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.storage.optuna_private import (
+    PARAMS,
+    REPORTS,
+    TRIAL_SYSTEM_ATTRS,
+    TRIAL_USER_ATTRS,
+    TRIALS,
+    VALUES,
+    models,
+)
 from hpo.storage.outage import patient
 from hpo.storage.transactions import TransactionalStorage
-
-_TRIALS = cast("sa.Table", models.TrialModel.__table__)
-_PARAMS = cast("sa.Table", models.TrialParamModel.__table__)
-_VALUES = cast("sa.Table", models.TrialValueModel.__table__)
-_REPORTS = cast("sa.Table", models.TrialIntermediateValueModel.__table__)
-_USER_ATTRS = cast("sa.Table", models.TrialUserAttributeModel.__table__)
-_SYSTEM_ATTRS = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
 
 # Ids in one statement: far below what any database takes, and enough for the statement's own cost not to count.
 _AT_ONCE: Final = 500
@@ -51,11 +52,11 @@ class TrialRow(NamedTuple):
 
 
 _ROW = (
-    _TRIALS.c.trial_id,
-    _TRIALS.c.number,
-    _TRIALS.c.state,
-    _TRIALS.c.datetime_start,
-    _TRIALS.c.datetime_complete,
+    TRIALS.c.trial_id,
+    TRIALS.c.number,
+    TRIALS.c.state,
+    TRIALS.c.datetime_start,
+    TRIALS.c.datetime_complete,
 )
 
 
@@ -102,13 +103,13 @@ class ReadingStorage(TransactionalStorage):
 
 
 # Statements are built once: building one costs as much as a small database takes to answer it.
-_AFTER = _TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
-_OF_STUDY = sa.select(*_ROW).where(_TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer))
-_ROWS_AFTER = _OF_STUDY.where(_AFTER).order_by(_TRIALS.c.trial_id)
+_AFTER = TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
+_OF_STUDY = sa.select(*_ROW).where(TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer))
+_ROWS_AFTER = _OF_STUDY.where(_AFTER).order_by(TRIALS.c.trial_id)
 _ROWS_OR_AMONG = _OF_STUDY.where(
-    sa.or_(_AFTER, _TRIALS.c.trial_id.in_(sa.bindparam("among", expanding=True, type_=sa.Integer)))
-).order_by(_TRIALS.c.trial_id)
-_ROW_OF_ONE = sa.select(*_ROW).where(_TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
+    sa.or_(_AFTER, TRIALS.c.trial_id.in_(sa.bindparam("among", expanding=True, type_=sa.Integer)))
+).order_by(TRIALS.c.trial_id)
+_ROW_OF_ONE = sa.select(*_ROW).where(TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
 
 
 def trial_row(conn: sa.Connection, trial_id: int) -> TrialRow:
@@ -156,9 +157,9 @@ def system_attrs(conn: sa.Connection, trial_id: int) -> dict[str, Any]:
 
 
 _SYSTEM_ATTRS_OF_ONE = (
-    sa.select(_SYSTEM_ATTRS.c.key, _SYSTEM_ATTRS.c.value_json)
-    .outerjoin_from(_TRIALS, _SYSTEM_ATTRS, _SYSTEM_ATTRS.c.trial_id == _TRIALS.c.trial_id)
-    .where(_TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
+    sa.select(TRIAL_SYSTEM_ATTRS.c.key, TRIAL_SYSTEM_ATTRS.c.value_json)
+    .outerjoin_from(TRIALS, TRIAL_SYSTEM_ATTRS, TRIAL_SYSTEM_ATTRS.c.trial_id == TRIALS.c.trial_id)
+    .where(TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
 )
 
 
@@ -178,11 +179,11 @@ def _part(
 
 # The first part has a value in every column: it is what databases take the columns' types from.
 _PARTS = sa.union_all(
-    _part(_PARAMS, "param_id", "param_name", "param_value", "distribution_json"),
-    _part(_VALUES, "objective", "value_type", "value", None),
-    _part(_REPORTS, "step", "intermediate_value_type", "intermediate_value", None),
-    _part(_USER_ATTRS, None, "key", None, "value_json"),
-    _part(_SYSTEM_ATTRS, None, "key", None, "value_json"),
+    _part(PARAMS, "param_id", "param_name", "param_value", "distribution_json"),
+    _part(VALUES, "objective", "value_type", "value", None),
+    _part(REPORTS, "step", "intermediate_value_type", "intermediate_value", None),
+    _part(TRIAL_USER_ATTRS, None, "key", None, "value_json"),
+    _part(TRIAL_SYSTEM_ATTRS, None, "key", None, "value_json"),
 )
 
 
@@ -192,14 +193,14 @@ def _whole(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:
     user_attrs, system = defaultdict[int, dict[str, Any]](dict), defaultdict[int, dict[str, Any]](dict)
     for found in conn.execute(_PARTS, {"trials": [row.trial_id for row in rows]}).partitions(_FETCHED):
         for part, trial_id, place, name, number, text in found:
-            if part == _REPORTS.name:
+            if part == REPORTS.name:
                 reports[trial_id][place] = number if name == _FINITE else _NOT_FINITE[name]
-            elif part == _PARAMS.name:
+            elif part == PARAMS.name:
                 params[trial_id].append((place, name, number, text))
-            elif part == _VALUES.name:
+            elif part == VALUES.name:
                 values[trial_id].append((place, name, number, text))
             else:
-                (user_attrs if part == _USER_ATTRS.name else system)[trial_id][name] = json.loads(text)
+                (user_attrs if part == TRIAL_USER_ATTRS.name else system)[trial_id][name] = json.loads(text)
     return [
         _trial(
             row,

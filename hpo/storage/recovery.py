@@ -15,14 +15,20 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Final, cast
 
 import sqlalchemy as sa
-from optuna.storages._rdb import models
 from optuna.trial import TrialState
 
 from hpo.storage import ledger
-from hpo.storage.budget import BUDGET_ATTR
+from hpo.storage.attributes import (
+    BUDGET_ATTR,
+    OUTCOME_ATTR,
+    REASON_ATTR,
+    RETRIED_ATTR,
+    TRACEBACK_ATTR,
+    WORKER_ATTR,
+)
+from hpo.storage.optuna_private import TRIAL_USER_ATTRS, models, set_user_attr
 from hpo.storage.outage import patient
-from hpo.storage.study_storage import OUTCOME_ATTR, REASON_ATTR, StudyStorage
-from hpo.study.outcome import TRACEBACK_ATTR, WORKER_ATTR
+from hpo.storage.study_storage import StudyStorage
 
 if TYPE_CHECKING:
     from sqlalchemy import orm
@@ -33,9 +39,6 @@ _WATCHED_SHARE: Final = 2
 _WATCH_PAUSE: Final = 1.0
 LOST: Final = "lost"
 STOPPED: Final = "stopped"
-#: The last attempt of a trial before a person let it wait again (`hpo.study.retry`): deaths until then don't
-#: count.
-RETRIED_ATTR: Final = "hpo:retried_after"
 
 
 @dataclass(frozen=True)
@@ -317,15 +320,13 @@ def _fail(storage: StudyStorage, session: orm.Session, trial: models.TrialModel,
     trial_id = cast("int", trial.trial_id)
     forget_failure(session, trial_id)
     for key, value in attrs.items():
-        storage._set_trial_attr_without_commit(  # noqa: SLF001 - Optuna's, in our transaction
-            session, models.TrialUserAttributeModel, trial_id, key, value
-        )
+        set_user_attr(storage, session, trial_id, key, value)
     trial.state = TrialState.FAIL
     trial.datetime_complete = datetime.now()
 
 
 def forget_failure(session: orm.Session, trial_id: int) -> None:
     """Delete what an earlier attempt has left on a trial about its failure."""
-    attrs = cast("sa.Table", models.TrialUserAttributeModel.__table__)
+    attrs = TRIAL_USER_ATTRS
     failure = attrs.c.key.in_([OUTCOME_ATTR, REASON_ATTR, TRACEBACK_ATTR, WORKER_ATTR])
     session.execute(sa.delete(attrs).where(attrs.c.trial_id == trial_id, failure))

@@ -29,7 +29,6 @@ from optuna.distributions import (
     distribution_to_json,
 )
 from optuna.exceptions import DuplicatedStudyError
-from optuna.storages._rdb import models
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import orm
@@ -37,38 +36,23 @@ from sqlalchemy import orm
 from hpo.errors import LeaseLostError, StudyError
 from hpo.storage import engines as database
 from hpo.storage import ledger
-from hpo.storage.budget import (
-    BUDGET_ATTR,
-    IMPORTED_ATTR,
-    insert_running,
-    marked,
-    refuse_beyond_budget,
-)
+from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR
+from hpo.storage.budget import insert_running, marked, refuse_beyond_budget
 from hpo.storage.engines import display_url
 from hpo.storage.forks import refuse_forks
 from hpo.storage.guarded import guarded_insert, set_state
 from hpo.storage.ledger import Owner
+from hpo.storage.optuna_private import (
+    PARAMS,
+    REPORTS,
+    TRIAL_SYSTEM_ATTRS,
+    TRIAL_USER_ATTRS,
+    TRIALS,
+    id_of_trial,
+    models,
+)
 from hpo.storage.outage import Patience, all_patient, patient
 from hpo.storage.reader import ReadingStorage
-
-__all__ = [
-    "BUDGET_ATTR",
-    "IMPORTED_ATTR",
-    "OUTCOME_ATTR",
-    "REASON_ATTR",
-    "StudyStorage",
-    "display_url",
-    "open_storage",
-]
-
-OUTCOME_ATTR = "hpo:outcome"
-REASON_ATTR = "hpo:reason"
-
-_TRIALS = cast("sa.Table", models.TrialModel.__table__)
-_USER_ATTRS = cast("sa.Table", models.TrialUserAttributeModel.__table__)
-_PARAMS = cast("sa.Table", models.TrialParamModel.__table__)
-_REPORTS = cast("sa.Table", models.TrialIntermediateValueModel.__table__)
-_SYSTEM_ATTRS = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
 
 
 class _Claim(threading.local):
@@ -130,7 +114,7 @@ class StudyStorage(ReadingStorage):
     def delete_study(self, study_id: int) -> None:
         """Delete a study with its trials and their attempts."""
         with self.transaction() as session:
-            ledger.forget_trials(session, sa.select(_TRIALS.c.trial_id).where(_TRIALS.c.study_id == study_id))
+            ledger.forget_trials(session, sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == study_id))
             super().delete_study(study_id)
 
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
@@ -158,10 +142,10 @@ class StudyStorage(ReadingStorage):
         with self._writing():
             trial = super()._create_new_trial(study_id, template)
         if self._claim.attempt is not None:
-            self._hold(trial._trial_id, self._claim.attempt)  # noqa: SLF001 - the id has no public name
+            self._hold(id_of_trial(trial), self._claim.attempt)
         if self._claim.attempt is not None and template is None:
             # Optuna reads next what it has just made. It is this owner's, who has not written to it yet.
-            self._untouched = {trial._trial_id: copy.deepcopy(trial)}  # noqa: SLF001
+            self._untouched = {id_of_trial(trial): copy.deepcopy(trial)}
         return trial
 
     def _get_prepared_new_trial(
@@ -212,7 +196,7 @@ class StudyStorage(ReadingStorage):
             return
         attempt = self._held.get(trial_id)
         if attempt is None:
-            state = session.execute(sa.select(_TRIALS.c.state).where(_TRIALS.c.trial_id == trial_id)).scalar()
+            state = session.execute(sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id)).scalar()
             if state is None or state.is_finished():
                 return  # Optuna refuses the write itself
         elif ledger.holds(session, trial_id, attempt):
@@ -269,23 +253,23 @@ class StudyStorage(ReadingStorage):
             "param_value": param_value_internal,
             "distribution_json": distribution_to_json(distribution),
         }
-        self._write(_PARAMS, trial_id, "param_name", row, replace=False)
+        self._write(PARAMS, trial_id, "param_name", row, replace=False)
 
     def set_trial_user_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Store a user attribute; the owner's ``hpo:outcome`` becomes its attempt's outcome, too."""
-        self._write(_USER_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
+        self._write(TRIAL_USER_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
         if key == OUTCOME_ATTR and trial_id in self._held:
             self._outcomes[trial_id] = str(value)
 
     def set_trial_system_attr(self, trial_id: int, key: str, value: Any) -> None:
         """Store a system attribute."""
-        self._write(_SYSTEM_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
+        self._write(TRIAL_SYSTEM_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
         """Store a reported value, in place of what was reported for the step before."""
         value, kind = models.TrialIntermediateValueModel.intermediate_value_to_stored_repr(intermediate_value)
         row = {"step": step, "intermediate_value": value, "intermediate_value_type": kind}
-        self._write(_REPORTS, trial_id, "step", row)
+        self._write(REPORTS, trial_id, "step", row)
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Read a trial; LeaseLostError for one held by this storage that runs no longer.
@@ -323,7 +307,7 @@ class StudyStorage(ReadingStorage):
         if not self.patience.tries:
             self._claim.attempt = None
         with self.transaction() as session:
-            query = sa.select(_TRIALS.c.state).where(_TRIALS.c.trial_id == trial_id).with_for_update()
+            query = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id).with_for_update()
             won = self._claim.attempt is not None and self._claimed_before(session, trial_id)
             if self.owner is not None and session.execute(query).scalar() == TrialState.WAITING:
                 self._claim.attempt = ledger.claim(session, trial_id, self.owner)

@@ -12,12 +12,12 @@ from contextlib import contextmanager
 import sqlalchemy as sa
 from optuna.exceptions import StorageInternalError
 from optuna.storages import RDBStorage
-from optuna.storages._rdb.storage import _create_scoped_session
 from sqlalchemy import orm
 
 from hpo.storage import engines as database
 from hpo.storage.forks import keep_from_forks
 from hpo.storage.guarded import SINGLE
+from hpo.storage.optuna_private import scoped_transaction
 from hpo.storage.outage import DatabaseAwayError, Patience, first_line, tell_outages
 from hpo.storage.presence import watch_file
 
@@ -94,7 +94,7 @@ class TransactionalStorage(RDBStorage):
     @contextmanager
     def transaction(self) -> Iterator[orm.Session]:
         """A writing transaction on this thread's session; Optuna's methods called inside join and end it."""
-        with self.patience.whole(), self._writing(), _create_scoped_session(self.scoped_session) as session:
+        with self.patience.whole(), self._writing(), scoped_transaction(self.scoped_session) as session:
             yield session
 
     @contextmanager

@@ -16,10 +16,11 @@ from optuna.trial import FrozenTrial
 
 from hpo.config.code import CodeIdentity
 from hpo.config.spec import StudySpec
+from hpo.storage.attributes import CODE_ATTR
 from hpo.storage.ledger import Attempt
+from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.study_storage import StudyStorage
 
-CODE_ATTR: Final = "hpo:code"
 _LISTED: Final = 20
 
 
@@ -92,7 +93,7 @@ def code_fix(spec: StudySpec) -> str:
 
 def trial_codes(storage: StudyStorage, trial: FrozenTrial) -> list[str]:
     """The code that a trial ran under, the latest last; more than one where it went on under other code."""
-    return codes_of(storage.attempts_of_trial(trial._trial_id))  # noqa: SLF001 - Optuna has no public name for it
+    return codes_of(storage.attempts_of_trial(id_of_trial(trial)))
 
 
 def codes_of(attempts: Iterable[Attempt]) -> list[str]:

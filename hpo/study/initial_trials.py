@@ -7,12 +7,11 @@ import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import optuna
 import sqlalchemy as sa
 from optuna.samplers import BaseSampler
-from optuna.storages._rdb.models import StudySystemAttributeModel
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import IntegrityError
 
@@ -23,20 +22,24 @@ from hpo.config.spec import StudySpec, load_spec
 from hpo.errors import BudgetExhaustedError, InputError, StudyError
 from hpo.search.distinct import point_key
 from hpo.search.samplers import ExhaustiveSampler
-from hpo.storage.budget import BUDGET_ATTR, IMPORTED_ATTR, count_trials
+from hpo.storage.attributes import (
+    BASELINE_ATTR,
+    BEGINNING_ATTR,
+    BEGUN_ATTR,
+    BEST_ATTR,
+    BUDGET_ATTR,
+    CONSTRAINT_ATTR,
+    IMPORTED_ATTR,
+    ORIGIN_ATTR,
+    OUTCOME_ATTR,
+)
+from hpo.storage.budget import count_trials
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner, owner_is_alive
-from hpo.storage.study_storage import OUTCOME_ATTR, StudyStorage, open_storage
-from hpo.study.outcome import BEST_ATTR, Outcome, outcome_of
-from hpo.study.ranking import CONSTRAINT_ATTR
+from hpo.storage.optuna_private import STUDY_SYSTEM_ATTRS, id_of_study
+from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.study.outcome import Outcome, outcome_of
 
-#: Marks the trial of the base config.
-BASELINE_ATTR: Final = "hpo:baseline"
-#: Study and number that an imported trial had.
-ORIGIN_ATTR: Final = "hpo:imported_from"
-
-_BEGUN_ATTR: Final = "hpo:begun"
-_BEGINNING_ATTR: Final = "hpo:beginning"
 #: Seconds for which another machine's process may get on with the beginning by not a single trial, before it is
 #: taken to have died at it.
 _PATIENCE: Final = 30.0
@@ -79,7 +82,7 @@ def begin(spec: StudySpec, space: SearchSpace, storage: StudyStorage, study: opt
     Returns:
         What a person should know of it, a line each.
     """
-    study_id = study._study_id  # noqa: SLF001 - Optuna has no public name for it
+    study_id = id_of_study(study)
     if not (spec.study.baseline or spec.study.warm_start) or not _is_ours_to_do(storage, study_id):
         return []
     # Each step leaves out what is there already: an earlier process may have died in the middle.
@@ -87,7 +90,7 @@ def begin(spec: StudySpec, space: SearchSpace, storage: StudyStorage, study: opt
     trials = study.get_trials(deepcopy=False)
     if spec.study.baseline and not any(BASELINE_ATTR in trial.user_attrs for trial in trials):
         study.enqueue_trial(base_point(spec, space), user_attrs={BASELINE_ATTR: True})
-    storage.set_study_system_attr(study_id, _BEGUN_ATTR, True)
+    storage.set_study_system_attr(study_id, BEGUN_ATTR, True)
     return notes
 
 
@@ -206,8 +209,8 @@ def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:
     ours = [owner.host, owner.boot_id, owner.pid, owner.start_time]
     last: object = None
     end = 0.0
-    while _BEGUN_ATTR not in (attrs := storage.get_study_system_attrs(study_id)):
-        theirs, now = attrs.get(_BEGINNING_ATTR), time.monotonic()
+    while BEGUN_ATTR not in (attrs := storage.get_study_system_attrs(study_id)):
+        theirs, now = attrs.get(BEGINNING_ATTR), time.monotonic()
         with storage.engine.connect() as conn:
             seen = (theirs, count_trials(conn, study_id, tuple(TrialState)))
         if seen != last:  # it gets on
@@ -221,9 +224,9 @@ def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:
 
 def _take_over(storage: StudyStorage, study_id: int, theirs: object, ours: object) -> bool:
     """Say who gives the study its beginning, in place of who said so before (None: nobody); False if too late."""
-    table = cast("sa.Table", StudySystemAttributeModel.__table__)
-    row = {"study_id": study_id, "key": _BEGINNING_ATTR, "value_json": json.dumps(ours)}
-    mine = (table.c.study_id == study_id, table.c.key == _BEGINNING_ATTR, table.c.value_json == json.dumps(theirs))
+    table = STUDY_SYSTEM_ATTRS
+    row = {"study_id": study_id, "key": BEGINNING_ATTR, "value_json": json.dumps(ours)}
+    mine = (table.c.study_id == study_id, table.c.key == BEGINNING_ATTR, table.c.value_json == json.dumps(theirs))
     with storage.engine.begin() as conn:
         if theirs is not None:
             return conn.execute(sa.update(table).where(*mine).values(row)).rowcount == 1
@@ -236,7 +239,7 @@ def _take_over(storage: StudyStorage, study_id: int, theirs: object, ours: objec
 
 
 def _is_begun(storage: StudyStorage, study_id: int) -> bool:
-    return _BEGUN_ATTR in storage.get_study_system_attrs(study_id)
+    return BEGUN_ATTR in storage.get_study_system_attrs(study_id)
 
 
 def enqueue(
@@ -267,7 +270,7 @@ def enqueue(
     ]
     # As Optuna's enqueue_trial does, which does not say the trial's number; a worker may take it at once.
     template = create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point})
-    study_id = study._study_id  # noqa: SLF001 - Optuna has no public name for it
+    study_id = id_of_study(study)
     budget = int(study.user_attrs.get(BUDGET_ATTR, spec.study.n_trials))
     on_grid = isinstance(study.sampler, ExhaustiveSampler)
     whole_grid = on_grid and budget == budget_of(spec, study) < spec.study.n_trials

@@ -17,13 +17,13 @@ from hpo.config.identity import identity, stored_identity
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec, diff_configs
 from hpo.errors import InputError, OtherCodeError, StudyError
-from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
 from hpo.search.pruners import make_pruner
 from hpo.search.samplers import ExhaustiveSampler, make_sampler
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Scheduler
 from hpo.storage import ledger
-from hpo.storage.budget import BUDGET_ATTR, claimable, count_trials
+from hpo.storage.attributes import BUDGET_ATTR, CONFIG_ATTR, HASH_ATTR, MAX_EPOCHS_ATTR
+from hpo.storage.budget import claimable, count_trials
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
@@ -35,9 +35,6 @@ from hpo.study.initial_trials import begin, budget_of, check_beginning
 from hpo.study.note import write_note
 from hpo.study.ranking import study_directions
 from trainer.data.seeding import derive_seed
-
-CONFIG_ATTR: Final = "hpo:config"
-HASH_ATTR: Final = "hpo:config_hash"
 
 _TRAINING_STREAM: Final = 0x71
 #: Seconds after which a worker looks again for trials that others have finished.
@@ -71,7 +68,7 @@ class OpenStudy:
 
     def trial_seed(self, number: int) -> int:
         """Seed of trial ``number``'s training, in [0, 2**32): from the study's seed and the number alone."""
-        return derive_seed(study_seed(self.spec), _TRAINING_STREAM, number) % 2**32
+        return derive_seed(self.spec.seed, _TRAINING_STREAM, number) % 2**32
 
     def budget(self) -> int:
         """Trials that the study is to bring to an end, as stored by the latest `hpo run`."""
@@ -114,11 +111,6 @@ class OpenStudy:
     def stop_note(self, number: int, attempt: int) -> str | None:
         """Why an attempt ended through no fault of its trial, where it could only be noted in its folder."""
         return stop_note(self.spec, number, attempt)
-
-
-def study_seed(spec: StudySpec) -> int:
-    """The seed that training starts from: ``trainer.seed``, else ``study.sampler.seed``."""
-    return spec.study.sampler.seed if spec.trainer.seed is None else spec.trainer.seed
 
 
 def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_change: bool = False) -> OpenStudy:

@@ -7,12 +7,7 @@ from typing import Any, Final
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.storage.study_storage import OUTCOME_ATTR
-
-BEST_ATTR: Final = "hpo:best"
-PREDICTION_ATTR: Final = "hpo:prediction"
-TRACEBACK_ATTR: Final = "hpo:traceback"
-WORKER_ATTR: Final = "hpo:worker"
+from hpo.storage.attributes import OUTCOME_ATTR
 
 
 class Outcome(StrEnum):

@@ -10,8 +10,7 @@ from typing import Any, Final
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.search.predicted_loss.pruner import AUDIT_ATTR
-from hpo.study.outcome import PREDICTION_ATTR
+from hpo.storage.attributes import AUDIT_ATTR, PREDICTION_ATTR
 
 #: Standard deviations from a normal distribution's mean to the ends of its middle 80 %.
 MIDDLE_80: Final = statistics.NormalDist().inv_cdf(0.9)

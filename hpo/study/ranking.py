@@ -7,14 +7,11 @@ from collections.abc import Iterable, Mapping
 from typing import Final
 
 from optuna.study import StudyDirection
-from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
 from optuna.trial import FrozenTrial
 
 from hpo.config.schema_study import Direction
+from hpo.storage import optuna_private
 from hpo.study.outcome import Outcome, outcome_of
-
-#: Begins the name of the system attribute in which Optuna keeps how far a trial is beyond a bound.
-CONSTRAINT_ATTR: Final = "constraints:"
 
 _DIRECTIONS: Final = {"minimize": StudyDirection.MINIMIZE, "maximize": StudyDirection.MAXIMIZE}
 
@@ -53,8 +50,7 @@ def ranked(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> lis
 def pareto_front(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
     """The trials that none other beats in one metric without losing in another, in the order of their numbers."""
     eligible = [trial for trial in trials if is_ranked(trial)]
-    # Optuna's own, so that its dashboard and its plots show the same front.
-    front = _get_pareto_front_trials_by_trials(eligible, study_directions(goals), consider_constraint=False)
+    front = optuna_private.pareto_front(eligible, study_directions(goals))
     return sorted(front, key=lambda trial: trial.number)
 
 

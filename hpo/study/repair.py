@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 import sqlalchemy as sa
-from optuna.storages._rdb import models
 from optuna.trial import TrialState
 
 from hpo.storage import ledger
 from hpo.storage.ledger import ATTEMPTS, Attempt
+from hpo.storage.optuna_private import TRIALS
 from hpo.storage.outage import patient
 from hpo.storage.recovery import requeue_dead
 from hpo.storage.study_storage import StudyStorage
@@ -31,7 +31,6 @@ FAILED: Final = "failed"
 LEASE_ENDED: Final = "lease ended"
 ATTEMPT_REMOVED: Final = "attempt removed"
 
-_TRIALS = cast("sa.Table", models.TrialModel.__table__)
 _IGNORANT = "by a tool that knows nothing of leases"
 
 
@@ -121,12 +120,10 @@ def _left_alone(trial: ledger.RunningTrial, grace: float) -> Repair:
 def _stale_leases(conn: sa.Connection, study_id: int) -> list[tuple[int, Attempt]]:
     """Open leases of trials that do not run, with the trials' numbers."""
     query = (
-        sa.select(_TRIALS.c.number, ATTEMPTS)
-        .join_from(ATTEMPTS, _TRIALS, _TRIALS.c.trial_id == ATTEMPTS.c.trial_id)
-        .where(
-            _TRIALS.c.study_id == study_id, _TRIALS.c.state != TrialState.RUNNING, ATTEMPTS.c.ended_at.is_(None)
-        )
-        .order_by(_TRIALS.c.number)
+        sa.select(TRIALS.c.number, ATTEMPTS)
+        .join_from(ATTEMPTS, TRIALS, TRIALS.c.trial_id == ATTEMPTS.c.trial_id)
+        .where(TRIALS.c.study_id == study_id, TRIALS.c.state != TrialState.RUNNING, ATTEMPTS.c.ended_at.is_(None))
+        .order_by(TRIALS.c.number)
     )
     return [(row[0], Attempt._make(row[1:])) for row in conn.execute(query)]
 
@@ -150,14 +147,14 @@ def _end_lease(storage: StudyStorage, number: int, lease: Attempt, *, dry_run: b
 
 
 def _state_of(session: orm.Session, trial_id: int) -> TrialState | None:
-    query = sa.select(_TRIALS.c.state).where(_TRIALS.c.trial_id == trial_id).with_for_update()
+    query = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id).with_for_update()
     return cast("TrialState | None", session.execute(query).scalar())
 
 
 @patient
 def _remove_orphans(storage: StudyStorage, *, dry_run: bool) -> list[Repair]:
     """Remove the attempts at trials that Optuna's own tools have deleted."""
-    orphan = ~sa.exists().where(_TRIALS.c.trial_id == ATTEMPTS.c.trial_id)
+    orphan = ~sa.exists().where(TRIALS.c.trial_id == ATTEMPTS.c.trial_id)
     with storage.transaction() as session:
         query = sa.select(ATTEMPTS).where(orphan).order_by(ATTEMPTS.c.trial_id, ATTEMPTS.c.attempt)
         found = [Attempt._make(row) for row in session.execute(query.with_for_update())]

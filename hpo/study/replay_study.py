@@ -14,9 +14,9 @@ from optuna.trial import TrialState
 from hpo.config.marks import COMMAND_LINE
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError, StudyError
-from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
 from hpo.search.pruners import make_pruner
 from hpo.search.replay import Curve, Replay, Setting, replay, summarize, whole_curves
+from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import own_trials
 

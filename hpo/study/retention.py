@@ -22,11 +22,13 @@ from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import StudyError
+from hpo.storage.attributes import BEST_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
+from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import DatabaseError, first_line
 from hpo.study.folders import attempt_folders, is_attempt
-from hpo.study.outcome import BEST_ATTR, outcome_of
+from hpo.study.outcome import outcome_of
 from hpo.study.status import own_trials, ranked_trials
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
 
@@ -207,7 +209,7 @@ def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_
         if there and trial.state != TrialState.RUNNING:
             going = _going(present, trial, there, spare_only=order(trial)[0] == _SPARE_ONLY)
             if going:
-                yield Removal(trial._trial_id, trial.number, outcome_of(trial), trial.state, going)  # noqa: SLF001 - Optuna has no public name for it
+                yield Removal(id_of_trial(trial), trial.number, outcome_of(trial), trial.state, going)
 
 
 def _as_of_now(opened: OpenStudy) -> OpenStudy:

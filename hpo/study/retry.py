@@ -14,18 +14,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
-from optuna.storages._rdb import models
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import StudyError
 from hpo.storage import ledger
-from hpo.storage.budget import IMPORTED_ATTR
+from hpo.storage.attributes import IMPORTED_ATTR, REASON_ATTR, RETRIED_ATTR
+from hpo.storage.optuna_private import VALUES, id_of_trial, models, set_user_attr
 from hpo.storage.outage import patient
-from hpo.storage.recovery import RETRIED_ATTR, forget_failure
-from hpo.storage.study_storage import REASON_ATTR, StudyStorage
+from hpo.storage.recovery import forget_failure
+from hpo.storage.study_storage import StudyStorage
 from hpo.study.outcome import outcome_of
 
 if TYPE_CHECKING:
@@ -99,7 +99,7 @@ _WHY_NOT = {
 
 
 def _foreseen(storage: StudyStorage, trial: FrozenTrial) -> Reopened:
-    return _described(trial, storage.attempts_of_trial(trial._trial_id))  # noqa: SLF001 - no public name
+    return _described(trial, storage.attempts_of_trial(id_of_trial(trial)))
 
 
 def _described(trial: FrozenTrial, history: Sequence[ledger.Attempt]) -> Reopened:
@@ -108,7 +108,7 @@ def _described(trial: FrozenTrial, history: Sequence[ledger.Attempt]) -> Reopene
 
 @patient
 def _reopen(storage: StudyStorage, failed: FrozenTrial) -> Reopened | None:
-    trial_id = failed._trial_id  # noqa: SLF001 - Optuna has no public name
+    trial_id = id_of_trial(failed)
     with storage.transaction() as session:
         # The lease first, then the trial, as everywhere. A failed trial has an open one only where a tool that
         # knows nothing of leases has ended it; its owner must not be able to write to the trial that waits.
@@ -123,13 +123,8 @@ def _reopen(storage: StudyStorage, failed: FrozenTrial) -> Reopened | None:
         trial.datetime_complete = None
         session.flush()
         forget_failure(session, trial_id)
-        values = cast("sa.Table", models.TrialValueModel.__table__)
+        values = VALUES
         session.execute(sa.delete(values).where(values.c.trial_id == trial_id))
-        storage._set_trial_attr_without_commit(  # noqa: SLF001 - Optuna's, in our transaction
-            session,
-            models.TrialUserAttributeModel,
-            trial_id,
-            RETRIED_ATTR,
-            max((attempt.attempt for attempt in history), default=0),
-        )
+        last = max((attempt.attempt for attempt in history), default=0)
+        set_user_attr(storage, session, trial_id, RETRIED_ATTR, last)
         return _described(failed, history)

@@ -16,15 +16,14 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import StudyError
-from hpo.search.predicted_loss.pruner import MAX_EPOCHS_ATTR
 from hpo.storage import ledger
-from hpo.storage.budget import IMPORTED_ATTR
+from hpo.storage.attributes import BEST_ATTR, IMPORTED_ATTR, MAX_EPOCHS_ATTR, REASON_ATTR, TRACEBACK_ATTR
 from hpo.storage.ledger import Attempt
-from hpo.storage.study_storage import REASON_ATTR
+from hpo.storage.optuna_private import id_of_trial
 from hpo.study.code_record import CodeRecord, codes_of
 from hpo.study.goals import goal_reached
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import BEST_ATTR, TRACEBACK_ATTR, Outcome, finite, leading_value, outcome_of
+from hpo.study.outcome import Outcome, finite, leading_value, outcome_of
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
 from hpo.study.ranking import best_of, ranked
 
@@ -76,7 +75,7 @@ def _by_code(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> tuple[dict[str
     wholly: defaultdict[str, list[int]] = defaultdict(list)
     mixed = []
     for trial in trials:
-        codes = codes_of(attempts[trial._trial_id])  # noqa: SLF001 - Optuna has no public name for it
+        codes = codes_of(attempts[id_of_trial(trial)])
         if len(codes) > 1:
             mixed.append(trial.number)
         elif codes:
@@ -184,7 +183,7 @@ def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
             "seed": opened.trial_seed(trial.number),
             "duration_s": trial.duration.total_seconds() if trial.duration else None,
             **_cause(trial),
-            **_history(attempts[trial._trial_id]),  # noqa: SLF001 - Optuna has no public name for it
+            **_history(attempts[id_of_trial(trial)]),
         }
         for trial in own_trials(opened)
     ]

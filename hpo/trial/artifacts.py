@@ -15,11 +15,10 @@ from typing import Final, cast
 
 import sqlalchemy as sa
 from optuna.artifacts import ArtifactMeta
-from optuna.artifacts._upload import ARTIFACTS_ATTR_PREFIX
-from optuna.storages._rdb.models import TrialSystemAttributeModel
 
 from hpo.config.spec import StudySpec
 from hpo.storage.guarded import guarded_insert
+from hpo.storage.optuna_private import ARTIFACTS_ATTR_PREFIX, TRIAL_SYSTEM_ATTRS
 from hpo.storage.outage import patient
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.open_study import OpenStudy
@@ -32,7 +31,6 @@ _TYPES: Final = {
     "log.txt": "text/plain; charset=utf-8",
 }
 _NAMESPACE: Final = uuid.UUID("2f4b8d7c-53a2-4e0e-8f39-6f0f2f6d9b11")
-_SYSTEM_ATTRS = cast("sa.Table", TrialSystemAttributeModel.__table__)
 
 
 def artifact_folder(spec: StudySpec) -> Path:
@@ -109,7 +107,9 @@ def _register(storage: StudyStorage, trial_id: int, metas: Sequence[ArtifactMeta
     fenced = storage.owner is not None
     lease = {"attempt": storage.attempt_of(trial_id)} if fenced else {}
     columns = ("key", "value_json")
-    statement = guarded_insert(storage.engine.name, _SYSTEM_ATTRS, columns, "key", replace=True, fenced=fenced)
+    statement = guarded_insert(
+        storage.engine.name, TRIAL_SYSTEM_ATTRS, columns, "key", replace=True, fenced=fenced
+    )
     with storage.transaction() as session:
         for key, value in rows.items():
             new = {"trial": trial_id, "new_key": key, "new_value_json": json.dumps(value), **lease}

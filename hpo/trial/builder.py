@@ -23,7 +23,6 @@ from hpo.config.schema_metrics import METRIC_KEYS
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver, instantiate, named_targets
 from hpo.errors import InputError
-from hpo.study.open_study import study_seed
 from hpo.trial.run_length import NO_PROGRESS, Progress, plan_of, with_numbers
 from hpo.trial.trackers import Shown
 from trainer import BatchOptions, Callback, Trainer, callbacks
@@ -175,7 +174,7 @@ class Builder:
         key = json.dumps(config["data"], sort_keys=True, default=str)
         if key not in self._data:
             self.import_targets()
-            seed_all(study_seed(self.spec))
+            seed_all(self.spec.seed)
             with _one_thread():
                 made = instantiate(self.resolver, config["data"])
             if not isinstance(made, Mapping) or not {"train", "val"} <= made.keys():

@@ -8,9 +8,6 @@ from typing import Any, Final
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks import GradientAccumulation
 
-#: User attribute of a trial: parts that its batches are cut into, after it ran out of memory.
-PARTS_ATTR: Final = "hpo:micro_batches"
-
 _ACCUMULATION: Final = "gradient_accumulation"
 _SAVED: Final = "micro_batches"
 

@@ -8,8 +8,10 @@ from collections.abc import Callable
 import optuna
 
 from hpo.search.schedulers.scheduler import Scheduler
+from hpo.storage.attributes import PRUNED_ATTR
+from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import DatabaseError
-from hpo.trial.reports import PRUNED_ATTR, LateReports, Reports
+from hpo.trial.reports import LateReports, Reports
 from trainer.callback import Callback, TrainerView
 from trainer.state import DIVERGED, INTERRUPTED, PRUNED
 
@@ -56,7 +58,7 @@ class PrunerCallback(Callback):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Bring the storage to the history."""
-        frozen = self.trial.storage.get_trial(self.trial._trial_id)  # noqa: SLF001 - Optuna has no public id
+        frozen = self.trial.storage.get_trial(id_of_trial(self.trial))
         stored = frozen.intermediate_values
         for step, metrics in enumerate(trainer.state.history, start=1):
             value = metrics.get(self.metric)

@@ -7,13 +7,12 @@ before the scheduler is asked about it, and a decision before it is acted on.
 from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
 
 import optuna
 
 from hpo.search.schedulers.scheduler import Decision, Scheduler
-
-PRUNED_ATTR: Final = "hpo:pruned_at"
+from hpo.storage.attributes import PRUNED_ATTR
+from hpo.storage.optuna_private import id_of_trial, reports_of
 
 
 class Reports:
@@ -33,8 +32,8 @@ class Reports:
         # Not trial.report: that keeps the first value of a step, with a warning. As it does, the value goes
         # into the trial's own copy too, which is what pruners are shown.
         trial = self._trial
-        trial.storage.set_trial_intermediate_value(trial._trial_id, step, value)  # noqa: SLF001
-        trial._cached_frozen_trial.intermediate_values[step] = value  # noqa: SLF001
+        trial.storage.set_trial_intermediate_value(id_of_trial(trial), step, value)
+        reports_of(trial)[step] = value
 
     def send(self, step: int, value: float, *, ask: bool) -> bool:
         """Store a step's value and ask about it; whether the trial is to be pruned now."""

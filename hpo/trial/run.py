@@ -18,9 +18,21 @@ from torch.utils.data import DataLoader
 
 from hpo.errors import LeaseLostError
 from hpo.search.distinct import twin
+from hpo.storage.attributes import (
+    BEST_ATTR,
+    CONSTRAINT_ATTR,
+    OUTCOME_ATTR,
+    PARTS_ATTR,
+    PREDICTION_ATTR,
+    REASON_ATTR,
+    RUN_ATTR,
+    SAME_AS_ATTR,
+    TRACEBACK_ATTR,
+    WORKER_ATTR,
+)
 from hpo.storage.ledger import Lease
+from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import first_line
-from hpo.storage.study_storage import OUTCOME_ATTR, REASON_ATTR
 from hpo.study.code_record import trial_codes
 from hpo.study.folders import (
     attempt_folder,
@@ -32,22 +44,17 @@ from hpo.study.folders import (
 )
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import (
-    BEST_ATTR,
-    PREDICTION_ATTR,
-    TRACEBACK_ATTR,
-    WORKER_ATTR,
     Outcome,
     finite,
     leading_value,
     outcome_of,
     prediction_record,
 )
-from hpo.study.ranking import CONSTRAINT_ATTR
 from hpo.trial.artifacts import keep_artifacts
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.failure import failure_outcome, is_device_memory
 from hpo.trial.forks import EndForks, only_in
-from hpo.trial.micro_batch import PARTS_ATTR, MicroBatches, cut, finer
+from hpo.trial.micro_batch import MicroBatches, cut, finer
 from hpo.trial.pruner_callback import PrunerCallback
 from hpo.trial.report import TrialReport
 from hpo.trial.stopping import StopRequest, Watch
@@ -58,9 +65,6 @@ from trainer.error_text import error_text, shortened, traceback_text
 from trainer.recorded import Metrics
 from trainer.state import DIVERGED, INTERRUPTED, TrainState, best_epoch
 
-RUN_ATTR = "hpo:run"
-#: The trial whose result was taken over.
-SAME_AS_ATTR = "hpo:same_as"
 #: Characters of a traceback that the storage keeps; the trial's log has more.
 _LONGEST_STORED: Final = 10_000
 
@@ -149,7 +153,7 @@ class TrialRun:
 
     @property
     def _id(self) -> int:
-        return self.trial._trial_id  # noqa: SLF001 - Optuna has no public name for it
+        return id_of_trial(self.trial)
 
     def _known(self) -> FrozenTrial | None:
         """A trial with the same parameters whose result is to be taken over."""
@@ -171,9 +175,10 @@ class TrialRun:
             trial.storage.set_trial_intermediate_value(self._id, step, value)
         for metric, violation in known.constraints.items():
             self._set_constraint(metric, violation)
-        kept = {name: known.user_attrs[name] for name in (BEST_ATTR, OUTCOME_ATTR) if name in known.user_attrs}
-        for name, value in {**kept, SAME_AS_ATTR: known.number}.items():
-            trial.set_user_attr(name, value)
+        for name in (BEST_ATTR, OUTCOME_ATTR):
+            if name in known.user_attrs:
+                trial.set_user_attr(name, known.user_attrs[name])
+        trial.set_user_attr(SAME_AS_ATTR, known.number)
         if outcome == Outcome.PRUNED:
             self.opened.study.tell(trial, state=TrialState.PRUNED)
         else:

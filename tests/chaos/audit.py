@@ -18,16 +18,21 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.spec import StudySpec
 from hpo.storage import ledger
-from hpo.storage.budget import IMPORTED_ATTR
+from hpo.storage.attributes import (
+    BEST_ATTR,
+    IMPORTED_ATTR,
+    OUTCOME_ATTR,
+    PRUNED_ATTR,
+    REASON_ATTR,
+    RETRIED_ATTR,
+    RUN_ATTR,
+)
 from hpo.storage.ledger import Attempt
-from hpo.storage.recovery import LOST, RETRIED_ATTR
-from hpo.storage.study_storage import OUTCOME_ATTR, REASON_ATTR
+from hpo.storage.recovery import LOST
 from hpo.study.folders import attempt_folders, trial_folder
 from hpo.study.open_study import OpenStudy, load_study
-from hpo.study.outcome import BEST_ATTR, Outcome, finite, outcome_of
+from hpo.study.outcome import Outcome, finite, outcome_of
 from hpo.trial.builder import Builder
-from hpo.trial.reports import PRUNED_ATTR
-from hpo.trial.run import RUN_ATTR
 from tests.chaos.alone import Alone, train_alone
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
 from trainer.checkpoint.manager import load_checkpoint

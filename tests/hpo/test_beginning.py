@@ -15,17 +15,11 @@ from hpo.config.schema_study import FARTHEST
 from hpo.config.space import SearchSpace
 from hpo.config.spec import load_spec
 from hpo.errors import InputError, StudyError
+from hpo.storage.attributes import BASELINE_ATTR, CONFIG_ATTR, ORIGIN_ATTR
 from hpo.storage.ledger import Owner
 from hpo.storage.study_storage import StudyStorage, open_storage
-from hpo.study.initial_trials import (
-    BASELINE_ATTR,
-    ORIGIN_ATTR,
-    _take_over,
-    begin,
-    enqueue,
-    known_trials,
-)
-from hpo.study.open_study import CONFIG_ATTR, OpenStudy, _keep_code_and_config, load_study, start_study
+from hpo.study.initial_trials import _take_over, begin, enqueue, known_trials
+from hpo.study.open_study import OpenStudy, _keep_code_and_config, load_study, start_study
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
 

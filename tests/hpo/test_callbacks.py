@@ -14,9 +14,9 @@ from optuna.trial import FrozenTrial, TrialState
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from hpo.storage.attributes import PRUNED_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.trial.pruner_callback import PrunerCallback
-from hpo.trial.reports import PRUNED_ATTR
 from tests.hpo.support import Studies, ask
 from trainer import Trainer
 from trainer.callbacks import CSVLogging, NaNDetection

@@ -17,8 +17,8 @@ import pytest
 from hpo.cli.app import main
 from hpo.config.spec import load_spec
 from hpo.console.lines import kept_arguments
+from hpo.storage.attributes import OUTCOME_ATTR
 from hpo.storage.engines import normalize_url, sqlite_file
-from hpo.storage.study_storage import OUTCOME_ATTR
 from hpo.study.open_study import OpenStudy
 from tests.acceptance.support import hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask

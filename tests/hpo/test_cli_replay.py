@@ -11,8 +11,8 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo.config.spec import StudySpec
-from hpo.search.replay import MAX_EPOCHS_ATTR, replay
-from hpo.storage.study_storage import OUTCOME_ATTR
+from hpo.search.replay import replay
+from hpo.storage.attributes import MAX_EPOCHS_ATTR, OUTCOME_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.replay_study import study_curves
 from tests.acceptance.support import hpo, hpo_json

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from optuna.trial import create_trial
 
 from hpo.search.distinct import point_key, twin
+from hpo.storage.attributes import RUN_ATTR, SAME_AS_ATTR
 from hpo.trial.builder import Builder
-from hpo.trial.run import RUN_ATTR, SAME_AS_ATTR, TrialRun
+from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask

@@ -15,14 +15,14 @@ import pytest
 import torch
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR, PREDICTION_ATTR, REASON_ATTR, RUN_ATTR, TRACEBACK_ATTR
 from hpo.storage.ledger import Lease, Owner
-from hpo.storage.study_storage import OUTCOME_ATTR, REASON_ATTR
 from hpo.study.open_study import OpenStudy, load_study
-from hpo.study.outcome import BEST_ATTR, PREDICTION_ATTR, TRACEBACK_ATTR, Outcome, outcome_of
+from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.status import best_trial, study_best, study_status, study_trials
 from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
-from hpo.trial.run import RUN_ATTR, TrialRun
+from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
 from tests.hpo.databases import server_of
 from tests.hpo.support import Studies

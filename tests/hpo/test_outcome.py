@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from hpo.storage.study_storage import OUTCOME_ATTR
+from hpo.storage.attributes import OUTCOME_ATTR
 from hpo.study.outcome import (
     Outcome,
     finite,

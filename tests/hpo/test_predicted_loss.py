@@ -14,8 +14,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from hpo.search.predicted_loss.pruner import AUDIT_ATTR, MAX_EPOCHS_ATTR, is_audited
+from hpo.search.predicted_loss.pruner import is_audited
 from hpo.search.pruners import PredictedLossPruner
+from hpo.storage.attributes import AUDIT_ATTR, MAX_EPOCHS_ATTR
 from tests.hpo.support import Studies
 from tests.hpo.test_reader import statements
 

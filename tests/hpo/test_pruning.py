@@ -12,10 +12,9 @@ import pytest
 from optuna.trial import TrialState
 from scipy import stats
 
-from hpo.search.predicted_loss.pruner import AUDIT_ATTR, PredictedLossPruner
-from hpo.storage.study_storage import OUTCOME_ATTR
+from hpo.search.predicted_loss.pruner import PredictedLossPruner
+from hpo.storage.attributes import AUDIT_ATTR, OUTCOME_ATTR, PREDICTION_ATTR
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import PREDICTION_ATTR
 from hpo.study.pruning_summary import (
     ComparedPrediction,
     PredictionSummary,

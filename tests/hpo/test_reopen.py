@@ -9,8 +9,9 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import LeaseLostError, StudyError
 from hpo.storage import ledger
+from hpo.storage.attributes import RETRIED_ATTR
 from hpo.storage.ledger import Owner
-from hpo.storage.recovery import RETRIED_ATTR, requeue_dead
+from hpo.storage.recovery import requeue_dead
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.retry import Reopened, failed_trials, reopen
 from hpo.study.status import study_status, study_trials

@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 from optuna import pruners
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.search.replay import MAX_EPOCHS_ATTR, Curve, Ended, Replay, Setting, replay, summarize, whole_curves
+from hpo.search.replay import Curve, Ended, Replay, Setting, replay, summarize, whole_curves
+from hpo.storage.attributes import MAX_EPOCHS_ATTR
 
 NAN, INF = math.nan, math.inf
 

@@ -16,9 +16,8 @@ from optuna.trial import TrialState
 from hpo.report.data import study_report
 from hpo.report.figures import history, learning_curves
 from hpo.report.page import page, write_report
-from hpo.storage.study_storage import OUTCOME_ATTR
+from hpo.storage.attributes import OUTCOME_ATTR, PREDICTION_ATTR
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import PREDICTION_ATTR
 from hpo.study.status import own_trials
 from tests.acceptance.support import hpo, hpo_json
 from tests.hpo.support import Studies, ask

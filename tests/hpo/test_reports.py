@@ -12,8 +12,8 @@ from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial
 
 from hpo.errors import LeaseLostError
+from hpo.storage.attributes import PRUNED_ATTR
 from hpo.study.open_study import OpenStudy
-from hpo.trial.reports import PRUNED_ATTR
 from tests.hpo.support import Studies, ask
 from tests.hpo.test_callbacks import DATA, AskedAt, in_history, make_trainer, stored
 from trainer import Callback, Trainer

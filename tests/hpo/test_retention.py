@@ -22,11 +22,10 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from hpo.errors import StudyError
+from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.storage.outage import DatabaseError
-from hpo.storage.study_storage import OUTCOME_ATTR
 from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy, load_study
-from hpo.study.outcome import BEST_ATTR
 from hpo.study.retention import _remove, _scan, clean, enforce_quota, kept, removals, shown_bytes
 from hpo.study.retry import reopen
 from hpo.study.status import study_best

@@ -10,7 +10,7 @@ import pytest
 
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Decision, New, Next, Resume, Scheduler, Standing, Wait
-from hpo.storage.budget import BUDGET_ATTR
+from hpo.storage.attributes import BUDGET_ATTR
 from hpo.study import open_study
 from tests.hpo.support import Studies, ask
 

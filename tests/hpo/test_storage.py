@@ -20,9 +20,10 @@ from optuna.trial import TrialState, create_trial
 from hpo.errors import BudgetExhaustedError, InputError, LeaseLostError, StudyError
 from hpo.storage import engines as database
 from hpo.storage import ledger
+from hpo.storage.engines import display_url
 from hpo.storage.ledger import Heartbeat, Lease, Owner
 from hpo.storage.recovery import GONE, _settle, requeue_dead
-from hpo.storage.study_storage import StudyStorage, display_url, open_storage
+from hpo.storage.study_storage import StudyStorage, open_storage
 from tests.hpo.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials
 from tests.hpo.workers import finish, start, work
 

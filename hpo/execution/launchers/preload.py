@@ -12,7 +12,6 @@ import alembic.command
 import alembic.config
 import alembic.migration
 import alembic.script
-import optuna.storages._rdb.models
 import sqlalchemy.dialects.mysql
 import sqlalchemy.dialects.postgresql
 import sqlalchemy.dialects.sqlite
@@ -25,7 +24,7 @@ import torch.utils.serialization.config
 
 import hpo.execution.worker
 
-__all__ = ["alembic", "hpo", "optuna", "sqlalchemy", "torch"]
+__all__ = ["alembic", "hpo", "sqlalchemy", "torch"]
 
 
 def _warm_up() -> None:

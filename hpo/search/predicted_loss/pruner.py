@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -16,13 +16,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.predicted_loss.curves import Array, EndedCurves
 from hpo.search.predicted_loss.promise import promise
+from hpo.storage.attributes import AUDIT_ATTR, MAX_EPOCHS_ATTR
+from hpo.storage.optuna_private import id_of_study, id_of_trial, storage_of
 from trainer.prediction.final_loss import Prediction, predict_final_loss
 
 if TYPE_CHECKING:
     import optuna
 
-MAX_EPOCHS_ATTR: Final = "hpo:max_epochs"
-AUDIT_ATTR: Final = "hpo:audited_at"
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED)
 _KEPT_PREDICTIONS = 4096
@@ -153,7 +153,7 @@ class PredictedLossPruner(BasePruner):
         if not self._audit_fraction or not is_audited(study.study_name, trial.number, self._audit_fraction):
             return False
         if AUDIT_ATTR not in trial.system_attrs:
-            study._storage.set_trial_system_attr(trial._trial_id, AUDIT_ATTR, step)  # noqa: SLF001
+            storage_of(study).set_trial_system_attr(id_of_trial(trial), AUDIT_ATTR, step)
         return True
 
 
@@ -194,8 +194,8 @@ class _Memo:
         return self._predictions[key]
 
     def _of(self, study: optuna.Study, sign: int) -> _Study:
-        studies = self._studies.setdefault(study._storage, {})  # noqa: SLF001 - there is no public name
-        return studies.setdefault(study._study_id, _Study(EndedCurves(sign)))  # noqa: SLF001
+        studies = self._studies.setdefault(storage_of(study), {})
+        return studies.setdefault(id_of_study(study), _Study(EndedCurves(sign)))
 
 
 @dataclass

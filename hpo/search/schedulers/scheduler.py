@@ -10,7 +10,7 @@ from typing import Protocol
 import optuna
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.storage.budget import BUDGET_ATTR, IMPORTED_ATTR
+from hpo.storage.attributes import BUDGET_ATTR, IMPORTED_ATTR
 from hpo.storage.pausing import paused_at
 
 

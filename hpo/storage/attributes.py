@@ -1,0 +1,63 @@
+"""Every attribute that hpo stores on a study or a trial: its key, who holds it, and what it means.
+
+Keys are Optuna's user attributes where a person may want to read them (the dashboard shows them), and its system
+attributes where only hpo does. A test refuses such a key anywhere else.
+"""
+
+from typing import Final
+
+# ---- of a study: user attributes
+#: How many trials a study may claim; its budget.
+BUDGET_ATTR: Final = "hpo:n_trials"
+#: Epochs of a run to its end, where every trial has as many.
+MAX_EPOCHS_ATTR: Final = "hpo:max_epochs"
+#: The study file that it was started with, as one mapping.
+CONFIG_ATTR: Final = "hpo:config"
+#: Hash of what that file says about the search.
+HASH_ATTR: Final = "hpo:config_hash"
+#: The code that it has had, by hash, the latest last.
+CODE_ATTR: Final = "hpo:code"
+
+# ---- of a study: system attributes
+#: Its initial trials are there: all of them, or it has none.
+BEGUN_ATTR: Final = "hpo:begun"
+#: The process that adds its initial trials.
+BEGINNING_ATTR: Final = "hpo:beginning"
+
+# ---- of a trial: user attributes
+#: How it ended, where Optuna's state does not say: an `Outcome`.
+OUTCOME_ATTR: Final = "hpo:outcome"
+#: Why it failed, in a line.
+REASON_ATTR: Final = "hpo:reason"
+#: Where in the code it failed.
+TRACEBACK_ATTR: Final = "hpo:traceback"
+#: The worker that a failed trial ran on.
+WORKER_ATTR: Final = "hpo:worker"
+#: Its best epoch: metrics and checkpoint.
+BEST_ATTR: Final = "hpo:best"
+#: Its predicted loss beside what it ended at.
+PREDICTION_ATTR: Final = "hpo:prediction"
+#: The epoch at whose end the pruner decided to stop it.
+PRUNED_ATTR: Final = "hpo:pruned_at"
+#: Epochs that a paused trial has finished; only a paused trial has it while it is unfinished.
+PAUSED_ATTR: Final = "hpo:paused"
+#: Its seed, threads and the like: what its run had beside its config.
+RUN_ATTR: Final = "hpo:run"
+#: The earlier trial with the same parameters whose value it has.
+SAME_AS_ATTR: Final = "hpo:same_as"
+#: In how many parts each of its batches was computed, after it ran out of memory.
+PARTS_ATTR: Final = "hpo:micro_batches"
+#: The last attempt before a person let it wait again (`hpo.study.retry`): deaths until then don't count.
+RETRIED_ATTR: Final = "hpo:retried_after"
+#: It has the study file's own values.
+BASELINE_ATTR: Final = "hpo:baseline"
+
+# ---- of a trial: system attributes
+#: It comes from elsewhere, and does not count against the budget.
+IMPORTED_ATTR: Final = "hpo:imported"
+#: The study and trial that it was imported from.
+ORIGIN_ATTR: Final = "hpo:imported_from"
+#: The epoch at which the pruner decided against it first; it runs on to measure the pruner's errors.
+AUDIT_ATTR: Final = "hpo:audited_at"
+#: Begins the key under which Optuna keeps how far a trial is beyond a bound.
+CONSTRAINT_ATTR: Final = "constraints:"

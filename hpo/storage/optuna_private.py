@@ -1,0 +1,79 @@
+"""All that hpo uses of Optuna's private parts: its tables, ids and base classes under names of ours.
+
+Optuna promises nothing about them, so its version is pinned closely, the contract tests of its own suite hold
+them, and a test refuses their use anywhere else. `StudyStorage` also overrides private methods: ``OVERRIDDEN``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final, cast
+
+import sqlalchemy as sa
+from optuna import Study, Trial
+from optuna.artifacts._upload import ARTIFACTS_ATTR_PREFIX
+from optuna.storages import BaseStorage, RDBStorage
+from optuna.storages._cached_storage import _CachedStorage as CachedStorage
+from optuna.storages._cached_storage import _StudyInfo as CachedStudy
+from optuna.storages._rdb import models
+from optuna.storages._rdb.storage import _create_scoped_session as scoped_transaction
+from optuna.study import StudyDirection
+from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
+from optuna.trial import FrozenTrial
+from sqlalchemy import orm
+
+__all__ = ["ARTIFACTS_ATTR_PREFIX", "CachedStorage", "CachedStudy", "models", "scoped_transaction"]
+
+#: Private methods of Optuna's storage that ours replaces.
+OVERRIDDEN: Final = frozenset(
+    {"_create_new_trial", "_get_best_trial_id", "_get_prepared_new_trial", "_get_trials", "_set_trial_param"}
+)
+
+TRIALS: Final = cast("sa.Table", models.TrialModel.__table__)
+PARAMS: Final = cast("sa.Table", models.TrialParamModel.__table__)
+VALUES: Final = cast("sa.Table", models.TrialValueModel.__table__)
+REPORTS: Final = cast("sa.Table", models.TrialIntermediateValueModel.__table__)
+TRIAL_USER_ATTRS: Final = cast("sa.Table", models.TrialUserAttributeModel.__table__)
+TRIAL_SYSTEM_ATTRS: Final = cast("sa.Table", models.TrialSystemAttributeModel.__table__)
+STUDY_USER_ATTRS: Final = cast("sa.Table", models.StudyUserAttributeModel.__table__)
+STUDY_SYSTEM_ATTRS: Final = cast("sa.Table", models.StudySystemAttributeModel.__table__)
+
+
+def id_of_trial(trial: Trial | FrozenTrial) -> int:
+    """A trial's id, unique in its database; its number is unique only in its study."""
+    return trial._trial_id
+
+
+def id_of_study(study: Study) -> int:
+    """A study's id in its database."""
+    return study._study_id
+
+
+def storage_of(study: Study) -> BaseStorage:
+    """A study's storage as its sampler and pruner see it."""
+    return study._storage
+
+
+def all_trials(study: Study) -> list[FrozenTrial]:
+    """Every trial of a study; with Hyperband ``study.get_trials`` shows those of one bracket only."""
+    return study._storage.get_all_trials(study._study_id, deepcopy=False)
+
+
+def reports_of(trial: Trial) -> dict[int, float]:
+    """The running trial's own copy of what it has reported, by step: what pruners are shown."""
+    return trial._cached_frozen_trial.intermediate_values
+
+
+def set_user_attr(storage: RDBStorage, session: orm.Session, trial_id: int, key: str, value: Any) -> None:
+    """Set a trial's user attribute in a transaction of the caller's."""
+    storage._set_trial_attr_without_commit(session, models.TrialUserAttributeModel, trial_id, key, value)
+
+
+def started_utc(trial: models.TrialModel) -> Any:
+    """What the column of a trial's start holds."""
+    return trial._datetime_start_utc
+
+
+def pareto_front(trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection]) -> list[FrozenTrial]:
+    """The trials that none other beats in one value without losing in another: the same as Optuna's plots show."""
+    return _get_pareto_front_trials_by_trials(trials, directions, consider_constraint=False)
