@@ -15,7 +15,8 @@ from torch import Tensor
 
 from hpo.trial.builder import Builder, RunPlace
 from trainer.callback import Callback, TrainerView
-from trainer.state import DIVERGED, Metrics
+from trainer.recorded import Metrics
+from trainer.state import DIVERGED
 
 
 @dataclass(frozen=True)

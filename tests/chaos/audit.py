@@ -36,7 +36,8 @@ from hpo.trial.builder import Builder
 from tests.chaos.alone import Alone, train_alone
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
 from trainer.checkpoint.manager import load_checkpoint
-from trainer.state import Metrics, best_epoch
+from trainer.recorded import Metrics
+from trainer.state import best_epoch
 
 #: Ends that a trial comes to by itself: trained alone it comes to the same end at the same epoch.
 _OF_ITSELF = {Outcome.COMPLETE, Outcome.DIVERGED, Outcome.ERROR}

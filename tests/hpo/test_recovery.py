@@ -8,9 +8,10 @@ import pytest
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
+from hpo.storage import ledger, recovery
 from hpo.storage.ledger import Owner
 from hpo.storage.recovery import GONE, Settled, Sightings, _settle, requeue_dead, settle_process
-from hpo.storage.study_storage import StudyStorage, ledger, recovery
+from hpo.storage.study_storage import StudyStorage
 from tests.hpo.owners import attempts, dead_owner, load, make_study, opened, running, study_id
 
 
