@@ -9,11 +9,11 @@ import os
 import signal
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext
 
 from hpo.checks.findings import Finding
 from hpo.config.spec import StudySpec
 from hpo.errors import HpoError, StudyError
+from hpo.execution.launchers.mainless import MainlessContext
 from hpo.execution.limits import death_of, oom_kills
 from hpo.trial.resources import Slot
 
@@ -31,17 +31,17 @@ class Checked:
     slots: list[Slot]
 
 
-def checked(spec: StudySpec, context: ForkServerContext) -> Checked:
+def checked(spec: StudySpec) -> Checked:
     """Check a study, and find its devices, in a process of its own that has ended when this returns.
 
     Args:
-        spec: The study.
-        context: Of the fork server that has imported torch.
+        spec: The study; the fork server, which has imported torch, has been started with it.
 
     Raises:
         HpoError: What the checks raise.
         StudyError: The process died.
     """
+    context = MainlessContext()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_check, args=(spec, theirs), name="checks")
     struck = oom_kills()

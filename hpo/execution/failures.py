@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from optuna.trial import TrialState
@@ -41,8 +42,12 @@ class Failures:
         self._first = ""
         self._alike = 0
 
-    def hear(self, message: Message) -> None:
+    def hear(self, message: Message, log: Path) -> None:
         """Take note of a worker's message.
+
+        Args:
+            message: The message.
+            log: What the worker has printed outside of trials.
 
         Raises:
             StudyError: Everything has failed in the same way from the start, or no worker could work here.
@@ -50,8 +55,7 @@ class Failures:
         if isinstance(message, Failed) and message.final:
             raise StudyError(message.message)
         if isinstance(message, Failed):
-            logs = self._opened.spec.output_dir / "logs"
-            self._failed("workers", message.message, f"the workers' logs in {logs}")
+            self._failed("workers", message.message, str(log))
         elif isinstance(message, TrialReport) and message.outcome is not None:
             self._deaths = 0
             if message.outcome in _FAILURES:
@@ -74,18 +78,21 @@ class Failures:
         folder = self._opened.spec.output_dir / "trials"
         self._failed("trials", reason, f"the log of trial {number} in {folder}")
 
-    def died(self, verdict: Verdict) -> None:
-        """Take note of a worker that is gone without having got on.
+    def died(self, verdict: Verdict, log: Path) -> None:
+        """Take note of a worker that is gone and has not advanced.
+
+        Args:
+            verdict: Over what it held.
+            log: What it has printed outside of trials.
 
         Raises:
             StudyError: Too many have died with no trial finished in between.
         """
         self._deaths += verdict.outcome == LOST
         if self._deaths >= self._deaths_allowed:
-            logs = self._opened.spec.output_dir / "logs"
             raise StudyError(
                 f"{self._deaths} workers died without a trial finished in between\n"
-                f"  the last one: {verdict.reason}\n  fix: see {logs}"
+                f"  the last one: {verdict.reason}\n  fix: see {log}"
             )
 
     def _failed(self, what: str, reason: str, where: str) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -18,22 +20,31 @@ logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class WorkerOrder:
-    """What a worker is to do.
+class Order:
+    """What the workers of a study are to do.
 
     Attributes:
         spec: The study file.
-        label: The worker's name in the ledger and in logs.
-        slot: Its device and threads.
-        log: File for what it prints outside of trials.
-        scheduler: Decides what its trials do, and which it takes.
+        scheduler: Decides what trials do, and which are taken.
     """
 
     spec: StudySpec
+    scheduler: Scheduler
+
+
+@dataclass(frozen=True)
+class WorkerOrder(Order):
+    """What one worker is to do.
+
+    Attributes:
+        label: The worker's name in the ledger and in logs.
+        slot: Its device and threads.
+        log: File for what it prints outside of trials.
+    """
+
     label: str
     slot: Slot
     log: Path
-    scheduler: Scheduler
 
 
 @dataclass(frozen=True)
@@ -149,3 +160,10 @@ def send(channel: Connection[Message, Stop], message: Message) -> None:
         channel.send(message)
     except OSError:
         logger.warning("the supervisor is gone; it did not receive %r", message)
+
+
+def received(channel: Connection[Stop, Message]) -> Iterator[Message]:
+    """The messages that a worker has sent so far; none where it has closed the channel, or died inside one."""
+    with contextlib.suppress(EOFError, OSError):
+        while channel.poll():
+            yield channel.recv()

@@ -74,13 +74,12 @@ def run_study(
     with _without_interrupt():
         start_fork_server(spec)
     from hpo.execution.checking import checked
-    from hpo.execution.launchers.mainless import MainlessContext
+    from hpo.execution.launchers.local import LocalLauncher
     from hpo.execution.supervisor import Supervisor
-    from hpo.study.folders import make_output_folder
+    from hpo.study.folders import make_output_folder, worker_logs
     from hpo.study.open_study import start_study
 
-    context = MainlessContext()
-    found = checked(spec, context)
+    found = checked(spec)
     for finding in found.findings:
         warn(finding)
     with _quiet_optuna():
@@ -90,7 +89,8 @@ def run_study(
         try:
             make_output_folder(spec)
             listener = listen(opened)
-            supervisor = Supervisor(opened, found.slots, context, listener.heard, spec.run.timeout)
+            launcher = LocalLauncher(found.slots, worker_logs(spec))
+            supervisor = Supervisor(opened, launcher, listener.heard, spec.run.timeout)
             return _supervised(opened, supervisor, listener, found.slots)
         finally:
             opened.storage.close()

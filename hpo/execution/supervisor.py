@@ -8,24 +8,20 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from enum import Enum
-from multiprocessing import connection
-from multiprocessing.context import ForkServerContext
-from typing import Any, Final
+from typing import Final
 
-from hpo.errors import StudyError
 from hpo.execution.failures import Failures
-from hpo.execution.launchers.local import Child
-from hpo.execution.launchers.start import work
-from hpo.execution.limits import Limits, oom_kills
-from hpo.execution.messages import PULSE_LENGTH, Leaving, Message, Notice, Ready, Stop, Tick, WorkerOrder
+from hpo.execution.launchers.launcher import Ended, Launcher, Said
+from hpo.execution.limits import Limits
+from hpo.execution.messages import Leaving, Message, Notice, Order, Ready, Tick
+from hpo.execution.supervised import Supervised
 from hpo.execution.upkeep import Upkeep
 from hpo.storage.outage import DatabaseError
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.trial.report import TrialReport
-from hpo.trial.resources import Slot
 
 #: Seconds between two looks at limits.
 _TICK: Final = 1.0
@@ -53,8 +49,7 @@ class Supervisor:
 
     Args:
         opened: The study; this process owns no trial.
-        slots: A device and threads for each worker.
-        context: From `hpo.execution.launchers.forkserver.start_fork_server`.
+        launcher: Places the workers.
         report: Called with a worker's label and each message of its; an OSError of it means that nobody reads
             any more, which is a request to stop.
         timeout: Seconds until workers are asked to put their trials down; None for no limit.
@@ -65,22 +60,20 @@ class Supervisor:
     def __init__(
         self,
         opened: OpenStudy,
-        slots: Sequence[Slot],
-        context: ForkServerContext,
+        launcher: Launcher,
         report: Reporter,
         timeout: float | None = None,
         grace: float = _GRACE,
     ) -> None:
         self._opened = opened
-        self._slots = list(slots)
-        self._context = context
+        self._launcher = launcher
         self._reporter = report
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._grace = grace
         self._limits = Limits.of(opened.spec.run)
         self._upkeep = Upkeep(opened, self._tell)
-        self._failures = Failures(opened, len(self._slots))
-        self._children: list[Child] = []
+        self._failures = Failures(opened, len(launcher.slots))
+        self._workers: dict[str, Supervised] = {}
         self._ending = Ending.DONE
         self._asked = 0
         self._ended_one = False
@@ -104,7 +97,7 @@ class Supervisor:
                     self._tell("", Notice(note))
                 self._stop_at_goal()
                 self._refill()
-                while self._children or (self._ending is Ending.DONE and self._upkeep.is_more_to_come()):
+                while self._workers or (self._ending is Ending.DONE and self._upkeep.is_more_to_come()):
                     try:
                         self._wait()
                     except DatabaseError as error:
@@ -117,45 +110,20 @@ class Supervisor:
 
     def _refill(self) -> None:
         """Start workers where there is room for them and something to do."""
-        taken = [child.label for child in self._children]
-        free = [(f"worker-{n}", slot) for n, slot in enumerate(self._slots, 1) if f"worker-{n}" not in taken]
-        if self._ending is Ending.DONE and free:
-            for label, slot in free[: self._upkeep.claimable()]:
-                self._start(label, slot)
-
-    def _start(self, label: str, slot: Slot) -> None:
-        ours, theirs = self._context.Pipe()
-        log = self._opened.spec.output_dir / "logs" / f"{socket.gethostname()}-{label}.log"
-        order = WorkerOrder(self._opened.spec, label, slot, log, self._opened.scheduler)
-        pulse = self._context.RawArray("d", PULSE_LENGTH)
-        # Not a daemon: those may not have DataLoader workers.
-        process = self._context.Process(target=work, args=(order, theirs, pulse), name=label, daemon=False)
-        struck = oom_kills()
-        try:
-            process.start()
-        except (OSError, EOFError) as error:  # no processes left, or the fork server is gone
-            raise StudyError(
-                f"a worker can't be started: {error or type(error).__name__}\n"
-                "  fix: see how many processes you may have (`ulimit -u`); then the same command goes on"
-            ) from error
-        theirs.close()
-        self._children.append(Child(label, slot, process, ours, pulse, struck))
+        order = Order(self._opened.spec, self._opened.scheduler)
+        if self._ending is Ending.DONE and self._launcher.room:
+            for worker in self._launcher.place(order, self._upkeep.claimable()):
+                self._workers[worker.label] = Supervised(worker)
 
     # ---- what happens
 
     def _wait(self) -> None:
         """Wait for the next thing to happen, and deal with all that has."""
-        sources: list[Any] = [self._wake, *(child.channel for child in self._children)]
-        sources += [child.process.sentinel for child in self._children]
         now = time.monotonic()
         until = self._next_tick if self._deadline is None else min(self._next_tick, self._deadline)
-        ready = connection.wait(sources, max(0.0, until - now))
-        if self._wake in ready:
+        if self._launcher.wait(max(0.0, until - now), self._wake):
             self._on_signal(self._wake.recv(64))
-        for child in list(self._children):
-            if child.channel in ready:
-                self._hear(child)
-        self._reap()
+        self._take_changes()
         if self._ended_one:
             self._stop_at_goal()
         if time.monotonic() >= self._next_tick:
@@ -170,45 +138,49 @@ class Supervisor:
             self._ask_to_stop(Ending.TIMEOUT)
         if now >= self._kill_at:
             self._kill_all()
-        for child in list(self._children):
-            self._hear(child)  # what it has just ended breaks no limit any more
+        self._take_changes()  # what a worker has just ended breaks no limit any more
+        for worker in self._workers.values():
             if self._upkeep.away:
-                child.excuse(now)
-            if child.hold_to(self._limits, self._grace, now):
-                child.process.join()
-        self._reap()
+                worker.excuse(now)
+            worker.hold_to(self._limits, self._grace, now)
+        self._take_changes()
         self._opened.storage.check()
         # The end of a trial's process is known to its worker first, and here when that one has ended too.
-        self._upkeep.look(now, [child.trial_pid for child in self._children])
+        self._upkeep.look(now, [each.worker.trial_pid for each in self._workers.values()])
         self._stop_at_goal()
         self._refill()
         self._tell("", Tick())
 
-    def _hear(self, child: Child) -> None:
-        for message in child.messages():
-            if isinstance(message, Ready | Leaving):
-                continue
-            self._tell(child.label, message)
-            if self._failed is None:
-                self._failures.hear(message)
-            self._ended_one |= isinstance(message, TrialReport) and message.outcome is not None
-
-    def _reap(self) -> None:
-        """Settle what children held that have ended, and replace them."""
-        ended = [child for child in self._children if child.process.exitcode is not None]
-        for child in ended:
-            self._hear(child)
-            self._children.remove(child)
-            verdict = child.bury()
-            if verdict is None:
-                continue
-            settled = self._upkeep.settle(child.label, child.trial_pid, verdict)
-            self._failures.settled(settled)
-            # One that got on with its trial before it was taken from us (a machine that is lent) is no fault.
-            if self._ending is Ending.DONE and not child.advanced:
-                self._failures.died(verdict)
-        if ended:
+    def _take_changes(self) -> None:
+        """Hear what workers have said, settle what those held that have ended, and replace them."""
+        have_ended = False
+        for change in self._launcher.changes():
+            if isinstance(change, Said):
+                self._hear(change)
+            else:
+                have_ended = True
+                self._reap(change)
+        if have_ended:
             self._refill()
+
+    def _hear(self, said: Said) -> None:
+        self._workers[said.worker.label].hear(said.message)
+        if isinstance(said.message, Ready | Leaving):
+            return
+        self._tell(said.worker.label, said.message)
+        if self._failed is None:
+            self._failures.hear(said.message, self._launcher.logs(said.worker.label))
+        self._ended_one |= isinstance(said.message, TrialReport) and said.message.outcome is not None
+
+    def _reap(self, ended: Ended) -> None:
+        verdict = self._workers.pop(ended.worker.label).verdict(ended)
+        if verdict is None:
+            return
+        settled = self._upkeep.settle(ended.worker.label, ended.worker.trial_pid, verdict)
+        self._failures.settled(settled)
+        # One that advanced with its trial before it was taken from us (a machine that is lent) is no fault.
+        if self._ending is Ending.DONE and not ended.worker.advanced:
+            self._failures.died(verdict, self._launcher.logs(ended.worker.label))
 
     def _tell(self, label: str, message: Message | Settled | Notice | Tick) -> None:
         try:
@@ -235,8 +207,7 @@ class Supervisor:
 
     def _ask_to_stop(self, ending: Ending) -> None:
         self._ending = ending
-        for child in self._children:
-            child.tell(Stop())
+        self._launcher.drain()
 
     def _on_signal(self, received: bytes) -> None:
         # A terminal that closes may send its hang-up twice; that is no second request.
@@ -257,17 +228,17 @@ class Supervisor:
 
     def _kill_all(self) -> None:
         """End every worker left, with its children, and give their trials back."""
-        children, self._children = self._children, []
-        for child in children:
-            child.kill()
-        for child in children:
-            child.process.join()
-            for message in child.messages():
-                self._tell(child.label, message)
-            verdict = child.bury()
-            with contextlib.suppress(DatabaseError):  # a full disk; the others are to be buried all the same
+        for worker in self._workers.values():
+            worker.kill()
+        for change in self._launcher.changes():
+            if isinstance(change, Said):
+                self._workers[change.worker.label].hear(change.message)
+                self._tell(change.worker.label, change.message)
+                continue
+            verdict = self._workers.pop(change.worker.label).verdict(change)
+            with contextlib.suppress(DatabaseError):  # a full disk; the others are settled all the same
                 if verdict is not None:
-                    self._upkeep.settle(child.label, child.trial_pid, verdict)
+                    self._upkeep.settle(change.worker.label, change.worker.trial_pid, verdict)
 
     @contextlib.contextmanager
     def _handled_signals(self) -> Iterator[None]:

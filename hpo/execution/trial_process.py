@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import traceback
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from multiprocessing.connection import Connection
 from typing import Any, Final
@@ -63,26 +63,24 @@ class TrialProcess:
         order: The worker's.
         opened: The study, with no connection open.
         builder: Builds the trainer; it may have the data.
-        channel: To the supervisor; only written to.
-        orders: Requests to stop come from here; its end counts as being asked to leave.
+        channel: To the supervisor.
         pulse: Shows that the trial advances.
+        request: What others want of it.
     """
 
     order: WorkerOrder
     opened: OpenStudy
     builder: Builder
     channel: Connection[Message, Stop]
-    orders: Connection[Any, Stop]
     pulse: Pulse
+    request: StopRequest = field(default_factory=StopRequest)
     _news: News | None = None
     _from_epoch: int | None = None
 
     def run(self) -> Ended:
         """Take a trial, and train it to its end or to a request to stop."""
         self.pulse[PROCESS] = os.getpid()
-        request = StopRequest()
-        signal.signal(signal.SIGTERM, lambda *_: request.leave())
-        threading.Thread(target=_listen, args=(self.orders, request), daemon=True).start()
+        request = self.request
         torch.set_num_threads(self.order.slot.threads)
         storage = self.opened.storage
         # Whoever trains holds the lease.
@@ -153,16 +151,31 @@ def _ask(opened: OpenStudy) -> optuna.Trial | None:
         return None
 
 
+def obey(orders: Connection[Any, Stop], request: StopRequest) -> None:
+    """Pass what this process is asked on to its trial from now on.
+
+    Args:
+        orders: Requests to stop come from here; its end counts as being asked to leave, and so does a SIGTERM.
+        request: The trial's.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: request.leave())
+    threading.Thread(target=_listen, args=(orders, request), daemon=True).start()
+
+
 def _listen(orders: Connection[Any, Stop], request: StopRequest) -> None:
     # When whoever gives orders is gone, that is a request to leave as well.
     with contextlib.suppress(EOFError, OSError):
         while True:
-            stop = orders.recv()
-            if stop.verdict is None:
-                request.leave()
-            else:
-                request.end(stop.number, stop.verdict)
+            pass_on(orders.recv(), request)
     request.leave()
+
+
+def pass_on(stop: Stop, request: StopRequest) -> None:
+    """Pass one request on to a trial."""
+    if stop.verdict is None:
+        request.leave()
+    else:
+        request.end(stop.number, stop.verdict)
 
 
 def end_forks_at_sigterm() -> None:

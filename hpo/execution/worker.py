@@ -25,7 +25,7 @@ import optuna
 
 from hpo.execution.limits import kill_group
 from hpo.execution.messages import PROCESS, Leaving, Message, Pulse, Ready, Stop, WorkerOrder, send
-from hpo.execution.trial_process import Ended, TrialProcess, end_forks_at_sigterm, fail
+from hpo.execution.trial_process import Ended, TrialProcess, end_forks_at_sigterm, fail, obey
 from hpo.execution.warm import warm_up
 from hpo.storage.ledger import Owner
 from hpo.study.folders import redirect_output
@@ -107,7 +107,7 @@ class _Worker:
         owner = Owner.current(worker=order.label, device=order.slot.label)
         self._opened = replace(load_study(order.spec, owner), scheduler=order.scheduler)
         builder, self._forkable = warm_up(order.spec)
-        self._trial = TrialProcess(order, self._opened, builder, channel, channel, pulse)
+        self._trial = TrialProcess(order, self._opened, builder, channel, pulse)
 
     def run(self) -> bool:
         """Have trials trained until there are none left, or the worker is asked to leave; whether all is well."""
@@ -116,6 +116,7 @@ class _Worker:
             # This process trains one trial itself, and the supervisor starts another for the next.
             self._opened.storage.close()
             signal.set_wakeup_fd(-1)
+            obey(self._channel, self._trial.request)
             return self._trial.run() is not Ended.FAILED
         self._opened.storage.rehearse()
         ended = Ended.TRIAL
@@ -199,7 +200,7 @@ def _in_fork(trial: TrialProcess, ours: Connection[Any, Any], theirs: Connection
     os.setpgid(0, 0)  # so that all that it starts can be ended with it
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    trial.orders = theirs
+    obey(theirs, trial.request)
     theirs.send(trial.run())
 
 

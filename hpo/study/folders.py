@@ -16,10 +16,15 @@ _STOP_NOTE: Final = "stopped.txt"
 def make_output_folder(spec: StudySpec) -> None:
     """Make the output folder, with that of the workers' logs; StudyError where it can't be made."""
     try:
-        (spec.output_dir / "logs").mkdir(parents=True, exist_ok=True)
+        worker_logs(spec).mkdir(parents=True, exist_ok=True)
     except OSError as error:
         problem = f"{spec.output_dir}: can't make the output folder: {error.strerror or error}"
         raise StudyError(f"{problem}\n  fix: give another one with `--output-dir`") from error
+
+
+def worker_logs(spec: StudySpec) -> Path:
+    """Folder for what workers print outside of trials, a file each."""
+    return spec.output_dir / "logs"
 
 
 def trial_folder(spec: StudySpec, number: int) -> Path:

@@ -11,12 +11,11 @@ import pytest
 from hpo.config.spec import load_spec
 from hpo.errors import InputError, StudyError
 from hpo.execution.checking import Checked, checked
-from hpo.execution.launchers.mainless import MainlessContext
 from tests.acceptance.support import MODEL, make_study
 
 
 def check(folder: Path, *overrides: str, code: str = MODEL) -> Checked:
-    return checked(load_spec(make_study(folder, code=code), list(overrides)), MainlessContext())
+    return checked(load_spec(make_study(folder, code=code), list(overrides)))
 
 
 def test_the_findings_and_the_slots_come_back(tmp_path: Path) -> None:

@@ -16,12 +16,14 @@ from optuna.trial import TrialState
 
 from hpo.errors import StudyError
 from hpo.execution.launchers.forkserver import start_fork_server
+from hpo.execution.launchers.local import LocalLauncher
 from hpo.execution.messages import EpochsEnded, Notice, Started, Tick
 from hpo.execution.news import News
 from hpo.execution.supervisor import Ending, Supervisor
 from hpo.execution.worker import _check_preload
 from hpo.storage.ledger import Owner
 from hpo.storage.recovery import Settled
+from hpo.study.folders import worker_logs
 from hpo.study.open_study import load_study
 from hpo.study.outcome import Outcome
 from hpo.study.status import study_best, study_status, study_trials
@@ -161,8 +163,8 @@ def supervise(
     heard: list[Any] = []
     with studies.open("trainer.max_epochs=1", "study.n_trials=3", *overrides) as (view,):
         slots = deal(["cpu"], workers)
-        context = start_fork_server(view.spec)
-        supervisor = Supervisor(view, slots, context, hear, timeout, grace)
+        start_fork_server(view.spec)
+        supervisor = Supervisor(view, LocalLauncher(slots, worker_logs(view.spec)), hear, timeout, grace)
         return supervisor.run(), heard
 
 
@@ -410,7 +412,8 @@ def test_output_that_nobody_reads_any_more_puts_the_trials_down(studies: Studies
 
     overrides = ("trainer.max_epochs=100", "model.delay=0.05")
     with studies.open(*overrides) as (view,):
-        ending = Supervisor(view, deal(["cpu"], 2), start_fork_server(view.spec), closed).run()
+        start_fork_server(view.spec)
+        ending = Supervisor(view, LocalLauncher(deal(["cpu"], 2), worker_logs(view.spec)), closed).run()
         assert ending is Ending.INTERRUPTED
         assert study_status(view)["running"] == 0
 

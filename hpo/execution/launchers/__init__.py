@@ -1,1 +1,3 @@
-"""How worker processes start: `local` is one as its supervisor sees it, the rest is how Python forks it."""
+"""Where workers run: `launcher` is what a supervisor knows of it, `local` starts processes on this machine, and
+the rest is how Python forks them.
+"""

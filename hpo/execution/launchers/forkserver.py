@@ -8,7 +8,6 @@ import multiprocessing
 import signal
 from collections.abc import Iterator
 from multiprocessing import forkserver
-from multiprocessing.context import ForkServerContext
 from typing import Any, Final
 
 from hpo.config.schema import FREE_SECTIONS
@@ -19,7 +18,7 @@ from hpo.config.spec import StudySpec
 FORKABLE: Final = frozenset({"pytorch_optimizer", "schedulefree", "scipy", "sklearn"})
 
 
-def start_fork_server(spec: StudySpec) -> ForkServerContext:
+def start_fork_server(spec: StudySpec) -> None:
     """Start importing torch, Optuna and the study's libraries in the fork server; returns at once.
 
     Signals meant for the terminal's processes pass it by: the supervisor answers them.
@@ -30,7 +29,6 @@ def start_fork_server(spec: StudySpec) -> ForkServerContext:
     context.set_forkserver_preload([first, *sorted(forkable_imports(spec)), last])
     with _ignored(signal.SIGHUP, signal.SIGTERM):
         forkserver.ensure_running()
-    return context
 
 
 def forkable_imports(spec: StudySpec) -> set[str]:

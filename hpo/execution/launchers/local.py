@@ -1,84 +1,60 @@
-"""A worker as its supervisor sees it: what it says, what it is doing, and whether that goes on."""
+"""Workers that are processes on this machine, forked from a server that has imported what they need."""
 
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerProcess
-from typing import Final
+from pathlib import Path
+from typing import Any, Final
 
-from hpo.execution.limits import Limits, death_of, kill_group
+from hpo.errors import StudyError
+from hpo.execution.launchers.launcher import Ended, Said
+from hpo.execution.launchers.mainless import MainlessContext
+from hpo.execution.launchers.start import work
+from hpo.execution.limits import death_of, kill_group, oom_kills
 from hpo.execution.messages import (
     ADVANCED,
     BEAT,
     PROCESS,
-    EpochsEnded,
-    Leaving,
+    PULSE_LENGTH,
     Message,
+    Order,
     Pulse,
-    Ready,
-    Started,
     Stop,
+    WorkerOrder,
+    received,
 )
 from hpo.storage.ledger import process_start
-from hpo.storage.recovery import LOST, STOPPED, Verdict
 from hpo.trial.resources import Slot
 
 #: Seconds that a killed process may take to be gone, and between two looks at it.
 _PATIENCE: Final = 5.0
 _LOOK: Final = 0.002
-_AT_ONCE = Verdict(STOPPED, "its worker was stopped at once")
 
 
 @dataclass
-class Running:
-    """A trial in a worker.
-
-    Attributes:
-        number: The trial.
-        spent_s: Seconds that it has taken, over all attempts, until ``since``.
-        since: The monotonic clock from which on its time counts.
-        verdict: How it is to end, once a limit is broken.
-        kill_at: The monotonic clock when patience with that ends.
-    """
-
-    number: int
-    spent_s: float
-    since: float
-    verdict: Verdict | None = None
-    kill_at: float = 0.0
-
-
-@dataclass
-class Child:
-    """A worker process.
+class LocalWorker:
+    """A worker's process.
 
     Attributes:
         label: Its name in the ledger and in logs.
-        slot: Its device and threads.
         process: The process, started.
         channel: Messages from it, and `Stop` to it.
         pulse: Memory shared with it.
         struck_before: `hpo.execution.limits.oom_kills` when it was started.
-        running: The trial it has, by what it has said so far.
-        ready: Whether it has loaded the study's modules and data.
-        since: The monotonic clock when it was started.
     """
 
     label: str
-    slot: Slot
     process: ForkServerProcess
     channel: Connection[Stop, Message]
     pulse: Pulse
     struck_before: int
-    running: Running | None = None
-    ready: bool = False
-    since: float = field(default_factory=time.monotonic)
-    _gone_by: float | None = None
-    _killed_for: tuple[Running | None, Verdict] | None = None
 
     @property
     def pid(self) -> int:
@@ -92,75 +68,42 @@ class Child:
         return int(self.pulse[PROCESS])
 
     @property
+    def beat(self) -> float:
+        """The monotonic clock when it last finished a batch, or took a trial."""
+        return self.pulse[BEAT]
+
+    @property
     def advanced(self) -> bool:
         """Whether it has finished an epoch of its latest trial."""
         return bool(self.pulse[ADVANCED])
 
-    def messages(self) -> Iterator[Message]:
-        """What it has said since it was last heard."""
-        with contextlib.suppress(EOFError, OSError):  # closed at its end; the process's end tells how
-            while self.channel.poll():
-                message = self.channel.recv()
-                if not isinstance(message, EpochsEnded):  # those are said inside a trial, all others around it
-                    self.running = None
-                if isinstance(message, Ready):
-                    self.ready = True
-                elif isinstance(message, Started):
-                    self.running = Running(message.number, message.spent_s, time.monotonic())
-                elif isinstance(message, Leaving):
-                    self._gone_by = time.monotonic() + message.within_s
-                yield message
-
-    def tell(self, stop: Stop) -> None:
-        """Ask it to stop; one that is gone needs no telling."""
+    def ask(self, stop: Stop) -> None:
+        """Ask it to stop; one that has ended needs no asking."""
         with contextlib.suppress(OSError):
             self.channel.send(stop)
 
-    def hold_to(self, limits: Limits, grace: float, now: float) -> bool:
-        """End what has gone beyond a limit, politely first; True if it was killed for that just now.
-
-        Args:
-            limits: What a trial may use.
-            grace: Seconds between the request and the kill.
-            now: The monotonic clock.
-        """
-        if self.running is None:
-            return self._hold_idle(limits, now)
-        running = self.running
-        if running.verdict is None:
-            spent = running.spent_s + now - running.since
-            idle = now - max(running.since, self.pulse[BEAT])
-            running.verdict = limits.broken(self.pid, spent_s=spent, idle_s=idle)
-            if running.verdict is not None:
-                running.kill_at = now + grace
-                self.tell(Stop(running.number, running.verdict))
-        return running.verdict is not None and now >= running.kill_at and self.kill(running.verdict)
-
-    def _hold_idle(self, limits: Limits, now: float) -> bool:
-        """As `hold_to`, without a trial: while it loads modules and data, and when it is about to end."""
-        if self._gone_by is not None:
-            return now > self._gone_by and self.kill()
-        broken = None if self.ready else limits.broken(self.pid, spent_s=0.0, idle_s=now - self.since)
-        if broken is None:
-            return False
-        return self.kill(Verdict(LOST, f"while it loaded the study's modules and data, {broken.reason}"))
-
-    def excuse(self, now: float) -> None:
-        """Count no time until now against its trial: it could not get on."""
-        if self.running is not None and self.running.verdict is None:
-            # Time before the trouble counts; the last batch tells when that was.
-            before = max(self.running.since, min(now, self.pulse[BEAT])) - self.running.since
-            self.running.spent_s += before
-            self.running.since = now
-
-    def kill(self, verdict: Verdict = _AT_ONCE) -> bool:
-        """End it with all its processes, for a reason; True if that had not been done before."""
-        first = self._killed_for is None
-        if self._killed_for is None:
-            self._killed_for = (self.running, verdict)
+    def kill(self) -> None:
+        """End it with all its processes, and wait for that."""
         kill_group(self.pid)
         self._end_trial_process()
-        return first
+        self.process.join()
+
+    def changes(self) -> Iterator[Said | Ended]:
+        """What it has said since the last time, and its end."""
+        has_ended = self.process.exitcode is not None  # all that it has said is in the channel then
+        for message in received(self.channel):
+            yield Said(self, message)
+        if has_ended:
+            yield self._bury()
+
+    def _bury(self) -> Ended:
+        """Clean up after it: what it left running, and our end of the channel."""
+        kill_group(self.pid, only_group=True)
+        self._end_trial_process()
+        self.process.join()
+        self.channel.close()
+        exitcode = self.process.exitcode
+        return Ended(self, death_of(exitcode, self.struck_before), in_order=not exitcode)
 
     def _end_trial_process(self) -> None:
         """Kill the process of its trial with all that it started, and wait for its end: it holds the lease."""
@@ -171,20 +114,76 @@ class Child:
         while process_start(self.trial_pid) is not None and time.monotonic() < deadline:
             time.sleep(_LOOK)
 
-    def bury(self) -> Verdict | None:
-        """Clean up after it has ended: what it left running, and our end of the channel.
 
-        Returns:
-            The verdict over what it held; None where it ended in order, and held nothing.
+class LocalLauncher:
+    """Starts worker processes; see `hpo.execution.launchers.launcher.Launcher`.
+
+    `hpo.execution.launchers.forkserver.start_fork_server` comes before it.
+
+    Args:
+        slots: A device and threads for each worker.
+        folder: For what workers print outside of trials, a file each.
+    """
+
+    def __init__(self, slots: Sequence[Slot], folder: Path) -> None:
+        self.slots = slots
+        self._folder = folder
+        self._context = MainlessContext()
+        self._workers: list[LocalWorker] = []
+
+    @property
+    def room(self) -> int:
+        """How many more workers can be placed now."""
+        return len(self.slots) - len(self._workers)
+
+    def place(self, order: Order, count: int) -> Iterator[LocalWorker]:
+        """Start workers as far as there is room, each when the iterator comes to it.
+
+        Raises:
+            StudyError: A worker can't be started.
         """
-        kill_group(self.pid, only_group=True)
-        self._end_trial_process()
-        self.process.join()
-        self.channel.close()
-        if self._killed_for is not None:
-            running, verdict = self._killed_for
-            # It may have ended that trial after all, and taken another, which is not to blame.
-            return verdict if running is self.running or not verdict.final else _AT_ONCE
-        if not self.process.exitcode and self.running is None:
-            return None
-        return Verdict(LOST, death_of(self.process.exitcode, self.struck_before))
+        taken = {worker.label for worker in self._workers}
+        labelled = [(f"worker-{number}", slot) for number, slot in enumerate(self.slots, 1)]
+        for label, slot in [each for each in labelled if each[0] not in taken][:count]:
+            worker = self._start(WorkerOrder(order.spec, order.scheduler, label, slot, self.logs(label)))
+            self._workers.append(worker)
+            yield worker
+
+    def _start(self, order: WorkerOrder) -> LocalWorker:
+        ours, theirs = self._context.Pipe()
+        pulse = self._context.RawArray("d", PULSE_LENGTH)
+        # Not a daemon: those may not have DataLoader workers.
+        process = self._context.Process(target=work, args=(order, theirs, pulse), name=order.label, daemon=False)
+        struck = oom_kills()
+        try:
+            process.start()
+        except (OSError, EOFError) as error:  # no processes left, or the fork server is gone
+            raise StudyError(
+                f"a worker can't be started: {error or type(error).__name__}\n"
+                "  fix: see how many processes you may have (`ulimit -u`); then the same command resumes the study"
+            ) from error
+        theirs.close()
+        return LocalWorker(order.label, process, ours, pulse, struck)
+
+    def wait(self, seconds: float, wake: socket.socket) -> bool:
+        """Wait for changes, for so long at most; whether there is something to read from ``wake``."""
+        sources: list[Any] = [wake, *(worker.channel for worker in self._workers)]
+        sources += [worker.process.sentinel for worker in self._workers]
+        return wake in connection.wait(sources, seconds)
+
+    def changes(self) -> Iterator[Said | Ended]:
+        """What has changed since this was last asked, without waiting; each worker's changes in their order."""
+        for worker in list(self._workers):
+            for change in worker.changes():
+                if isinstance(change, Ended):
+                    self._workers.remove(worker)
+                yield change
+
+    def drain(self) -> None:
+        """Ask every worker to requeue its trial, and to end."""
+        for worker in self._workers:
+            worker.ask(Stop())
+
+    def logs(self, label: str) -> Path:
+        """The file with what the worker of this name prints outside of trials."""
+        return self._folder / f"{socket.gethostname()}-{label}.log"

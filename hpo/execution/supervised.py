@@ -1,0 +1,118 @@
+"""A worker as its supervisor sees it: what it is doing, whether that breaks a limit, and what its end means."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from hpo.execution.launchers.launcher import Ended, Worker
+from hpo.execution.limits import Limits
+from hpo.execution.messages import EpochsEnded, Leaving, Message, Ready, Started, Stop
+from hpo.storage.recovery import LOST, STOPPED, Verdict
+
+_AT_ONCE = Verdict(STOPPED, "its worker was stopped at once")
+
+
+@dataclass
+class Running:
+    """A trial in a worker.
+
+    Attributes:
+        number: The trial.
+        spent_s: Seconds that it has taken, over all attempts, until ``since``.
+        since: The monotonic clock from which on its time counts.
+        verdict: How it is to end, once a limit is broken.
+        kill_at: The monotonic clock when patience with that ends.
+    """
+
+    number: int
+    spent_s: float
+    since: float
+    verdict: Verdict | None = None
+    kill_at: float = 0.0
+
+
+@dataclass
+class Supervised:
+    """A worker under supervision.
+
+    Attributes:
+        worker: The worker.
+        running: The trial it has, by what it has said so far.
+        ready: Whether it has loaded the study's modules and data.
+        since: The monotonic clock when it was started.
+    """
+
+    worker: Worker
+    running: Running | None = None
+    ready: bool = False
+    since: float = field(default_factory=time.monotonic)
+    _gone_by: float | None = None
+    _killed_for: tuple[Running | None, Verdict] | None = None
+
+    def hear(self, message: Message) -> None:
+        """Take note of what it says."""
+        if not isinstance(message, EpochsEnded):  # those are said inside a trial, all others around it
+            self.running = None
+        if isinstance(message, Ready):
+            self.ready = True
+        elif isinstance(message, Started):
+            self.running = Running(message.number, message.spent_s, time.monotonic())
+        elif isinstance(message, Leaving):
+            self._gone_by = time.monotonic() + message.within_s
+
+    def hold_to(self, limits: Limits, grace: float, now: float) -> None:
+        """End what is beyond a limit: ask first, kill later.
+
+        Args:
+            limits: What a trial may use.
+            grace: Seconds between the request and the kill.
+            now: The monotonic clock.
+        """
+        if self.running is None:
+            self._hold_idle(limits, now)
+            return
+        running = self.running
+        if running.verdict is None:
+            spent = running.spent_s + now - running.since
+            idle = now - max(running.since, self.worker.beat)
+            running.verdict = limits.broken(self.worker.pid, spent_s=spent, idle_s=idle)
+            if running.verdict is not None:
+                running.kill_at = now + grace
+                self.worker.ask(Stop(running.number, running.verdict))
+        if running.verdict is not None and now >= running.kill_at:
+            self.kill(running.verdict)
+
+    def _hold_idle(self, limits: Limits, now: float) -> None:
+        """As `hold_to`, without a trial: while it loads modules and data, and when it is about to end."""
+        if self._gone_by is not None:
+            if now > self._gone_by:
+                self.kill()
+            return
+        broken = None if self.ready else limits.broken(self.worker.pid, spent_s=0.0, idle_s=now - self.since)
+        if broken is not None:
+            self.kill(Verdict(LOST, f"while it loaded the study's modules and data, {broken.reason}"))
+
+    def excuse(self, now: float) -> None:
+        """Count no time until now against its trial: it could not advance."""
+        if self.running is not None and self.running.verdict is None:
+            # Time before the trouble counts; the last batch tells when that was.
+            before = max(self.running.since, min(now, self.worker.beat)) - self.running.since
+            self.running.spent_s += before
+            self.running.since = now
+
+    def kill(self, verdict: Verdict = _AT_ONCE) -> None:
+        """End it with all its processes; the first reason counts."""
+        if self._killed_for is None:
+            self._killed_for = (self.running, verdict)
+        self.worker.kill()
+
+    def verdict(self, ended: Ended) -> Verdict | None:
+        """The verdict over what it held at its end; None where it ended in order, and held nothing."""
+        if self._killed_for is not None:
+            running, verdict = self._killed_for
+            # It may have ended that trial after all, and taken another, which is not to blame.
+            return verdict if running is self.running or not verdict.final else _AT_ONCE
+        if ended.in_order and self.running is None:
+            return None
+        return Verdict(LOST, ended.cause)
