@@ -118,7 +118,7 @@ def epochs_trained(spec: StudySpec) -> int:
     for folder in (spec.output_dir / "trials").glob("*/attempt-*"):
         table, log = folder / "metrics.csv", folder / "log.txt"
         if table.exists():
-            begun = re.search(r"going on from \S*/epoch-(\d+)", log.read_text(errors="replace"))
+            begun = re.search(r"resuming from \S*/epoch-(\d+)", log.read_text(errors="replace"))
             total += max(0, len(table.read_text().splitlines()) - 1) - (int(begun[1]) if begun else 0)
     return total
 

@@ -14,6 +14,7 @@ import contextlib
 import importlib.util
 import io
 import logging
+import os
 import tempfile
 import time
 import warnings
@@ -30,7 +31,12 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from hpo.search.schedulers.pruner import PrunerScheduler
+from hpo.storage.ledger import Lease
+from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.pruner_callback import PrunerCallback
+from hpo.trial.reports import Reports
+from hpo.trial.session import Session
+from hpo.trial.stopping import StopRequest
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import (
     Checkpoint,
@@ -73,9 +79,28 @@ def bare(data: TensorDataset, epochs: int, device: str) -> float:
     return time.perf_counter() - started
 
 
+def session(folder: Path) -> Session:
+    """A session of a trial in memory."""
+    trial = optuna.create_study(pruner=optuna.pruners.MedianPruner()).ask()
+    return Session(
+        number=0,
+        params={},
+        config={},
+        folder=folder,
+        device=torch.device("cpu"),
+        seed=0,
+        mode="min",
+        reports=Reports(trial, "train_loss", PrunerScheduler()),
+        checkpoints=Checkpoints([folder]),
+        request=StopRequest(),
+        lease=Lease(0, 1),
+        process=os.getpid(),
+        pulse=lambda _: None,
+    )
+
+
 def nine(folder: Path, epochs: int) -> list[Callback]:
     """The nine callbacks; there is no validation set, as in the bare loop, so they follow the training loss."""
-    study = optuna.create_study(pruner=optuna.pruners.MedianPruner())
     return [
         NaNDetection(),
         OptimizerMode(),
@@ -83,7 +108,7 @@ def nine(folder: Path, epochs: int) -> list[Callback]:
         LossPrediction("train_loss"),
         OverfitDetection(),
         CSVLogging(folder / "metrics.csv"),
-        PrunerCallback(study.ask(), "train_loss", PrunerScheduler()),
+        PrunerCallback(session(folder)),
         EarlyStopping("train_loss", patience=epochs),
         Checkpoint(folder, monitor="train_loss"),
     ]

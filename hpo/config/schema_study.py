@@ -225,6 +225,11 @@ class StudySection(Section):
         return {self.metric: self.direction} if self.objectives is None else self.objectives
 
     @property
+    def mode(self) -> Literal["min", "max"]:
+        """Direction of the leading metric, in the trainer's words."""
+        return "min" if self.direction == "minimize" else "max"
+
+    @property
     def bounds(self) -> tuple[Bound, ...]:
         """The constraints."""
         return tuple(_bound(metric, text) for metric, text in self.constraints.items())

@@ -7,7 +7,7 @@ from multiprocessing.connection import Connection
 from typing import Final
 
 from hpo.execution.messages import EpochsEnded, Message, Stop, send
-from trainer.state import TrainState
+from hpo.trial.session import RunProgress
 
 #: Seconds between two messages about epochs at least.
 _PAUSE: Final = 0.25
@@ -31,12 +31,12 @@ class News:
         self._channel = channel
         self._number = number
         self._metric = metric
-        self._state: TrainState | None = None
+        self._state: RunProgress | None = None
         self._resumed = 0
         self._told = 0
         self._next = 0.0
 
-    def follow(self, state: TrainState, now: float) -> None:
+    def follow(self, state: RunProgress, now: float) -> None:
         """Tell what there is to tell, if that can be done without waiting; at the first call, what was resumed."""
         if self._state is None:
             self._state, self._resumed = state, len(state.history)
@@ -50,7 +50,7 @@ class News:
         while self._state is not None and self._told < len(self._state.history):
             self._say(self._state)
 
-    def _say(self, state: TrainState) -> None:
+    def _say(self, state: RunProgress) -> None:
         resumed = self._told < self._resumed
         end = self._resumed if resumed else len(state.history)
         said = state.history[self._told : min(end, self._told + _LENGTH)]

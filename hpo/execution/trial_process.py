@@ -36,9 +36,10 @@ from hpo.storage.optuna_private import id_of_trial
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
 from hpo.trial.run import TrialRun
+from hpo.trial.session import RunProgress
 from hpo.trial.stopping import StopRequest
+from hpo.trial.trainer_code import TrainerCode
 from trainer.error_text import error_text
-from trainer.state import TrainState
 
 #: Signs of life in the time after which a silent worker counts as dead.
 _BEATS: Final = 6
@@ -111,11 +112,11 @@ class TrialProcess:
         self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
         send(self.channel, Started(trial.number, self._spent(trial)))
         device = torch.device(self.order.slot.device)
-        report = TrialRun(self.opened, trial, self.builder, device, request, self._beat).run()
+        report = TrialRun(self.opened, trial, TrainerCode(self.builder), device, request, self._beat).run()
         news.finish()
         send(self.channel, report)
 
-    def _beat(self, state: TrainState) -> None:
+    def _beat(self, state: RunProgress) -> None:
         now = self.pulse[BEAT] = time.monotonic()
         if self._from_epoch is None:
             self._from_epoch = state.epoch

@@ -23,7 +23,7 @@ from hpo.trial.builder import Builder
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 from trainer.data.random_state import rng_state, seed_all, set_rng_state
-from trainer.state import Mode, best_epoch
+from trainer.state import best_epoch
 
 
 @dataclass(frozen=True)
@@ -149,8 +149,8 @@ def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     epoch = (trial.user_attrs.get(BEST_ATTR) or {}).get("epoch")
     if epoch is None:
         newest = newest_checkpoint(folders)
-        mode: Mode = "min" if opened.spec.study.direction == "minimize" else "max"
-        epoch = newest and best_epoch(newest[1]["state"]["history"], opened.spec.study.metric, mode)
+        study = opened.spec.study
+        epoch = newest and best_epoch(newest[1]["state"]["history"], study.metric, study.mode)
     found = find_checkpoint(folders, epoch) if epoch else None
     if found is None:
         made = any(folder.is_dir() for folder in folders)

@@ -119,7 +119,7 @@ def train_over_seeds(trainer: SeedTrainer, starts: Sequence[Start], seeds: Seque
             for index, seed in enumerate(seeds, start=1)
         ]
         entries.append({"rank_before": before + 1, **_entry(start, runs, study.metric)})
-    sign = 1 if trainer.builder.mode == "min" else -1
+    sign = 1 if trainer.builder.spec.study.mode == "min" else -1
     entries.sort(key=lambda entry: (len(entry["diverged"]), sign * _mean(entry, study.metric)))
     ranking = [{"rank": rank, **entry} for rank, entry in enumerate(entries, start=1)]
     result = {"study": study.name, "metric": study.metric, "seeds": list(seeds), "confidence": CONFIDENCE}

@@ -30,7 +30,6 @@ from trainer.data.random_state import seed_all
 from trainer.lr_schedulers import Warmup
 from trainer.metrics.objects import Metric
 from trainer.metrics.whole_set import MAX_BYTES, WholeSet
-from trainer.state import Mode
 from trainer.trainer import Interval
 
 #: Callbacks that a study file configures by name.
@@ -143,11 +142,6 @@ class Builder:
     def resolver(self) -> TargetResolver:
         """Finds import paths, the study's folder first."""
         return TargetResolver(self.spec.folder)
-
-    @property
-    def mode(self) -> Mode:
-        """Direction of the study's metric, in the trainer's words."""
-        return "min" if self.spec.study.direction == "minimize" else "max"
 
     def import_targets(self) -> None:
         """Import all that the study names, always in the same order: what a module changes when it is imported is
@@ -293,15 +287,15 @@ class Builder:
         self, name: str, arguments: Mapping[str, Any], place: RunPlace, config: Mapping[str, Any]
     ) -> dict[str, Any]:
         study, given = self.spec.study, dict(arguments)
-        followed = {"monitor": study.metric, "mode": self.mode}
+        followed = {"monitor": study.metric, "mode": study.mode}
         if name == "nan_detection":
             watched = given.get("metrics", ("train_loss", "val_loss"))
             given["metrics"] = tuple(dict.fromkeys((*watched, study.metric)))
         elif name == "early_stopping":
             given.setdefault("monitor", study.metric)
-            given.setdefault("mode", self.mode if given["monitor"] == study.metric else "min")
+            given.setdefault("mode", study.mode if given["monitor"] == study.metric else "min")
         elif name in {"wandb", "mlflow", "tensorboard"}:
-            shown = Shown(self.spec, self.mode, place.folder, place.name, place.params, config)
+            shown = Shown(self.spec, study.mode, place.folder, place.name, place.params, config)
             given = shown.arguments(name, given)
         elif name == "checkpoint":
             given |= {"folder": place.checkpoints, **followed}

@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
 from hpo.study.folders import print_error
-from trainer.callback import Callback, TrainerView
 from trainer.error_text import traceback_text
 
 
@@ -48,48 +46,3 @@ def only_in(process: int) -> Iterator[None]:
         end_fork(process, error)
         raise
     end_fork(process)
-
-
-class EndForks(Callback):
-    """Ends a fork of the process that runs the trial at its first hook, before it writes anything.
-
-    Args:
-        process: Id of the process that runs the trial.
-    """
-
-    priority = 0
-
-    def __init__(self, process: int) -> None:
-        self._process = process
-
-    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature, as below
-        """End a fork that was made while the trainer was built."""
-        end_fork(self._process)
-
-    def on_train_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """End a fork that was made in the batch."""
-        end_fork(self._process)
-
-    def on_validation_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """End a fork that was made in the batch."""
-        end_fork(self._process)
-
-    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
-        """End a fork before it logs."""
-        end_fork(self._process)
-
-    def on_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """End a fork before it reports."""
-        end_fork(self._process)
-
-    def on_save_checkpoint(self, trainer: TrainerView, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
-        """End a fork before it writes."""
-        end_fork(self._process)
-
-    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
-        """End a fork that raised."""
-        end_fork(self._process, error)
-
-    def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """End a fork before what follows a run."""
-        end_fork(self._process)

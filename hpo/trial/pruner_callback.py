@@ -1,36 +1,20 @@
-"""The bridge between a Trainer and its trial: reports and pruning."""
+"""The bridge from a Trainer to its session for epochs: reports and pruning."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
-import optuna
-
-from hpo.search.schedulers.scheduler import Scheduler
-from hpo.storage.attributes import PRUNED_ATTR
-from hpo.storage.optuna_private import id_of_trial
-from hpo.storage.outage import DatabaseError
-from hpo.trial.reports import LateReports, Reports
+from hpo.trial.session import Session
 from trainer.callback import Callback, TrainerView
-from trainer.state import DIVERGED, INTERRUPTED, PRUNED
+from trainer.state import DIVERGED
 
 
 class PrunerCallback(Callback):
-    """Reports the metric of each epoch to the trial, then ends it where the scheduler says so.
+    """Reports the metrics of each epoch to the session, then ends the run where that says so.
 
-    On resume the storage is brought to the checkpoint's history: what it lacks is sent, what differs is
-    rewritten. A step that the storage already held below its last one was asked about then, and is not again;
-    a decision to prune is stored before it is acted on, so it holds for a trial that was lost in between: that
-    one trains up to the epoch it was pruned at, and ends.
+    On resume the storage is brought to the checkpoint's history; see `hpo.trial.reports.Reports`. Where the
+    database fails for good, the run ends with this epoch and its checkpoint.
 
     Args:
-        trial: The running trial.
-        metric: The metric to report, at step = number of finished epochs.
-        scheduler: The study's; it is asked after each epoch.
-        background: Report beside the training. A decision is then acted on one epoch late, or at the run's end.
-        leave: Called where the database fails for good: the run then ends with this epoch and its checkpoint.
-            None: the error is raised.
+        session: The trial's.
 
     Raises:
         optuna.TrialPruned: From ``on_epoch_end``; from ``on_fit_start`` where a decision made before is due; from
@@ -39,76 +23,40 @@ class PrunerCallback(Callback):
 
     priority = 85
 
-    def __init__(
-        self,
-        trial: optuna.Trial,
-        metric: str,
-        scheduler: Scheduler,
-        *,
-        background: bool = False,
-        leave: Callable[[], None] | None = None,
-    ) -> None:
-        self.trial = trial
-        self.metric = metric
-        self.reads = (metric,)
-        self._reports = (LateReports if background else Reports)(trial, scheduler)
-        self._leave = leave
-        self._asked = 0
-        self._decided: int | None = None
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.reads = (session.metric,)
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Bring the storage to the history."""
-        frozen = self.trial.storage.get_trial(id_of_trial(self.trial))
-        stored = frozen.intermediate_values
-        for step, metrics in enumerate(trainer.state.history, start=1):
-            value = metrics.get(self.metric)
-            if value is None:  # validation was skipped
-                continue
-            if step not in stored or not _same(stored[step], value):
-                self._reports.store(step, value)
-        self._asked = max(stored, default=0) - 1
-        self._decided = frozen.user_attrs.get(PRUNED_ATTR)
-        if self._decided is not None:  # a late decision was reported past
-            self._decided = max(self._decided, *stored)
-        if self._decided is not None and trainer.state.epoch >= self._decided:
-            self._prune(trainer)
+        self._session.max_epochs = trainer.state.max_epochs
+        self._session.resume(trainer.state.history)
+        self._follow(trainer)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Report, and ask unless the run has diverged."""
-        state = trainer.state
-        value = state.metric(self.metric)
-        if value is None:
-            return
-        # With a decision the checkpoint lay before the epoch of it: the trial gets there again, and ends.
-        ask = self._decided is None and state.stop_reason != DIVERGED and state.epoch > self._asked
-        try:
-            decided = self._reports.send(state.epoch, value, ask=ask)
-        except DatabaseError:
-            if self._leave is None:
-                raise
-            self._leave()
-            state.stop(INTERRUPTED)
-            return
-        if decided or (self._decided is not None and state.epoch >= self._decided):
-            self._prune(trainer)
+        state, session = trainer.state, self._session
+        state.metric(session.metric)  # refused where nothing records it
+        session.max_epochs = state.max_epochs
+        if state.stop_reason == DIVERGED:
+            session.diverge()
+        session.report(state.epoch, **state.metrics)
+        self._follow(trainer)
 
-    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002 - the hook's signature
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002 - as below
         """Store what is under way; the error outranks a decision to prune."""
-        self._reports.finish()
+        self._session.finish()
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """Store what is under way; the last epoch may have been one to prune at."""
-        if self._reports.finish():
-            self._prune(trainer)
+        if self._session.finish():
+            self._follow(trainer)
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
-        """End the thread, if there is one."""
-        self._reports.close()
+        """End the thread that reports, if there is one."""
+        self._session.reports.close()
 
-    def _prune(self, trainer: TrainerView) -> None:
-        trainer.state.stop(PRUNED)
-        raise optuna.TrialPruned(f"pruned after epoch {trainer.state.epoch}")
-
-
-def _same(left: float, right: float) -> bool:
-    return left == right or (math.isnan(left) and math.isnan(right))
+    def _follow(self, trainer: TrainerView) -> None:
+        if self._session.stop_reason is not None:
+            trainer.state.stop(self._session.stop_reason)
+        self._session.raise_pruned()

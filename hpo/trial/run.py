@@ -1,35 +1,21 @@
-"""One trial, from its parameters to its state: the one place where outcomes become trial states."""
+"""One trial, from its parameters to its outcome."""
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import optuna
 import torch
-from omegaconf import OmegaConf
 from optuna.exceptions import StorageInternalError
-from optuna.trial import FrozenTrial, TrialState
-from torch.utils.data import DataLoader
+from optuna.trial import FrozenTrial
 
 from hpo.errors import LeaseLostError
 from hpo.search.distinct import twin
-from hpo.storage.attributes import (
-    BEST_ATTR,
-    CONSTRAINT_ATTR,
-    OUTCOME_ATTR,
-    PARTS_ATTR,
-    PREDICTION_ATTR,
-    REASON_ATTR,
-    RUN_ATTR,
-    SAME_AS_ATTR,
-    TRACEBACK_ATTR,
-    WORKER_ATTR,
-)
+from hpo.storage.attributes import PARTS_ATTR, RUN_ATTR, SAME_AS_ATTR
 from hpo.storage.ledger import Lease
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import first_line
@@ -43,40 +29,21 @@ from hpo.study.folders import (
     set_aside,
 )
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import (
-    Outcome,
-    finite,
-    leading_value,
-    outcome_of,
-    prediction_record,
-)
+from hpo.study.outcome import Outcome, outcome_of
 from hpo.trial.artifacts import keep_artifacts
-from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.checkpoints import Checkpoints
+from hpo.trial.end import Failure, TrialEnd
 from hpo.trial.failure import failure_outcome, is_device_memory
-from hpo.trial.forks import EndForks, only_in
-from hpo.trial.micro_batch import MicroBatches, cut, finer
-from hpo.trial.pruner_callback import PrunerCallback
+from hpo.trial.forks import only_in
 from hpo.trial.report import TrialReport
-from hpo.trial.stopping import StopRequest, Watch
-from trainer import Trainer
-from trainer.callbacks import LossPrediction
-from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
-from trainer.error_text import error_text, shortened, traceback_text
-from trainer.recorded import Metrics
-from trainer.state import DIVERGED, INTERRUPTED, TrainState, best_epoch
+from hpo.trial.reports import LateReports, Reports
+from hpo.trial.session import RunProgress, Session
+from hpo.trial.stopping import StopRequest
+from hpo.trial.training_code import TrainingCode
+from trainer.error_text import error_text, traceback_text
+from trainer.state import DIVERGED, INTERRUPTED, PRUNED
 
-#: Characters of a traceback that the storage keeps; the trial's log has more.
-_LONGEST_STORED: Final = 10_000
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """Why a trial failed; ``traceback`` is empty where nothing was raised."""
-
-    outcome: Outcome
-    reason: str
-    traceback: str = ""
-    parts: int | None = None  # it is to go on with batches in so many parts
+_OUTCOMES: Final[Mapping[str | None, Outcome]] = {DIVERGED: Outcome.DIVERGED, PRUNED: Outcome.PRUNED}
 
 
 @dataclass
@@ -86,21 +53,19 @@ class TrialRun:
     Attributes:
         opened: The study; its storage holds the trial's lease.
         trial: Optuna's trial, RUNNING.
-        builder: Builds the trainer.
+        code: Trains it: the Trainer or a function.
         device: Where to train.
         request: What others want of this worker.
-        pulse: Shown the run's state again and again, see `hpo.trial.stopping.Watch`.
+        pulse: Called again and again with how far the run is, as long as training advances.
     """
 
     opened: OpenStudy
     trial: optuna.Trial
-    builder: Builder
+    code: TrainingCode
     device: torch.device
     request: StopRequest
-    pulse: Callable[[TrainState], None]
-    _trainer: Trainer | None = None
-    _failure: _Failure | None = None
-    _parts: int = 1
+    pulse: Callable[[RunProgress], None]
+    _failure: Failure | None = None
 
     def run(self) -> TrialReport:
         """Train, and store what became of it.
@@ -114,6 +79,7 @@ class TrialRun:
         started = time.monotonic()
         number, storage = self.trial.number, self.opened.storage
         outcome: Outcome | None
+        value: float | None
         try:
             attempt = storage.attempt_of(self._id)
             foreign = set_aside(self.opened.spec, number, attempt)
@@ -125,7 +91,7 @@ class TrialRun:
                 outcome = self._train(folder) if known is None else Outcome(outcome_of(known))
                 if outcome is not None:
                     keep_artifacts(self.opened, self._id, number, folder)
-            value = self._tell(outcome) if known is None else self._tell_as(known)
+            value = self._store(outcome, known)
         except StorageInternalError as error:
             note_stop(folder, f"the database failed: {first_line(error)}")
             raise
@@ -137,15 +103,15 @@ class TrialRun:
             number,
             outcome,
             value,
-            epochs=self._trainer.state.epoch if self._trainer else 0,
+            epochs=len(self.code.history),
             duration_s=time.monotonic() - started,
-            reason=self._told,
+            reason=self._reason,
             params=dict(self.trial.params),
         )
 
     @property
-    def _told(self) -> str:
-        """What is to be said of its end beside the outcome."""
+    def _reason(self) -> str:
+        """What people should know of its end beside the outcome."""
         if self._failure is not None:
             return self._failure.reason
         same = self.trial.user_attrs.get(SAME_AS_ATTR)
@@ -155,11 +121,15 @@ class TrialRun:
     def _id(self) -> int:
         return id_of_trial(self.trial)
 
+    @property
+    def _end(self) -> TrialEnd:
+        return TrialEnd(self.opened, self.trial, self.code)
+
     def _known(self) -> FrozenTrial | None:
         """A trial with the same parameters whose result is to be taken over."""
         if self.opened.spec.study.duplicates != "reuse":
             return None
-        # One that has begun to train goes on as itself, whatever has ended meanwhile.
+        # One that has begun to train resumes, whatever has ended meanwhile.
         if RUN_ATTR in self.trial.user_attrs:
             return None
         known = twin(self.opened.study, self.trial.number, self.opened.space.suggest(self.trial))
@@ -168,29 +138,11 @@ class TrialRun:
         same = known is None or owner is None or trial_codes(self.opened.storage, known) == [owner.code]
         return known if same else None
 
-    def _tell_as(self, known: FrozenTrial) -> float | None:
-        """Store another trial's result as this one's; returns the value."""
-        trial, outcome = self.trial, Outcome(outcome_of(known))
-        for step, value in known.intermediate_values.items():
-            trial.storage.set_trial_intermediate_value(self._id, step, value)
-        for metric, violation in known.constraints.items():
-            self._set_constraint(metric, violation)
-        for name in (BEST_ATTR, OUTCOME_ATTR):
-            if name in known.user_attrs:
-                trial.set_user_attr(name, known.user_attrs[name])
-        trial.set_user_attr(SAME_AS_ATTR, known.number)
-        if outcome == Outcome.PRUNED:
-            self.opened.study.tell(trial, state=TrialState.PRUNED)
-        else:
-            self.opened.study.tell(trial, known.values)
-        return leading_value(known)
-
     def _train(self, folder: Path) -> Outcome | None:
-        """Build and fit; returns the outcome, None for a trial that is to go on later."""
+        """Train; returns the outcome, None for a trial that is requeued."""
         try:
             with only_in(self.opened.storage.process):
-                trainer, data = self._prepared(folder)
-                trainer.fit(data["train"], data["val"])
+                reason = self.code.train(self._session(folder))
         except (LeaseLostError, StorageInternalError):
             raise
         except optuna.TrialPruned:
@@ -199,88 +151,71 @@ class TrialRun:
             self._failure = self._failure_of(error)
             print_error(self._failure.traceback)
             return None if self._failure.parts else self._failure.outcome
-        state = trainer.state
-        if state.stop_reason == DIVERGED:
-            return Outcome.DIVERGED
-        if state.stop_reason == INTERRUPTED and not trainer.finished:
+        if reason in _OUTCOMES:
+            return _OUTCOMES[reason]
+        if reason == INTERRUPTED:
             verdict = self.request.verdict(self.trial.number)
             if verdict is None and self.request.leaving:
                 return None
             if verdict is not None:
-                self._failure = _Failure(Outcome(verdict.outcome), verdict.reason)
-                return self._failure.outcome
-        if (missing := self._missing_metric()) is not None:
-            said = f" ({state.stop_reason})" if state.stop_reason else ""
-            self._failure = _Failure(Outcome.ERROR, f"it ended{said} before an epoch with a finite {missing}")
-            return Outcome.ERROR
+                return self._failed(Outcome(verdict.outcome), verdict.reason)
+        if (missing := self._end.missing_metric) is not None:
+            early = f" ({reason})" if reason else ""
+            return self._failed(Outcome.ERROR, f"it ended{early} before an epoch with a finite {missing}")
         return Outcome.COMPLETE
 
-    def _missing_metric(self) -> str | None:
-        """The first of the study's metrics that its best epoch has no finite value of."""
-        study, epoch = self.opened.spec.study, self._best_epoch()
-        if epoch is None:
-            return study.metric
-        metrics = self._history[epoch - 1]
-        return next((name for name in study.goals if not math.isfinite(metrics.get(name, math.nan))), None)
+    def _failed(self, outcome: Outcome, reason: str) -> Outcome:
+        self._failure = Failure(outcome, reason)
+        return outcome
 
-    def _failure_of(self, error: BaseException) -> _Failure:
+    def _failure_of(self, error: BaseException) -> Failure:
         outcome = failure_outcome(error)
         reason, text = error_text(error), traceback_text(error)
         again = self.opened.spec.run.on_oom == "retry_with_accumulation"
-        if outcome != Outcome.OUT_OF_MEMORY or not again or not is_device_memory(error) or self._trainer is None:
-            return _Failure(outcome, reason, text)
-        config = self.opened.spec.resolve(self.trial.params)
-        ready = isinstance(self.builder.data(config)["train"], DataLoader)
-        parts = None if ready else finer(config, self._parts)
+        if outcome != Outcome.OUT_OF_MEMORY or not again or not is_device_memory(error):
+            return Failure(outcome, reason, text)
+        parts = self.code.smaller()
         if parts is None:
-            return _Failure(outcome, f"{reason} (its batches can't be cut any further)", text)
-        return _Failure(outcome, f"{reason}; it goes on with each batch in {parts} parts", text, parts)
+            return Failure(outcome, f"{reason} (its batches can't be cut any further)", text)
+        return Failure(outcome, f"{reason}; it resumes with each batch in {parts} parts", text, parts)
 
-    def _prepared(self, folder: Path) -> tuple[Trainer, Mapping[str, Any]]:
-        """A trainer at the point where the trial last was, and the data."""
-        spec, seed = self.opened.spec, self.opened.trial_seed(self.trial.number)
-        params = self.opened.space.suggest(self.trial)
-        config = spec.resolve(params)
-        self._go_on_as_before(seed)
-        _save_config(folder, config, seed)
-        data = self.builder.data(config)
-        laid_out = self.builder.laid_out(config, data)
-        if laid_out != config:
-            config = laid_out
-            _save_config(folder, config, seed)
-        lease = Lease(self._id, self.opened.storage.attempt_of(self._id))
-        bridge = [
-            EndForks(self.opened.storage.process),
-            Watch(self.request, self.trial.number, lease, self.pulse),
-            MicroBatches(self._parts),
-            PrunerCallback(
-                self.trial,
-                spec.study.metric,
-                self.opened.scheduler,
-                background=spec.run.background_reports,
-                leave=self.request.leave,
-            ),
-        ]
-        trainer = self._trainer = self.builder.trainer(
-            cut(config, self._parts),
-            RunPlace(folder, f"trial-{self.trial.number}", params),
-            seed=seed,
+    def _store(self, outcome: Outcome | None, known: FrozenTrial | None) -> float | None:
+        """Store the outcome, or that of a trial with the same parameters; returns the value."""
+        if known is not None:
+            return self._end.take_over(known)
+        self._end.store(outcome, self._failure)
+        return self._end.value
+
+    def _session(self, folder: Path) -> Session:
+        """What the trial offers to its code, at the point where an attempt begins."""
+        opened, spec, trial = self.opened, self.opened.spec, self.trial
+        seed = opened.trial_seed(trial.number)
+        params = opened.space.suggest(trial)
+        reports = LateReports if spec.run.background_reports else Reports
+        session = Session(
+            number=trial.number,
+            params=params,
+            config=spec.resolve(params),
+            folder=folder,
             device=self.device,
-            bridge=bridge,
+            seed=seed,
+            mode=spec.study.mode,
+            reports=reports(trial, spec.study.metric, opened.scheduler),
+            checkpoints=Checkpoints(attempt_folders(spec, trial.number), self.device),
+            request=self.request,
+            lease=Lease(self._id, opened.storage.attempt_of(self._id)),
+            process=opened.storage.process,
+            pulse=self.pulse,
+            parts=int(trial.user_attrs.get(PARTS_ATTR, 1)),
+            max_epochs=spec.trainer.known_epochs or 0,
         )
-        found = newest_checkpoint(self._checkpoint_folders(), self.device)
-        if found is not None:
-            print(f"going on from {found[0].path}", flush=True)
-            trainer.load_state_dict(found[1])
-        return trainer, data
+        self._run_as_before(seed)
+        session.keep_config(session.config)
+        return session
 
-    def _checkpoint_folders(self) -> list[Path]:
-        return [folder / "checkpoints" for folder in attempt_folders(self.opened.spec, self.trial.number)]
-
-    def _go_on_as_before(self, seed: int) -> None:
-        """Store how the trial is run; one that goes on keeps its number of threads, for equal bits."""
+    def _run_as_before(self, seed: int) -> None:
+        """Store how the trial is run; one that resumes keeps its number of threads, for equal bits."""
         attrs = self.trial.user_attrs
-        self._parts = int(attrs.get(PARTS_ATTR, 1))
         if RUN_ATTR in attrs:
             torch.set_num_threads(attrs[RUN_ATTR]["threads"])
             return
@@ -288,86 +223,3 @@ class TrialRun:
         worker = owner.worker if owner else ""
         run = {"seed": seed, "threads": torch.get_num_threads(), "worker": worker, "device": str(self.device)}
         self.trial.set_user_attr(RUN_ATTR, run)
-
-    def _tell(self, outcome: Outcome | None) -> float | None:
-        """Store the outcome; returns the best value."""
-        study, trial, epoch = self.opened.study, self.trial, self._best_epoch()
-        goals = self.opened.spec.study.goals
-        value = None if epoch is None else self._history[epoch - 1][self.opened.spec.study.metric]
-        if outcome in (Outcome.COMPLETE, Outcome.PRUNED, Outcome.DIVERGED):
-            self._keep_prediction()
-            self._keep_constraints(epoch)
-        if outcome is None:
-            self._put_back()
-        elif outcome == Outcome.PRUNED:
-            study.tell(trial, state=TrialState.PRUNED)
-        elif outcome == Outcome.COMPLETE:
-            assert epoch is not None
-            trial.set_user_attr(BEST_ATTR, finite(self._best(epoch)))
-            study.tell(trial, [self._history[epoch - 1][name] for name in goals])
-        elif outcome == Outcome.DIVERGED:
-            trial.set_user_attr(OUTCOME_ATTR, outcome)
-            study.tell(trial, [math.inf if each == "minimize" else -math.inf for each in goals.values()])
-        else:
-            assert self._failure is not None
-            self._tell_failure(self._failure)
-        return value
-
-    def _put_back(self) -> None:
-        """Give the trial back, to go on later; after a failure, in a way that may succeed."""
-        if self._failure is not None:
-            self.trial.set_user_attr(PARTS_ATTR, self._failure.parts)
-        self.opened.storage.requeue(self._id, "interrupted" if self._failure is None else self._failure.reason)
-
-    def _tell_failure(self, failure: _Failure) -> None:
-        owner = self.opened.storage.owner
-        attrs = {
-            REASON_ATTR: failure.reason,
-            TRACEBACK_ATTR: shortened(failure.traceback, _LONGEST_STORED),
-            WORKER_ATTR: None if owner is None else f"{owner.worker} on {owner.host}, {owner.device}",
-            OUTCOME_ATTR: failure.outcome,
-        }
-        for name, value in attrs.items():
-            if value:
-                self.trial.set_user_attr(name, value)
-        self.opened.study.tell(self.trial, state=TrialState.FAIL)
-
-    def _keep_constraints(self, epoch: int | None) -> None:
-        """Store how far the trial is beyond each bound, at its best epoch, or its last where none is the best."""
-        if not self._history:
-            return
-        metrics = self._history[-1 if epoch is None else epoch - 1]
-        for bound in self.opened.spec.study.bounds:
-            self._set_constraint(bound.metric, bound.violation(metrics.get(bound.metric, math.nan)))
-
-    def _set_constraint(self, metric: str, violation: float) -> None:
-        # Trial.set_constraint keeps the value of an attempt that was killed before it could tell the outcome.
-        self.trial.storage.set_trial_system_attr(self._id, f"{CONSTRAINT_ATTR}{metric}", violation)
-
-    def _keep_prediction(self) -> None:
-        """Store the predictions of the final loss beside what it came to, if there are any."""
-        assert self._trainer is not None
-        state = self._trainer.state
-        for callback in self._trainer.callbacks.callbacks:
-            if isinstance(callback, LossPrediction):
-                whole = self._trainer.finished
-                record = prediction_record(state.history, callback.metric, state.max_epochs, whole=whole)
-                if record is not None:
-                    self.trial.set_user_attr(PREDICTION_ATTR, finite(record))
-
-    @property
-    def _history(self) -> list[Metrics]:
-        return [] if self._trainer is None else self._trainer.state.history
-
-    def _best_epoch(self) -> int | None:
-        return best_epoch(self._history, self.opened.spec.study.metric, self.builder.mode)
-
-    def _best(self, epoch: int) -> dict[str, Any]:
-        """The best epoch: its number, its metrics and its checkpoint, relative to the output folder."""
-        found = find_checkpoint(self._checkpoint_folders(), epoch)
-        path = None if found is None else str(found[0].path.relative_to(self.opened.spec.output_dir))
-        return {"epoch": epoch, "metrics": dict(self._history[epoch - 1]), "checkpoint": path}
-
-
-def _save_config(folder: Path, config: Mapping[str, Any], seed: int) -> None:
-    OmegaConf.save(OmegaConf.create({**config, "seed": seed}), folder / "config.yaml")

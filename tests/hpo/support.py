@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import optuna
+import torch
 
 from hpo.config.spec import StudySpec, load_spec
-from hpo.storage.ledger import Owner
+from hpo.storage.ledger import Lease, Owner
+from hpo.study.folders import attempt_folder, attempt_folders
 from hpo.study.open_study import OpenStudy, load_study, start_study
+from hpo.trial.checkpoints import Checkpoints
+from hpo.trial.reports import LateReports, Reports
+from hpo.trial.session import RunProgress, Session
+from hpo.trial.stopping import StopRequest
 from tests.acceptance.support import MODEL, STUDY, make_study
 
 
@@ -53,6 +59,35 @@ class Studies:
         finally:
             for study in studies:
                 study.storage.close()
+
+
+def session_of(
+    view: OpenStudy,
+    trial: optuna.Trial,
+    *,
+    background: bool = False,
+    request: StopRequest | None = None,
+    pulse: Callable[[RunProgress], None] = lambda _: None,
+) -> Session:
+    """A session of a running trial, without a `TrialRun` around it."""
+    spec, attempt = view.spec, view.storage.attempt_of(trial._trial_id)
+    folder = attempt_folder(spec, trial.number, attempt)
+    params = view.space.suggest(trial)
+    return Session(
+        number=trial.number,
+        params=params,
+        config=spec.resolve(params),
+        folder=folder,
+        device=torch.device("cpu"),
+        seed=view.trial_seed(trial.number),
+        mode=spec.study.mode,
+        reports=(LateReports if background else Reports)(trial, spec.study.metric, view.scheduler),
+        checkpoints=Checkpoints(attempt_folders(spec, trial.number)),
+        request=request or StopRequest(),
+        lease=Lease(trial._trial_id, attempt),
+        process=view.storage.process,
+        pulse=pulse,
+    )
 
 
 def ask(view: OpenStudy) -> tuple[optuna.Trial, dict[str, Any]]:

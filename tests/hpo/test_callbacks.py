@@ -17,7 +17,7 @@ from torch.utils.data import TensorDataset
 from hpo.storage.attributes import PRUNED_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.trial.pruner_callback import PrunerCallback
-from tests.hpo.support import Studies, ask
+from tests.hpo.support import Studies, ask, session_of
 from trainer import Trainer
 from trainer.callbacks import CSVLogging, NaNDetection
 from trainer.state import DIVERGED, PRUNED
@@ -59,7 +59,7 @@ def make_trainer(
         torch.optim.SGD(model.parameters()),
         step=step,
         callbacks=[NaNDetection(), CSVLogging(view.spec.output_dir / "metrics.csv")],
-        core_callbacks=[PrunerCallback(trial, "val_loss", view.scheduler, background=background)],
+        core_callbacks=[PrunerCallback(session_of(view, trial, background=background))],
         max_epochs=len(losses),
         device="cpu",
     )

@@ -16,6 +16,7 @@ from hpo.storage.attributes import RUN_ATTR, SAME_AS_ATTR
 from hpo.trial.builder import Builder
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
+from hpo.trial.trainer_code import TrainerCode
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
 from tests.hpo.support import Studies, ask
 
@@ -149,7 +150,7 @@ def test_a_trial_that_has_begun_to_train_goes_on_as_itself(studies: Studies) -> 
         begun = other.study.ask()
         assert begun.number == 0
         device = torch.device("cpu")
-        TrialRun(other, begun, Builder(other.spec), device, StopRequest(), lambda _: None).run()
+        TrialRun(other, begun, TrainerCode(Builder(other.spec)), device, StopRequest(), lambda _: None).run()
         trials = other.study.get_trials()
         assert SAME_AS_ATTR not in trials[0].user_attrs
         assert trials[0].value != 5.0

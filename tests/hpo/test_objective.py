@@ -24,6 +24,7 @@ from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
+from hpo.trial.trainer_code import TrainerCode
 from tests.hpo.databases import server_of
 from tests.hpo.support import Studies
 from trainer.checkpoint.manager import load_checkpoint
@@ -151,7 +152,7 @@ class From(StopRequest):
 def run(view: OpenStudy, request: StopRequest | None = None) -> TrialReport:
     trial = view.study.ask()
     return TrialRun(
-        view, trial, Builder(view.spec), torch.device("cpu"), request or StopRequest(), lambda _: None
+        view, trial, TrainerCode(Builder(view.spec)), torch.device("cpu"), request or StopRequest(), lambda _: None
     ).run()
 
 
@@ -295,7 +296,9 @@ def test_a_failure_before_training_is_the_trials_too(studies: Studies) -> None:
         assert "the data is broken" in stored(view).user_attrs[REASON_ATTR]
 
 
-@pytest.mark.parametrize("look", [1, 4, 12])  # the first batch, an epoch's last, the very last
+@pytest.mark.parametrize(
+    "look", [1, 4, 14]
+)  # the first batch, an epoch's last, the very last; an epoch's report looks, too
 def test_an_interrupted_trial_waits_and_goes_on_bit_equal(studies: Studies, look: int) -> None:
     with studies.open(at="undisturbed") as (view,):
         torch.set_num_threads(1)

@@ -17,11 +17,12 @@ from hpo.study.folders import stop_note
 from hpo.study.outcome import Outcome
 from hpo.trial.builder import Builder
 from hpo.trial.run import TrialRun
+from hpo.trial.session import RunProgress
 from hpo.trial.stopping import StopRequest
+from hpo.trial.trainer_code import TrainerCode
 from tests.hpo.owners import load, make_study, opened
 from tests.hpo.support import Studies
 from tests.hpo.test_objective import dying, run
-from trainer.state import TrainState
 
 
 def remove(file: Path) -> None:
@@ -105,13 +106,17 @@ def test_a_trial_whose_database_is_gone_ends_with_a_checkpoint_and_costs_no_retr
         late, request = dying(other), StopRequest()
         file = late.spec.output_dir / "study.db"
 
-        def remove_in_epoch_three(state: TrainState) -> None:
-            if state.epoch == 2 and state.batch_index == 1 and file.exists():
+        seen: list[int] = []
+
+        def remove_in_epoch_three(progress: RunProgress) -> None:
+            seen.append(progress.epoch)
+            if seen.count(2) == 2:  # the second epoch's report, then the third epoch's first batch
                 file.rename(file.with_name("kept.db"))
 
         trial = late.study.ask()
+        code = TrainerCode(Builder(late.spec))
         with pytest.raises(DatabaseGoneError):
-            TrialRun(late, trial, Builder(late.spec), torch.device("cpu"), request, remove_in_epoch_three).run()
+            TrialRun(late, trial, code, torch.device("cpu"), request, remove_in_epoch_three).run()
         late.storage.close()
         file.with_name("kept.db").rename(file)
         assert request.leaving

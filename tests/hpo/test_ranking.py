@@ -17,6 +17,7 @@ from hpo.study.ranking import best_of, is_feasible, is_ranked, pareto_front, ran
 from hpo.trial.builder import Builder
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
+from hpo.trial.trainer_code import TrainerCode
 from tests.hpo.support import Studies
 
 BOTH: dict[str, Direction] = {"val_loss": "minimize", "accuracy": "maximize"}
@@ -115,7 +116,7 @@ def test_an_attempt_that_was_killed_before_it_ended_leaves_no_constraint_behind(
         trial = view.study.ask()
         trial.set_constraint("lr", 7.0)  # an earlier attempt's, which is not true any more
         device = torch.device("cpu")
-        TrialRun(view, trial, Builder(view.spec), device, StopRequest(), lambda _: None).run()
+        TrialRun(view, trial, TrainerCode(Builder(view.spec)), device, StopRequest(), lambda _: None).run()
         (stored,) = view.study.get_trials()
         assert stored.constraints["lr"] < 0
         assert is_ranked(stored)

@@ -364,7 +364,7 @@ def test_a_trial_without_device_memory_fails_unless_it_may_go_on_in_parts(studie
     _, heard = supervise(studies, *small, "study.n_trials=2", "run.on_oom=retry_with_accumulation")
     reports = of(TrialReport, heard)
     assert [(each.number, each.outcome) for each in reports] == [(1, None), (1, None), (1, Outcome.COMPLETE)]
-    assert "it goes on with each batch in 4 parts" in reports[1].reason
+    assert "it resumes with each batch in 4 parts" in reports[1].reason
 
 
 def test_batches_that_can_not_be_cut_any_further_are_the_end(studies: Studies) -> None:

@@ -1,0 +1,182 @@
+"""How a trial's end is stored: the one place where outcomes become trial states."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import optuna
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.storage.attributes import (
+    BEST_ATTR,
+    CONSTRAINT_ATTR,
+    OUTCOME_ATTR,
+    PARTS_ATTR,
+    PREDICTION_ATTR,
+    REASON_ATTR,
+    SAME_AS_ATTR,
+    TRACEBACK_ATTR,
+    WORKER_ATTR,
+)
+from hpo.storage.optuna_private import id_of_trial
+from hpo.study.folders import attempt_folders
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome, finite, leading_value, outcome_of
+from hpo.trial.checkpoints import Checkpoints
+from hpo.trial.training_code import TrainingCode
+from trainer.error_text import shortened
+from trainer.recorded import Metrics
+from trainer.state import best_epoch
+
+#: Characters of a traceback that the storage keeps; the trial's log has more.
+_LONGEST_STORED: Final = 10_000
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a trial failed.
+
+    Attributes:
+        outcome: How it ends, where it does.
+        reason: The cause, for people.
+        traceback: Empty where nothing was raised.
+        parts: It is to resume with each batch in so many parts, in place of its end; None: it ends.
+    """
+
+    outcome: Outcome
+    reason: str
+    traceback: str = ""
+    parts: int | None = None
+
+
+@dataclass(frozen=True)
+class TrialEnd:
+    """Stores what became of an attempt at a trial.
+
+    Attributes:
+        opened: The study; its storage holds the trial's lease.
+        trial: Optuna's trial, RUNNING.
+        code: What trained it, or was to.
+    """
+
+    opened: OpenStudy
+    trial: optuna.Trial
+    code: TrainingCode
+
+    @property
+    def best_epoch(self) -> int | None:
+        """Number of the epoch with the best finite value of the study's metric; None where there is none."""
+        study = self.opened.spec.study
+        return best_epoch(self._history, study.metric, study.mode)
+
+    @property
+    def value(self) -> float | None:
+        """The study's metric after the best epoch."""
+        epoch = self.best_epoch
+        return None if epoch is None else self._history[epoch - 1][self.opened.spec.study.metric]
+
+    @property
+    def missing_metric(self) -> str | None:
+        """The first of the study's metrics that its best epoch has no finite value of."""
+        study, epoch = self.opened.spec.study, self.best_epoch
+        if epoch is None:
+            return study.metric
+        metrics = self._history[epoch - 1]
+        return next((name for name in study.goals if not math.isfinite(metrics.get(name, math.nan))), None)
+
+    def store(self, outcome: Outcome | None, failure: Failure | None) -> None:
+        """Store the outcome; None requeues the trial.
+
+        Args:
+            outcome: How the trial ended.
+            failure: Why, for an outcome that nothing else says; of a requeued trial, why it did not end.
+        """
+        study, goals = self.opened.study, self.opened.spec.study.goals
+        epoch = self.best_epoch
+        if outcome in (Outcome.COMPLETE, Outcome.PRUNED, Outcome.DIVERGED):
+            self._keep_prediction()
+            self._keep_constraints(epoch)
+        if outcome is None:
+            self._requeue(failure)
+        elif outcome == Outcome.PRUNED:
+            study.tell(self.trial, state=TrialState.PRUNED)
+        elif outcome == Outcome.COMPLETE:
+            assert epoch is not None
+            self.trial.set_user_attr(BEST_ATTR, finite(self._best(epoch)))
+            study.tell(self.trial, [self._history[epoch - 1][name] for name in goals])
+        elif outcome == Outcome.DIVERGED:
+            self.trial.set_user_attr(OUTCOME_ATTR, outcome)
+            study.tell(self.trial, [math.inf if each == "minimize" else -math.inf for each in goals.values()])
+        else:
+            assert failure is not None
+            self._store_failure(failure)
+
+    def take_over(self, known: FrozenTrial) -> float | None:
+        """Store another trial's result as this one's; returns the value."""
+        trial, outcome = self.trial, Outcome(outcome_of(known))
+        for step, value in known.intermediate_values.items():
+            trial.storage.set_trial_intermediate_value(id_of_trial(trial), step, value)
+        for metric, violation in known.constraints.items():
+            self._set_constraint(metric, violation)
+        for name in (BEST_ATTR, OUTCOME_ATTR):
+            if name in known.user_attrs:
+                trial.set_user_attr(name, known.user_attrs[name])
+        trial.set_user_attr(SAME_AS_ATTR, known.number)
+        if outcome == Outcome.PRUNED:
+            self.opened.study.tell(trial, state=TrialState.PRUNED)
+        else:
+            self.opened.study.tell(trial, known.values)
+        return leading_value(known)
+
+    @property
+    def _history(self) -> Sequence[Metrics]:
+        return self.code.history
+
+    def _requeue(self, failure: Failure | None) -> None:
+        """Requeue the trial; after a failure, in a way that may succeed."""
+        if failure is not None:
+            self.trial.set_user_attr(PARTS_ATTR, failure.parts)
+        reason = "interrupted" if failure is None else failure.reason
+        self.opened.storage.requeue(id_of_trial(self.trial), reason)
+
+    def _store_failure(self, failure: Failure) -> None:
+        owner = self.opened.storage.owner
+        attrs = {
+            REASON_ATTR: failure.reason,
+            TRACEBACK_ATTR: shortened(failure.traceback, _LONGEST_STORED),
+            WORKER_ATTR: None if owner is None else f"{owner.worker} on {owner.host}, {owner.device}",
+            OUTCOME_ATTR: failure.outcome,
+        }
+        for name, value in attrs.items():
+            if value:
+                self.trial.set_user_attr(name, value)
+        self.opened.study.tell(self.trial, state=TrialState.FAIL)
+
+    def _keep_constraints(self, epoch: int | None) -> None:
+        """Store how far the trial is beyond each bound, at its best epoch, or its last where none is the best."""
+        if not self._history:
+            return
+        metrics = self._history[-1 if epoch is None else epoch - 1]
+        for bound in self.opened.spec.study.bounds:
+            self._set_constraint(bound.metric, bound.violation(metrics.get(bound.metric, math.nan)))
+
+    def _set_constraint(self, metric: str, violation: float) -> None:
+        # Trial.set_constraint keeps the value of an attempt that was killed before it could tell the outcome.
+        storage, trial_id = self.trial.storage, id_of_trial(self.trial)
+        storage.set_trial_system_attr(trial_id, f"{CONSTRAINT_ATTR}{metric}", violation)
+
+    def _keep_prediction(self) -> None:
+        """Store the predictions of the final loss beside what it came to, if there are any."""
+        record = self.code.prediction
+        if record is not None:
+            self.trial.set_user_attr(PREDICTION_ATTR, finite(record))
+
+    def _best(self, epoch: int) -> dict[str, Any]:
+        """The best epoch: its number, its metrics and its checkpoint, relative to the output folder."""
+        spec = self.opened.spec
+        found = Checkpoints(attempt_folders(spec, self.trial.number)).of_epoch(epoch)
+        path = None if found is None else str(found.path.relative_to(spec.output_dir))
+        return {"epoch": epoch, "metrics": dict(self._history[epoch - 1]), "checkpoint": path}

@@ -1,0 +1,287 @@
+"""Session: what a running trial offers to the code that trains it, whatever that is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import optuna
+import torch
+from omegaconf import OmegaConf
+
+from hpo.storage.ledger import Lease
+from hpo.storage.outage import DatabaseError
+from hpo.trial.checkpoints import Checkpoints
+from hpo.trial.forks import end_fork
+from hpo.trial.reports import Reports
+from hpo.trial.stopping import StopRequest
+from trainer.checkpoint.readable import readable
+from trainer.data.random_state import rng_state, set_rng_state
+from trainer.recorded import Metrics
+from trainer.state import DIVERGED, INTERRUPTED, PRUNED, Mode
+
+_VERSION: Final = 1
+#: Reasons to stop; a later one takes the place of an earlier one.
+_RANKS: Final = (None, INTERRUPTED, PRUNED, DIVERGED)
+
+
+class TrainingStoppedError(Exception):
+    """Training went on past a request to stop, up to another report."""
+
+
+class RunProgress(Protocol):
+    """How far a trial's training is."""
+
+    @property
+    def epoch(self) -> int:
+        """Finished epochs."""
+        ...
+
+    @property
+    def max_epochs(self) -> int:
+        """Epochs of a run to the end; 0 where that is not known."""
+        ...
+
+    @property
+    def history(self) -> list[Metrics]:
+        """The metrics of each finished epoch."""
+        ...
+
+
+@dataclass(kw_only=True)
+class Session:
+    """One attempt at one trial, as the code sees it that trains.
+
+    Training code resumes, trains an epoch, reports it, saves it, and looks whether to stop::
+
+        state = session.load_checkpoint() or fresh()
+        for epoch in range(state["epoch"] + 1, epochs + 1):
+            val_loss = train_one(state)
+            session.report(epoch, val_loss=val_loss)
+            session.save_checkpoint({**state, "epoch": epoch})
+            if session.should_stop:
+                return
+
+    A report may say that the trial is pruned: ``should_stop`` is then true. Code that does not look is stopped by
+    an exception from its next report. The trial's value is that of the best reported epoch.
+
+    Attributes:
+        number: The trial.
+        params: Its parameters, by dotted path.
+        config: The study file's config with these parameters.
+        folder: Where this attempt may write; another attempt has another folder.
+        device: Where to train.
+        seed: Seed of everything random in the training; the same for each attempt.
+        parts: Parts to cut each batch into, after the device's memory ran out with larger ones.
+        mode: Whether the study's metric is to fall or to rise.
+        max_epochs: Epochs of a run to the end, for people who watch; training code may set it. 0: not known.
+        reports: Stores what is reported, and asks whether to prune.
+        checkpoints: The trial's checkpoint files.
+        request: What others want of this worker.
+        lease: This attempt, by which the worker holds the trial.
+        process: Id of the process that trains; a fork of it that comes here is ended.
+        pulse: Called with the session again and again, as long as training advances.
+        history: The metrics of each epoch that was reported, by this attempt or one that it resumes.
+        stop_reason: Why training is to end or has ended early, as far as the code was told: ``"diverged"``,
+            ``"pruned"`` or ``"interrupted"``.
+    """
+
+    number: int
+    params: Mapping[str, Any]
+    config: Mapping[str, Any]
+    folder: Path
+    device: torch.device
+    seed: int
+    mode: Mode
+    reports: Reports
+    checkpoints: Checkpoints
+    request: StopRequest
+    lease: Lease
+    process: int
+    pulse: Callable[[RunProgress], None]
+    parts: int = 1
+    max_epochs: int = 0
+    history: list[Metrics] = field(default_factory=list)
+    stop_reason: str | None = None
+    _resumed: bool = False
+    _last_report: bool = False  # whoever reported was to stop by then
+
+    @property
+    def metric(self) -> str:
+        """The study's metric."""
+        return self.reports.metric
+
+    @property
+    def epoch(self) -> int:
+        """Finished epochs."""
+        return len(self.history)
+
+    # ---- while it trains
+
+    def report(self, epoch: int, /, **metrics: float) -> None:
+        """Report a finished epoch: its number, counted from 1, and its metrics.
+
+        The study's metric is stored, and the pruner asked about it. A value that is not finite means that the
+        training has diverged. An epoch without the study's metric counts, but nothing is stored of it. Where the
+        database fails for good, the trial is to stop and resumes later.
+
+        Raises:
+            ValueError: The epoch is not the one after the last one.
+            MetricError: A metric is no real number.
+            optuna.TrialPruned: The trial was pruned by an earlier report.
+            TrainingStoppedError: Training was to stop for another reason at the report before.
+            LeaseLostError: Another attempt has the trial.
+        """
+        end_fork(self.process)
+        if not self._resumed:
+            self.resume([])
+        self._refuse_another()
+        if epoch != self.epoch + 1:
+            raise ValueError(
+                f"report({epoch}, …): the epoch after {self.epoch} is {self.epoch + 1}: number epochs from 1, "
+                "report each once, and let `load_checkpoint` say where a trial resumes"
+            )
+        self.history.append(Metrics(metrics))
+        self.pulse(self)
+        value = self.history[-1].get(self.metric)
+        if value is not None:
+            self._store(epoch, value)
+        self._last_report = self.stop_reason is not None or self.request.stops(self.number, self.lease)
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether training is to end, with this batch if it can, else after this epoch; asked after each batch.
+
+        Raises:
+            LeaseLostError: Another attempt has the trial.
+        """
+        self.show_life()
+        if self.request.stops(self.number, self.lease):
+            self._stop(INTERRUPTED)
+        return self.stop_reason is not None
+
+    def show_life(self) -> None:
+        """Show that training advances, where `should_stop` is not asked for long: a silent trial is timed out."""
+        end_fork(self.process)
+        self.pulse(self)
+
+    def diverge(self) -> None:
+        """Say that the training has diverged, where its metric does not show it."""
+        self._stop(DIVERGED)
+
+    # ---- checkpoints
+
+    def save_checkpoint(self, state: Any, batch: int = 0) -> Path:
+        """Save what the trial needs to resume, after the last reported epoch; it is on disk when this returns.
+
+        The history and the states of the global random generators are saved with it. The checkpoints of the best
+        epoch and the latest two stay.
+
+        Args:
+            state: Tensors and plain values, in lists, tuples, sets and dicts.
+            batch: Finished batches of the epoch that is being trained; 0 at an epoch's end.
+
+        Raises:
+            UnreadableError: It holds something that could not be read back; nothing is written.
+            CheckpointWriteError: The disk is full or not writable.
+            LeaseLostError: Another attempt has the trial.
+        """
+        end_fork(self.process)
+        self.request.stops(self.number, self.lease)
+        progress = {
+            "epoch": self.epoch,
+            "batch_index": batch,
+            "history": [dict(metrics) for metrics in self.history],
+        }
+        checkpoint = {"version": _VERSION, "state": progress, "rng": rng_state(), "saved": readable(state)}
+        path = self.checkpoints.write(checkpoint, self.epoch, batch)
+        self.checkpoints.retain(self.history, self.metric, self.mode)
+        return path
+
+    def load_checkpoint(self) -> Any | None:
+        """What any attempt at the trial has saved last and can be read, on `device`; None where there is nothing.
+
+        The history becomes the checkpoint's, the storage is brought to it, and the global random generators are
+        put back to where they were when it was saved.
+
+        Raises:
+            optuna.TrialPruned: An earlier attempt was pruned at this epoch, and ended before that was stored.
+            ValueError: Other training code, or another version of this format, wrote it.
+            LeaseLostError: Another attempt has the trial.
+        """
+        found = self.checkpoints.newest()
+        if found is None:
+            self.resume([])
+            return None
+        file, checkpoint = found
+        if checkpoint.get("version") != _VERSION or "saved" not in checkpoint:
+            raise ValueError(f"{file.path} was not written by `save_checkpoint` of this version")
+        set_rng_state(checkpoint["rng"])
+        self.resume([Metrics(metrics) for metrics in checkpoint["state"]["history"]])
+        self.raise_pruned()
+        return checkpoint["saved"]
+
+    # ---- what those use who build on it
+
+    def resume(self, history: list[Metrics]) -> None:
+        """Take over a history as the truth, and bring the storage to it; it may end where the trial was pruned.
+
+        Raises:
+            LeaseLostError: Another attempt has the trial.
+        """
+        end_fork(self.process)
+        self.history, self._resumed, self._last_report = list(history), True, False
+        self.pulse(self)
+        if self.reports.resume(self.history):
+            self._stop(PRUNED)
+
+    def finish(self) -> bool:
+        """Wait for reports that are under way; whether the trial is pruned by one of them.
+
+        Raises:
+            LeaseLostError: Another attempt has the trial.
+        """
+        pruned = self.reports.finish()
+        if pruned:
+            self._stop(PRUNED)
+        return pruned
+
+    def raise_pruned(self) -> None:
+        """Raise what ends a trial that is pruned.
+
+        Raises:
+            optuna.TrialPruned: It is.
+        """
+        if self.stop_reason == PRUNED:
+            raise optuna.TrialPruned(f"pruned after epoch {self.epoch}")
+
+    def keep_config(self, config: Mapping[str, Any]) -> None:
+        """Write down what the trial trains with: ``config.yaml`` in its folder."""
+        self.config = config
+        OmegaConf.save(OmegaConf.create({**config, "seed": self.seed}), self.folder / "config.yaml")
+
+    def _store(self, epoch: int, value: float) -> None:
+        if not math.isfinite(value):
+            self._stop(DIVERGED)
+        try:
+            pruned = self.reports.report(epoch, value, ask=self.stop_reason != DIVERGED)
+        except DatabaseError:
+            self.request.leave()
+            self._stop(INTERRUPTED)
+            return
+        if pruned:
+            self._stop(PRUNED)
+
+    def _refuse_another(self) -> None:
+        if self._last_report:
+            self._stop(INTERRUPTED)
+            self.raise_pruned()
+            raise TrainingStoppedError(
+                f"{self.stop_reason} by epoch {self.epoch}: end the training where `should_stop` is true"
+            )
+
+    def _stop(self, reason: str) -> None:
+        self.stop_reason = max(self.stop_reason, reason, key=_RANKS.index)
