@@ -16,6 +16,7 @@ DIVERGED = "diverged"
 EARLY_STOPPED = "early_stopping"
 ERROR = "error"
 INTERRUPTED = "interrupted"
+PAUSED = "paused"
 PRUNED = "pruned"
 
 BACKWARD = "backward"
@@ -23,6 +24,8 @@ OPTIMIZER_STEP = "optimizer_step"
 SCHEDULER_STEP = "scheduler_step"
 VALIDATION = "validation"
 ZERO_GRAD = "zero_grad"
+#: Reasons to end a run that can be continued from its checkpoint as if it had not been asked to end.
+CONTINUED: Final = frozenset({INTERRUPTED, PAUSED})
 #: What a hook may ask to leave out.
 SKIPPABLE: Final = frozenset({BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP, VALIDATION, ZERO_GRAD})
 
@@ -103,9 +106,10 @@ class TrainState:
     def stop(self, reason: str, *, now: bool = False) -> None:
         """Ask the run to end: after this epoch, or with ``now`` after this batch.
 
-        The first reason stays, except that ``"diverged"`` outranks every other.
+        The first reason stays, except that ``"diverged"`` outranks every other, and every other ``"paused"``: a
+        run that ends in the same epoch for a reason of its own has ended.
         """
-        if self.stop_reason is None or reason == DIVERGED:
+        if self.stop_reason in {None, PAUSED} or reason == DIVERGED:
             self.stop_reason = reason
         self.stop_now = self.stop_now or now
 
@@ -147,7 +151,7 @@ class TrainState:
         self.skips &= {VALIDATION}
 
     def state_dict(self) -> dict[str, Any]:
-        """Progress as plain values; an interruption is not part of it, so that the run can go on."""
+        """Progress as plain values; an interruption or a pause is not part of it, so that the run can resume."""
         return {
             "epoch": self.epoch,
             "step": self.step,
@@ -161,7 +165,7 @@ class TrainState:
             # Of the skips only this one outlives its batch.
             "skip_validation": VALIDATION in self.skips,
             # Inside an epoch no request to stop has been met yet.
-            "stop_reason": None if self.batch_index or self.stop_reason == INTERRUPTED else self.stop_reason,
+            "stop_reason": None if self.batch_index or self.stop_reason in CONTINUED else self.stop_reason,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

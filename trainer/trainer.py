@@ -24,7 +24,7 @@ from trainer.metrics.epoch import EpochMetrics
 from trainer.metrics.objects import Metric, check_metrics
 from trainer.recorded import MetricError, Metrics
 from trainer.runner import CallbackRunner, fire_isolated, name_of
-from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, VALIDATION, TrainState
+from trainer.state import CONTINUED, DIVERGED, ERROR, PRUNED, VALIDATION, TrainState
 from trainer.step.compute import Compute
 from trainer.step.direct import mark_stepped
 from trainer.step.fused import leave_fused
@@ -158,7 +158,7 @@ class Trainer:
         stream = self._stream = TrainStream(self._train_batches(), self.state, self.seed)
         val_batches = None if val is None else self._eval_batches(val)
         self.plan.lay_out(self.state, stream.length)
-        if self.state.stop_reason in {INTERRUPTED, ERROR}:
+        if self.state.stop_reason in CONTINUED | {ERROR}:
             self.state.stop_reason = None
         self.state.stop_now = False
         self._hooks = self.callbacks.resolve()

@@ -41,6 +41,8 @@ PREDICTION_ATTR: Final = "hpo:prediction"
 PRUNED_ATTR: Final = "hpo:pruned_at"
 #: Epochs that a paused trial has finished; only a paused trial has it while it is unfinished.
 PAUSED_ATTR: Final = "hpo:paused"
+#: The epoch at whose end the scheduler decided to pause it, stored before that is acted on.
+PAUSE_AT_ATTR: Final = "hpo:pause_at"
 #: Its seed, threads and the like: what its run had beside its config.
 RUN_ATTR: Final = "hpo:run"
 #: The earlier trial with the same parameters whose value it has.

@@ -27,6 +27,7 @@ from optuna.trial import TrialState
 from hpo.errors import StudyError
 from hpo.storage.optuna_private import TRIALS
 from hpo.storage.outage import DatabaseGoneError, first_line
+from hpo.storage.pausing import IS_PAUSED
 
 logger = logging.getLogger(__name__)
 
@@ -341,12 +342,12 @@ def _read(conn: Executor, query: sa.Select[tuple[object, ...]]) -> list[Attempt]
 
 
 def running_trials(conn: Executor, study_id: int) -> list[RunningTrial]:
-    """The study's RUNNING trials with their leases, by number."""
+    """The study's RUNNING trials with their leases, by number; paused ones run not."""
     join = sa.and_(ATTEMPTS.c.trial_id == TRIALS.c.trial_id, ATTEMPTS.c.ended_at.is_(None))
     query = (
         sa.select(TRIALS.c.trial_id, TRIALS.c.number, ATTEMPTS)
         .outerjoin_from(TRIALS, ATTEMPTS, join)
-        .where(TRIALS.c.study_id == study_id, TRIALS.c.state == TrialState.RUNNING)
+        .where(TRIALS.c.study_id == study_id, TRIALS.c.state == TrialState.RUNNING, ~IS_PAUSED)
         .order_by(TRIALS.c.number)
     )
     rows = cast("list[tuple[Any, ...]]", conn.execute(query).all())

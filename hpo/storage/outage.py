@@ -79,6 +79,8 @@ OPERATIONS: Final = (
     "get_trial_number_from_id",
     "set_trial_state_values",
     "requeue",
+    "pause",
+    "resume",
     "set_trial_intermediate_value",
     "set_trial_user_attr",
     "set_trial_system_attr",

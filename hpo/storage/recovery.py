@@ -28,6 +28,7 @@ from hpo.storage.attributes import (
 )
 from hpo.storage.optuna_private import TRIAL_USER_ATTRS, models, set_user_attr
 from hpo.storage.outage import patient
+from hpo.storage.pausing import lock_paused
 from hpo.storage.study_storage import StudyStorage
 
 if TYPE_CHECKING:
@@ -70,12 +71,12 @@ def _no_note(_number: int, _attempt: int) -> None:
 
 @dataclass(frozen=True)
 class Settled:
-    """A trial that has been taken from its owner.
+    """A trial that has been taken from its owner, or from the paused ones of a study that has ended.
 
     Attributes:
         number: The trial.
         attempt: The attempt that ended; 0 where the trial ran without a lease.
-        state: WAITING to go on, or FAIL.
+        state: WAITING to go on, FAIL, or PRUNED for one that was paused.
         outcome: The attempt's outcome; of a FAILed trial its own.
         reason: For people.
     """
@@ -275,7 +276,7 @@ def _settle(
             return None
         trial = models.TrialModel.find_or_raise_by_id(running.trial_id, session, for_update=True)
         history = ledger.attempts_of_trial(session, running.trial_id)
-        if trial.state != TrialState.RUNNING:
+        if trial.state != TrialState.RUNNING or lock_paused(session, running.trial_id):
             return None  # another process was faster
         if running.lease is None and any(attempt.ended_at is None for attempt in history):
             return None

@@ -15,11 +15,9 @@ import contextlib
 import copy
 import functools
 import json
-import os
 import threading
-import time
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import sqlalchemy as sa
 from optuna.distributions import (
@@ -36,11 +34,11 @@ from sqlalchemy import orm
 from hpo.errors import LeaseLostError, StudyError
 from hpo.storage import engines as database
 from hpo.storage import ledger
-from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR
+from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR, PAUSED_ATTR
 from hpo.storage.budget import insert_running, marked, refuse_beyond_budget
 from hpo.storage.engines import display_url
-from hpo.storage.forks import refuse_forks
 from hpo.storage.guarded import guarded_insert, set_state
+from hpo.storage.leased import LeasedStorage, lease_lost
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import (
     PARAMS,
@@ -50,9 +48,13 @@ from hpo.storage.optuna_private import (
     TRIALS,
     id_of_trial,
     models,
+    set_user_attr,
 )
-from hpo.storage.outage import Patience, all_patient, patient
-from hpo.storage.reader import ReadingStorage
+from hpo.storage.outage import Patience, all_patient
+from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
+
+#: How an attempt ends that leaves its trial unfinished, by the state that it leaves it in.
+_UNFINISHED: Final = {TrialState.WAITING: "requeued", TrialState.RUNNING: PAUSED}
 
 
 class _Claim(threading.local):
@@ -63,7 +65,7 @@ class _Claim(threading.local):
 
 
 @all_patient
-class StudyStorage(ReadingStorage):
+class StudyStorage(LeasedStorage):
     """Optuna's storage with a budget, leases and fencing; made by `open_storage`.
 
     Args:
@@ -76,24 +78,9 @@ class StudyStorage(ReadingStorage):
     """
 
     def __init__(self, url: str, owner: Owner | None = None) -> None:
-        self.owner = owner
         self._claim = _Claim()
-        self._held: dict[int, int] = {}
-        self._since: dict[int, float] = {}
-        self._outcomes: dict[int, str] = {}
         self._untouched: dict[int, FrozenTrial] = {}
-        super().__init__(url)
-        refuse_forks(self.engine, lambda: None if self._owner is None else self.process)
-
-    @property
-    def owner(self) -> Owner | None:
-        """On whose behalf trials are run; set by the process that runs them, and only that one may write."""
-        return self._owner
-
-    @owner.setter
-    def owner(self, owner: Owner | None) -> None:
-        self._owner = owner
-        self.process = os.getpid()
+        super().__init__(url, owner)
 
     def __reduce__(self) -> tuple[type["StudyStorage"], tuple[str]]:
         """A copy in another process opens its own connections, and owns nothing."""
@@ -177,32 +164,6 @@ class StudyStorage(ReadingStorage):
 
     # ------------------------------------------------------------------ fenced writes
 
-    def attempt_of(self, trial_id: int) -> int:
-        """The attempt under which this storage runs a trial; LeaseLostError if it doesn't."""
-        try:
-            return self._held[trial_id]
-        except KeyError:
-            raise _lease_lost(trial_id) from None
-
-    def forget(self, trial_id: int) -> None:
-        """Give up a trial whose lease is lost: no more beats, and reads of it work again."""
-        self._held.pop(trial_id, None)
-        self._since.pop(trial_id, None)
-        self._outcomes.pop(trial_id, None)
-
-    def _fence(self, session: orm.Session, trial_id: int) -> None:
-        """Check, and lock until the transaction's end, that the trial is this storage's to write."""
-        if self.owner is None:
-            return
-        attempt = self._held.get(trial_id)
-        if attempt is None:
-            state = session.execute(sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id)).scalar()
-            if state is None or state.is_finished():
-                return  # Optuna refuses the write itself
-        elif ledger.holds(session, trial_id, attempt):
-            return
-        raise _lease_lost(trial_id)
-
     def _write(
         self, table: sa.Table, trial_id: int, key: str, row: dict[str, Any], *, replace: bool = True
     ) -> None:
@@ -221,13 +182,6 @@ class StudyStorage(ReadingStorage):
             written = conn.execute(statement, parameters).rowcount
         if written == 0:
             self._explain_refusal(trial_id)
-
-    def _explain_refusal(self, trial_id: int) -> None:
-        """Raise what forbids writing to a trial; nothing does if a row was there already and was to stay."""
-        with self.transaction() as session:
-            self._fence(session, trial_id)
-            trial = models.TrialModel.find_or_raise_by_id(trial_id, session)
-            self.check_trial_is_updatable(trial_id, cast("TrialState", trial.state))
 
     def _set_trial_param(
         self,
@@ -281,7 +235,7 @@ class StudyStorage(ReadingStorage):
             return self._untouched.pop(trial_id)
         trial = super().get_trial(trial_id)
         if trial.state != TrialState.RUNNING and trial_id in self._held:
-            raise _lease_lost(trial_id)
+            raise lease_lost(trial_id)
         return trial
 
     # ------------------------------------------------------------------ states
@@ -303,6 +257,25 @@ class StudyStorage(ReadingStorage):
         self.attempt_of(trial_id)
         self._release(trial_id, TrialState.WAITING, None, reason)
 
+    def pause(self, trial_id: int, epoch: int) -> None:
+        """Pause a held trial after an epoch whose checkpoint is on disk: only `resume` takes it from then on."""
+        self.attempt_of(trial_id)
+        self._release(trial_id, TrialState.RUNNING, None, f"after epoch {epoch}", paused=epoch)
+
+    def resume(self, trial_id: int) -> bool:
+        """Take a paused trial for the owner; False if it is not paused any more: another process was faster."""
+        assert self.owner is not None, "only who trains may resume a trial"
+        if not self.patience.tries:
+            self._claim.attempt = None
+        with self.transaction() as session:
+            won = self._claim.attempt is not None and self._claimed_before(session, trial_id)
+            if not won and (won := lock_paused(session, trial_id)):
+                forget_pause(session, trial_id, decision=True)
+                self._claim.attempt = ledger.claim(session, trial_id, self.owner)
+        if won:
+            self._hold(trial_id, cast("int", self._claim.attempt))
+        return won
+
     def _take(self, trial_id: int, values: Sequence[float] | None) -> bool:
         if not self.patience.tries:
             self._claim.attempt = None
@@ -310,22 +283,24 @@ class StudyStorage(ReadingStorage):
             query = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id).with_for_update()
             won = self._claim.attempt is not None and self._claimed_before(session, trial_id)
             if self.owner is not None and session.execute(query).scalar() == TrialState.WAITING:
+                forget_pause(session, trial_id, decision=False)  # of one that another tool has let wait
                 self._claim.attempt = ledger.claim(session, trial_id, self.owner)
             won = won or super().set_trial_state_values(trial_id, TrialState.RUNNING, values)
         if won and self._claim.attempt is not None:
             self._hold(trial_id, self._claim.attempt)
         return won
 
-    def _hold(self, trial_id: int, attempt: int) -> None:
-        self._held[trial_id], self._since[trial_id] = attempt, time.monotonic()
-
     def _release(
-        self, trial_id: int, state: TrialState, values: Sequence[float] | None, reason: str | None
+        self,
+        trial_id: int,
+        state: TrialState,
+        values: Sequence[float] | None,
+        reason: str | None,
+        paused: int | None = None,
     ) -> bool:
         self._untouched.clear()
         outcome = self._outcomes.get(trial_id, state.name.lower())
-        if state == TrialState.WAITING:
-            outcome = "requeued"
+        outcome = _UNFINISHED.get(state, outcome)
         # Out of sight of the heartbeat, which would take the ended attempt for a lost one.
         attempt = self._held.pop(trial_id, None)
         try:
@@ -337,7 +312,9 @@ class StudyStorage(ReadingStorage):
                     if self.patience.tries and ledger.has_ended_as(session, trial_id, attempt, outcome):
                         self._outcomes.pop(trial_id, None)
                         return True  # an earlier try has been stored after all
-                    raise _lease_lost(trial_id)  # noqa: TRY301 - the lease is put back all the same
+                    raise lease_lost(trial_id)  # noqa: TRY301 - the lease is put back all the same
+                if paused is not None:
+                    set_user_attr(self, session, trial_id, PAUSED_ATTR, paused)
                 done = set_state(session, trial_id, state, values or ())
                 if not done:  # Optuna knows why
                     done = super().set_trial_state_values(trial_id, state, values)
@@ -370,30 +347,6 @@ class StudyStorage(ReadingStorage):
             with contextlib.suppress(LeaseLostError):
                 write()
         self.forget(absent)
-
-    @patient
-    def attempts_of_trial(self, trial_id: int) -> list[ledger.Attempt]:
-        """Every attempt of one trial, oldest first."""
-        with self.engine.connect() as conn:
-            return ledger.attempts_of_trial(conn, trial_id)
-
-    def _took(self, trial_id: int) -> float:
-        return time.monotonic() - self._since[trial_id]
-
-    def beat(self) -> list[ledger.Lease]:
-        """Record that the owner of all held trials lives; the leases that are lost."""
-        lost = []
-        for trial_id, attempt in list(self._held.items()):
-            with self._writing(), self.engine.begin() as conn:
-                alive = ledger.beat(conn, trial_id, attempt, self._took(trial_id))
-            # A trial that has been finished meanwhile is not held any more.
-            if not alive and self._held.get(trial_id) == attempt:
-                lost.append(ledger.Lease(trial_id, attempt))
-        return lost
-
-
-def _lease_lost(trial_id: int) -> LeaseLostError:
-    return LeaseLostError(f"trial {trial_id} (database id) isn't held by this worker: nothing is stored for it")
 
 
 def open_storage(url: str, *, create: bool, owner: Owner | None = None) -> StudyStorage:

@@ -7,7 +7,7 @@ from typing import Any
 
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.manager import snapshot
-from trainer.state import ERROR, INTERRUPTED, Mode, is_better
+from trainer.state import CONTINUED, ERROR, Mode, is_better
 from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class BestWeights(Callback):
         """Put the best model back after a fit that is over."""
         fitted, self._fitting = self._fitting, False
         state = trainer.state
-        if not fitted or state.batch_index or state.stop_reason in {ERROR, INTERRUPTED}:
+        if not fitted or state.batch_index or state.stop_reason in CONTINUED | {ERROR}:
             return
         if self._model is not None:
             bare_model(trainer.model).load_state_dict(self._model)

@@ -9,7 +9,7 @@ from typing import Any, Final
 import torch
 
 from trainer.callback import TrainerView
-from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED, Mode, TrainState, best_epoch
+from trainer.state import CONTINUED, DIVERGED, ERROR, INTERRUPTED, PRUNED, Mode, TrainState, best_epoch
 
 COMPLETE: Final = "complete"
 OUT_OF_MEMORY: Final = "out_of_memory"
@@ -77,7 +77,7 @@ def outcome_of(trainer: TrainerView, error: BaseException | None) -> str:
     reason = trainer.state.stop_reason
     if reason == ERROR:
         return OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError | MemoryError) else ERROR
-    if reason == INTERRUPTED:
+    if reason in CONTINUED:
         return COMPLETE if trainer.plan.reached(trainer.state) else INTERRUPTED
     return reason if reason in {DIVERGED, PRUNED} else COMPLETE
 

@@ -6,7 +6,7 @@ from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from trainer.callback import TrainerView
 from trainer.callbacks.averaged import AveragedWeights
-from trainer.state import DIVERGED, ERROR, INTERRUPTED, PRUNED
+from trainer.state import CONTINUED, DIVERGED, ERROR, PRUNED
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +68,7 @@ class WeightAveraging(AveragedWeights):
     def on_fit_end(self, trainer: TrainerView) -> None:
         """Say it where nothing was averaged."""
         state = trainer.state
-        over = not state.batch_index and state.stop_reason not in {DIVERGED, ERROR, INTERRUPTED, PRUNED}
+        over = not state.batch_index and state.stop_reason not in CONTINUED | {DIVERGED, ERROR, PRUNED}
         if over and state.step and not self._average:
             logger.warning(
                 "no weights were averaged: the run ended after %d of %s planned steps, and averaging begins after "

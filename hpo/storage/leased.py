@@ -1,0 +1,108 @@
+"""Which trials a process holds: their leases, as its storage knows them, and the check that a write needs one."""
+
+import os
+import time
+from typing import cast
+
+import sqlalchemy as sa
+from optuna.trial import TrialState
+from sqlalchemy import orm
+
+from hpo.errors import LeaseLostError
+from hpo.storage import ledger
+from hpo.storage.forks import refuse_forks
+from hpo.storage.ledger import Owner
+from hpo.storage.optuna_private import TRIALS, models
+from hpo.storage.outage import patient
+from hpo.storage.reader import ReadingStorage
+
+
+class LeasedStorage(ReadingStorage):
+    """Optuna's storage in the hands of an owner of trials.
+
+    Args:
+        url: A normalised URL (`hpo.storage.engines.normalize_url`) of a database that has the schema.
+        owner: The process on whose behalf trials are run; None for one that runs none.
+
+    Attributes:
+        process: Id of the process that runs the owner's trials.
+    """
+
+    def __init__(self, url: str, owner: Owner | None) -> None:
+        self.owner = owner
+        self._held: dict[int, int] = {}
+        self._since: dict[int, float] = {}
+        self._outcomes: dict[int, str] = {}
+        super().__init__(url)
+        refuse_forks(self.engine, lambda: None if self._owner is None else self.process)
+
+    @property
+    def owner(self) -> Owner | None:
+        """On whose behalf trials are run; set by the process that runs them, and only that one may write."""
+        return self._owner
+
+    @owner.setter
+    def owner(self, owner: Owner | None) -> None:
+        self._owner = owner
+        self.process = os.getpid()
+
+    def attempt_of(self, trial_id: int) -> int:
+        """The attempt under which this storage runs a trial; LeaseLostError if it doesn't."""
+        try:
+            return self._held[trial_id]
+        except KeyError:
+            raise lease_lost(trial_id) from None
+
+    def forget(self, trial_id: int) -> None:
+        """Give up a trial whose lease is lost: no more beats, and reads of it work again."""
+        self._held.pop(trial_id, None)
+        self._since.pop(trial_id, None)
+        self._outcomes.pop(trial_id, None)
+
+    def _fence(self, session: orm.Session, trial_id: int) -> None:
+        """Check, and lock until the transaction's end, that the trial is this storage's to write."""
+        if self.owner is None:
+            return
+        attempt = self._held.get(trial_id)
+        if attempt is None:
+            state = session.execute(sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id)).scalar()
+            if state is None or state.is_finished():
+                return  # Optuna refuses the write itself
+        elif ledger.holds(session, trial_id, attempt):
+            return
+        raise lease_lost(trial_id)
+
+    def _explain_refusal(self, trial_id: int) -> None:
+        """Raise what forbids writing to a trial; nothing does if a row was there already and was to stay."""
+        with self.transaction() as session:
+            self._fence(session, trial_id)
+            trial = models.TrialModel.find_or_raise_by_id(trial_id, session)
+            self.check_trial_is_updatable(trial_id, cast("TrialState", trial.state))
+
+    def _hold(self, trial_id: int, attempt: int) -> None:
+        self._held[trial_id], self._since[trial_id] = attempt, time.monotonic()
+
+    @patient
+    def attempts_of_trial(self, trial_id: int) -> list[ledger.Attempt]:
+        """Every attempt of one trial, oldest first."""
+        with self.engine.connect() as conn:
+            return ledger.attempts_of_trial(conn, trial_id)
+
+    def _took(self, trial_id: int) -> float:
+        return time.monotonic() - self._since[trial_id]
+
+    def beat(self) -> list[ledger.Lease]:
+        """Record that the owner of all held trials lives; the leases that are lost."""
+        lost = []
+        for trial_id, attempt in list(self._held.items()):
+            with self._writing(), self.engine.begin() as conn:
+                alive = ledger.beat(conn, trial_id, attempt, self._took(trial_id))
+            # A trial that has been finished meanwhile is not held any more.
+            if not alive and self._held.get(trial_id) == attempt:
+                lost.append(ledger.Lease(trial_id, attempt))
+        return lost
+
+
+def lease_lost(trial_id: int) -> LeaseLostError:
+    """The error of who does not hold a trial."""
+    return LeaseLostError(f"trial {trial_id} (database id) isn't held by this worker: nothing is stored for it")

@@ -1,0 +1,53 @@
+"""What the end of a study does to its paused trials: they are pruned at their last epoch."""
+
+from __future__ import annotations
+
+import math
+
+import sqlalchemy as sa
+from optuna.trial import TrialState
+
+from hpo.storage.guarded import set_state
+from hpo.storage.optuna_private import TRIALS
+from hpo.storage.outage import patient
+from hpo.storage.pausing import IS_PAUSED, forget_pause, lock_paused
+from hpo.storage.recovery import Settled
+from hpo.storage.study_storage import StudyStorage
+
+
+@patient
+def prune_paused(storage: StudyStorage, study_id: int) -> list[Settled]:
+    """Store every paused trial of a study as pruned, each in a transaction of its own.
+
+    As `optuna.Study.tell` has it, a pruned trial's value is the last that it has reported; with several
+    objectives, or where that value is no number, it has none.
+
+    Args:
+        storage: Where the study is; it owns no trial.
+        study_id: Optuna's id of the study.
+
+    Returns:
+        What was done, by number. A trial that a worker has resumed meanwhile is not in it.
+    """
+    single = len(storage.get_study_directions(study_id)) == 1
+    query = sa.select(TRIALS.c.trial_id, TRIALS.c.number).where(
+        TRIALS.c.study_id == study_id, TRIALS.c.state == TrialState.RUNNING, IS_PAUSED
+    )
+    with storage.engine.connect() as conn:
+        paused = conn.execute(query.order_by(TRIALS.c.number)).all()
+    done = (_prune(storage, trial_id, number, single=single) for trial_id, number in paused)
+    return [each for each in done if each is not None]
+
+
+@patient
+def _prune(storage: StudyStorage, trial_id: int, number: int, *, single: bool) -> Settled | None:
+    with storage.transaction() as session:
+        if not lock_paused(session, trial_id):
+            return None
+        trial = storage.get_trial(trial_id)  # what it has reported does not change while it is paused
+        step = trial.last_step
+        values = [] if step is None or not single else [trial.intermediate_values[step]]
+        forget_pause(session, trial_id, decision=False)
+        set_state(session, trial_id, TrialState.PRUNED, [] if any(map(math.isnan, values)) else values)
+    reason = f"it was paused after epoch {step or 0} when the study ended"
+    return Settled(number, 0, TrialState.PRUNED, "pruned", reason)
