@@ -41,7 +41,7 @@ from trainer.metrics.objects import measured_alone, metric_at_work
 
 _SAVED: Final = ("model", "optimizer", "scheduler", "callbacks", "state")
 #: The trainer's files that look at data before the first batch.
-_OF_DATA: Final = {"data.py", "stream.py", "plan.py"}
+_OF_DATA: Final = {"batches.py", "stream.py", "plan.py"}
 _TRAINER: Final = Path(inspect.getfile(Trainer)).parent
 #: What to look at where the error comes from a library's code.
 _HINTS: Final = {
@@ -232,7 +232,7 @@ def _fails(call: Callable[..., Any], *args: Any) -> bool:
 def _of_data(error: BaseException) -> bool:
     """Whether an exception came from the trainer's own look at the data."""
     files = (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
-    return any(file.name in _OF_DATA and file.parent == _TRAINER for file in files)
+    return any(file.name in _OF_DATA and file.parent == _TRAINER / "data" for file in files)
 
 
 def _through_a_file(part: Any) -> None:
