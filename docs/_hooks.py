@@ -26,7 +26,7 @@ from hpo.config.schema import StudyFile, model_of  # noqa: E402
 from hpo.config.schema_types import MAY_CHANGE  # noqa: E402
 from hpo.search.pruners import PRUNERS  # noqa: E402
 from hpo.search.samplers import SAMPLERS  # noqa: E402
-from hpo.trial.builder import CALLBACKS, DEFAULTS, REQUIRED, offered_callbacks  # noqa: E402
+from hpo.trial.callbacks import CALLBACKS  # noqa: E402
 
 _PLACE = re.compile(r"^\{\{ ([a-z ]+) \}\}$", re.MULTILINE)
 _OUTSIDE = re.compile(r"\[([^\]]+)\]\(((?:\.\./)+[^)#]+)\)")
@@ -203,14 +203,15 @@ def callbacks() -> str:
     """Callbacks by name, with the arguments that a study file may give them."""
     described = study_schema()["properties"]["callbacks"]["properties"]
     parts = []
-    for name, signature in ((name, inspect.signature(kind)) for name, kind in offered_callbacks().items()):
+    for name, row in CALLBACKS.items():
+        signature = inspect.signature(row.offered)
         arguments = described[name]["anyOf"][0]["properties"]
         rows = [
             (f"`{each}`", _default(signature.parameters[each]), _escaped(node.get("description", "")))
             for each, node in arguments.items()
         ]
-        always = " Always on." if name in REQUIRED else " On unless it is `false`." if name in DEFAULTS else ""
-        told = f"`{CALLBACKS[name].__name__}`: {_escaped(described[name]['description'])}{always}"
+        always = " Always on." if row.required else " On unless it is `false`." if row.default else ""
+        told = f"`{row.kind.__name__}`: {_escaped(described[name]['description'])}{always}"
         listed = _table(("argument", "default", "what it is"), rows) if rows else "No arguments."
         parts += [f"### {name}", "", told, "", listed, ""]
     return "\n".join(parts)

@@ -18,7 +18,7 @@ from hpo.cli.app import app
 from hpo.config.schema import LoaderSection, StudyFile, StudySection, TrainerSection
 from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
-from hpo.trial.builder import CALLBACKS, DEFAULTS
+from hpo.trial.callbacks import CALLBACKS
 from trainer import BatchOptions, Callback, Trainer, callbacks, register_global_callback
 from trainer.callbacks import Checkpoint, default_callbacks
 from trainer.events import EVENTS
@@ -40,12 +40,12 @@ def test_every_event_is_in_the_diagram_and_in_the_table_of_names() -> None:
 def test_every_shipped_callback_is_listed_with_its_priority_and_name() -> None:
     shipped = {name: getattr(callbacks, name) for name in callbacks.__all__ if name[0].isupper()}
     assert ROWS.keys() == shipped.keys() | {"PrunerCallback"}
-    offered = {kind.__name__: name for name, kind in CALLBACKS.items()}
+    offered = {row.kind.__name__: name for name, row in CALLBACKS.items()}
     for name, kind in shipped.items():
         assert ROWS[name] == offered.get(name, ""), name
         assert re.search(rf"^\| {kind.priority} \| `{name}`", TEXT, re.MULTILINE), name
         ticked = re.search(rf"`{name}` \| `\w+` ✓", TEXT) is not None
-        assert ticked == (offered.get(name) in DEFAULTS), name
+        assert ticked == (name in offered and CALLBACKS[offered[name]].default), name
 
 
 def test_all_that_can_be_skipped_is_listed() -> None:

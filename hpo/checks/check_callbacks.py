@@ -14,7 +14,8 @@ from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 from hpo.errors import InputError
-from hpo.trial.builder import CALLBACKS, REQUIRED, Builder, RunPlace, configured
+from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.callbacks import CALLBACKS, configured
 from trainer import Callback
 from trainer.callbacks import NaNDetection
 
@@ -29,8 +30,8 @@ def check_callbacks(spec: StudySpec) -> tuple[set[str], list[Finding]]:
         InputError: One of these is switched off or can't be made, also with a value that is searched, or follows
             a metric that nothing records.
     """
-    for name in REQUIRED:
-        if spec.config.callbacks.get(name) is False:
+    for name, row in CALLBACKS.items():
+        if row.required and spec.config.callbacks.get(name) is False:
             fix = "remove the line: without it outcomes or resuming could not be trusted"
             raise spec.error("can't be switched off", path=f"callbacks.{name}", value=False, fix=fix)
     builder, place = Builder(spec), RunPlace(spec.output_dir, "check")

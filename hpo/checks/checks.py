@@ -19,7 +19,7 @@ from hpo.config.spec import StudySpec
 from hpo.errors import InputError
 from hpo.storage.engines import normalize_url
 from hpo.study.open_study import start_study
-from hpo.trial.builder import CALLBACKS, offered_callbacks
+from hpo.trial.callbacks import CALLBACKS, offered_callbacks
 
 
 def check_study(spec: StudySpec, *, search: bool = True) -> list[Finding]:
@@ -63,7 +63,7 @@ def _check_metric(spec: StudySpec, written: Collection[str], metric: str, path: 
     try:
         return check_metric(spec, written, metric, path=path)
     except InputError as error:
-        writer = next((name for name, kind in CALLBACKS.items() if metric in kind.writes), None)
+        writer = next((name for name, row in CALLBACKS.items() if metric in row.kind.writes), None)
         if writer is not None:
             error.fix = f"`callbacks: {{{writer}: true}}` records it; {error.fix}"
         raise

@@ -17,7 +17,7 @@ from hpo.config.targets import TARGET
 from hpo.search.hub import PREFIX
 from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
-from hpo.trial.builder import CALLBACKS, offered_callbacks
+from hpo.trial.callbacks import CALLBACKS
 
 _INTERPOLATION: Final = "Interpolation"
 _REFERENCE: Final = {"$ref": f"#/$defs/{_INTERPOLATION}"}
@@ -83,13 +83,12 @@ def _named(node: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]
 
 def _callbacks(node: Mapping[str, Any]) -> dict[str, Any]:
     """The built-in callbacks by name, each with its arguments; any other name needs a ``_target_``."""
-    offered = offered_callbacks()
     own = {"type": "object", "properties": {TARGET: {"type": "string"}}, "required": [TARGET]}
     properties = {}
-    for name, kind in CALLBACKS.items():
-        arguments = _arguments(kind, inspect.signature(offered[name]))
+    for name, row in CALLBACKS.items():
+        arguments = _arguments(row.kind, inspect.signature(row.offered))
         properties[name] = {
-            "description": _summary(kind),
+            "description": _summary(row.kind),
             "anyOf": [
                 {"type": "object", "properties": arguments, "additionalProperties": False},
                 {"type": ["boolean", "null"]},

@@ -52,9 +52,9 @@ def _patience(reader: Reader) -> Findings:
     node, epochs = reader.config["callbacks"].get("early_stopping", False), reader.epochs
     if node is False or epochs is None or "callbacks.early_stopping.patience" in reader.space:
         return
-    from hpo.trial.builder import offered_callbacks
+    from hpo.trial.callbacks import CALLBACKS
 
-    default = inspect.signature(offered_callbacks()["early_stopping"]).parameters["patience"].default
+    default = inspect.signature(CALLBACKS["early_stopping"].kind).parameters["patience"].default
     given = node.get("patience", default) if isinstance(node, dict) else default
     if isinstance(given, int) and given >= epochs:
         problem = f"with patience {given} nothing stops early: a trial has {epochs} epochs"

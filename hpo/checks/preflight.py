@@ -37,7 +37,8 @@ from hpo.config.schema_space import CategoricalParam, ParamSpec
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
-from hpo.trial.builder import CALLBACKS, Builder, RunPlace
+from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.forks import only_in
 from hpo.trial.resources import Slot
 from trainer import Trainer
@@ -48,8 +49,6 @@ from trainer.data.batches import Batches, is_batched, make_batches, pass_length
 from trainer.metrics.objects import is_object
 from trainer.state import DIVERGED, best_epoch
 
-#: Callbacks that tell others about a run: a run that is only tried out concerns nobody.
-_OUTWARD: Final = ("wandb", "mlflow", "notifier", "console")
 #: Sections that decide about the size of a run.
 _SIZES: Final = ("data", "loader", "model", "loss", "step")
 _VALIDATION_BATCHES: Final = 8
@@ -194,7 +193,7 @@ def _tried(
     """Train a few batches with these parameters; what is odd goes to ``notes``."""
     spec = builder.spec
     config = spec.resolve(params)
-    quiet = {name: False for name in _OUTWARD if name in CALLBACKS}
+    quiet = {name: False for name, row in CALLBACKS.items() if row.outside}
     config = {**config, "callbacks": {**config["callbacks"], **quiet}}
     loss_path = "loss" if config["step"] is None else "step"
     gc.collect()

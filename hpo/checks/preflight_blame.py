@@ -29,7 +29,8 @@ from hpo.checks.preflight_probe import (
 from hpo.config.targets import TARGET, instantiate
 from hpo.errors import InputError
 from hpo.study.outcome import Outcome
-from hpo.trial.builder import CALLBACKS, Builder, make_metric, make_scheduler
+from hpo.trial.builder import Builder, make_metric, make_scheduler
+from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.failure import failure_outcome
 from trainer import Callback, Trainer
 from trainer.callbacks import Checkpoint
@@ -182,8 +183,8 @@ class Attempt:
         return "loss", f"the loss{where} ({shapes})"
 
     def _path_of(self, callback: Callback) -> str:
-        for name, kind in CALLBACKS.items():
-            if type(callback) is kind:
+        for name, row in CALLBACKS.items():
+            if type(callback) is row.kind:
                 return f"callbacks.{name}"
         for name, node in self.config["callbacks"].items():
             if isinstance(node, Mapping) and str(node.get(TARGET, "")).endswith(type(callback).__name__):

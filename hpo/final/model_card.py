@@ -17,6 +17,7 @@ from hpo.final.models import BestWeights
 from hpo.study.environment import environment
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import own_trials
+from hpo.trial.callbacks import CALLBACKS
 
 _EXPORTED: Final = """import torch
 
@@ -110,8 +111,9 @@ def code_to_load(config: Mapping[str, Any], folder: Path, path: Path) -> str:
 
 
 def _shareable(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without the notifier, whose address may be all that is needed to write to somebody."""
-    named = {name: node for name, node in config["callbacks"].items() if name != "notifier"}
+    """The config without the callbacks whose arguments may hold a key."""
+    private = {name for name, row in CALLBACKS.items() if row.private}
+    named = {name: node for name, node in config["callbacks"].items() if name not in private}
     return {**config, "callbacks": named}
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import torch
 from threadpoolctl import threadpool_limits
@@ -23,87 +23,15 @@ from hpo.config.schema_metrics import METRIC_KEYS
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver, instantiate, named_targets
 from hpo.errors import InputError
+from hpo.trial.callbacks import CALLBACKS, configured
 from hpo.trial.run_length import NO_PROGRESS, Progress, plan_of, with_numbers
 from hpo.trial.trackers import Shown
-from trainer import BatchOptions, Callback, Trainer, callbacks
+from trainer import BatchOptions, Callback, Trainer
 from trainer.data.random_state import seed_all
 from trainer.lr_schedulers import Warmup
 from trainer.metrics.objects import Metric
 from trainer.metrics.whole_set import MAX_BYTES, WholeSet
 from trainer.trainer import Interval
-
-#: Callbacks that a study file configures by name.
-CALLBACKS: Final[Mapping[str, type[Callback]]] = MappingProxyType(
-    {
-        "nan_detection": callbacks.NaNDetection,
-        "optimizer_mode": callbacks.OptimizerMode,
-        "gradient_monitor": callbacks.GradientMonitor,
-        "loss_prediction": callbacks.LossPrediction,
-        "overfit_detection": callbacks.OverfitDetection,
-        "console": callbacks.ConsoleLogging,
-        "csv": callbacks.CSVLogging,
-        "checkpoint": callbacks.Checkpoint,
-        "early_stopping": callbacks.EarlyStopping,
-        "gradient_clipping": callbacks.GradientClipping,
-        "gradient_accumulation": callbacks.GradientAccumulation,
-        "batch_size_schedule": callbacks.BatchSizeSchedule,
-        "ema": callbacks.EMA,
-        "weight_averaging": callbacks.WeightAveraging,
-        "best_weights": callbacks.BestWeights,
-        "stability_monitor": callbacks.StabilityMonitor,
-        "tensor_statistics": callbacks.TensorStatistics,
-        "parameter_count": callbacks.ParameterCount,
-        "throughput": callbacks.Throughput,
-        "gpu_memory": callbacks.GPUMemory,
-        "garbage_collection": callbacks.GarbageCollection,
-        "profiler": callbacks.Profiler,
-        "time_limit": callbacks.TimeLimit,
-        "wandb": callbacks.WandbLogging,
-        "mlflow": callbacks.MLflowLogging,
-        "tensorboard": callbacks.TensorBoardLogging,
-        "json": callbacks.JSONLogging,
-        "notifier": callbacks.Notifier,
-    }
-)
-#: Those that run unless the study file switches them off.
-DEFAULTS: Final = frozenset(
-    {
-        "nan_detection",
-        "optimizer_mode",
-        "gradient_monitor",
-        "loss_prediction",
-        "overfit_detection",
-        "console",
-        "csv",
-        "checkpoint",
-    }
-)
-#: Those that a study can't do without: they make outcomes true and trials resumable.
-REQUIRED: Final = frozenset({"nan_detection", "checkpoint"})
-#: Where those with a place of their own write, in the run's folder.
-_FILES: Final[Mapping[str, tuple[str, str]]] = MappingProxyType(
-    {
-        "csv": ("path", "metrics.csv"),
-        "json": ("path", "metrics.jsonl"),
-        "profiler": ("folder", "profile"),
-    }
-)
-#: Arguments that the service sets itself.
-_GIVEN: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
-    {
-        **{name: (argument,) for name, (argument, _) in _FILES.items()},
-        "checkpoint": ("folder", "monitor", "mode"),
-        "best_weights": ("monitor", "mode"),
-        "notifier": ("name", "monitor", "mode"),
-        "tensorboard": ("folder", "hparams"),
-        "wandb": ("folder", "earlier", "checkpoints", "run_id", "config", "monitor", "mode"),
-        "mlflow": ("folder", "run_key", "params", "monitor", "mode"),
-    }
-)
-
-
-#: What those call the study that show it elsewhere; its own name if the study file gives none.
-_NAMED_AFTER_STUDY: Final = frozenset({"project", "experiment"})
 
 
 @dataclass(frozen=True)
@@ -193,7 +121,7 @@ class Builder:
         kinds = []
         for name, arguments in configured(config).items():
             own = TARGET in arguments
-            kinds.append((self.resolver.resolve(arguments[TARGET]) if own else CALLBACKS[name], arguments))
+            kinds.append((self.resolver.resolve(arguments[TARGET]) if own else CALLBACKS[name].kind, arguments))
         return with_numbers(self.spec, config, data["train"], kinds, after)
 
     def trainer(
@@ -275,38 +203,15 @@ class Builder:
         Raises:
             InputError: The callback refuses an argument.
         """
+        row = CALLBACKS[name]
+        shown = Shown(self.spec, place.folder, place.name, place.params, config)
         try:
-            return CALLBACKS[name](**self._completed(name, arguments, place, config))
+            return row.kind(**row.fill(shown, arguments))
         except ImportError as error:
             raise self.spec.error(str(error), path=f"callbacks.{name}") from error
         except (TypeError, ValueError) as error:
-            fix = f"it takes {', '.join(inspect.signature(offered_callbacks()[name]).parameters) or 'no argument'}"
+            fix = f"it takes {', '.join(inspect.signature(row.offered).parameters) or 'no argument'}"
             raise self.spec.error(str(error), path=f"callbacks.{name}", fix=fix) from error
-
-    def _completed(
-        self, name: str, arguments: Mapping[str, Any], place: RunPlace, config: Mapping[str, Any]
-    ) -> dict[str, Any]:
-        study, given = self.spec.study, dict(arguments)
-        followed = {"monitor": study.metric, "mode": study.mode}
-        if name == "nan_detection":
-            watched = given.get("metrics", ("train_loss", "val_loss"))
-            given["metrics"] = tuple(dict.fromkeys((*watched, study.metric)))
-        elif name == "early_stopping":
-            given.setdefault("monitor", study.metric)
-            given.setdefault("mode", study.mode if given["monitor"] == study.metric else "min")
-        elif name in {"wandb", "mlflow", "tensorboard"}:
-            shown = Shown(self.spec, study.mode, place.folder, place.name, place.params, config)
-            given = shown.arguments(name, given)
-        elif name == "checkpoint":
-            given |= {"folder": place.checkpoints, **followed}
-        elif name == "best_weights":
-            given |= followed
-        elif name == "notifier":
-            given |= {"name": f"{study.name}, {place.name}", **followed}
-        elif name in _FILES:
-            argument, file = _FILES[name]
-            given[argument] = place.folder / file
-        return given
 
 
 @contextlib.contextmanager
@@ -319,35 +224,6 @@ def _one_thread() -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(threads)
-
-
-def offered_callbacks() -> dict[str, Callable[..., Callback]]:
-    """The built-in callbacks by name, with the arguments that a study file may give."""
-    return {name: _offered(kind, _GIVEN.get(name, ())) for name, kind in CALLBACKS.items()}
-
-
-def _offered(kind: type[Callback], given: tuple[str, ...]) -> Callable[..., Callback]:
-    signature = inspect.signature(kind)
-    left = [parameter for name, parameter in signature.parameters.items() if name not in given]
-    left = [
-        parameter.replace(default=None) if parameter.name in _NAMED_AFTER_STUDY else parameter
-        for parameter in left
-    ]
-
-    def make(**arguments: Any) -> Callback:
-        return kind(**arguments)
-
-    make.__name__ = kind.__name__
-    make.__signature__ = signature.replace(parameters=left)  # type: ignore[attr-defined]
-    return make
-
-
-def configured(config: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
-    """Name → arguments of every callback that is to run with this config."""
-    section: Mapping[str, Any] = config["callbacks"]
-    chosen: dict[str, Any] = {name: True for name in CALLBACKS if name in DEFAULTS}
-    chosen |= section
-    return {name: {} if node is True else dict(node) for name, node in chosen.items() if node is not False}
 
 
 def make_metric(resolver: TargetResolver, node: Mapping[str, Any]) -> Metric:

@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from hpo.config.spec import StudySpec
 from hpo.study.folders import is_attempt
-from trainer.state import Mode
 
 #: In a trial's folder: what its run is called elsewhere, the same for each attempt.
 _KEY_FILE: Final = "run_key"
@@ -24,7 +23,6 @@ class Shown:
 
     Attributes:
         spec: The study file.
-        mode: Direction of the study's metric.
         folder: Where this attempt writes.
         name: The run's name.
         params: The trial's parameters.
@@ -32,15 +30,15 @@ class Shown:
     """
 
     spec: StudySpec
-    mode: Mode
     folder: Path
     name: str
     params: Mapping[str, Any]
     config: Mapping[str, Any]
 
-    def arguments(self, name: str, written: Mapping[str, Any]) -> dict[str, Any]:
-        """All arguments of the callback ``name``, from those that the study file gives."""
-        return {"wandb": self._wandb, "mlflow": self._mlflow, "tensorboard": self._tensorboard}[name](written)
+    @property
+    def checkpoints(self) -> Path:
+        """Folder of the checkpoints."""
+        return self.folder / "checkpoints"
 
     @property
     def _is_trial(self) -> bool:
@@ -50,7 +48,8 @@ class Shown:
     def _parameters(self) -> dict[str, Any]:
         return dict(self.params) or flat({key: self.config[key] for key in _SECTIONS if key in self.config})
 
-    def _wandb(self, written: Mapping[str, Any]) -> dict[str, Any]:
+    def wandb(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments of the callback for W&B, from those that the study file gives."""
         study = self.spec.study
         defaults = {
             "project": study.name,
@@ -68,10 +67,11 @@ class Shown:
             "run_id": self._key(),
             "config": self._parameters,
             "monitor": study.metric,
-            "mode": self.mode,
+            "mode": study.mode,
         }
 
-    def _mlflow(self, written: Mapping[str, Any]) -> dict[str, Any]:
+    def mlflow(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments of the callback for MLflow."""
         study = self.spec.study
         tags = {"group": study.name, "job_type": "trial" if self._is_trial else "final"}
         given = written.get("tags") or {}
@@ -84,10 +84,11 @@ class Shown:
             "run_key": self._key(),
             "params": self._parameters,
             "monitor": study.metric,
-            "mode": self.mode,
+            "mode": study.mode,
         }
 
-    def _tensorboard(self, written: Mapping[str, Any]) -> dict[str, Any]:
+    def tensorboard(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments of the callback for TensorBoard."""
         # One folder for all attempts, brought to the history by each: TensorBoard shows a folder as one run.
         folder = self.folder.parent if self._is_trial else self.folder
         return {**written, "folder": folder / "tensorboard", "hparams": self._parameters}

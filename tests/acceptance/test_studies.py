@@ -16,7 +16,7 @@ from hpo.checks.check import check_metric, check_spec
 from hpo.checks.check_callbacks import check_callbacks
 from hpo.config.spec import load_spec
 from hpo.config.targets import TargetResolver
-from hpo.trial.builder import offered_callbacks
+from hpo.trial.callbacks import offered_callbacks
 from tests.acceptance.support import hpo, hpo_json
 
 FOLDER = Path(__file__).parents[2] / "studies"

@@ -14,14 +14,8 @@ from hpo.checks.check import check_metric, check_spec
 from hpo.checks.check_callbacks import check_callbacks
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
-from hpo.trial.builder import (
-    CALLBACKS,
-    DEFAULTS,
-    REQUIRED,
-    Builder,
-    RunPlace,
-    offered_callbacks,
-)
+from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.callbacks import CALLBACKS, offered_callbacks
 from hpo.trial.run_length import Progress
 from tests.hpo.support import Studies
 from tests.trainer import mlflow_store
@@ -176,7 +170,7 @@ def test_data_that_is_no_mapping_of_train_and_val_is_the_studys_fault(
 
 def test_without_a_section_the_defaults_run_and_nothing_else(studies: Studies) -> None:
     kinds = {type(callback) for callback in build(studies).callbacks.callbacks} - {LogDispatch}
-    assert kinds == {kind for name, kind in CALLBACKS.items() if name in DEFAULTS}
+    assert kinds == {row.kind for row in CALLBACKS.values() if row.default}
 
 
 @pytest.mark.parametrize("written", ["true", "{}", "null"])
@@ -220,7 +214,7 @@ def test_a_studys_own_callback_runs_and_its_metric_can_be_the_studys(studies: St
     assert trainer.fit(data["train"], data["val"]).metrics["mine"] == 3.0
 
 
-@pytest.mark.parametrize("name", sorted(REQUIRED))
+@pytest.mark.parametrize("name", [name for name, row in CALLBACKS.items() if row.required])
 def test_what_a_study_needs_cannot_be_switched_off(studies: Studies, name: str) -> None:
     with pytest.raises(InputError, match=f"callbacks.{name}: can't be switched off"):
         check(studies.spec(f"callbacks={{{name}: false}}"))
@@ -326,7 +320,7 @@ def test_each_built_in_callback_goes_by_its_name_and_writes_inside_the_runs_fold
     check(spec)
     before = {path for path in studies.folder.rglob("*") if "out" not in path.parts}
     trainer = build(studies, override, "trainer.max_epochs=2")
-    assert by_type(trainer, CALLBACKS[name]) is not None
+    assert by_type(trainer, CALLBACKS[name].kind) is not None
     data = Builder(spec).data(spec.resolve())
     trainer.fit(data["train"], data["val"])
     assert {path for path in studies.folder.rglob("*") if "out" not in path.parts} <= before | caches(studies)

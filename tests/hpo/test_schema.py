@@ -14,7 +14,7 @@ from hpo.checks.json_schema import study_schema
 from hpo.config.paths import assign, split_path
 from hpo.config.spec import json_schema
 from hpo.config.yaml_source import read_yaml
-from hpo.trial.builder import CALLBACKS
+from hpo.trial.callbacks import CALLBACKS
 from tests.acceptance.support import STUDY, hpo
 
 STUDIES = sorted((Path(__file__).parents[2] / "studies").glob("*/study.yaml"))
