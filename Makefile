@@ -3,7 +3,7 @@ VENV := .venv
 HPO := $(VENV)/bin/hpo
 STUDY := studies/digits/study.yaml
 
-.PHONY: run test lint docs docs-serve install clean
+.PHONY: run test lint reference docs docs-serve install clean
 
 run: install
 	$(HPO) run $(STUDY) --workers 4
@@ -15,6 +15,10 @@ lint: install
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+
+# The pages of docs/reference/ that are made from the code; commit what changes.
+reference: install
+	$(VENV)/bin/python docs/make_reference.py
 
 # A warning is an error: a dead link or anchor, a page in no menu. With --quiet they would not be counted.
 docs: install

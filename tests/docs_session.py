@@ -33,6 +33,7 @@ _BLOCK: Final = re.compile(
     r'^(?:<!-- test: (?P<how>[^>]+) -->\n)?```(?P<kind>\w+)(?: title="(?P<title>[^"]+)")?\n(?P<text>.*?)^```$',
     re.MULTILINE | re.DOTALL,
 )
+_MADE: Final = re.compile(r"^<!-- made by `make reference`: .*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _URL: Final = re.compile(r"(?P<kind>postgresql|mysql)(\+\w+)?://user:password@host/db")
 #: Programs that a page may name and a test does not run.
 _OTHERS: Final = frozenset({".", "cd", "docker", "git", "ssh", "tensorboard"})
@@ -74,10 +75,10 @@ class Block:
 
 
 def blocks_of(text: str) -> list[Block]:
-    """The blocks of a page, in their order."""
+    """The blocks of a page, in their order, without those that `make reference` writes."""
     return [
         Block(*((match[name] or "") for name in ("kind", "how", "title", "text")))
-        for match in _BLOCK.finditer(text)
+        for match in _BLOCK.finditer(_MADE.sub("", text))
     ]
 
 

@@ -2,9 +2,11 @@
 
 import os
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -25,6 +27,8 @@ from trainer.events import EVENTS
 from trainer.state import SKIPPABLE
 
 ROOT = Path(__file__).parents[1]
+make_reference = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "make_reference.py")))
+DOCUMENTS = [*ROOT.glob("*.md"), *sorted((ROOT / "docs").rglob("*.md"))]
 TEXT = (ROOT / "docs" / "callbacks.md").read_text()
 ROWS = dict(re.findall(r"^\| \d+ \| `(\w+)`[^|]*\| (?:`(\w+)`|—|always)", TEXT, re.MULTILINE))
 
@@ -90,11 +94,60 @@ def test_the_examples_run_as_they_are_printed(tmp_path: Path, capsys: pytest.Cap
 def test_the_tests_and_files_that_documents_name_are_there() -> None:
     named = {
         (document.name, path)
-        for document in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+        for document in DOCUMENTS
         for path in re.findall(r"\b(?:tests|benchmarks|hpo|trainer|docs)/[\w/-]+\.\w+", document.read_text())
     }
     assert named
     assert not {(document, path) for document, path in named if not (ROOT / path).is_file()}
+
+
+def test_the_reference_is_that_of_the_code() -> None:
+    stale = [page.name for page, text in make_reference.pages().items() if page.read_text() != text]
+    assert not stale, (
+        f"docs/reference/: {', '.join(stale)}: out of date; run `make reference` and commit the pages"
+    )
+
+
+def test_the_reference_has_every_command_key_and_name() -> None:
+    commands, file, samplers, arguments, python = (
+        (ROOT / "docs" / "reference" / f"{name}.md").read_text()
+        for name in ("commands", "study-file", "samplers", "callbacks", "python")
+    )
+    group: Any = get_command(app)
+    for name, command in group.commands.items():
+        assert f"\n## hpo {name}\n" in commands, name
+        assert all(option in commands for each in command.params for option in each.opts if option[0] == "-"), name
+    assert all(
+        re.search(rf"^## {section}( \(required\))?$", file, re.MULTILINE) for section in StudyFile.model_fields
+    )
+    for section in (StudySection, LoaderSection, TrainerSection):
+        assert all(f"| `{key}` |" in file for key in section.model_fields), section
+    assert all(f"| `{name}` |" in samplers for name in (*SAMPLERS, *PRUNERS))
+    assert all(f"\n### {name}\n" in arguments for name in CALLBACKS)
+    for module in (hpo, trainer):
+        assert all(f"\n### {module.__name__}.{name}\n" in python for name in module.__all__), module
+
+
+def prose(text: str) -> str:
+    return re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings as a code host makes them."""
+    headings = re.findall(r"^#+ (.+)$", prose(page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
+def test_links_lead_somewhere_on_a_code_host(document: Path) -> None:
+    for link in re.findall(r"\]\(([^)\s]+)\)", prose(document.read_text())):
+        path, _, anchor = link.partition("#")
+        if "://" in path:
+            continue
+        target = (document.parent / path).resolve() if path else document
+        assert target.is_relative_to(ROOT), link
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target), link
 
 
 @pytest.fixture(scope="module")
@@ -113,26 +166,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_the_reference_has_every_command_key_and_name(site: Path) -> None:
-    commands, file, samplers, arguments, python = (
-        (site / "reference" / name / "index.html").read_text()
-        for name in ("commands", "study-file", "samplers", "callbacks", "python")
-    )
-    group: Any = get_command(app)
-    for name, command in group.commands.items():
-        assert f'id="hpo-{name}"' in commands, name
-        assert all(option in commands for each in command.params for option in each.opts if option[0] == "-"), name
-    assert all(
-        f'id="{section}"' in file or f'id="{section}-required"' in file for section in StudyFile.model_fields
-    )
-    for section in (StudySection, LoaderSection, TrainerSection):
-        assert all(f"<code>{key}</code>" in file for key in section.model_fields), section
-    assert all(f"<code>{name}</code>" in samplers for name in (*SAMPLERS, *PRUNERS))
-    assert all(f'id="{name}"' in arguments for name in CALLBACKS)
-    for module in (hpo, trainer):
-        assert all(re.search(rf'id="[\w.]+\.{name}"', python) for name in module.__all__), module
-
-
 def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
     pages = list(site.rglob("*.html"))
     assert pages
@@ -142,4 +175,3 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
         assert not re.findall(
             r'<link[^>]* rel="(?:stylesheet|preload|preconnect)"[^>]* href="(?:https?:)?//', text
         ), page
-        assert not re.findall(r"^\{\{.*\}\}$|<p>\{\{", text, re.MULTILINE), page
