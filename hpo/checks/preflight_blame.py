@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import io
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -37,13 +36,16 @@ from trainer.callbacks import Checkpoint
 from trainer.checkpoint.files import CheckpointError
 from trainer.checkpoint.manager import CheckpointWriteError
 from trainer.checkpoint.readable import readable
+from trainer.data import batches
 from trainer.error_text import error_text
 from trainer.metrics.objects import measured_alone, metric_at_work
 
+#: A place in the study file, and what was being done with it.
+_Stage = tuple[str, str]
+
 _SAVED: Final = ("model", "optimizer", "scheduler", "callbacks", "state")
 #: The trainer's files that look at data before the first batch.
-_OF_DATA: Final = {"batches.py", "stream.py", "plan.py"}
-_TRAINER: Final = Path(inspect.getfile(Trainer)).parent
+_OF_DATA: Final = Path(inspect.getfile(batches)).parent
 #: What to look at where the error comes from a library's code.
 _HINTS: Final = {
     "data": "return data sets whose items are (inputs, targets), or give a `step` of your own",
@@ -53,7 +55,7 @@ _HINTS: Final = {
     "callbacks": "correct the callback, or leave it out",
 }
 #: The section at work in a phase that leaves no doubt, and what it was doing.
-_AT_WORK: Final[Mapping[str, tuple[str, str]]] = {
+_AT_WORK: Final[Mapping[str, _Stage]] = {
     BATCH: ("data", "getting a batch"),
     BACKWARD: ("model", "the backward pass"),
     OPTIMIZER: ("optimizer", "the optimizer's step"),
@@ -112,43 +114,33 @@ class Attempt:
         fix = "keep tensors and plain values only in its state_dict"
         return self.builder.spec.error(f"{problem}: {_first_line(error)}", path=section_of(path), fix=fix)
 
-    def _unbuilt(self, error: BaseException) -> tuple[str, str]:
+    def _unbuilt(self, error: BaseException) -> _Stage:
         """The part that can't be built, found by building one after the other again."""
-        if _of_data(error):
-            return "data", "making batches of it"
-        for path, build in self._parts().items():
-            if _fails(build):
-                return path, "building it"
-        return "trainer", "building the trainer"
+        return ("data", "making batches of it") if _of_data(error) else _reached(self._building())
 
-    def _parts(self) -> dict[str, Callable[[], Any]]:
+    def _building(self) -> Iterator[_Stage]:
+        """Build the parts again; each is named before."""
         resolver, config = self.builder.resolver, self.config
-        made: dict[str, Any] = {}
-
-        def keep(name: str, value: Any) -> None:
-            made[name] = value
-
-        def plain(node: Mapping[str, Any]) -> Callable[[], Any]:
-            return lambda: instantiate(resolver, node, _as_function=True)
-
-        parts: dict[str, Callable[[], Any]] = {
-            "data": lambda: self.builder.data(config),
-            "model": lambda: keep("model", instantiate(resolver, config["model"]).to(self.device)),
-            "optimizer": lambda: keep(
-                "optimizer", instantiate(resolver, config["optimizer"], made["model"].parameters())
-            ),
-        }
+        yield "data", "building it"
+        self.builder.data(config)
+        yield "model", "building it"
+        model = instantiate(resolver, config["model"]).to(self.device)
+        yield "optimizer", "building it"
+        optimizer = instantiate(resolver, config["optimizer"], model.parameters())
         if config["lr_scheduler"] is not None:
-            parts["lr_scheduler"] = lambda: make_scheduler(resolver, config["lr_scheduler"], made["optimizer"])
-        parts |= {name: plain(config[name]) for name in ("loss", "step") if config[name] is not None}
-        for name, node in config["metrics"].items():
-            parts[f"metrics.{name}"] = functools.partial(make_metric, resolver, node)
-        for name, node in config["callbacks"].items():
+            yield "lr_scheduler", "building it"
+            make_scheduler(resolver, config["lr_scheduler"], optimizer)
+        callbacks = {f"callbacks.{name}": node for name, node in config["callbacks"].items()}
+        for path, node in {"loss": config["loss"], "step": config["step"], **callbacks}.items():
             if isinstance(node, Mapping) and TARGET in node:
-                parts[f"callbacks.{name}"] = plain(node)
-        return parts
+                yield path, "building it"
+                instantiate(resolver, node, _as_function=True)
+        for name, node in config["metrics"].items():
+            yield f"metrics.{name}", "building it"
+            make_metric(resolver, node)
+        yield "trainer", "building the trainer"
 
-    def _at_work(self, error: BaseException) -> tuple[str, str]:
+    def _at_work(self, error: BaseException) -> _Stage:
         phase = self.probe.phase
         if name := metric_at_work(error):
             return f"metrics.{name}", "the metric"
@@ -159,28 +151,27 @@ class Attempt:
         where = " of a validation batch" if phase == VALIDATION else ""
         return self._forward(where)
 
-    def _forward(self, where: str) -> tuple[str, str]:
+    def _forward(self, where: str) -> _Stage:
         """Whether model, loss, step or a metric fails, found by calling one after the other again."""
         assert self.trainer is not None
-        batch, trainer = self.trainer.state.batch, self.trainer
+        batch = self.trainer.state.batch
         if self.config["step"] is not None:
             return "step", f"the step{where} ({shapes_of(batch)})"
         if not isinstance(batch, tuple | list) or len(batch) != 2:
             return "data", f"taking inputs and targets from a batch{where}"
         inputs, targets = batch
         with torch.no_grad():
-            made: list[Any] = []
-            if _fails(lambda model: made.append(model(inputs)), trainer.model):
-                return "model", f"the forward pass{where} (inputs {shapes_of(inputs)})"
-            outputs = made[0]
-            shapes = f"outputs {shapes_of(outputs)}, targets {shapes_of(targets)}"
-            for name, metric in trainer.metrics.items():
-                fails = _fails(
-                    lambda item: torch.as_tensor(measured_alone(item, outputs, targets)).reshape(()), metric
-                )
-                if fails and (self.probe.phase == METRICS or where):
-                    return f"metrics.{name}", f"the metric{where} ({shapes})"
-        return "loss", f"the loss{where} ({shapes})"
+            return _reached(self._calling(self.trainer, inputs, targets, where))
+
+    def _calling(self, trainer: Trainer, inputs: Any, targets: Any, where: str) -> Iterator[_Stage]:
+        """Call model and metrics again, as far as the run had come; each is named before."""
+        yield "model", f"the forward pass{where} (inputs {shapes_of(inputs)})"
+        outputs = trainer.model(inputs)
+        shapes = f"outputs {shapes_of(outputs)}, targets {shapes_of(targets)}"
+        for name, metric in trainer.metrics.items() if self.probe.phase == METRICS or where else ():
+            yield f"metrics.{name}", f"the metric{where} ({shapes})"
+            torch.as_tensor(measured_alone(metric, outputs, targets)).reshape(())
+        yield "loss", f"the loss{where} ({shapes})"
 
     def _path_of(self, callback: Callback) -> str:
         for name, row in CALLBACKS.items():
@@ -219,21 +210,22 @@ def section_of(part: str) -> str:
     return "lr_scheduler" if name == "scheduler" else name
 
 
-def _fails(call: Callable[..., Any], *args: Any) -> bool:
-    """Whether code that has failed in a run fails when it is called again; a Ctrl-C meanwhile is no failure."""
+def _reached(stages: Iterator[_Stage]) -> _Stage:
+    """The stage at which code that has failed in a run fails again, or the last; a Ctrl-C is no failure."""
+    stage = next(stages)
     try:
-        call(*args)
+        for stage in stages:  # noqa: B007 - what is looked for
+            pass
     except KeyboardInterrupt:
         raise
     except BaseException:  # noqa: BLE001 - it is raised already; this finds out where
-        return True
-    return False
+        return stage
+    return stage
 
 
 def _of_data(error: BaseException) -> bool:
     """Whether an exception came from the trainer's own look at the data."""
-    files = (Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__))
-    return any(file.name in _OF_DATA and file.parent == _TRAINER / "data" for file in files)
+    return any(Path(frame.filename).parent == _OF_DATA for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _through_a_file(part: Any) -> None:

@@ -22,8 +22,13 @@ PARTS = """
 import asyncio
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 from trainer import Callback
+
+
+class Endless(DataLoader):
+    def __len__(self):
+        raise RuntimeError("it is not known")
 
 
 def load(samples=96, kind="good"):
@@ -39,6 +44,8 @@ def load(samples=96, kind="good"):
     if kind == "triples":
         return {name: TensorDataset(inputs, inputs, targets) for name in ("train", "val")}
     val = TensorDataset(inputs * float("nan"), targets) if kind == "nan_val" else TensorDataset(inputs, targets)
+    if kind == "endless":
+        return {name: Endless(TensorDataset(inputs, targets), 32) for name in ("train", "val")}
     return {"train": [] if kind == "list" else TensorDataset(inputs, targets), "val": val}
 
 
@@ -197,6 +204,7 @@ def test_a_good_study_is_measured_and_leaves_nothing(file: Path, capfd: pytest.C
         ("data.kind=nan", "data", "32 of 128 values of a training batch's tensor 0 are not finite"),
         ("data.kind=list", "data._target_", "no batches can be made of list"),
         ("data.kind=triples", "data._target_", "taking inputs and targets from a batch failed"),
+        ("data.kind=endless", "data._target_", "making batches of it failed: RuntimeError: it is not known"),
         ("data.kind=nan_val", "loss", "the loss of a validation batch is not finite"),
         ("model.kind=unbuilt", "model._target_", "building it failed: ValueError: no such width"),
         ("model.kind=narrow", "model._target_", r"the forward pass \(inputs \(32, 4\) float32\) failed"),
