@@ -23,6 +23,7 @@ from hpo.checks.database_check import Answer, ask
 from hpo.config.spec import StudySpec
 from hpo.errors import HpoError, InputError
 from hpo.trial.resources import cores
+from hpo.wording import gib
 
 Status = Literal["ok", "warning", "error"]
 
@@ -134,7 +135,7 @@ def _gpu(index: int) -> Line:
         return Line(
             name, "error", f"does not compute: {problem}", "see `nvidia-smi`; leave it out with `--devices`"
         )
-    found = f"{model}, {free / _GIB:.1f} of {total / _GIB:.1f} GiB free"
+    found = f"{model}, {gib(free)} of {gib(total)} free"
     if free < total / 2:
         return Line(name, "warning", found, "others use it; see `nvidia-smi`")
     return Line(name, "ok", found)
@@ -212,7 +213,7 @@ def _disk(folder: Path) -> Iterator[Line]:
     while not there.exists():
         there = there.parent
     free = shutil.disk_usage(there).free
-    found = f"{free / _GIB:.1f} GiB free for {folder}"
+    found = f"{gib(free)} free for {folder}"
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
@@ -237,7 +238,7 @@ def _shared_memory(spec: StudySpec | None) -> Iterator[Line]:
         fix = "loaders with `num_workers` pass batches through it: `docker run --shm-size=8g`, or `num_workers: 0`"
         yield Line("shared memory", "warning", f"{size / 2**20:.0f} MiB", fix)
     else:
-        yield Line("shared memory", "ok", f"{size / _GIB:.1f} GiB")
+        yield Line("shared memory", "ok", gib(size))
 
 
 def _files() -> Iterator[Line]:

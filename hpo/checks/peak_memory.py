@@ -11,12 +11,12 @@ import torch
 
 from hpo.checks.findings import Finding, finding
 from hpo.config.spec import StudySpec
+from hpo.wording import gib
 
 _STATUS: Final = Path("/proc/self/status")
 _RESET: Final = Path("/proc/self/clear_refs")
 #: What makes the kernel forget the highest amount of memory that a process has had.
 _FORGET_PEAK: Final = "5"
-_GIB: Final = 2**30
 
 
 class PeakMemory:
@@ -53,7 +53,7 @@ class PeakMemory:
             there, where = psutil.virtual_memory().available, "this machine"
         if workers * each <= there:
             return []
-        problem = f"{workers} workers need {workers * each / _GIB:.1f} GiB, and {where} has {there / _GIB:.1f} GiB"
+        problem = f"{workers} workers need {gib(workers * each)}, and {where} has {gib(there)}"
         return [finding(spec, problem, path="run.workers", value=workers, fix="use fewer workers")]
 
 

@@ -29,7 +29,6 @@ from hpo.checks.preflight_probe import (
     SCHEDULER,
     VALIDATION,
     Probe,
-    listed,
 )
 from hpo.checks.schedules import check_span
 from hpo.config.paths import join_path, lookup, split_path
@@ -41,6 +40,7 @@ from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.forks import only_in
 from hpo.trial.resources import Slot
+from hpo.wording import listed
 from trainer import Trainer
 from trainer.checkpoint.files import CheckpointError
 from trainer.checkpoint.manager import CheckpointManager, load_checkpoint, snapshot
@@ -286,7 +286,8 @@ def _after(attempt: Attempt, folder: Path) -> list[Finding]:
     assert trainer is not None
     notes = check_span(spec, attempt.config, trainer.state.total_steps)
     if probe.without_gradient:
-        problem = f"no gradient reaches {listed(probe.without_gradient)}: it never learns"
+        names = listed([f"`{name}`" for name in probe.without_gradient], 5)
+        problem = f"no gradient reaches {names}: it never learns"
         fix = "use it in the forward pass, or freeze it with requires_grad=False"
         notes.append(finding(spec, problem, path="model", fix=fix))
     if trainer.state.stop_reason == DIVERGED:

@@ -30,7 +30,6 @@ REASON: Final = "preflight"
 #: Enough batches to tell how long one takes: so many, or so many seconds' worth.
 _BATCHES: Final = 50
 _SECONDS: Final = 2.0
-_LISTED: Final = 5
 
 Complaint = Callable[[str, str, str], Exception]
 
@@ -228,12 +227,6 @@ class Probe(Callback):
                 problem = f"{bad} of {parameter.numel()} gradients of `{name}` are not finite"
                 fix = "look at what the model computes there: a square root, a logarithm or a norm of zero"
                 raise self._complain(problem, "model", fix)
-
-
-def listed(names: list[str]) -> str:
-    """Names in a sentence, the first few of many."""
-    more = f" and {len(names) - _LISTED} more" if len(names) > _LISTED else ""
-    return ", ".join(f"`{name}`" for name in names[:_LISTED]) + more
 
 
 def shapes_of(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.show import looked_up, print_json, print_table, shown
+from hpo.cli.show import cell, looked_up, print_json, print_table
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
 
@@ -66,9 +66,9 @@ def best(
 
 
 def _print_best(spec: StudySpec, data: dict[str, Any]) -> None:
-    rows = [("trial", str(data["trial"])), (spec.study.metric, shown(data["value"]))]
-    rows += [(name, shown(value)) for name, value in data["params"].items()]
-    rows += [(f"({name})", shown(value)) for name, value in data["metrics"].items()]
+    rows = [("trial", str(data["trial"])), (spec.study.metric, cell(data["value"]))]
+    rows += [(name, cell(value)) for name, value in data["params"].items()]
+    rows += [(f"({name})", cell(value)) for name, value in data["metrics"].items()]
     print_table(f"best of {data['study']}", ("", ""), rows, below=f"checkpoint: {data['checkpoint']}\n")
 
 
@@ -78,8 +78,8 @@ def _print_front(spec: StudySpec, front: list[dict[str, Any]]) -> None:
     rows = [
         (
             str(entry["trial"]),
-            *(shown(entry["values"][name]) for name in goals),
-            *(shown(entry["params"].get(name)) for name in names),
+            *(cell(entry["values"][name]) for name in goals),
+            *(cell(entry["params"].get(name)) for name in names),
         )
         for entry in front
     ]

@@ -12,6 +12,7 @@ from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFil
 from hpo.cli.show import looked_up, print_json
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
+from hpo.wording import count_of, file_size
 
 if TYPE_CHECKING:
     from hpo.study.open_study import OpenStudy
@@ -94,7 +95,8 @@ def retry(
             waits = "would wait again" if dry_run else "waits again"
             reason = f": {entry.reason.partition(chr(10))[0]}" if entry.reason else ""
             print(
-                f"trial {entry.trial} {waits} after {_times(entry.attempts, 'attempt')} ({entry.outcome}{reason})"
+                f"trial {entry.trial} {waits} after {count_of(entry.attempts, 'attempt')} "
+                f"({entry.outcome}{reason})"
             )
         if not done:
             print("no trial has failed")
@@ -127,30 +129,28 @@ def clean(
     if json_:
         print_json({"study": spec.study.name, "dry_run": dry_run, **_as_data(report)})
         return
-    from hpo.study.retention import shown_bytes
 
     would = "would go" if dry_run else "removed"
     with read_by_others():
         for each in report.removed:
             print(
-                f"trial {each.number} ({each.outcome}): {_times(len(each.files), 'file')}, "
-                f"{shown_bytes(each.bytes)} {would}"
+                f"trial {each.number} ({each.outcome}): {count_of(len(each.files), 'file')}, "
+                f"{file_size(each.bytes)} {would}"
             )
-        total = f"{shown_bytes(report.freed)} {would} in all" if report.removed else "nothing to remove"
-        print(f"{total}; {shown_bytes(report.stays)} of checkpoints stay")
+        total = f"{file_size(report.freed)} {would} in all" if report.removed else "nothing to remove"
+        print(f"{total}; {file_size(report.stays)} of checkpoints stay")
 
 
 def _cleaned(opened: OpenStudy, keep_best: int | None, *, dry_run: bool, asks: bool) -> CleanReport:
     """What went; where it is to be asked first, that takes a look at what would go."""
     from hpo.study.retention import clean as clean_up
-    from hpo.study.retention import shown_bytes
 
     if dry_run or asks:
         plan = clean_up(opened, keep_best=keep_best, dry_run=True)
         if dry_run or not plan.removed:
             return plan
-        count = _times(len(plan.removed), "trial")
-        ask(f"This removes {shown_bytes(plan.freed)} of checkpoints, of {count}; `--dry-run` lists them.")
+        count = count_of(len(plan.removed), "trial")
+        ask(f"This removes {file_size(plan.freed)} of checkpoints, of {count}; `--dry-run` lists them.")
     return clean_up(opened, keep_best=keep_best)
 
 
@@ -165,7 +165,3 @@ def _as_data(report: CleanReport) -> dict[str, object]:
         for each in report.removed
     ]
     return {"removed": removed, "freed_bytes": report.freed, "left_bytes": report.stays}
-
-
-def _times(count: int, what: str) -> str:
-    return f"{count} {what}" if count == 1 else f"{count} {what}s"

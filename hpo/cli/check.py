@@ -13,6 +13,7 @@ import typer
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.console.output import read_by_others
 from hpo.errors import HpoError, InputError
+from hpo.wording import count_of, duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from hpo.trial.resources import Slot
 
 _MIB = 2**20
-_MINUTE, _HOUR = 60, 3600
 
 
 @dataclass
@@ -186,7 +186,7 @@ def _estimate(checkup: _Checkup) -> float | None:
 def _print_stage(stage: _Stage) -> None:
     told = stage.status
     if stage.status == "warnings":
-        told = f"{len(stage.warnings)} warning{'s' if len(stage.warnings) > 1 else ''}"
+        told = count_of(len(stage.warnings), "warning")
     with read_by_others():
         print(f"{stage.name:<10} {told}")
         for item in stage.warnings:
@@ -202,7 +202,7 @@ def _indented(text: str) -> str:
 def _print_costs(checkup: _Checkup) -> None:
     with read_by_others():
         for device in checkup.devices:
-            print(f"\n{device.device}, {device.workers} worker{'s' if device.workers > 1 else ''}")
+            print(f"\n{device.device}, {count_of(device.workers, 'worker')}")
             base = device.base
             shapes = f"{_shapes(base.inputs)} → {_shapes(base.outputs)}" if base.outputs else _shapes(base.inputs)
             print(f"  batch: {shapes}, {base.parameters:,} parameters")
@@ -213,7 +213,9 @@ def _print_costs(checkup: _Checkup) -> None:
         seconds = _estimate(checkup)
         if checkup.spec is not None and seconds is not None:
             n_trials = checkup.spec.study.n_trials
-            print(f"\nthe whole study: {n_trials} trials take at most about {_time(seconds)}, if none is pruned")
+            print(
+                f"\nthe whole study: {n_trials} trials take at most about {duration(seconds)}, if none is pruned"
+            )
 
 
 def _shapes(shapes: list[tuple[int, ...]]) -> str:
@@ -221,17 +223,7 @@ def _shapes(shapes: list[tuple[int, ...]]) -> str:
 
 
 def _cost(cost: Measured) -> str:
-    told = f"{cost.memory_bytes / _MIB:,.0f} MiB, {_time(cost.batch_s)} a batch"
+    told = f"{cost.memory_bytes / _MIB:,.0f} MiB, {duration(cost.batch_s)} a batch"
     if cost.epoch_s is not None:
-        told += f", {_time(cost.epoch_s)} an epoch of {cost.batches} batches"
-    return told if cost.trial_s is None else f"{told}, {_time(cost.trial_s)} a trial of {cost.epochs} epochs"
-
-
-def _time(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1000:.3g} ms"
-    if seconds < _MINUTE:
-        return f"{seconds:.3g} s"
-    if seconds < _HOUR:
-        return f"{seconds / _MINUTE:.0f} min"
-    return f"{seconds / _HOUR:.1f} h"
+        told += f", {duration(cost.epoch_s)} an epoch of {cost.batches} batches"
+    return told if cost.trial_s is None else f"{told}, {duration(cost.trial_s)} a trial of {cost.epochs} epochs"

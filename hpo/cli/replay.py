@@ -9,6 +9,7 @@ import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.show import looked_up, print_json, print_table
+from hpo.wording import count_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -110,12 +111,8 @@ def _print_replays(data: dict[str, Any]) -> None:
 
 
 def _title(data: dict[str, Any]) -> str:
-    trials, orders, workers = (_counted(data[f"{what}s"], what) for what in ("trial", "order", "worker"))
+    trials, orders, workers = (count_of(data[f"{what}s"], what) for what in ("trial", "order", "worker"))
     return f"replay of {data['study']}: {trials} of {data['epochs']} epochs, {orders}, {workers}"
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 def _cut_short(data: dict[str, Any]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -11,6 +12,7 @@ import typer
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
+from hpo.wording import count_of, percent, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -83,14 +85,13 @@ def _pruning_rows(pruning: dict[str, Any]) -> list[tuple[str, str]]:
         told = f"{pruning['pruned']} of {pruning['ended']} pruned"
         if pruning["epochs_unpruned"]:
             saved, of = pruning["epochs_saved"], pruning["epochs_unpruned"]
-            told += f", {saved} of {of} epochs saved ({saved / of * 100:.0f} %)"
+            told += f", {saved} of {of} epochs saved ({percent(saved / of)})"
         rows.append(("pruning", told))
     if pruning["audited"]:
         wrong, of, rate = (pruning[name] for name in ("wrongly_condemned", "audited", "false_prune_rate"))
         low, high = pruning["false_prune_interval"]
-        shares = f"{rate * 100:.0f} %, 95 % interval {low * 100:.0f}-{high * 100:.0f} %"
-        trials = "trial" if of == 1 else "trials"
-        rows.append(("audit", f"{wrong} of {of} audited {trials} ended among the best ({shares})"))
+        shares = f"{percent(rate)}, 95 % interval {percent(low)} to {percent(high)}"
+        rows.append(("audit", f"{wrong} of {count_of(of, 'audited trial')} ended among the best ({shares})"))
     return rows
 
 
@@ -132,15 +133,15 @@ def trials(
         (
             str(entry["trial"]),
             entry["outcome"],
-            *(shown(value) for value in _values(entry)),
+            *(cell(value) for value in _values(entry)),
             *([_kept(entry["constraints"])] if bounded else []),
             str(entry["epochs"]),
-            shown(entry["duration_s"], 1),
+            "-" if entry["duration_s"] is None else f"{entry['duration_s']:.1f}",
             str(len(entry["attempts"])),
-            shown(entry["worker"] or None),
-            shown(entry["device"] or None),
+            cell(entry["worker"] or None),
+            cell(entry["device"] or None),
             *([" → ".join(_codes(entry)) or "-"] if several else []),
-            *(shown(entry["params"].get(name)) for name in names),
+            *(cell(entry["params"].get(name)) for name in names),
             *([_first_line(entry["reason"])] if told else []),
         )
         for entry in data
@@ -191,13 +192,8 @@ def print_json(data: Any) -> None:
         print(json.dumps(finite(data), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def shown(value: Any, digits: int | None = None) -> str:
-    """A value as a table shows it."""
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:.4g}" if digits is None else f"{value:.{digits}f}"
-    return str(value)
+#: A value as a table shows it.
+cell = partial(shown, digits=4)
 
 
 def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]], *, below: str = "") -> None:

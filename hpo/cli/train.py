@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hpo.cli.options import AcceptCodeChange, Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
-from hpo.cli.show import looked_up, print_json, print_table, shown
+from hpo.cli.show import cell, looked_up, print_json, print_table
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
 
@@ -188,7 +188,7 @@ def _print_seeds(result: Mapping[str, Any]) -> None:
     if len(result["ranking"]) > 1:
         _print_ranking(result, metric)
     rows = [
-        [str(run["seed"]), *(_measured(run, name, metric) for name in names), shown(run["best_epoch"])]
+        [str(run["seed"]), *(_measured(run, name, metric) for name in names), cell(run["best_epoch"])]
         for run in result["runs"]
     ]
     rows.append([_counted(result), *(_estimated(result["estimates"][name]) for name in names), ""])
@@ -210,7 +210,7 @@ def _print_ranking(result: Mapping[str, Any], metric: str) -> None:
             str(entry["rank"]),
             str(entry["rank_before"]),
             str(entry["trial"]),
-            shown(entry["study_value"]),
+            cell(entry["study_value"]),
             _estimated(entry["estimates"].get(metric)),
             _counted(entry),
         )
@@ -227,13 +227,13 @@ def _print_ranking(result: Mapping[str, Any], metric: str) -> None:
 def _measured(run: Mapping[str, Any], name: str, metric: str) -> str:
     if run["value"] is None:
         return "diverged"
-    return shown(run["value"] if name == metric else run["metrics"].get(name))
+    return cell(run["value"] if name == metric else run["metrics"].get(name))
 
 
 def _estimated(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "-"
-    return shown(found["mean"]) + ("" if found["half_width"] is None else f" ± {found['half_width']:.2g}")
+    return cell(found["mean"]) + ("" if found["half_width"] is None else f" ± {found['half_width']:.2g}")
 
 
 def _counted(entry: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ from hpo.config.paths import Keys, join_path, lookup, nearest, show, suggest_nam
 from hpo.config.schema import StudyFile, known_keys, model_of
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam
 from hpo.errors import InputError
+from hpo.wording import count_of
 
 _PARAMS: dict[Any, type[BaseModel]] = {"float": FloatParam, "int": IntParam, "categorical": CategoricalParam}
 #: Sections that people know by another name.
@@ -41,7 +42,7 @@ def first_error(error: ValidationError, data: dict[str, Any], marks: Marks) -> I
     found = [_explain(item, data, marks) for item in items]
     first, *others = sorted(found, key=lambda item: item.line or 0)
     if others:
-        count = f"{len(others)} more problem{'s' if len(others) > 1 else ''}"
+        count = count_of(len(others), "more problem")
         first.fix += f" (then {count}, the next at {others[0].path})"
     return first
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from optuna.trial import TrialState
 
-from hpo.console.live import Picture, number
+from hpo.console.live import Picture
 from hpo.console.output import flushed
 from hpo.console.screen import Screen
 from hpo.console.tally import Tally, best_list
@@ -21,6 +21,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.status import study_status
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
+from hpo.wording import count_of, shown
 
 
 class Reporter:
@@ -97,7 +98,7 @@ class Reporter:
         return f"\n    {reason}"
 
     def _line(self, report: TrialReport) -> str:
-        value = "-" if report.value is None else f"{report.value:.5g}"
+        value = shown(report.value, 5)
         metric = self._opened.spec.study.metric
         return (
             f"{self._count()} trial {report.number:<4} "
@@ -110,7 +111,7 @@ class Reporter:
         if not best:
             return ""
         if len(self._opened.spec.study.goals) > 1:
-            return f"{len(best)} trials on the Pareto front" if len(best) > 1 else "1 trial on the Pareto front"
+            return f"{count_of(len(best), 'trial')} on the Pareto front"
         return f"best {best[0]['value']:.5g} (trial {best[0]['trial']})"
 
     def _count(self) -> str:
@@ -163,9 +164,9 @@ def print_summary(opened: OpenStudy, arguments: str, timed_out: bool) -> None:
 
 def _print_front(front: list[dict[str, Any]], arguments: str) -> None:
     """The Pareto front, a line a trial: none of them is better than another in every objective."""
-    print(f"Pareto front: {len(front)} trial{'' if len(front) == 1 else 's'}")
+    print(f"Pareto front: {count_of(len(front), 'trial')}")
     for entry in front:
-        values = ", ".join(f"{name} {number(value)}" for name, value in entry["values"].items())
+        values = ", ".join(f"{name} {shown(value, 5)}" for name, value in entry["values"].items())
         print(f"    trial {entry['trial']}: {values}")
     print(f"next:\n  {_command()} trials {arguments}\n  {_command()} dashboard {arguments}")
 
@@ -174,7 +175,7 @@ def _print_best(opened: OpenStudy, best: dict[str, Any], arguments: str) -> None
     spec = opened.spec
     print(f"best: trial {best['trial']}, {spec.study.metric} {best['value']:.6g}")
     for name, value in best["params"].items():
-        print(f"    {name} = {value:.6g}" if isinstance(value, float) else f"    {name} = {value}")
+        print(f"    {name} = {shown(value)}")
     print("  metrics: " + ", ".join(f"{k} {v:.4g}" for k, v in best["metrics"].items() if v is not None))
     print(f"  checkpoint: {best['checkpoint']}")
     print("next:")

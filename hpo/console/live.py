@@ -16,6 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from hpo.wording import shown
+
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_BARS: Final = "_.-=+*%#"
 _CURVE: Final = 16
@@ -238,8 +240,8 @@ def _best(view: StudyView) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for entry in view.best[: _FRONT if view.front else 1]:
         values = entry.get("values") or {next(iter(view.goals)): entry["value"]}
-        told = ", ".join(f"{name} {number(value)}" for name, value in values.items())
-        params = "  ".join(f"{name}={_plain(value)}" for name, value in entry["params"].items())
+        told = ", ".join(f"{name} {shown(value, 5)}" for name, value in values.items())
+        params = "  ".join(f"{name}={shown(value, 4)}" for name, value in entry["params"].items())
         lines.append(_line(("best ", "bold"), (f"trial {entry['trial']}, {told}", "green"), f"  {params}"))
     if view.front > len(lines):
         lines.append(_line(f"and {view.front - len(lines)} trials more on the Pareto front", style="dim"))
@@ -272,8 +274,8 @@ def _cells(row: WorkerView, *, ascii_only: bool) -> dict[str, Text]:
         "trial": Text("-" if idle else str(row.trial)),
         "device": Text(row.device),
         "epoch": Text("" if idle else epoch),
-        "value": Text("" if idle else number(row.value)),
-        "predicted": Text("" if idle or row.predicted is None else number(row.predicted)),
+        "value": Text("" if idle else shown(row.value, 5)),
+        "predicted": Text("" if idle or row.predicted is None else shown(row.predicted, 5)),
         "time": Text("" if idle else shown_seconds(row.seconds)),
         "curve": Text(sparkline(row.curve, ascii_only=ascii_only), style="cyan"),
     }
@@ -281,12 +283,3 @@ def _cells(row: WorkerView, *, ascii_only: bool) -> dict[str, Text]:
 
 def _notices(view: StudyView) -> list[RenderableType]:
     return [_line(("! ", "bold yellow"), text.partition("\n")[0]) for text in list(view.notices)[-_NOTICES:]]
-
-
-def number(value: float | None) -> str:
-    """A measured number as the picture shows it; a dash where there is none."""
-    return "-" if value is None else f"{value:.5g}"
-
-
-def _plain(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)

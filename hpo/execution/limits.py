@@ -13,6 +13,7 @@ import psutil
 from hpo.config.schema import RunSection
 from hpo.storage.recovery import Verdict
 from hpo.study.outcome import Outcome
+from hpo.wording import gib
 
 # Counts the processes that the kernel has ended for want of memory, in this machine and in its containers.
 _VMSTAT: Final = Path("/proc/vmstat")
@@ -52,17 +53,13 @@ class Limits:
                 Outcome.TIMED_OUT, f"no batch was finished within no_progress_timeout, {self.idle_s:g} s"
             )
         if self.memory is not None and (used := memory_of(pid)) > self.memory:
-            allowed = f"trial_memory allows {_gib(self.memory)}"
-            return _verdict(Outcome.OUT_OF_MEMORY, f"it used {_gib(used)} of main memory, {allowed}")
+            allowed = f"trial_memory allows {gib(self.memory)}"
+            return _verdict(Outcome.OUT_OF_MEMORY, f"it used {gib(used)} of main memory, {allowed}")
         return None
 
 
 def _verdict(outcome: Outcome, reason: str) -> Verdict:
     return Verdict(outcome, reason, final=True)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.3g} GiB"
 
 
 def memory_of(pid: int) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import pprint
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -18,6 +17,7 @@ from hpo.study.environment import environment
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import own_trials
 from hpo.trial.callbacks import CALLBACKS
+from hpo.wording import shown
 
 _EXPORTED: Final = """import torch
 
@@ -74,7 +74,7 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
         f"# {spec.study.name}: {path.name}",
         _table(("", ""), facts.items()),
         "## Metrics",
-        _table(("metric", "value"), ((name, _number(value)) for name, value in found.metrics.items())),
+        _table(("metric", "value"), ((name, shown(value)) for name, value in found.metrics.items())),
         _CAVEAT.format(epoch=found.epoch, trial=found.trial),
         "## Parameters found",
         _table(("parameter", "value"), ((f"`{name}`", value) for name, value in found.params.items())),
@@ -129,10 +129,6 @@ def _code(found: BestWeights, spec: StudySpec) -> str:
 def _call(node: Mapping[str, Any]) -> str:
     arguments = ", ".join(f"{name}={value!r}" for name, value in node.items() if name != "_target_")
     return f"{node['_target_']}({arguments})"
-
-
-def _number(value: float) -> str:
-    return f"{value:.6g}" if math.isfinite(value) else str(value)
 
 
 def _flat(facts: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:

@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial
 from plotly.colors import hex_to_rgb
 
 from hpo.report.snapshot import drawn_text
+from hpo.wording import shown
 
 # After the palette of Okabe & Ito (2008), which people who confuse red and green tell apart; the orange is darker
 # than theirs, so that each stands out from white paper and from a dark screen alike (contrast of 3 at least).
@@ -77,11 +78,7 @@ def broken(name: str) -> str:
 
 def described(trial: FrozenTrial) -> str:
     """A trial's parameters as lines of a figure's text."""
-    pairs = (
-        f"{name} = {value:.6g}" if isinstance(value, float) else f"{name} = {value}"
-        for name, value in trial.params.items()
-    )
-    return "".join(f"<br>{drawn_text(pair)}" for pair in pairs)
+    return "".join(f"<br>{drawn_text(f'{name} = {shown(value)}')}" for name, value in trial.params.items())
 
 
 def thinned(trials: Sequence[FrozenTrial], most: int) -> list[FrozenTrial]:

@@ -34,7 +34,7 @@ from hpo.report.markup import (
 )
 from hpo.storage.attributes import PREDICTION_ATTR, RUN_ATTR
 from hpo.study.ranking import is_feasible
-from hpo.wording import count_of, duration, numbers, percent, shown
+from hpo.wording import count_of, duration, listed, percent, shown
 
 #: Curves that are drawn of a large study.
 _MOST_CURVES: Final = 300
@@ -235,17 +235,17 @@ def failure_section(report: StudyReport) -> Section:
     if not report.causes:
         return Section("failures", "Failures", note("None."))
     rows = [
-        (each.outcome.replace("_", " "), len(each.trials), numbers(each.trials), each.reason)
+        (each.outcome.replace("_", " "), len(each.trials), listed(each.trials), each.reason)
         for each in report.causes
     ]
-    listed = grid("Failures by cause", ("outcome", "count", "trials", "reason"), rows)
+    drawn = grid("Failures by cause", ("outcome", "count", "trials", "reason"), rows)
     traces = joined(
         folded(f"Traceback of trial {each.trials[0]}: {each.reason}", each.traceback)
         for each in report.causes
         if each.traceback
     )
     told = "Reasons that differ in numbers only count as one. `hpo retry --failed` gives failed trials another go."
-    return Section("failures", "Failures", listed + traces + note(told))
+    return Section("failures", "Failures", drawn + traces + note(told))
 
 
 def edge_section(report: StudyReport) -> Section:
@@ -297,15 +297,15 @@ def code_section(report: StudyReport) -> Section:
             each["hash"],
             each["since"],
             "; ".join(each["changed"]) or "at the start",
-            "all" if each["trials"] is None else numbers(each["trials"]) or "none",
+            "all" if each["trials"] is None else listed(each["trials"]) or "none",
         )
         for each in code["versions"]
     ]
-    listed = grid("The study's code", ("code", "since", "what changed", "trials wholly under it"), rows)
+    drawn = grid("The study's code", ("code", "since", "what changed", "trials wholly under it"), rows)
     told = Markup()
     if code["mixed_trials"]:
-        told = note(f"Trials that ran under more than one code: {numbers(code['mixed_trials'])}.")
-    return Section("code", title, listed + told)
+        told = note(f"Trials that ran under more than one code: {listed(code['mixed_trials'])}.")
+    return Section("code", title, drawn + told)
 
 
 def config_section(report: StudyReport) -> Section:

@@ -30,6 +30,7 @@ from hpo.storage.outage import DatabaseError, first_line
 from hpo.study.folders import attempt_folders, is_attempt
 from hpo.study.outcome import outcome_of
 from hpo.study.status import own_trials, ranked_trials
+from hpo.wording import file_size
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _HALF_WRITTEN: Final = ".epoch-"
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _RESUMABLE: Final = (TrialState.WAITING, TrialState.FAIL)
 #: The place of trials that somebody can still go on from: after all others.
 _SPARE_ONLY: Final = 2
@@ -125,11 +125,11 @@ class QuotaReport:
     def __str__(self) -> str:
         if self.exceeded:
             return (
-                f"disk_quota: {shown_bytes(self.total)} of checkpoints, {shown_bytes(self.quota)} allowed; "
+                f"disk_quota: {file_size(self.total)} of checkpoints, {file_size(self.quota)} allowed; "
                 "nothing more can be removed\n  fix: give a larger run.disk_quota, or keep fewer with "
                 "run.keep_best or callbacks.checkpoint"
             )
-        freed = shown_bytes(sum(removal.bytes for removal in self.removed))
+        freed = file_size(sum(removal.bytes for removal in self.removed))
         return f"disk_quota: removed {freed} of {len(self.removed)} trials' checkpoints"
 
 
@@ -264,12 +264,6 @@ def kept(
             return stays
         sound = [file for file in sound if file.path not in broken]
     return {file.path for file in checkpoints}
-
-
-def shown_bytes(count: int) -> str:
-    """A number of bytes as people read it: ``1.5 GB``, in powers of 1000."""
-    power = min(max(len(str(count)) - 1, 0) // 3, len(_UNITS) - 1)
-    return f"{count / 1000**power:.4g} {_UNITS[power]}"
 
 
 def _best_first(trial: FrozenTrial, direction: str) -> list[int]:

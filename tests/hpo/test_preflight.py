@@ -365,4 +365,4 @@ def test_workers_that_need_more_memory_than_there_is(file: Path, monkeypatch: py
     monkeypatch.setattr(peak_memory.psutil, "virtual_memory", lambda: there)
     (warning,) = memory.too_little(spec, 2, 2 * 2**30)
     assert warning.path == "run.workers"
-    assert warning.problem == "2 workers need 4.0 GiB, and this machine has 3.0 GiB"
+    assert warning.problem == "2 workers need 4 GiB, and this machine has 3 GiB"

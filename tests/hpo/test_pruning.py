@@ -167,7 +167,7 @@ def test_status_shows_what_was_saved_and_what_the_audit_found(studies: Studies) 
         play_all(view, 0.5, 1.0, 2.0)
     shown = rows(studies.folder / "study.yaml", *overrides)
     assert shown["pruning"] == "2 of 7 pruned, 13 of 57 epochs saved (23 %)"
-    assert shown["audit"] == "1 of 3 audited trials ended among the best (33 %, 95 % interval 6-79 %)"
+    assert shown["audit"] == "1 of 3 audited trials ended among the best (33 %, 95 % interval 6 % to 79 %)"
 
 
 def test_status_says_nothing_of_what_did_not_happen(studies: Studies) -> None:

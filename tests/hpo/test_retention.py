@@ -26,7 +26,7 @@ from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.storage.outage import DatabaseError
 from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy, load_study
-from hpo.study.retention import _remove, _scan, clean, enforce_quota, kept, removals, shown_bytes
+from hpo.study.retention import _remove, _scan, clean, enforce_quota, kept, removals
 from hpo.study.retry import reopen
 from hpo.study.status import study_best
 from tests.hpo.support import Studies, ask
@@ -407,18 +407,3 @@ def test_without_a_quota_nothing_is_done(studies: Studies) -> None:
     with study_of(studies, [made("pruned")]) as opened:
         assert enforce_quota(opened) is None
         assert len(left(opened, 0)) == 4
-
-
-@pytest.mark.parametrize(
-    ("count", "shown"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1 kB"),
-        (999_999, "1000 kB"),
-        (12_345_678, "12.35 MB"),
-        (5 * 10**15, "5000 TB"),
-    ],
-)
-def test_sizes_are_shown_in_units(count: int, shown: str) -> None:
-    assert shown_bytes(count) == shown
