@@ -16,6 +16,7 @@ from typing import Any, Final
 from hpo.errors import StudyError
 from hpo.execution.launchers.launcher import Ended, Said
 from hpo.execution.launchers.mainless import MainlessContext
+from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.launchers.start import work
 from hpo.execution.limits import death_of, kill_group, oom_kills
 from hpo.execution.messages import (
@@ -24,7 +25,6 @@ from hpo.execution.messages import (
     PROCESS,
     PULSE_LENGTH,
     Message,
-    Order,
     Pulse,
     Stop,
     WorkerOrder,
@@ -115,7 +115,7 @@ class LocalWorker:
             time.sleep(_LOOK)
 
 
-class LocalLauncher:
+class LocalLauncher(SlotLauncher[LocalWorker]):
     """Starts worker processes; see `hpo.execution.launchers.launcher.Launcher`.
 
     `hpo.execution.launchers.forkserver.start_fork_server` comes before it.
@@ -126,28 +126,8 @@ class LocalLauncher:
     """
 
     def __init__(self, slots: Sequence[Slot], folder: Path) -> None:
-        self.slots = slots
-        self._folder = folder
+        super().__init__(slots, folder)
         self._context = MainlessContext()
-        self._workers: list[LocalWorker] = []
-
-    @property
-    def room(self) -> int:
-        """How many more workers can be placed now."""
-        return len(self.slots) - len(self._workers)
-
-    def place(self, order: Order, count: int) -> Iterator[LocalWorker]:
-        """Start workers as far as there is room, each when the iterator comes to it.
-
-        Raises:
-            StudyError: A worker can't be started.
-        """
-        taken = {worker.label for worker in self._workers}
-        labelled = [(f"worker-{number}", slot) for number, slot in enumerate(self.slots, 1)]
-        for label, slot in [each for each in labelled if each[0] not in taken][:count]:
-            worker = self._start(WorkerOrder(order.spec, order.scheduler, label, slot, self.logs(label)))
-            self._workers.append(worker)
-            yield worker
 
     def _start(self, order: WorkerOrder) -> LocalWorker:
         ours, theirs = self._context.Pipe()
@@ -170,20 +150,3 @@ class LocalLauncher:
         sources: list[Any] = [wake, *(worker.channel for worker in self._workers)]
         sources += [worker.process.sentinel for worker in self._workers]
         return wake in connection.wait(sources, seconds)
-
-    def changes(self) -> Iterator[Said | Ended]:
-        """What has changed since this was last asked, without waiting; each worker's changes in their order."""
-        for worker in list(self._workers):
-            for change in worker.changes():
-                if isinstance(change, Ended):
-                    self._workers.remove(worker)
-                yield change
-
-    def drain(self) -> None:
-        """Ask every worker to requeue its trial, and to end."""
-        for worker in self._workers:
-            worker.ask(Stop())
-
-    def logs(self, label: str) -> Path:
-        """The file with what the worker of this name prints outside of trials."""
-        return self._folder / f"{socket.gethostname()}-{label}.log"

@@ -1,0 +1,80 @@
+"""What launchers have in common that have a slot for each worker: names, room, and the workers that live."""
+
+from __future__ import annotations
+
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Generic, Protocol, TypeVar
+
+from hpo.execution.launchers.launcher import Ended, Said, Worker
+from hpo.execution.messages import Order, Stop, WorkerOrder
+from hpo.trial.resources import Slot
+
+
+class SlotWorker(Worker, Protocol):
+    """A worker that is asked itself what it has said."""
+
+    def changes(self) -> Iterator[Said | Ended]:
+        """What it has said since this was last asked, and its end."""
+
+
+W = TypeVar("W", bound=SlotWorker)
+
+
+class SlotLauncher(ABC, Generic[W]):
+    """A launcher without `wait`; see `hpo.execution.launchers.launcher.Launcher`.
+
+    Args:
+        slots: A device and threads for each worker.
+        folder: For what workers print outside of trials, a file each.
+    """
+
+    def __init__(self, slots: Sequence[Slot], folder: Path) -> None:
+        self.slots = slots
+        self._folder = folder
+        self._workers: list[W] = []
+
+    @property
+    def room(self) -> int:
+        """How many more workers can be placed now."""
+        return len(self.slots) - len(self._workers)
+
+    def place(self, order: Order, count: int) -> Iterator[W]:
+        """Start workers as far as there is room, each when the iterator comes to it.
+
+        Args:
+            order: What they are to do.
+            count: How many at most.
+
+        Raises:
+            StudyError: A worker can't be started.
+        """
+        taken = {worker.label for worker in self._workers}
+        labelled = [(f"worker-{number}", slot) for number, slot in enumerate(self.slots, 1)]
+        for label, slot in [each for each in labelled if each[0] not in taken][:count]:
+            worker = self._start(WorkerOrder(order.spec, order.scheduler, label, slot, self.logs(label)))
+            self._workers.append(worker)
+            yield worker
+
+    @abstractmethod
+    def _start(self, order: WorkerOrder) -> W:
+        """Start one worker."""
+
+    def changes(self) -> Iterator[Said | Ended]:
+        """What has changed since this was last asked, without waiting; each worker's changes in their order."""
+        for worker in list(self._workers):
+            for change in worker.changes():
+                if isinstance(change, Ended):
+                    self._workers.remove(worker)
+                yield change
+
+    def drain(self) -> None:
+        """Ask every worker to requeue its trial, and to end."""
+        for worker in self._workers:
+            worker.ask(Stop())
+
+    def logs(self, label: str) -> Path:
+        """The file with what the worker of this name prints outside of trials."""
+        return self._folder / f"{socket.gethostname()}-{label}.log"

@@ -1,0 +1,155 @@
+"""Workers that are threads of this process: the code that runs trials, on a real storage, without a process.
+
+For tests in which no process is the point. One worker trains at a time, since a trial has its process's random
+numbers, threads and output to itself. A thread can't be killed: it is asked, and waited for. So what needs an end
+by force (a trial that hangs, one that ends its process) is tested with `LocalLauncher`.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing import Pipe, connection
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+from hpo.execution.launchers.launcher import Ended, Said
+from hpo.execution.launchers.slots import SlotLauncher
+from hpo.execution.messages import (
+    ADVANCED,
+    BEAT,
+    PROCESS,
+    PULSE_LENGTH,
+    Leaving,
+    Message,
+    Ready,
+    Stop,
+    WorkerOrder,
+    received,
+    send,
+)
+from hpo.execution.trial_process import Ended as TrialEnded
+from hpo.execution.trial_process import TrialProcess, fail, pass_on
+from hpo.storage.ledger import Owner, running_trials
+from hpo.study.folders import redirect_output
+from hpo.study.open_study import OpenStudy, load_study
+from hpo.trial.builder import Builder
+from hpo.trial.stopping import StopRequest
+
+#: Held by the worker that trains.
+_TURN = threading.Lock()
+#: Seconds after which a worker that waits for its turn looks whether it is asked to leave.
+_LOOK = 0.02
+
+T = TypeVar("T")
+
+
+class InProcessWorker:
+    """A worker's thread, started."""
+
+    def __init__(self, order: WorkerOrder) -> None:
+        self.label = order.label
+        self.pid = os.getpid()
+        self.channel: Connection[Any, Message]
+        self.channel, theirs = Pipe()
+        self._order = order
+        self._pulse = [0.0] * PULSE_LENGTH
+        self._request = StopRequest()
+        self._end: Ended | None = None
+        self._thread = threading.Thread(target=self._live, args=(theirs,), name=order.label, daemon=True)
+        self._thread.start()
+
+    @property
+    def trial_pid(self) -> int:
+        return int(self._pulse[PROCESS])
+
+    @property
+    def beat(self) -> float:
+        return self._pulse[BEAT]
+
+    @property
+    def advanced(self) -> bool:
+        return bool(self._pulse[ADVANCED])
+
+    def ask(self, stop: Stop) -> None:
+        pass_on(stop, self._request)
+
+    def kill(self) -> None:
+        self._request.leave()
+        self._thread.join()
+
+    def changes(self) -> Iterator[Said | Ended]:
+        end = self._end
+        for message in received(self.channel):
+            yield Said(self, message)
+        if end is not None:
+            self._thread.join()
+            self.channel.close()
+            yield end
+
+    def _live(self, channel: Connection[Message, Any]) -> None:
+        try:
+            cause, in_order = self._work(channel)
+        except Exception as error:  # noqa: BLE001 - the supervisor hears of it, whatever it is
+            fail(channel, error)
+            cause, in_order = f"its thread ended with {type(error).__name__}: {error}", False
+        send(channel, Leaving())
+        self._end = Ended(self, cause, in_order)
+        channel.close()
+
+    def _work(self, channel: Connection[Message, Any]) -> tuple[str, bool]:
+        """What `hpo.execution.worker` does, with each trial in this thread; how it ended, and whether in order."""
+        order, ended = self._order, TrialEnded.ASKED
+        order.log.parent.mkdir(parents=True, exist_ok=True)
+        owner = Owner.current(worker=self.label, device=order.slot.label)
+        opened = replace(load_study(order.spec, owner), scheduler=order.scheduler)
+        try:
+            builder = self._in_turn(self._loaded)
+            if builder is not None:
+                send(channel, Ready())
+                ended = TrialEnded.TRIAL
+            while builder is not None and ended is TrialEnded.TRIAL:
+                trial = TrialProcess(order, opened, builder, channel, self._pulse, self._request)
+                ended = self._in_turn(trial.run) or TrialEnded.ASKED
+                self._pulse[PROCESS] = 0.0
+            self._give_back(opened)
+        finally:
+            opened.storage.close()
+        return f"its thread ended: {ended.value}", ended is not TrialEnded.FAILED
+
+    def _loaded(self) -> Builder:
+        builder = Builder(self._order.spec)
+        builder.import_targets()
+        return builder
+
+    def _give_back(self, opened: OpenStudy) -> None:
+        """Requeue what an error has left it: its process lives, so nothing shows others that it is lost."""
+        with opened.storage.engine.connect() as conn:
+            running = running_trials(conn, opened.study_id)
+        for trial in running:
+            if trial.lease is not None and (trial.lease.pid, trial.lease.worker) == (self.pid, self.label):
+                opened.storage.requeue(trial.trial_id, "its worker failed")
+
+    def _in_turn(self, do: Callable[[], T]) -> T | None:
+        """Do something alone, with its output in this worker's log; None where it is asked to leave before."""
+        while not _TURN.acquire(timeout=_LOOK):
+            if self._request.leaving:
+                return None
+        try:
+            with redirect_output(self._order.log):
+                return do()
+        finally:
+            _TURN.release()
+
+
+class InProcessLauncher(SlotLauncher[InProcessWorker]):
+    """Starts workers in this process; see `hpo.execution.launchers.launcher.Launcher`."""
+
+    def _start(self, order: WorkerOrder) -> InProcessWorker:
+        return InProcessWorker(order)
+
+    def wait(self, seconds: float, wake: socket.socket) -> bool:
+        return wake in connection.wait([wake, *(worker.channel for worker in self._workers)], seconds)
