@@ -20,7 +20,8 @@ FILES = sorted(path for package in ("trainer", "hpo") for path in (ROOT / packag
 #: Past this a file is several.
 _LONGEST = 450
 
-#: hpo's packages, the highest first: each imports from lines below its own only, never from its own line.
+#: hpo's packages by the lines of the tour in CONTRIBUTING.md, behind what Python starts with; each imports from
+#: lines below its own only, never from its own line.
 LAYERS = (
     ("__init__", "__main__"),
     ("cli", "api"),
@@ -121,7 +122,7 @@ def test_no_module_imports_itself_through_others(package: str) -> None:
 
 def layer_breaks(imported: Mapping[str, Iterable[str]]) -> list[str]:
     """A sentence for each import of ``imported`` (module → what it imports) that goes up or to a neighbour."""
-    lines = {package: line for line, packages in enumerate(LAYERS, start=1) for package in packages}
+    lines = {package: line for line, packages in enumerate(LAYERS) for package in packages}
     found = []
     for name, targets in sorted(imported.items()):
         for target in sorted(set(targets)):
@@ -167,11 +168,24 @@ def test_an_import_upwards_or_sideways_is_caught(tmp_path: Path) -> None:
     assert targets == ["hpo.cli.app", "hpo.config.spec", "hpo.errors"]
     up, sideways = layer_breaks({"hpo.storage.ledger": targets})
     start, fix = (
-        "hpo.storage.ledger (storage, line 9 of the layers) imports",
+        "hpo.storage.ledger (storage, line 8 of the layers) imports",
         "move what both need to a lower line",
     )
-    assert up == f"{start} hpo.cli.app (cli, line 2), above it: {fix}"
-    assert sideways == f"{start} hpo.config.spec (config, line 9), beside it: {fix}"
+    assert up == f"{start} hpo.cli.app (cli, line 1), above it: {fix}"
+    assert sideways == f"{start} hpo.config.spec (config, line 8), beside it: {fix}"
+
+
+def test_the_tour_has_the_layers_and_names_no_module_that_is_gone() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    tour = text.partition("### hpo/: the service")[2].partition("\n### A trial")[0]
+    rows = re.findall(r"^\| (\d+) \| ([^|]+) \| (.*) \|$", tour, re.MULTILINE)
+    told = {(int(line), name) for line, names, _ in rows for name in re.findall(r"`(\w+)/?`", names)}
+    held = {(line, name) for line, names in enumerate(LAYERS) for name in names if line}
+    assert told == held, "the tour in CONTRIBUTING.md and LAYERS here differ"
+    known = {path.stem for path in FILES} | {path.parent.name for path in FILES} | {"templates"}
+    for line, names, files in rows:
+        gone = {name for name in re.findall(r"`(\w+)(?:/|\*)?`", files) if name not in known}
+        assert not gone, f"CONTRIBUTING.md, line {line} ({names}): no module is named {', '.join(sorted(gone))}"
 
 
 #: What only one module may hold, and the pattern of what says so elsewhere.

@@ -13,14 +13,15 @@ from hpo.errors import StudyError
 from hpo.execution.messages import Failed, Message
 from hpo.storage.recovery import LOST, Settled, Verdict
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import Outcome
+from hpo.study.outcome import STATE_OF, Outcome
 from hpo.trial.report import TrialReport
 
 #: This many trials or workers that fail alike before any trial has succeeded stop the study.
 _ALIKE: Final = 3
 #: This many deaths for each worker, without a trial finished in between, stop the study.
 _DEATHS: Final = 3
-_FAILURES: Final = frozenset({Outcome.ERROR, Outcome.OUT_OF_MEMORY, Outcome.TIMED_OUT})
+#: Ends for which the trial is to blame; a lost one's worker died.
+_FAILURES: Final = frozenset(end for end in Outcome if STATE_OF[end] == TrialState.FAIL) - {Outcome.LOST}
 # What differs between two errors of one cause: sizes, addresses, process ids.
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 

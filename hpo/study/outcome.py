@@ -29,10 +29,15 @@ _OF_STATE: Final[Mapping[TrialState, str]] = {
     TrialState.PRUNED: Outcome.PRUNED,
     TrialState.FAIL: Outcome.ERROR,
 }
-_STATE_OF: Final[Mapping[str, TrialState]] = {
+#: Optuna's state of a trial that ended so; every outcome has one.
+STATE_OF: Final[Mapping[str, TrialState]] = {
     Outcome.COMPLETE: TrialState.COMPLETE,
     Outcome.PRUNED: TrialState.PRUNED,
     Outcome.DIVERGED: TrialState.COMPLETE,
+    Outcome.OUT_OF_MEMORY: TrialState.FAIL,
+    Outcome.ERROR: TrialState.FAIL,
+    Outcome.TIMED_OUT: TrialState.FAIL,
+    Outcome.LOST: TrialState.FAIL,
 }
 
 
@@ -43,7 +48,7 @@ def outcome_of(trial: FrozenTrial) -> str:
     two, and ended otherwise when it was run again.
     """
     stored = trial.user_attrs.get(OUTCOME_ATTR)
-    if stored is None or trial.state != _STATE_OF.get(stored, TrialState.FAIL):
+    if stored is None or trial.state != STATE_OF.get(stored, TrialState.FAIL):
         return str(_OF_STATE[trial.state])
     if stored == Outcome.DIVERGED and (value := leading_value(trial)) is not None and math.isfinite(value):
         return str(Outcome.COMPLETE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import optuna
@@ -15,6 +16,7 @@ from optuna.trial import TrialState
 
 from hpo.storage.attributes import OUTCOME_ATTR
 from hpo.study.outcome import (
+    STATE_OF,
     Outcome,
     finite,
     outcome_of,
@@ -53,6 +55,14 @@ def test_a_stored_outcome_counts_only_with_the_end_it_was_stored_for(
     state: TrialState, value: float | None, stored: str | None, outcome: str
 ) -> None:
     assert outcome_of(ended(state, value, stored)) == outcome
+
+
+def test_every_outcome_has_a_state_and_a_line_in_the_documents() -> None:
+    documented = (Path(__file__).parents[2] / "docs" / "how-it-works.md").read_text()
+    table = documented.partition("## Outcomes")[2].partition("\n## ")[0]
+    for outcome in Outcome:
+        assert outcome in STATE_OF, f"{outcome} has no state: add it to STATE_OF in hpo/study/outcome.py"
+        assert f"`{outcome}`" in table, f"{outcome} is not described: add it to docs/how-it-works.md, Outcomes"
 
 
 def test_memory_that_ran_out_is_told_from_an_error() -> None:

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 import json
+import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
 
 from hpo.checks.json_schema import study_schema
 from hpo.config.paths import assign, split_path
+from hpo.config.schema import StudyFile, model_of
 from hpo.config.spec import json_schema
 from hpo.config.yaml_source import read_yaml
 from hpo.trial.callbacks import CALLBACKS
@@ -106,6 +112,25 @@ def test_an_editor_is_told_what_things_are(validator: Draft202012Validator) -> N
     trials = schema["$defs"]["StudySection"]["properties"]["n_trials"]
     assert trials["description"] == "Trials to bring to an end."
     assert {"minimum": 1, "maximum": 2**31 - 1, "type": "integer"} in trials["anyOf"]
+
+
+def keys_of(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, str, FieldInfo]]:
+    for name, field in model.model_fields.items():
+        inner = model_of(field)
+        if inner is not None:
+            yield from keys_of(inner, f"{above}{name}.")
+        elif above:  # a section that is free has its page
+            yield f"{above}{name}", name, field
+
+
+def test_every_key_is_described_and_read_by_somebody() -> None:
+    package = Path(inspect.getfile(StudyFile)).parents[1]
+    code = "\n".join(file.read_text() for file in package.rglob("*.py") if not file.name.startswith("schema"))
+    for path, name, field in keys_of(StudyFile):
+        place = f"`{path}` in hpo/config/schema*.py"
+        assert field.description, f"{place} has no description, which editors and the reference show"
+        assert field.examples, f"{place} has no example, which the reference shows"
+        assert re.search(rf"\.{name}\b|[\"']{name}[\"']", code), f"{place} is read nowhere in hpo/"
 
 
 def test_the_command_prints_and_writes_it(tmp_path: Path) -> None:
