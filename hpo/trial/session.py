@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, SupportsFloat
 
 import optuna
 import torch
@@ -121,8 +121,8 @@ class Session:
 
     # ---- while it trains
 
-    def report(self, epoch: int, /, **metrics: float) -> None:
-        """Report a finished epoch: its number, counted from 1, and its metrics.
+    def report(self, epoch: int, /, **metrics: SupportsFloat) -> None:
+        """Report a finished epoch: its number, counted from 1, and its metrics, real numbers.
 
         The study's metric is stored, and the pruner asked about it. A value that is not finite means that the
         training has diverged. An epoch without the study's metric counts, but nothing is stored of it. Where the
