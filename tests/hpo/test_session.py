@@ -11,6 +11,8 @@ import optuna
 import pytest
 import torch
 
+from hpo.errors import LeaseLostError
+from hpo.storage.attributes import PRUNED_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 from hpo.trial.report import TrialReport
@@ -258,6 +260,32 @@ def test_the_checkpoints_history_is_the_truth(studies: Studies) -> None:
             session.report(epoch, val_loss=float(epoch))
         assert stored(view).intermediate_values == {1: 3.0, 2: 2.0, 3: 3.0, 4: 4.0}
         assert pruner.steps == [3, 4]
+
+
+def test_a_trial_that_was_pruned_before_it_was_lost_ends_where_it_resumes(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        session = session_of(view, trial)
+        session.report(1, val_loss=3.0)
+        session.save_checkpoint(None)
+        trial.set_user_attr(PRUNED_ATTR, 1)
+        view.storage.requeue(trial._trial_id)
+        trial, _ = ask(view)
+        with pytest.raises(optuna.TrialPruned, match="pruned after epoch 1"):
+            session_of(view, trial).load_checkpoint()
+
+
+def test_without_the_lease_nothing_is_written(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        request = StopRequest()
+        session = session_of(view, trial, request=request)
+        request.lose(session.lease)
+        with pytest.raises(LeaseLostError):
+            session.save_checkpoint(None)
+        with pytest.raises(LeaseLostError):
+            _ = session.should_stop
+        assert list(view.spec.output_dir.rglob("*.pt")) == []
 
 
 # ---- processes that the function forks
