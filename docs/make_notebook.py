@@ -80,8 +80,8 @@ study = hpo.Study(
 result = hpo.run(study, workers=2)
 result""",
     """\
-# Interrupting the cell puts the trials down with a checkpoint; running it again goes on with them. A study that
-has ended says so at once, and `hpo.run(study, n_trials=20)` gives it ten trials more.""",
+# Interrupting the cell stops the trials with a checkpoint; running it again resumes them. A study that
+has ended says so immediately, and `hpo.run(study, n_trials=20)` gives it ten trials more.""",
     "result.best",
     "hpo.best_params(study)",
     """\
@@ -126,7 +126,7 @@ def fresh() -> nbformat.NotebookNode:
     cells = []
     for number, source in enumerate(CELLS, 1):
         new = nbformat.v4.new_markdown_cell if source.startswith("# ") else nbformat.v4.new_code_cell
-        # A text that goes on with the one before has no headline.
+        # A text that continues the one before has no headline.
         text = source if number == 1 or not source.startswith("# ") else source.removeprefix("# ")
         cells.append(new(text, id=f"cell-{number}"))
     kernel = {"name": "python3", "display_name": "Python 3", "language": "python"}

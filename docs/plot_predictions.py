@@ -9,7 +9,7 @@ repository are of what `benchmarks/make_curves.py FOLDER` writes. It makes, besi
   prediction after a quarter of the run, in standard deviations. Typical: of the three tasks in the middle by
   median error, the curve of median error. Failing: of the three others whose largest errors are greatest, the
   curve of the largest error. Curves that are not finite, or that later rise above all of their first quarter, are
-  left out: nothing in that quarter tells of a divergence to come.
+  left out: nothing in that quarter shows a divergence to come.
 - pruning.svg: a study of 100 configurations under `PredictedLossPruner()` and under Optuna's median pruner, on the
   task whose share of epochs under the first is the median of all tasks.
 """

@@ -38,7 +38,7 @@ COLOURS = 96
 
 
 class Keeper(Reporter):
-    """Prints as `hpo run` does, and keeps the live view that tells most of what is going on."""
+    """Prints as `hpo run` does, and keeps the live view that shows the most."""
 
     def __init__(self, opened: Any) -> None:
         super().__init__(opened)
@@ -57,9 +57,9 @@ class Keeper(Reporter):
             super().heard(label, message)
         view = self._tally.view()
         points = [len(worker.curve) for worker in view.workers]
-        told = sum(points) * (min(points) > 0)
-        if SHARES[0] <= view.finished / view.n_trials <= SHARES[1] and told > self._points:
-            self._points = told
+        drawn = sum(points) * (min(points) > 0)
+        if SHARES[0] <= view.finished / view.n_trials <= SHARES[1] and drawn > self._points:
+            self._points = drawn
             self.kept = view, self.printed.getvalue().splitlines()
 
 

@@ -64,7 +64,7 @@ class InputError(HpoError):
 
 
 class StudyError(HpoError):
-    """The study can't go on, or has not what was asked of it (no finished trial, no storage, …)."""
+    """The study failed, or lacks what was asked for (no finished trial, no storage, …)."""
 
 
 class BudgetExhaustedError(StudyError):
@@ -80,4 +80,4 @@ class LeaseLostError(StudyError):
 
 
 class OtherCodeError(StudyError):
-    """The study's code is not that which it was started with, or went on with by a person's leave."""
+    """The study's code is neither that which it was started with nor a change that a person accepted."""

@@ -1,7 +1,7 @@
 """What `import hpo` gives to Python code: studies run, read back, and their models, as the commands do it.
 
 Every function takes a study file or an `hpo.Study`, and says what is wrong with `hpo.InputError` (something given
-can't be used) or `hpo.StudyError` (the study can't go on, or has not what was asked of it).
+can't be used) or `hpo.StudyError` (the study failed, or lacks what was asked for).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def run(
     accept_code_change: bool = False,
     progress: bool = True,
 ) -> RunResult:
-    """Start a study, or go on with it, until its trials are done: what `hpo run` does.
+    """Start or resume a study, and run it until its trials are done: what `hpo run` does.
 
     Workers are processes of their own, which do not run the calling script: no ``if __name__ == "__main__":`` is
     needed, unless the study's own classes stand in that script.
@@ -58,8 +58,8 @@ def run(
         study: The study file, or an `hpo.Study`.
         overrides: ``key=value`` texts as on the command line, or dotted path → value.
         workers: Worker processes; one for each GPU, or one, if not given.
-        n_trials: Trials to bring to an end in all, earlier runs included.
-        timeout: Time after which workers put their trials down: seconds, or such as ``"2h"``.
+        n_trials: Trials to finish in all, earlier runs included.
+        timeout: Time after which workers checkpoint their trials and stop: seconds, or such as ``"2h"``.
         devices: Devices to share, such as ``"cuda:0,cuda:1"``; ``"auto"``: every GPU, or the processor.
         storage: URL of the database in place of the study's.
         output_dir: Folder of everything that the study writes.
@@ -69,9 +69,9 @@ def run(
 
     Raises:
         InputError: The study or an argument can't be used; nothing has been started.
-        StudyError: The study can't go on, or all its trials have ended and none of them is complete.
-        KeyboardInterrupt: Ctrl-C, or a signal to end. Each worker has finished its batch and put its trial down
-            with a checkpoint, and the same call goes on. At a second Ctrl-C they are stopped at once.
+        StudyError: The study failed, or all its trials have ended and none of them is complete.
+        KeyboardInterrupt: Ctrl-C, or a signal to end. Each worker has finished its batch and written
+            a checkpoint, and the same call resumes the study. A second Ctrl-C stops them immediately.
     """
     from hpo.execution.run import run_study
 
@@ -111,7 +111,7 @@ def load_study(
 
     `optuna.visualization`, `optuna.importance`, ``trials_dataframe()``, ``best_trials`` and all else that reads
     work on it. What writes (``ask``, ``tell``, ``optimize``, ``enqueue_trial``, ``set_user_attr``) raises
-    `hpo.StudyError`: a trial that is changed from here would be no worker's. To try things, copy the trials into a
+    `hpo.StudyError`: no worker would run a trial that is changed here. To try things, copy the trials into a
     study of your own:
     ``optuna.create_study().add_trials(study.trials)``.
 

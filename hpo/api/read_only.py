@@ -19,8 +19,8 @@ def _refused(*_: Any, **__: Any) -> NoReturn:
 class ReadOnlyCache(StudyCache):
     """What `hpo.load_study` reads through.
 
-    A trial that is asked for, told or changed here would be nobody's: no lease, no checkpoint, no place in the
-    budget. So nothing can be, and a study that runs can be looked at without harm.
+    A trial that is asked for, ended or changed here would have no worker: no lease, no checkpoint, no place in the
+    budget. So nothing can be changed, and reading a running study does no harm.
     """
 
     create_new_study = delete_study = _refused

@@ -237,8 +237,8 @@ class _Call:
             located = spec.error(error.problem, path=where, value=self.target, fix=error.fix)
             raise located from error.__cause__
         if is_refused(function):
-            problem = "Hydra refuses to call this from a config, as something that runs code or changes the system"
-            fix = "call it in a function of your own, and name that one"
+            problem = "Hydra refuses to call this from a config: it can run code or change the system"
+            fix = "call it in a function of your own, and name that function"
             raise spec.error(problem, path=where, value=self.target, fix=fix)
         return function
 
@@ -259,9 +259,9 @@ class _Call:
             raise self.checker.spec.error(problem, path=where, value=self.label, fix=fix)
         for name, place in self._given():
             if name in positional[: len(supplied)]:
-                fix = f"drop it; the trainer hands over ({', '.join(supplied)})"
+                fix = f"remove it; the trainer passes ({', '.join(supplied)})"
                 raise self.checker.spec.error(
-                    f"`{name}` of `{self.label}` is not for the file", path=place, fix=fix
+                    f"the trainer itself passes `{name}` to `{self.label}`", path=place, fix=fix
                 )
 
     def _given(self) -> Iterator[tuple[str, str]]:

@@ -32,7 +32,7 @@ def check_callbacks(spec: StudySpec) -> tuple[set[str], list[Finding]]:
     """
     for name, row in CALLBACKS.items():
         if row.required and spec.config.callbacks.get(name) is False:
-            fix = "remove the line: without it outcomes or resuming could not be trusted"
+            fix = "remove the line: outcomes and resuming depend on it"
             raise spec.error("can't be switched off", path=f"callbacks.{name}", value=False, fix=fix)
     builder, place = Builder(spec), RunPlace(spec.output_dir, "check")
     made = {

@@ -69,12 +69,17 @@ def check_metrics(spec: StudySpec) -> list[Finding]:
             found += _means_of_batches(spec, name, node)
             continue
         if is_object(target) and "over" in node:
-            fix = "leave it out: what has update, compute and reset is computed once an epoch anyway"
-            raise spec.error("is for functions", path=join_path(("metrics", name, "over")), value="epoch", fix=fix)
+            fix = "remove it: an object with update, compute and reset is computed once an epoch anyway"
+            raise spec.error(
+                "only functions take `over`", path=join_path(("metrics", name, "over")), value="epoch", fix=fix
+            )
         if not is_object(target) and not any("__call__" in vars(base) for base in target.__mro__):
             fix = f"give it {', '.join(METHODS[:-1])} and {METHODS[-1]}, or name a function of (outputs, targets)"
             raise spec.error(
-                "makes no metrics", path=join_path(("metrics", name, TARGET)), value=node[TARGET], fix=fix
+                "is a class, and its objects are no metrics",
+                path=join_path(("metrics", name, TARGET)),
+                value=node[TARGET],
+                fix=fix,
             )
     return found
 

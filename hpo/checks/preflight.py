@@ -329,10 +329,8 @@ def _round_trip(attempt: Attempt, trainer: Trainer, folder: Path) -> list[Findin
         for name, value in saved["callbacks"].items()
         if not _equal(value, restored["callbacks"][name])
     ]
-    problem = (
-        "comes back from a checkpoint otherwise than it was saved: a trial that goes on is not quite the same"
-    )
-    fix = "let load_state_dict take over all that state_dict gives"
+    problem = "changes when a checkpoint saves and restores it: a resumed trial would differ"
+    fix = "let load_state_dict restore everything that state_dict returns"
     return [finding(attempt.builder.spec, f"{name} {problem}", path=section_of(name), fix=fix) for name in changed]
 
 

@@ -92,7 +92,7 @@ class _Variant:
         for keys, name in lengths_in(node):
             if node["interval"] == "epoch":
                 path = join_path(("lr_scheduler", *keys))
-                problem = "counts optimizer steps, and the scheduler steps once an epoch"
+                problem = "counts optimizer steps, but the scheduler steps once an epoch"
                 value = f"${{trainer.{name}}}"
                 raise self._error(problem, path, value=value, fix="add `interval: step` to the scheduler")
 

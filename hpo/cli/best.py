@@ -38,9 +38,9 @@ def best(
 ) -> None:
     """Show the best trial: value, parameters, metrics, and where its checkpoint lies.
 
-    A study with several objectives has a list of them: the Pareto front. With --export the model is written to a
-    file, over an earlier one of that name, and a model card beside it, FILE.md; .pt2 is the whole model by
-    torch.export, for batches of any size.
+    With several objectives it lists the Pareto front. --export writes the model to a file, replacing an earlier
+    one of that name, and a model card beside it, FILE.md; .pt2 is the whole model by torch.export, for batches of
+    any size.
 
     Example: hpo best study.yaml --export model.safetensors
     """

@@ -31,7 +31,7 @@ def repair(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Requeue or fail what is stale: trials whose workers are gone, leases that nobody holds.
+    """Requeue or fail the trials of dead workers, and end the leases that no process holds.
 
     Example: hpo repair study.yaml --dry-run
     """
@@ -74,7 +74,7 @@ def retry(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Let failed trials go on from their checkpoints, with the next `hpo run`.
+    """Requeue failed trials; the next `hpo run` resumes them from their checkpoints.
 
     Example: hpo retry study.yaml --trial 3 --trial 8
     """
@@ -92,7 +92,7 @@ def retry(
         return
     with read_by_others():
         for entry in done:
-            waits = "would wait again" if dry_run else "waits again"
+            waits = "would be requeued" if dry_run else "is requeued"
             reason = f": {entry.reason.partition(chr(10))[0]}" if entry.reason else ""
             print(
                 f"trial {entry.trial} {waits} after {count_of(entry.attempts, 'attempt')} "
@@ -101,7 +101,7 @@ def retry(
         if not done:
             print("no trial has failed")
         elif not dry_run:
-            print("`hpo run` goes on with them")
+            print("`hpo run` resumes them")
 
 
 def clean(
@@ -118,7 +118,7 @@ def clean(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Remove checkpoints that nobody can go on from: of pruned, diverged and lesser complete trials.
+    """Remove the checkpoints that no trial resumes from: of pruned, diverged and lesser complete trials.
 
     Example: hpo clean study.yaml --keep-best 3 --dry-run
     """

@@ -131,7 +131,7 @@ def check(
 ) -> None:
     """Check a study before it runs: its structure, imports, meaning, and a few batches on each device.
 
-    Nothing is written: neither to the output folder nor to the storage. Exit code 2 where a stage finds an error.
+    Writes nothing: neither to the output folder nor to the storage. Exit code 2 if a stage finds an error.
 
     Example: hpo check studies/digits/study.yaml --device cpu
     """

@@ -36,7 +36,7 @@ def ask(effect: str) -> None:
     Raises:
         Exit: The answer isn't yes: exit code 1.
     """
-    print(f"{effect}\nGo on? [y/N] ", end="", file=sys.stderr, flush=True)
+    print(f"{effect}\nContinue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         print("nothing was changed", file=sys.stderr)
         raise typer.Exit(1)

@@ -24,9 +24,9 @@ def doctor(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Look over what a study needs: versions, GPUs, the database, W&B, disk; each line says what to do.
+    """Check what a study needs: versions, GPUs, the database, W&B, disk. Each line says what to do.
 
-    Exit code 3 where something has to be put right first.
+    Exit code 3 if something must be fixed first.
 
     Example: hpo doctor studies/digits/study.yaml
     """

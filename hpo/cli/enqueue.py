@@ -25,10 +25,10 @@ def enqueue(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Put a trial with chosen parameters in the queue; workers take it before they draw new ones.
+    """Queue a trial with chosen parameters; workers take it before they draw new ones.
 
-    What is not given is drawn by the sampler when the trial starts. The trial is one of the study's `n_trials`. A
-    study that does not exist yet is created; one that runs takes the trial up.
+    The sampler draws the other values when the trial starts. The trial counts towards `n_trials`. A
+    study that does not exist yet is created; a running study takes the trial.
 
     Example: hpo enqueue study.yaml optimizer.lr=1e-3 model.hidden=64
     """
@@ -63,7 +63,7 @@ def enqueue(
             print(note)
         print(f"trial {number} waits for the next free worker")
         if earlier:
-            print(f"the same parameters are those of trial {', '.join(map(str, earlier))}")
+            print(f"duplicate: trial {', '.join(map(str, earlier))} has the same parameters")
 
 
 def _given(params: list[str]) -> dict[str, Any]:

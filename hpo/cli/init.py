@@ -28,7 +28,9 @@ class Template(StrEnum):
 
 def init(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="The study's folder.", show_default=False)],
-    template: Annotated[Template, typer.Option(help="What to begin with.")] = Template.CLASSIFICATION,
+    template: Annotated[
+        Template, typer.Option(help="What kind of study to start from.")
+    ] = Template.CLASSIFICATION,
     debug: Debug = False,
 ) -> None:
     """Write a small study that runs as it is: study.yaml, model.py, data.py, a README and a schema for editors.

@@ -28,9 +28,7 @@ def logs(
     study: StudyFile,
     trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, help="The trial's number.", show_default=False)],
     overrides: Overrides = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Go on printing until the trial has ended.")
-    ] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep printing until the trial ends.")] = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,

@@ -24,17 +24,17 @@ def dashboard(
         str | None,
         typer.Option(
             envvar="HPO_DASHBOARD_TOKEN",
-            help="Ask for this token; in the list of processes others can read it, in the variable they can't. "
-            "Without one, other interfaces than 127.0.0.1 get one that is made and printed as a link.",
+            help="Token that visitors must give. Other users of this machine see it in the list of processes, but "
+            "not in the variable. Left out, one is made and printed as a link, unless --host is 127.0.0.1.",
             show_default=False,
         ),
     ] = None,
-    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse every change.")] = False,
+    read_only: Annotated[bool, typer.Option("--read-only", help="Refuse all changes.")] = False,
     allow_host: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="A further name under which it is reached, such as a proxy's; may be repeated.",
+            help="Another host name that leads here, such as a proxy's; may be repeated.",
             show_default=False,
         ),
     ] = None,

@@ -20,7 +20,7 @@ OutputDir = Annotated[
     str | None, typer.Option(metavar="DIR", help="Folder of everything the study writes.", show_default=False)
 ]
 AcceptCodeChange = Annotated[
-    bool, typer.Option("--accept-code-change", help="Go on although the study's code has changed.")
+    bool, typer.Option("--accept-code-change", help="Continue although the study's code has changed.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]

@@ -26,7 +26,7 @@ def replay(
         list[str] | None,
         typer.Option(
             metavar="NAME[,key=value]…",
-            help="A pruner to replay, as `median,n_warmup_steps=3`; may be given again. "
+            help="A pruner to replay, such as `median,n_warmup_steps=3`; may be repeated. "
             "By default the study's own, none, median and predicted_loss.",
             show_default=False,
         ),
@@ -40,11 +40,11 @@ def replay(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Run a finished study's pruning decisions again, under other pruners and without training.
+    """Replay the pruning decisions of a finished study under other pruners, without training.
 
-    For each pruner: the epochs it uses, of those the study spent; the regret, 0 where the best trial is still
-    found and 1 where the median trial is as good; the trials wrongly pruned, that would have ended better than the
-    best found. A trial that the study itself cut short is replayed up to there, and judged by nothing else.
+    Prints for each pruner: the share of the study's epochs that it uses; the regret, 0 where it still finds the
+    best trial and 1 where it finds no better one than the median; and the wrongly pruned trials, which would have
+    ended better than the best found. A trial that the study itself cut short is replayed up to that epoch only.
 
     Example: hpo replay study.yaml --pruner median,n_warmup_steps=5 --pruner predicted_loss
     """

@@ -36,9 +36,9 @@ def report(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Write a page about the study: the best, curves, what mattered, what failed, where the time went.
+    """Write a report: best trials, learning curves, parameter importance, failures, time use.
 
-    One HTML file, which opens without a network. The files' names are printed; with --json the figures' data too.
+    One HTML file, which opens without a network. Prints the files' names; with --json also the figures' data.
 
     Example: hpo report study.yaml -o report.html --png figures
     """

@@ -25,11 +25,11 @@ def run(
     overrides: Overrides = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default=False)] = None,
     n_trials: Annotated[
-        int | None, typer.Option(min=1, help="Trials to bring to an end in all.", show_default=False)
+        int | None, typer.Option(min=1, help="Trials to finish in all, earlier runs included.", show_default=False)
     ] = None,
     timeout: Annotated[
         str | None,
-        typer.Option(metavar="2h", help="No new trial after it; running ones wait.", show_default=False),
+        typer.Option(metavar="2h", help="Time limit; the next run resumes unfinished trials.", show_default=False),
     ] = None,
     storage: Storage = None,
     devices: Annotated[
@@ -43,7 +43,7 @@ def run(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Start a study, or go on with it, until its trials are done.
+    """Start or resume a study, and run it until its trials are done.
 
     On a terminal the bottom lines show what each worker does; `hpo status --watch` shows it elsewhere.
 
@@ -82,7 +82,7 @@ def run(
     interrupted, timed_out = ending == "interrupted", ending == "timeout"
     if interrupted:
         with read_by_others():
-            print(f"interrupted; go on with:\n  {same_command()}", file=sys.stderr)
+            print(f"interrupted; resume with:\n  {same_command()}", file=sys.stderr)
     if not (quiet or json_):
         # The database may be away: an interrupted run ends as one all the same.
         with contextlib.suppress(*[StudyError] if interrupted else []):

@@ -25,19 +25,20 @@ _REASON_WIDTH = 80
 def status(
     study: StudyFile,
     overrides: Overrides = None,
-    watch: Annotated[bool, typer.Option("--watch", help="Look again and again until the study is done.")] = False,
+    watch: Annotated[bool, typer.Option("--watch", help="Update until the study is done.")] = False,
     interval: Annotated[
-        float | None, typer.Option(min=0.1, help="Seconds between two looks; 2 if not given.", show_default=False)
+        float | None,
+        typer.Option(min=0.1, help="Seconds between two updates; 2 if not given.", show_default=False),
     ] = None,
     json_: Json = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Show how far a study is.
+    """Show the progress of a study.
 
-    With --watch it is shown anew every few seconds, from the database alone: also from another machine. With
-    --json as well, each look is a line of JSON.
+    --watch updates it every few seconds, from the database alone, so also on another machine. With --json, each
+    update is a line of JSON.
 
     Example: hpo status study.yaml --watch --interval 5
     """

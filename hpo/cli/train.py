@@ -46,7 +46,7 @@ def train(
     study: StudyFile,
     overrides: Overrides = None,
     trial: Annotated[
-        str | None, typer.Option(metavar="best|N", help="Trial to go on from; without it the base config.")
+        str | None, typer.Option(metavar="best|N", help="Trial to start from; without it the base config.")
     ] = None,
     epochs: Annotated[
         int | None, typer.Option(min=1, help="Epochs to train; trainer.max_epochs if not given.")
@@ -59,7 +59,7 @@ def train(
         typer.Option(metavar="N|A,B,…", help="Train from scratch with N seeds (0 to N-1), or with these."),
     ] = None,
     top_k: Annotated[
-        int | None, typer.Option("--top-k", min=1, help="Train the best K trials over seeds, and rank them anew.")
+        int | None, typer.Option("--top-k", min=1, help="Train the best K trials over seeds, and rank them again.")
     ] = None,
     accept_code_change: AcceptCodeChange = False,
     json_: Json = False,
@@ -67,12 +67,12 @@ def train(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Train for good: from a trial's best checkpoint, anew with its parameters, or the base config.
+    """Final training: from a trial's best checkpoint, from scratch with its parameters, or with the base config.
 
-    With --seeds training starts from scratch once a seed, and the mean is given with its 95 % confidence interval
-    (Student's t); final/model.pt is the seed with the best value. With --top-k the study's leaders are trained so,
-    with the seeds 0, 1, 2 unless --seeds says otherwise, and the best on average is kept: a lucky seed is no best
-    trial. Interrupted, the same command goes on: finished seeds stay, the others go on from their checkpoints.
+    --seeds trains from scratch once a seed, and prints the mean with its 95 % confidence interval (Student's t);
+    final/model.pt is the seed with the best value. --top-k does so for the best K trials, with the seeds 0, 1, 2
+    unless --seeds says otherwise, and keeps the one with the best mean: a lucky seed makes no best trial. After an
+    interruption the same command resumes: finished seeds stay, the others resume from their checkpoints.
 
     Example: hpo train study.yaml --top-k 5 --seeds 3
     """
@@ -139,7 +139,7 @@ def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
     if choice.seeds is not None or choice.top_k is not None:
         return _train_over_seeds(builder, starts, choice, device)
     start = starts[0]
-    way = f"going on from epoch {start.epoch}" if start.checkpoint else "from scratch"
+    way = f"from epoch {start.epoch}" if start.checkpoint else "from scratch"
     print(f"final training of {spec.study.name}, {start.name}, {way}, on {device}", flush=True)
     return train_final(builder, start, epochs=choice.epochs, device=device)
 
@@ -177,7 +177,7 @@ def _train_over_seeds(
     try:
         return train_over_seeds(SeedTrainer(builder, choice.epochs, device), starts, seeds)
     except KeyboardInterrupt:
-        print("\ninterrupted; the same command goes on where this one ended", file=sys.stderr)
+        print("\ninterrupted; the same command resumes it", file=sys.stderr)
         raise
 
 

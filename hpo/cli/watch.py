@@ -65,7 +65,7 @@ def _look(opened: OpenStudy) -> tuple[Look | None, str]:
         with opened.storage.patience.whole():
             return look_at(opened), ""
     except DatabaseAwayError as error:
-        return None, f"the database is away, and waited for: {error.problem}"
+        return None, f"the database is unreachable; waiting for it: {error.problem}"
     except KeyError:
         raise StudyError(f"the study {opened.spec.study.name} has been deleted") from None
 

@@ -59,9 +59,9 @@ class _Measure:
     def _text(self, text: str, keys: Keys) -> _Size:
         total = _Size(text=len(text))
         if _nested(text) > _MAX_NESTED:
-            fix = "write out what lies inside"
+            fix = "write the inner values out"
             raise self.marks.error(
-                f"has more than {_MAX_NESTED} `${{` inside each other", keys, value=text, fix=fix
+                f"has more than {_MAX_NESTED} `${{` inside one another", keys, value=text, fix=fix
             )
         for path in _INNERMOST.findall(text):
             target = _target(path.strip(), keys)
@@ -74,7 +74,7 @@ class _Measure:
     def _refuse(self, size: _Size, node: Any, keys: Keys) -> None:
         fix = "write the values out, or keep them in a module"
         if size.height > MAX_DEPTH:
-            problem = f"more than {MAX_DEPTH} interpolations lie one behind the other"
+            problem = f"is a chain of more than {MAX_DEPTH} interpolations"
         elif size.values > MAX_VALUES:
             problem = f"holds more than {MAX_VALUES:,} values once its interpolations are resolved"
         elif size.text > _MAX_TEXT:

@@ -49,7 +49,9 @@ def without_lengths(resolved: dict[str, Any], marks: Marks) -> dict[str, Any]:
         if keys[0] not in SECTIONS:
             fix = f"it can stand in {', '.join(SECTIONS)}; a callback finds it in `trainer.state.total_steps`"
             value = lookup(resolved, keys, "")
-            raise marks.error("is known once the data is loaded, and needed before", keys, value=value, fix=fix)
+            raise marks.error(
+                "is only known once the data is loaded, but is needed earlier", keys, value=value, fix=fix
+            )
     return resolved
 
 

@@ -156,7 +156,7 @@ class TrainerSection(Section):
     @model_validator(mode="after")
     def _has_an_end(self) -> Self:
         if self.max_epochs is None and self.max_steps is None:
-            raise fail("has no end", "give a number of epochs, or max_steps", "max_epochs")
+            raise fail("nothing ends the training", "give a number of epochs, or max_steps", "max_epochs")
         return self
 
     @property

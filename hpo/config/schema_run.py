@@ -32,7 +32,7 @@ class RunSection(Section):
     )
     timeout: Duration = Field(
         default=None,
-        description='No trial starts after it: seconds, or "2h", "1h30m", "1d".',
+        description='Time limit of a run: seconds, or "2h", "1h30m", "1d"; the next run resumes.',
         examples=["2h"],
     )
     storage: str | None = Field(
@@ -42,16 +42,23 @@ class RunSection(Section):
         examples=["sqlite:///study.db"],
     )
     output_dir: str | None = Field(
-        default=None, min_length=1, description="Folder of results, seen from this file.", examples=["runs/digits"]
+        default=None,
+        min_length=1,
+        description="Folder of results, relative to this file.",
+        examples=["runs/digits"],
     )
     max_retries: int = Field(
-        default=3, ge=0, le=MAX_NUMBER, description="Deaths of its worker that a trial survives.", examples=[3]
+        default=3,
+        ge=0,
+        le=MAX_NUMBER,
+        description="Worker deaths after which a trial is requeued; one more fails it.",
+        examples=[3],
     )
     trial_timeout: Duration = Field(
         default=None, description="Time that a trial may take, over all its attempts.", examples=["6h"]
     )
     no_progress_timeout: Duration = Field(
-        default=None, description="Time after which a trial without a finished batch is ended.", examples=["30m"]
+        default=None, description="A trial that finishes no batch for so long is ended.", examples=["30m"]
     )
     trial_memory: Size = Field(
         default=None, description="Main memory that a trial's processes may use.", examples=["16GiB"]
@@ -68,7 +75,7 @@ class RunSection(Section):
     )
     background_reports: bool = Field(
         default=False,
-        description="Report beside the training; pruning then acts at most one epoch late.",
+        description="Report metrics from a thread of their own; pruning then acts at most one epoch late.",
         examples=[True],
     )
     keep_best: int = Field(
@@ -80,7 +87,7 @@ class RunSection(Section):
     )
     disk_quota: Size = Field(
         default=None,
-        description="Room for checkpoints; above it the study is cleaned as it runs.",
+        description="Disk space for checkpoints; above it a running study removes the least useful ones.",
         examples=["200GB"],
     )
 

@@ -161,11 +161,11 @@ class StudySection(Section):
     )
     constraints: Constraints = Field(
         default={},
-        description="Bounds on recorded metrics; a trial beyond one is never the best.",
+        description="Bounds on recorded metrics; a trial that violates one is never the best.",
         examples=[{"parameters": "<= 1e6"}],
     )
     n_trials: Annotated[int, MAY_CHANGE] = Field(
-        default=100, ge=1, le=MAX_NUMBER, description="Trials to bring to an end.", examples=[100]
+        default=100, ge=1, le=MAX_NUMBER, description="Trials to finish.", examples=[100]
     )
     target_value: Annotated[float | None, MAY_CHANGE] = Field(
         default=None, description="The study is done once its best value is as good as this.", examples=[0.05]
@@ -177,19 +177,17 @@ class StudySection(Section):
         description="The study is done once so many trials in a row have ended without a new best.",
         examples=[30],
     )
-    baseline: bool = Field(
-        default=False, description="Try the base config before anything is searched.", examples=[True]
-    )
+    baseline: bool = Field(default=False, description="Make the base config the first trial.", examples=[True])
     warm_start: str | None = Field(
         default=None,
         min_length=1,
-        description="Another study's file, seen from this one: its finished trials are known from the start.",
+        description="Another study's file, relative to this one; the sampler starts with its finished trials.",
         examples=["../pilot/study.yaml"],
     )
     duplicates: Literal["resample", "reuse", "allow"] = Field(
         default="resample",
-        description="What becomes of parameters that were tried before: others are drawn, the known result is "
-        "taken over, or they are tried again.",
+        description="What to do with a duplicate, parameters that were tried before: draw others, reuse the known "
+        "result, or allow a second trial.",
         examples=["reuse"],
     )
     sampler: Sampler = Field(default=SamplerSection(), description="A name, or a mapping.", examples=["tpe"])
@@ -243,7 +241,11 @@ def _led(data: Mapping[str, Any]) -> Any:
     objectives, leading = data["objectives"], ("val_loss", "minimize")
     if isinstance(objectives, Mapping):
         if len(objectives) < _SEVERAL:
-            raise fail("are less than two", "for one write `metric: …` and `direction: …`", "objectives")
+            raise fail(
+                "needs at least two objectives",
+                "for a single one write `metric: …` and `direction: …`",
+                "objectives",
+            )
         leading = next(iter(objectives.items()))
     # What is wrong with the first of them is said where it is written.
     metric, direction = leading if leading[1] in get_args(Direction) else ("val_loss", "minimize")

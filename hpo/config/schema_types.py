@@ -65,7 +65,7 @@ def in_bytes(value: Any, key: str = "") -> int:
         prefix, binary = match[2].upper(), bool(match[3])
         value = round(float(match[1]) * (1024 if binary else 1000) ** _PREFIXES.index(prefix))
     if value <= 0:
-        raise fail("must be more than nothing", fix, key)
+        raise fail("must be more than 0 bytes", fix, key)
     if value > _MAX_SIZE:
         raise fail("must be at most 1 EiB", fix, key)
     return int(value)

@@ -129,7 +129,9 @@ class SearchSpace:
             return [param.low]
         if param.step is None:
             fix = "give it a step, or make it categorical"
-            raise self._spec.error("a grid needs a step here", path=join_path(("search_space", path)), fix=fix)
+            raise self._spec.error(
+                "the grid sampler needs a step here", path=join_path(("search_space", path)), fix=fix
+            )
         low, step = Decimal(str(param.low)), Decimal(str(param.step))
         count = int((Decimal(str(param.high)) - low) // step) + 1
         if count > _LARGEST_GRID:
@@ -157,7 +159,7 @@ def _check_path(spec: StudySpec, config: Mapping[str, Any], path: str) -> None:
         raise spec.error(str(error), path=here, fix="write for example `optimizer.lr`") from error
     if keys[0] in _SEARCHED_ELSEWHERE:
         fix = "search the model, the optimizer or another section of the training"
-        raise spec.error(f"`{keys[0]}` is not searched over", path=here, fix=fix)
+        raise spec.error(f"`{keys[0]}` can't be searched", path=here, fix=fix)
     if found := path_problem(config, keys):
         raise spec.error(found[0], path=here, fix=found[1])
     if isinstance(lookup(config, keys), dict) and keys[0] != "callbacks":  # these may be switched off whole
@@ -220,7 +222,9 @@ def _ordered(spec: StudySpec) -> list[str]:
         if path in chain:
             circle = " → ".join((*chain[chain.index(path) :], path))
             here = join_path(("search_space", chain[-1], "when", path))
-            raise spec.error(f"conditions in a circle: {circle}", path=here, fix="drop one of these conditions")
+            raise spec.error(
+                f"conditions depend on each other: {circle}", path=here, fix="remove one of these conditions"
+            )
         if path not in order:
             for other in spec.search_space[path].when:
                 if other in spec.search_space:

@@ -264,7 +264,7 @@ def _interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
         if isinstance(error, MissingMandatoryValue):
             problem, fix = "`???` stands for a value that is still missing", "write the value"
         elif "Recursive" in problem:
-            problem, fix = "interpolations in a circle", "write one of these values out"
+            problem, fix = "interpolations refer to each other in a circle", "write one of these values out"
         raise marks.error(problem, keys, value=lookup(raw, keys, ""), fix=fix) from error
     return (
         without_lengths({str(key): value for key, value in data.items()}, marks) if isinstance(data, dict) else {}

@@ -14,7 +14,7 @@ TOO_MANY: Final = (
     f"holds more than {MAX_VALUES:,} keys and values, aliases written out",
     "keep long lists in a module or a file of their own, and name it",
 )
-TOO_DEEP: Final = (f"is nested deeper than {MAX_DEPTH} levels", "write it flatter, or close what is open")
+TOO_DEEP: Final = (f"is nested deeper than {MAX_DEPTH} levels", "nest it less, or close an open bracket or quote")
 
 _TAG = "tag:yaml.org,2002:"
 

@@ -152,7 +152,7 @@ class _Reader:
             return self._mapping(loader, node, keys)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self._item(loader, child, (*keys, at)) for at, child in enumerate(node.value)]
-        raise self._error(f"the YAML tag {node.tag} is not used here", node, keys, "write a plain value")
+        raise self._error(f"the YAML tag {node.tag} is not supported", node, keys, "write a plain value")
 
     def _item(self, loader: Loader, node: yaml.Node, keys: Keys) -> Any:
         self.lines[keys] = node.start_mark.line + 1
@@ -161,7 +161,7 @@ class _Reader:
     def _scalar(self, loader: Loader, node: yaml.ScalarNode, keys: Keys) -> Any:
         if node.tag not in _PLAIN_TAGS:
             fix = "write text, a number, true, false or null"
-            raise self._error(f"the YAML tag {node.tag} is not used here", node, keys, fix, node.value)
+            raise self._error(f"the YAML tag {node.tag} is not supported", node, keys, fix, node.value)
         try:
             value = loader.construct_object(node)
         except (ValueError, KeyError) as error:

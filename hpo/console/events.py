@@ -9,17 +9,17 @@ Each line is a JSON object with ``event`` (its name), ``time`` (ISO 8601, UTC), 
 ``epoch_ended``    ``trial``, ``worker``, ``epoch``, ``max_epochs``, ``value`` of the study's (first) metric,
                    ``predicted`` final loss
 ``trial_ended``    ``trial``, ``worker``, ``outcome``, ``value``, ``params``, ``epochs``, ``duration_s`` of the
-                   last attempt, ``reason``; of one that was taken from a dead worker ``trial``, ``worker``,
+                   last attempt, ``reason``; of one that was reaped from a dead worker ``trial``, ``worker``,
                    ``outcome``, ``reason``
-``trial_requeued`` ``trial``, ``worker``, ``reason``: put down, or taken from a dead worker, to go on later
+``trial_requeued`` ``trial``, ``worker``, ``reason``: interrupted, or reaped from a dead worker; resumes later
 ``notice``         ``text``
 ``worker_failed``  ``worker``, ``reason``
 ``study_ended``    ``ending`` (``done``, ``timeout``, ``goal``, ``interrupted`` or ``failed``), ``reason`` of a
                    failure, and ``status`` as `hpo status --json` has it (null where it can't be read)
 =================  ====================================================================================
 
-What has no value is null, numbers that are not finite among it. An epoch is told once: those that a trial resumes
-are not told again. Names stay; more events and entries may come.
+What has no value is null, numbers that are not finite among it. An epoch is reported once: those before the
+epoch that a trial resumes from are not reported again. Names stay; more events and entries may come.
 """
 
 from __future__ import annotations

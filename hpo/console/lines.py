@@ -78,7 +78,7 @@ class Reporter:
 
     def _settled(self, settled: Settled) -> None:
         if settled.state == TrialState.WAITING:
-            self._say(f"trial {settled.number} goes on later: {settled.reason}", trouble=True)
+            self._say(f"trial {settled.number} is requeued: {settled.reason}", trouble=True)
             return
         why = self._why(settled.reason)
         self._say(f"{self._count()} trial {settled.number:<4} {settled.outcome}{why}", trouble=True)
@@ -86,7 +86,7 @@ class Reporter:
     def _reported(self, report: TrialReport) -> None:
         if report.outcome is None:
             if report.reason:
-                self._say(f"trial {report.number} goes on later: {report.reason}", trouble=True)
+                self._say(f"trial {report.number} is requeued: {report.reason}", trouble=True)
             return
         self._say(self._line(report) + self._why(report.reason), trouble=bool(report.reason))
 
@@ -150,7 +150,7 @@ def print_summary(opened: OpenStudy, arguments: str, timed_out: bool) -> None:
     counts = ", ".join(f"{count} {name}" for name, count in status["outcomes"].items() if count)
     print(f"\n{status['finished']} of {status['n_trials']} trials finished: {counts or 'none'}")
     if timed_out:
-        print(f"the time is over; {status['waiting']} trials wait to go on with the next `hpo run`")
+        print(f"the time limit is reached; the next `hpo run` resumes {status['waiting']} trials")
     elif status["n_trials"] < opened.spec.study.n_trials:
         print(f"the grid is exhausted: it has {status['n_trials']} points")
     if status["running"]:

@@ -147,7 +147,7 @@ class Tally:
     def _reported(self, report: TrialReport) -> None:
         if report.outcome is None:
             if report.reason:
-                self._notices.append(f"trial {report.number} goes on later: {report.reason}")
+                self._notices.append(f"trial {report.number} is requeued: {report.reason}")
             return
         self._outcomes[report.number] = report.outcome
         self._seconds[report.number] = report.duration_s
@@ -158,7 +158,7 @@ class Tally:
 
     def _settled(self, settled: Settled) -> None:
         if settled.state == TrialState.WAITING:
-            self._notices.append(f"trial {settled.number} goes on later: {settled.reason}")
+            self._notices.append(f"trial {settled.number} is requeued: {settled.reason}")
         else:
             self._outcomes[settled.number] = settled.outcome
             self._notices.append(f"trial {settled.number}: {settled.reason}")

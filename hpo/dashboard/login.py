@@ -128,7 +128,7 @@ def welcome_page(target: str) -> str:
     """A page that goes on to another by itself."""
     path = escape(target)
     refresh = f'<meta http-equiv="refresh" content="0;url={path}">'
-    return _page("Logged in", f'<p><a href="{path}">Go on</a></p>', refresh)
+    return _page("Logged in", f'<p><a href="{path}">Continue</a></p>', refresh)
 
 
 def _page(title: str, body: str, head: str = "") -> str:

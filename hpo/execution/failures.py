@@ -107,5 +107,5 @@ class Failures:
         if self._alike == _ALIKE:
             raise StudyError(
                 f"the first {_ALIKE} {what} failed alike:\n  {self._first}\n"
-                f"  fix: see {where}; `hpo retry --failed` gives failed trials another go"
+                f"  fix: see {where}; `hpo retry --failed` requeues failed trials"
             )

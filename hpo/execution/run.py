@@ -64,7 +64,7 @@ def run_study(
     Raises:
         InputError: The study does not fit the code that it names, or was started with another config or other
             code.
-        StudyError: The study can't go on, or all its trials have ended and none of them is complete.
+        StudyError: The study failed, or all its trials have ended and none of them is complete.
     """
     _refuse_odd_places()
     forget_modules(spec.folder)

@@ -10,7 +10,7 @@ from hpo.execution.limits import Limits
 from hpo.execution.messages import EpochsEnded, Leaving, Message, Ready, Started, Stop
 from hpo.storage.recovery import LOST, STOPPED, Verdict
 
-_AT_ONCE = Verdict(STOPPED, "its worker was stopped at once")
+_AT_ONCE = Verdict(STOPPED, "its worker was stopped immediately")
 
 
 @dataclass

@@ -224,7 +224,10 @@ class Supervisor:
     def _interrupt(self) -> None:
         if self._ending is not Ending.INTERRUPTED:
             self._ask_to_stop(Ending.INTERRUPTED)
-            self._tell("", Notice("stopping: each worker finishes its batch and checkpoints; once more: at once"))
+            how = (
+                "stopping: each worker finishes its batch and checkpoints; a second Ctrl-C stops them immediately"
+            )
+            self._tell("", Notice(how))
 
     def _kill_all(self) -> None:
         """End every worker left, with its children, and give their trials back."""

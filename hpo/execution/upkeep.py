@@ -133,10 +133,10 @@ class Upkeep:
                 result = chore()
         except DatabaseAwayError as error:
             if not self._away:
-                self._tell("", Notice(f"the database is away, and waited for: {error.problem}"))
+                self._tell("", Notice(f"the database is unreachable; waiting for it: {error.problem}"))
             self._away = True
             return None
         if self._away:
-            self._tell("", Notice("the database is back"))
+            self._tell("", Notice("the database is reachable again"))
         self._away = False
         return result

@@ -79,7 +79,7 @@ class SeedTrainer:
         if before is None:
             _open(folder, stamp)
             begun = list_checkpoints([folder / "checkpoints"])
-            how = f"going on from epoch {begun[-1].epoch}" if begun else "training"
+            how = f"resuming from epoch {begun[-1].epoch}" if begun else "training"
             print(f"{label}: {how}, log in {folder / 'log.txt'}", flush=True)
             self._train(start, RunPlace(folder, f"final-{subject}-seed-{seed}", start.params))
         run = _seed_run(seed, folder, before or _read(folder / "metrics.json"), trained_before=before is not None)

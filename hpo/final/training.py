@@ -169,7 +169,7 @@ def train_at(
     trainer = builder.trainer(config, place, seed=start.seed, device=device, after=start.progress)
     begun = newest_checkpoint([place.checkpoints], device)
     if begun is not None:
-        print(f"going on from {begun[0].path}", flush=True)
+        print(f"resuming from {begun[0].path}", flush=True)
         trainer.load_state_dict(begun[1])
     elif start.checkpoint is not None:
         _go_on(trainer, start.checkpoint)

@@ -105,7 +105,7 @@ class StudyReport:
 
     @cached_property
     def complete(self) -> list[FrozenTrial]:
-        """The trials that have finite values, those beyond a bound included, in the order of their numbers."""
+        """The trials that have finite values, those outside the bounds included, in the order of their numbers."""
         ended = (trial for trial in self.trials if outcome_of(trial) == Outcome.COMPLETE)
         return [trial for trial in ended if trial.values and all(map(math.isfinite, trial.values))]
 
@@ -116,7 +116,7 @@ class StudyReport:
 
     @cached_property
     def by_rank(self) -> list[FrozenTrial]:
-        """The same, the best first and those beyond a bound last."""
+        """The same, the best first and those outside the bounds last."""
         ranked_ones = {trial.number for trial in self.ranked}
         return [*self.ranked, *(trial for trial in self.complete if trial.number not in ranked_ones)]
 

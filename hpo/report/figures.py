@@ -46,7 +46,7 @@ class _Kind:
 
 
 _COMPLETE: Final = _Kind("complete", BLUE, "circle")
-_BEYOND: Final = _Kind("beyond a bound", GREY, "diamond-open")
+_BEYOND: Final = _Kind("outside the bounds", GREY, "diamond-open")
 _PRUNED: Final = _Kind("pruned", ORANGE, "x")
 _DIVERGED: Final = _Kind("diverged", VERMILION, "triangle-up", "dash")
 _UNDER_WAY: Final = _Kind("not ended", GREEN, "circle-open", "dot")

@@ -88,7 +88,7 @@ def parallel_coordinates(
             _name_the_ends(trace, minimize=minimize)
         elif trace.customdata is None:
             trace.line.color = GREY
-            trace.name = "within the bounds" if trace.name == "Feasible" else "beyond a bound"
+            trace.name = "within the bounds" if trace.name == "Feasible" else "outside the bounds"
     others = [trace for trace in drawn.data if trace not in lines]
     drawn.data = []
     drawn.add_traces([*sorted(lines, key=lambda trace: trace.opacity), *others])
@@ -122,7 +122,7 @@ def slices(study: optuna.Study, goals: Mapping[str, Direction], metric: str, par
     for trace in drawn.data:
         trace.update(y=[rounded(y) for y in trace.y], marker={"size": 6})
         if trace.name == "Infeasible Trial":
-            trace.update(hovertemplate="%{x}: %{y:.6g}<extra>beyond a bound</extra>")
+            trace.update(hovertemplate="%{x}: %{y:.6g}<extra>outside the bounds</extra>")
             trace.marker.update(color=GREY, symbol="diamond-open")
             continue
         trace.update(
@@ -171,7 +171,7 @@ def contour(study: optuna.Study, goals: Mapping[str, Direction], metric: str, pa
     )
     for trace in drawn.data[1:]:
         beyond = trace.name == "Infeasible Trial"
-        trace.update(hovertemplate="%{x}<br>%{y}<extra></extra>", name="beyond a bound" if beyond else "trial")
+        trace.update(hovertemplate="%{x}<br>%{y}<extra></extra>", name="outside the bounds" if beyond else "trial")
         trace.marker.update(color=GREY if beyond else "white", size=7, line={"width": 1, "color": "black"})
     across, up = (html.unescape(axis.title.text) for axis in (drawn.layout.xaxis, drawn.layout.yaxis))
     return laid_out(drawn, across, up)
@@ -204,7 +204,7 @@ def pareto_front(
             text=[described(by_number[number]) for number in numbers],
             customdata=numbers,
             hovertemplate=_TRIAL_TEXT,
-            name="Pareto front" if best else "beyond a bound" if beyond else "other trials",
+            name="Pareto front" if best else "outside the bounds" if beyond else "other trials",
             showlegend=bool(trace.x),
             marker=_front_marker(best=best, beyond=beyond),
         )

@@ -37,7 +37,7 @@ def front_section(report: StudyReport) -> Section | None:
     if not report.several:
         return None
     if not report.ranked:
-        return Section("front", "Pareto front", note("No complete trial keeps to the bounds yet."))
+        return Section("front", "Pareto front", note("No complete trial meets the constraints yet."))
     complete = report.complete
     drawn = [
         (f"{first} and {second}", pareto_front(report.escaped, complete, report.goals, (first, second)))

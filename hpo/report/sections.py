@@ -59,7 +59,7 @@ def overview(report: StudyReport) -> Markup:
 
 def _best_rows(report: StudyReport) -> list[tuple[str, Any]]:
     if not report.best:
-        why = "no complete trial keeps to the bounds" if report.complete else "no complete trial yet"
+        why = "no complete trial meets the constraints" if report.complete else "no complete trial yet"
         return [("best", why)]
     if report.several:
         return [("best", f"{count_of(len(report.best), 'trial')} on the Pareto front")]
@@ -95,7 +95,7 @@ def history_section(report: StudyReport) -> Section:
     )
     told = "Complete trials by number; one that diverged has no value."
     if any(not is_feasible(trial) for trial in complete):
-        told += " Diamonds are trials beyond a bound, which are never the best."
+        told += " Diamonds are trials outside the bounds, which are never the best."
     return Section("history", title, drawn + note(told) + _leaders(report))
 
 
@@ -244,7 +244,7 @@ def failure_section(report: StudyReport) -> Section:
         for each in report.causes
         if each.traceback
     )
-    told = "Reasons that differ in numbers only count as one. `hpo retry --failed` gives failed trials another go."
+    told = "Reasons that differ in numbers only count as one. `hpo retry --failed` requeues failed trials."
     return Section("failures", "Failures", drawn + traces + note(told))
 
 

@@ -130,10 +130,10 @@ def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[sample
     check_arguments(spec, path, kind, arguments_of(node), taken)
     if kind is samplers.CmaEsSampler and not spec.study.sampler.allow_pickle:
         raise spec.error(
-            "CMA-ES unpickles its state from the database, which lets whoever writes there run code here",
+            "CMA-ES unpickles its state from the database, so anyone who can write there can run code here",
             path=f"{path}.name",
             value=node["name"],
-            fix="trust the database with `allow_pickle: true` beside it, or take another sampler such as tpe",
+            fix="if you trust the database, add `allow_pickle: true`; or use another sampler, such as tpe",
         )
     return kind
 

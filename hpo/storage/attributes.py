@@ -61,5 +61,5 @@ IMPORTED_ATTR: Final = "hpo:imported"
 ORIGIN_ATTR: Final = "hpo:imported_from"
 #: The epoch at which the pruner decided against it first; it runs on to measure the pruner's errors.
 AUDIT_ATTR: Final = "hpo:audited_at"
-#: Begins the key under which Optuna keeps how far a trial is beyond a bound.
+#: Begins the key under which Optuna keeps how far a trial is outside the bounds.
 CONSTRAINT_ATTR: Final = "constraints:"

@@ -56,7 +56,7 @@ _SQLITE_FAILURES: Final = {
     sqlite3.SQLITE_IOERR: ("the file can't be read or written", "see the disk and the system's log"),
     sqlite3.SQLITE_CANTOPEN: ("the file can't be opened", "see that it is there, and its permissions"),
 }
-_GO_ON: Final = "then `hpo run` goes on where the study stopped"
+_RESUME: Final = "then resume the study with `hpo run`"
 
 #: What a storage does on behalf of others, in one transaction or a few.
 OPERATIONS: Final = (
@@ -164,18 +164,20 @@ class Patience(threading.local):
                 else:
                     break
             if self.tries > 1:
-                logger.warning("%s: the database is back after %.1f s", self._shown, time.monotonic() - began)
+                logger.warning(
+                    "%s: the database is reachable again after %.1f s", self._shown, time.monotonic() - began
+                )
             return result
 
     def _wait(self, error: DatabaseAwayError, waited: float) -> None:
         """Sleep before the next try. The first pause is quiet: a broken connection is nothing to report."""
         if waited >= self._limit:
             raise DatabaseError(
-                f"{self._shown}: the database has been away for {waited:.0f} s: {error.problem}\n"
-                f"  fix: start it, {_GO_ON}"
+                f"{self._shown}: the database has been unreachable for {waited:.0f} s: {error.problem}\n"
+                f"  fix: start it, {_RESUME}"
             ) from error
         if self.tries == 1:
-            text = "%s: the database is away, waiting up to %.0f s for it: %s"
+            text = "%s: the database is unreachable, waiting up to %.0f s for it: %s"
             logger.warning(text, self._shown, self._limit - waited, error.problem)
         pause = min(_FIRST_PAUSE * 2**self.tries, _LONGEST_PAUSE) * random.uniform(0.5, 1.0)
         self.tries += 1
@@ -224,7 +226,7 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
             return None  # a failed ping makes the pool connect anew
         if _sqlite_code(error) in _SQLITE_FAILURES:
             problem, fix = _SQLITE_FAILURES[_sqlite_code(error)]
-            return DatabaseError(f"{shown}: {problem}\n  fix: {fix}, {_GO_ON}; what is stored is intact")
+            return DatabaseError(f"{shown}: {problem}\n  fix: {fix}, {_RESUME}; what is stored is intact")
         if context.is_disconnect or _is_lost(error, connected=context.connection is not None):
             context.is_disconnect = True  # the pool lets go of it
             return DatabaseAwayError(first_line(error))
@@ -234,7 +236,7 @@ def tell_outages(engine: sa.Engine, shown: str) -> None:
         if not failed or isinstance(error, sqlite3.Error):  # a statement that is wrong is this program's mistake
             return None
         return DatabaseError(
-            f"{shown}: the database fails: {first_line(error)}\n  fix: see the server's own log, {_GO_ON}"
+            f"{shown}: the database fails: {first_line(error)}\n  fix: see the server's own log, {_RESUME}"
         )
 
     sa.event.listen(engine, "handle_error", translate)

@@ -126,7 +126,9 @@ def known_trials(spec: StudySpec, space: SearchSpace) -> tuple[list[FrozenTrial]
     """
     other = load_spec(_other_file(spec))
     if other.path == spec.path or (other.storage_url, other.study.name) == (spec.storage_url, spec.study.name):
-        raise spec.error("is this study", path="study.warm_start", value=str(other.path), fix="name another one")
+        raise spec.error(
+            "names this study itself", path="study.warm_start", value=str(other.path), fix="name another one"
+        )
     if list(other.study.goals.items()) != list(spec.study.goals.items()):
         goals = ", ".join(f"{metric} ({direction})" for metric, direction in other.study.goals.items())
         fix = "start from a study with the same metrics and directions, in the same order"
@@ -156,7 +158,7 @@ def _other_file(spec: StudySpec) -> Path:
             "there is no such file",
             path="study.warm_start",
             value=str(path),
-            fix="write the path of another study's YAML file, seen from this file's folder",
+            fix="write the path of another study's YAML file, relative to this file's folder",
         )
     return path
 

@@ -136,7 +136,7 @@ def no_best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> StudyError:
         return StudyError(f"the study {opened.spec.study.name} has no complete trial yet")
     bounds = ", ".join(f"{name} {text}" for name, text in opened.spec.study.constraints.items())
     return StudyError(
-        f"none of the {complete} complete trials of {opened.spec.study.name} keeps to its constraints: {bounds}\n"
+        f"none of the {complete} complete trials of {opened.spec.study.name} meets its constraints: {bounds}\n"
         "  fix: run more trials, or start a study with looser bounds"
     )
 
@@ -155,7 +155,7 @@ def refuse_without_result(opened: OpenStudy) -> None:
     raise StudyError(
         f"no trial of {spec.study.name} is complete: {told}\n"
         f"  fix: `hpo trials` lists them, and their logs are in {spec.output_dir / 'trials'}; correct the cause, "
-        "then give failed trials another go with `hpo retry --failed`, or start a study of another name"
+        "then requeue failed trials with `hpo retry --failed`, or start a study of another name"
     )
 
 

@@ -164,7 +164,7 @@ class Shortfall:
     @property
     def problem(self) -> str:
         """What is wrong."""
-        return f"OneCycleLR is over after {self.span} {self.unit}, and the training has {self.calls}"
+        return f"OneCycleLR ends after {self.span} {self.unit}, but the training has {self.calls}"
 
     @property
     def fix(self) -> str:

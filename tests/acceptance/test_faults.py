@@ -148,5 +148,5 @@ def test_a_new_database_beside_old_trials_resumes_none_of_them(tmp_path: Path) -
     assert sorted(path.name for path in trial.iterdir()) == ["attempt-1", "attempt-1.other-database-1"]
     assert (trial / "attempt-1" / "metrics.csv").read_text().count("\n") == 6
     said = (trial / "attempt-1" / "log.txt").read_text()
-    assert "going on from" not in said
+    assert "resuming from" not in said
     assert "it is now attempt-1.other-database-1" in said

@@ -126,7 +126,7 @@ def test_bounds_that_nothing_keeps_leave_no_best(tmp_path: Path) -> None:
     study = make_study(tmp_path, BOUNDED.replace("<= 31", "<= 3"))
     hpo("run", study, "--workers", 2, "--n-trials", 2)
     refused = hpo("best", study, code=3)
-    assert "none of the 2 complete trials of tiny keeps to its constraints: parameters <= 3" in refused.stderr
+    assert "none of the 2 complete trials of tiny meets its constraints: parameters <= 3" in refused.stderr
     assert hpo_json("status", study)["best"] is None
 
 

@@ -242,7 +242,7 @@ def test_ctrl_c_puts_trials_down_and_they_go_on(tmp_path: Path) -> None:
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert f"go on with:\n  {sys.executable} -m hpo run {study} --workers 2" in errors
+    assert f"resume with:\n  {sys.executable} -m hpo run {study} --workers 2" in errors
     status = hpo_json("status", study)
     assert status["running"] == 0
     assert status["waiting"] >= 1

@@ -29,7 +29,7 @@ def test_a_signal_puts_trials_down_with_all_they_have_done(tmp_path: Path, numbe
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "stopping: each worker finishes its batch" in errors
-    assert "go on with:" in errors
+    assert "resume with:" in errors
     status = hpo_json("status", study)
     assert (status["running"], status["waiting"]) == (0, 2)
     ends = {(each.outcome, each.reason) for each in ledger_of(study)}
@@ -50,7 +50,7 @@ def test_a_second_ctrl_c_stops_at_once_and_costs_no_retry(tmp_path: Path) -> Non
     assert process.returncode == 130
     assert "Traceback" not in errors
     assert {(each.outcome, each.reason) for each in ledger_of(study)} == {
-        ("stopped", "its worker was stopped at once")
+        ("stopped", "its worker was stopped immediately")
     }
     assert hpo_json("status", study)["waiting"] == 2
     hpo(*command, "trainer.max_epochs=1")

@@ -96,7 +96,7 @@ def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
         child.expect(r"[1-9]\d?/40")
         child.sendintr()
         child.expect("stopping: each worker finishes its batch")
-        child.expect("interrupted; go on with:")
+        child.expect("interrupted; resume with:")
         assert ended(child) == 130
         left(child)
         assert "Traceback" not in child.seen.text
@@ -109,7 +109,7 @@ def test_a_signal_leaves_the_terminal_as_it_was(tmp_path: Path, number: signal.S
     with terminal("run", study, *LONG) as child:
         child.expect(r"[1-9]\d?/40")
         child.kill(number)
-        child.expect("interrupted; go on with:")
+        child.expect("interrupted; resume with:")
         assert ended(child) == 130
         left(child)
 

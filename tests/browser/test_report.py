@@ -131,7 +131,7 @@ def test_a_front_and_what_is_beyond_a_bound_are_drawn(page: Page, front: Path, c
     assert {"front-0", "history-0", "history-1", "parallel-1", "slice-1-1", "contour-1"} <= set(drawn)
     assert all(drawn.values()), drawn
     legend = page.evaluate("document.querySelector('#figure-front-0 .legend').textContent")
-    assert legend == "beyond a boundother trialsPareto front"
+    assert legend == "outside the boundsother trialsPareto front"
     assert console_errors == []
 
 

@@ -114,7 +114,7 @@ TABLE = [
         "9: lr_scheduler.interval: must be `epoch` or `step`",
         "epoch",
     ),
-    ("lr: 1e-3}", "lr: 1e-3, params: 3}", "8: optimizer.params: `params` of", "drop it"),
+    ("lr: 1e-3}", "lr: 1e-3, params: 3}", "8: optimizer.params: the trainer itself passes `params`", "remove it"),
     ("lr: 1e-3}", "lr: 1e-3, betas: 3}", "8: optimizer.betas: `torch.optim.SGD` takes no argument", "when"),
     ("lr: 1e-3}", "lr: ${model.hiddn}", "9: not YAML: while parsing a flow mapping", "quotes"),
     ("lr: 1e-3}", 'lr: "${model.hiddn}"}', "8: optimizer.lr: Interpolation key 'model.hiddn' not found", "write"),
@@ -124,7 +124,7 @@ TABLE = [
         for written, problem, fix in [
             ("max_epoch: 3", ".max_epoch: unknown key", "did you mean `max_epochs`?"),
             ("max_epochs: 0", ".max_epochs: must be at least 1", "max_epochs: 20"),
-            ("max_epochs: null", ".max_epochs: has no end", "max_steps"),
+            ("max_epochs: null", ".max_epochs: nothing ends the training", "max_steps"),
             ("max_steps: 2.5", ".max_steps: must be a whole number", "max_steps: 10000"),
             ("validate_every: 1.5", ".validate_every: is neither steps nor a fraction", "below 1"),
             ("validate_every: 0", ".validate_every: is neither steps nor a fraction", "such as 500"),
@@ -182,7 +182,7 @@ TABLE = [
     (
         "  optimizer.lr:",
         "  study.n_trials:",
-        "12: search_space[study.n_trials]: `study` is not searched over",
+        "12: search_space[study.n_trials]: `study` can't be searched",
         "model",
     ),
     ("  optimizer.lr:", "  loader.batch:", "12: search_space[loader.batch]: names nothing", "`loader.batch_size`"),

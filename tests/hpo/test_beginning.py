@@ -208,7 +208,7 @@ def test_trials_of_another_study_are_known_and_do_not_count(pilot: Path, tmp_pat
     ("override", "problem"),
     [
         ("study.warm_start=../nothing.yaml", "there is no such file"),
-        ("study.warm_start=study.yaml", "is this study"),
+        ("study.warm_start=study.yaml", "names this study itself"),
         (
             "study.metric=val_mae study.direction=minimize study.warm_start=../pilot/study.yaml",
             "optimises val_loss",

@@ -71,7 +71,7 @@ def test_every_metric_that_a_study_names_is_recorded(file: Path, override: str, 
 def test_the_search_is_started_in_a_database_that_is_thrown_away(file: Path) -> None:
     check_search(load_spec(file))
     assert not (file.parent / "runs").exists()
-    with pytest.raises(InputError, match="a grid needs a step here"):
+    with pytest.raises(InputError, match="the grid sampler needs a step here"):
         check_search(load_spec(file, ["study.sampler=grid"]))
 
 

@@ -71,9 +71,9 @@ def test_a_failed_trial_is_retried_as_itself_from_its_checkpoint(flaky: Path) ->
     assert "in forward" in shown["hpo:traceback"]
 
     (flaky.parent / "mended").touch()
-    assert "trial 0 would wait again" in hpo("retry", flaky, "--failed", "--dry-run").stdout
+    assert "trial 0 would be requeued" in hpo("retry", flaky, "--failed", "--dry-run").stdout
     assert (
-        "trial 0 waits again after 1 attempt (error: ValueError: the loss is broken)"
+        "trial 0 is requeued after 1 attempt (error: ValueError: the loss is broken)"
         in hpo("retry", flaky, "--trial", 0).stdout
     )
     assert [entry["trial"] for entry in hpo_json("retry", flaky, "--failed")["retried"]] == [1]
@@ -188,7 +188,7 @@ def test_a_clean_asks_at_a_terminal(small: Path, answered: Callable[[str], None]
         assert kept.stdout == ""
         assert kept.stderr == (
             "This removes 1.5 kB of checkpoints, of 1 trial; `--dry-run` lists them.\n"
-            "Go on? [y/N] nothing was changed\n"
+            "Continue? [y/N] nothing was changed\n"
         )
     answered("y")
     assert json.loads(hpo("clean", small, "--json").stdout)["freed_bytes"] == 1500

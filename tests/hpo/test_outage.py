@@ -163,7 +163,7 @@ def test_waiting_is_told_once_and_given_up_with_a_fix(
         with pytest.raises(DatabaseAwayError, match="fix: see that the database runs"):
             storage.engine.connect()
         storage.patience = Patience("here", limit=0.2)
-        with pytest.raises(DatabaseError, match=r"here: the database has been away(.|\n)*fix: start it"):
+        with pytest.raises(DatabaseError, match=r"here: the database has been unreachable(.|\n)*fix: start it"):
             trial.report(1.0, 1)
         server.start()
         trial.report(1.0, 1)
@@ -352,7 +352,7 @@ def heals(storage: StudyStorage, heal: Callable[[], object], caplog: pytest.LogC
             trial.set_user_attr("note", count)
 
     def waiting() -> list[str]:
-        return [message for message in caplog.messages if "the database is away" in message]
+        return [message for message in caplog.messages if "the database is unreachable" in message]
 
     with caplog.at_level(logging.WARNING, "hpo.storage.outage"), ThreadPoolExecutor(1) as writer:
         written = writer.submit(write)

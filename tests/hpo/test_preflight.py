@@ -282,8 +282,8 @@ def test_what_does_not_stop_a_trial_is_a_warning(file: Path) -> None:
     assert [(item.path, item.problem.partition(":")[0]) for item in found] == [
         ("model", "no gradient reaches `unused.weight`, `unused.bias`"),
         ("loader.batch_size", "a batch of 128 is more than all 96 training samples"),
-        ("callbacks", "callbacks (Stateful) comes back from a checkpoint otherwise than it was saved"),
-        ("lr_scheduler", "scheduler comes back from a checkpoint otherwise than it was saved"),
+        ("callbacks", "callbacks (Stateful) changes when a checkpoint saves and restores it"),
+        ("lr_scheduler", "scheduler changes when a checkpoint saves and restores it"),
         ("loss", "a warning while it is tried out"),
         ("loss", "a warning while it is tried out"),
     ]

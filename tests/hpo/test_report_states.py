@@ -96,8 +96,8 @@ BOUND = "study.constraints={parameters: '<= 10'}"
         (several, (), ALL | {"importance"}, "trial 1, 1"),
         (several, ("study.metric=val_mae", "study.direction=maximize"), ALL | {"importance"}, "trial 2, 3"),
         (imported, (), ALL | {"importance"}, "trial 2, 1"),
-        (beyond, (BOUND,), ALL | {"importance"}, "Diamonds are trials beyond a bound"),
-        (all_beyond, (BOUND,), ALL - {"curves"}, "no complete trial keeps to the bounds"),
+        (beyond, (BOUND,), ALL | {"importance"}, "Diamonds are trials outside the bounds"),
+        (all_beyond, (BOUND,), ALL - {"curves"}, "no complete trial meets the constraints"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

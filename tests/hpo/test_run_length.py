@@ -224,7 +224,7 @@ class TestInAStudyFile:
         ],
     )
     def test_what_is_needed_before_the_data_can_not_hang_on_it(self, studies: Studies, override: str) -> None:
-        with pytest.raises(InputError, match="is known once the data is loaded, and needed before"):
+        with pytest.raises(InputError, match="is only known once the data is loaded, but is needed earlier"):
             studies.spec(override)
 
     def test_nobody_gives_it(self, studies: Studies) -> None:

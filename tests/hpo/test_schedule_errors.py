@@ -113,17 +113,17 @@ def scheduler(name: str, arguments: str) -> str:
         (
             [scheduler("OneCycleLR", "max_lr: '${optimizer.lr}', total_steps: '${trainer.total_steps}'")],
             "lr_scheduler.total_steps",
-            "counts optimizer steps, and the scheduler steps once an epoch",
+            "counts optimizer steps, but the scheduler steps once an epoch",
         ),
         (
             [scheduler("OneCycleLR", "max_lr: '${optimizer.lr}', total_steps: 4")],
             "lr_scheduler.total_steps",
-            "is over after 4 epochs, and the training has 5",
+            "ends after 4 epochs, but the training has 5",
         ),
         (
             [scheduler("OneCycleLR", "max_lr: '${optimizer.lr}', epochs: 2, steps_per_epoch: 2")],
             "lr_scheduler.epochs",
-            "is over after 4 epochs, and the training has 5",
+            "ends after 4 epochs, but the training has 5",
         ),
         (
             [
@@ -131,7 +131,7 @@ def scheduler(name: str, arguments: str) -> str:
                 "search_space={trainer.max_epochs: {type: int, low: 5, high: 9}}",
             ],
             "lr_scheduler.total_steps",
-            "is over after 7 epochs, and the training has 9",
+            "ends after 7 epochs, but the training has 9",
         ),
         (
             [
@@ -139,7 +139,7 @@ def scheduler(name: str, arguments: str) -> str:
                 "trainer={max_steps: 40}",
             ],
             "lr_scheduler.total_steps",
-            "is over after 30 steps, and the training has 40",
+            "ends after 30 steps, but the training has 40",
         ),
     ],
 )
@@ -204,7 +204,7 @@ class TestOnceTheDataIsThere:
         if fits:
             builder.laid_out(config, builder.data(config))
             return
-        with pytest.raises(InputError, match="over after 20 steps, and the training has 40") as raised:
+        with pytest.raises(InputError, match="ends after 20 steps, but the training has 40") as raised:
             builder.laid_out(config, builder.data(config))
         assert raised.value.path == "lr_scheduler.total_steps"
         assert "${trainer.total_steps}" in raised.value.fix

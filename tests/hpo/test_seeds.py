@@ -115,9 +115,9 @@ def test_an_interrupted_seed_goes_on_and_ends_in_the_same_weights(studies: Studi
         (view.spec.folder / "stop").touch()
         (Path(whole["runs"][0]["folder"]) / "run.json").unlink()
         command = ("train", view.spec.path, *overrides, "--seeds", "1,", "--epochs", 4)
-        assert "the same command goes on" in hpo(*command, code=130).stderr
+        assert "the same command resumes it" in hpo(*command, code=130).stderr
         (view.spec.folder / "stop").unlink()
-        assert "going on from epoch 2" in hpo(*command).stdout
+        assert "resuming from epoch 2" in hpo(*command).stdout
         again = over_seeds(view, [start_of_base(view.spec)], 1, epochs=4)["runs"][0]
         assert (again["epochs"], again["trained_before"]) == (4, True)
         assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(whole["model"]).items())

@@ -129,7 +129,7 @@ def test_one_value_and_decimal_steps(folder: Path) -> None:
 def test_a_grid_needs_steps(folder: Path) -> None:
     space = space_of(folder, {"model.a": {"type": "float", "low": 0, "high": 1}})
     with pytest.raises(
-        InputError, match=r"search_space\[model.a\]: a grid needs a step here\n  fix: give it a step"
+        InputError, match=r"search_space\[model.a\]: the grid sampler needs a step here\n  fix: give it a step"
     ):
         space.grid()
 

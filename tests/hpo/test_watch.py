@@ -117,7 +117,7 @@ def test_a_database_that_is_away_is_waited_for(
     with studies.open("study.n_trials=1") as (view,):
         view.study.tell(ask(view)[0], 1.0)
         away.append("no route")
-        assert _look(view) == (None, "the database is away, and waited for: no route")
+        assert _look(view) == (None, "the database is unreachable; waiting for it: no route")
         assert _look(view)[1] == ""
         told = _teller(view, json_=True)
         for each in (_look(view), (None, "away"), _look(view)):

@@ -182,7 +182,7 @@ class TestRestarts:
         back.load_state_dict(_epoch(tmp_path, 2))
         with caplog.at_level(logging.WARNING):
             back.fit(one_batch(), one_batch())
-        assert "4 checkpoints beyond epoch 2" in caplog.text
+        assert "4 checkpoints after epoch 2" in caplog.text
         assert on_disk(tmp_path) == [(1, 0), (2, 0), (3, 0), (4, 0)]
         assert [item["val_loss"] for item in _epoch(tmp_path, 4)["state"]["history"]] == [6.0, 5.0, 9.0, 9.0]
 

@@ -276,7 +276,7 @@ def test_without_a_login_it_is_said_once_what_to_do_and_training_goes_on(
         for _ in range(2):
             assert run_scripted([WandbLogging("p", folder=tmp_path)], [2.0, 1.0]).state.epoch == 2
     (message,) = said(caplog)
-    assert "nobody is logged in; run `wandb login`, or set WANDB_MODE to offline" in message
+    assert "not logged in; run `wandb login`, or set WANDB_MODE to offline" in message
     assert run_files(tmp_path) == []
 
 

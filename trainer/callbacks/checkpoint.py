@@ -141,7 +141,7 @@ class Checkpoint(Callback):
         self._last_write = time.monotonic()
         if self._stale:
             logger.warning(
-                "%s holds %d checkpoints beyond epoch %d, batch %d, where this run begins: its first write "
+                "%s holds %d checkpoints after epoch %d, batch %d, where this run starts: its first write "
                 "removes them; give it another folder to keep them",
                 self.manager.folder,
                 len(self._stale),

@@ -74,7 +74,7 @@ class ConfigSaver(Callback):
             file.write(_dump({"config": self.config, "environment": _environment(trainer)}, target))
         if target != self.path:
             logger.warning(
-                "%s holds another configuration than the one this run goes on with, which is in %s",
+                "%s holds another configuration than that of this run, which is in %s",
                 self.path,
                 target.name,
             )

@@ -174,7 +174,7 @@ class WandbLogging(Callback):
             raise
         except NotLoggedInError:
             fix = "run `wandb login`, or set WANDB_MODE to offline or disabled"
-            SERVICE.failed("this run is not shown in W&B", f"nobody is logged in; {fix}")
+            SERVICE.failed("this run is not shown in W&B", f"not logged in; {fix}")
         except Exception as error:  # noqa: BLE001 - whatever keeps W&B from starting, training goes on
             what = (
                 "this run is not shown in W&B, which could not be started (WANDB_MODE=offline keeps runs on disk)"

@@ -83,7 +83,7 @@ class WeightAveraging(AveragedWeights):
         total = trainer.state.total_steps
         if total is None:
             raise ValueError(
-                f"last_steps is {self.last_steps}, but nobody knows how many steps this run has, because its "
+                f"last_steps is {self.last_steps}, but the number of steps of this run is unknown, because its "
                 "training data has no length: give max_steps"
             )
         if isinstance(self.last_steps, int):

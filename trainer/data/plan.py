@@ -116,7 +116,7 @@ class Plan:
                 return self.max_epochs
         elif state.total_steps is None or (self.epoch_steps is None and state.batches_per_epoch is None):
             raise ValueError(
-                "the training data has no length, so nobody can tell how many epochs the run has: give "
+                "the training data has no length, so the number of epochs is unknown: give "
                 "validate_every in steps, with max_steps"
             )
         assert state.total_steps is not None
