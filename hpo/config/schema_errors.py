@@ -127,7 +127,7 @@ def _written(data: dict[str, Any], keys: Keys) -> str:
 def _example(owner: type[BaseModel] | None, keys: Keys) -> str:
     field = owner.model_fields.get(str(keys[-1])) if owner else None
     if field is None or not field.examples:
-        return f"`{join_path(keys)}: …`"
+        return f"`{keys[0]}: …`" if len(keys) == 1 else f"a value that fits `{join_path(keys)}`"
     example = field.examples[0]
     if isinstance(example, dict):
         return f"`{keys[-1]}: {_flow(example)}`"

@@ -217,7 +217,7 @@ TABLE = [
         WHEN,
         "when: {optimizer.momentum: 0.5}",
         "14: search_space[optimizer.momentum].when[optimizer.momentum]: c",
-        "drop",
+        "remove",
     ),
     (", " + WHEN, "", "14: search_space[optimizer.momentum]: `torch.optim.AdamW` takes no argument", "when"),
     (
