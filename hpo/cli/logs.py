@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 _PAUSE: Final = 0.2
 _LOOKS: Final = 5
 _CHUNK: Final = 1 << 20
-_UNFINISHED: Final = ("running", "waiting")
 
 
 def logs(
@@ -92,7 +91,9 @@ class _Log:
 
     def trial_has_ended(self) -> bool:
         """Whether nothing will be printed any more."""
-        return _outcome(self._opened, self._number) not in _UNFINISHED
+        from hpo.study.outcome import UNFINISHED
+
+        return _outcome(self._opened, self._number) not in UNFINISHED
 
     def print_new(self) -> None:
         """Print what has been written since the last time; OSError where nobody reads it."""
@@ -119,7 +120,7 @@ class _Log:
 
 
 def _outcome(opened: OpenStudy, number: int) -> str:
-    """A trial's outcome, ``running`` or ``waiting``; StudyError where the study has no such trial."""
+    """A trial's outcome, or what it is before its end; StudyError where the study has no such trial."""
     from hpo.study.outcome import outcome_of
     from hpo.study.status import own_trials
 
@@ -132,8 +133,9 @@ def _outcome(opened: OpenStudy, number: int) -> str:
 
 def _no_log(opened: OpenStudy, number: int, outcome: str) -> StudyError:
     from hpo.study.folders import trial_folder
+    from hpo.study.outcome import UNFINISHED
 
-    if outcome in _UNFINISHED:
+    if outcome in UNFINISHED:
         fix = "`--follow` waits for it"
         return StudyError(f"trial {number} is {outcome} and has no log yet\n  fix: {fix}")
     folder = trial_folder(opened.spec, number)

@@ -92,10 +92,8 @@ def delete(
 def _delete(opened: OpenStudy) -> None:
     import shutil
 
-    from optuna.trial import TrialState
-
     opened.requeue_dead()
-    running = opened.count(TrialState.RUNNING)
+    running = opened.running()
     if running:
         raise StudyError(f"{running} trials are running\n  fix: end the `hpo run` that runs them first")
     opened.storage.delete_study(opened.study_id)

@@ -51,6 +51,7 @@ def status(
 
         watch_study(spec, 2.0 if interval is None else interval, json_=json_)
         return
+    from hpo.study.outcome import UNFINISHED
     from hpo.study.status import study_status
 
     data = looked_up(spec, study_status)
@@ -58,7 +59,7 @@ def status(
         print_json(data)
         return
     rows = [("trials", f"{data['finished']} of {data['n_trials']} finished")]
-    rows += [(name, str(data[name])) for name in ("running", "waiting") if data[name]]
+    rows += [(name, str(data[name])) for name in UNFINISHED if data[name]]
     rows += [(name, str(count)) for name, count in data["outcomes"].items() if count]
     from hpo.cli.watch import described_best
 

@@ -109,9 +109,11 @@ def _as_json(found: Look | None, problem: str) -> str:
 def _as_line(opened: OpenStudy, found: Look | None, problem: str) -> str:
     if found is None:
         return problem
+    from hpo.study.outcome import UNFINISHED
+
     status = found.status
     told = [f"{status['finished']}/{status['n_trials']} trials"]
-    told += [f"{status[name]} {name}" for name in ("running", "waiting") if status[name]]
+    told += [f"{status[name]} {name}" for name in UNFINISHED if status[name]]
     told += [f"{count} {name}" for name, count in status["outcomes"].items() if count]
     told += [f"{title} {text}" for title, text in described_best(opened.spec, status["best"])]
     return ", ".join(told)
@@ -150,7 +152,7 @@ class _Drawing:
         from hpo.console.live import Picture
         from hpo.console.snapshot import Look
 
-        found = self._found or Look({}, {}, {})
+        found = self._found or Look({}, {}, set(), {})
         return Picture(study_view(self._opened, found, self._problem))
 
 
@@ -179,6 +181,7 @@ def study_view(opened: OpenStudy, found: Look, problem: str = "") -> StudyView:
         status["n_trials"],
         status["outcomes"],
         status["waiting"],
+        status["paused"],
         best,
         front=len(best) if len(study.goals) > 1 else 0,
         workers=workers,

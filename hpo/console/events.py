@@ -9,9 +9,10 @@ Each line is a JSON object with ``event`` (its name), ``time`` (ISO 8601, UTC), 
 ``epoch_ended``    ``trial``, ``worker``, ``epoch``, ``max_epochs``, ``value`` of the study's (first) metric,
                    ``predicted`` final loss
 ``trial_ended``    ``trial``, ``worker``, ``outcome``, ``value``, ``params``, ``epochs``, ``duration_s`` of the
-                   last attempt, ``reason``; of one that was reaped from a dead worker ``trial``, ``worker``,
-                   ``outcome``, ``reason``
+                   last attempt, ``reason``; of one that was reaped from a dead worker, or was paused when the
+                   study ended, ``trial``, ``worker``, ``outcome``, ``reason``
 ``trial_requeued`` ``trial``, ``worker``, ``reason``: interrupted, or reaped from a dead worker; resumes later
+``trial_paused``   ``trial``, ``worker``, ``epochs`` that it has finished, ``value``: the scheduler may resume it
 ``notice``         ``text``
 ``worker_failed``  ``worker``, ``reason``
 ``study_ended``    ``ending`` (``done``, ``timeout``, ``goal``, ``interrupted`` or ``failed``), ``reason`` of a
@@ -119,6 +120,11 @@ class EventWriter:
             )
 
     def _reported(self, label: str, report: TrialReport) -> None:
+        if report.paused:
+            self._write(
+                "trial_paused", trial=report.number, worker=label, epochs=report.epochs, value=report.value
+            )
+            return
         if report.outcome is None:
             self._write("trial_requeued", trial=report.number, worker=label, reason=report.reason or None)
             return

@@ -16,6 +16,7 @@ from hpo.console.screen import Screen
 from hpo.console.tally import Tally, best_list
 from hpo.execution.messages import Failed, Message, Notice, Tick
 from hpo.storage.engines import display_url
+from hpo.storage.pausing import PAUSED
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import study_status
@@ -80,11 +81,12 @@ class Reporter:
         if settled.state == TrialState.WAITING:
             self._say(f"trial {settled.number} is requeued: {settled.reason}", trouble=True)
             return
-        why = self._why(settled.reason)
-        self._say(f"{self._count()} trial {settled.number:<4} {settled.outcome}{why}", trouble=True)
+        failed = settled.state == TrialState.FAIL
+        why = self._why(settled.reason) if failed else f", {settled.reason}"
+        self._say(f"{self._count()} trial {settled.number:<4} {settled.outcome}{why}", trouble=failed)
 
     def _reported(self, report: TrialReport) -> None:
-        if report.outcome is None:
+        if report.outcome is None and not report.paused:
             if report.reason:
                 self._say(f"trial {report.number} is requeued: {report.reason}", trouble=True)
             return
@@ -102,7 +104,7 @@ class Reporter:
         metric = self._opened.spec.study.metric
         return (
             f"{self._count()} trial {report.number:<4} "
-            f"{report.outcome:<13} {metric} {value:<10} {report.epochs:>4} epochs "
+            f"{report.outcome or PAUSED:<13} {metric} {value:<10} {report.epochs:>4} epochs "
             f"{report.duration_s:>7.1f} s   {self._best()}"
         ).rstrip()
 
@@ -150,7 +152,8 @@ def print_summary(opened: OpenStudy, arguments: str, timed_out: bool) -> None:
     counts = ", ".join(f"{count} {name}" for name, count in status["outcomes"].items() if count)
     print(f"\n{status['finished']} of {status['n_trials']} trials finished: {counts or 'none'}")
     if timed_out:
-        print(f"the time limit is reached; the next `hpo run` resumes {status['waiting']} trials")
+        unfinished = status["waiting"] + status["paused"]
+        print(f"the time limit is reached; the next `hpo run` resumes {unfinished} trials")
     elif status["n_trials"] < opened.spec.study.n_trials:
         print(f"the grid is exhausted: it has {status['n_trials']} points")
     if status["running"]:

@@ -77,6 +77,7 @@ class StudyView:
         n_trials: Trials to bring to an end.
         outcomes: How many trials have ended in each way.
         waiting: Trials that wait to go on.
+        paused: Trials that are paused.
         best: The best trial, or the Pareto front: of each its ``trial``, ``value`` and ``params``; with several
             objectives ``values``.
         front: How many trials the Pareto front has; 0 for a study with one objective.
@@ -91,6 +92,7 @@ class StudyView:
     n_trials: int
     outcomes: Mapping[str, int] = field(default_factory=dict)
     waiting: int = 0
+    paused: int = 0
     best: Sequence[Mapping[str, Any]] = ()
     front: int = 0
     workers: Sequence[WorkerView] = ()
@@ -222,12 +224,13 @@ def _progress(view: StudyView, width: int) -> RenderableType:
 
 
 def _counts(view: StudyView) -> Text:
+    unfinished = {"paused": view.paused, "waiting": view.waiting}
     parts = [
         (f"{count} {name.replace('_', ' ')}", _COLOURS.get(name, "red"))
         for name, count in view.outcomes.items()
         if count
     ]
-    parts += [(f"{view.waiting} waiting", "dim")] if view.waiting else []
+    parts += [(f"{count} {name}", "dim") for name, count in unfinished.items() if count]
     if not parts:
         return _line("no trial has ended yet", style="dim")
     line = Text("  ", no_wrap=True, overflow="ellipsis").join(Text(*part) for part in parts)

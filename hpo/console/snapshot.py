@@ -13,8 +13,9 @@ from optuna.trial import FrozenTrial
 from hpo.storage import ledger
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.storage.optuna_private import id_of_trial
+from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import outcome_of
+from hpo.study.outcome import UNFINISHED, outcome_of
 from hpo.study.status import own_trials, study_status
 
 #: Points of a curve that are told at most.
@@ -31,11 +32,13 @@ class Look:
             epoch, ``seconds`` that the attempt has taken, and ``curve``, the values so far as pairs of epoch and
             value; a long one is thinned out.
         outcomes: The outcome of each finished trial, by number.
+        paused: Numbers of the paused trials.
         seconds: What each finished trial took, over all its attempts, by number.
     """
 
     status: dict[str, Any]
     outcomes: dict[int, str]
+    paused: set[int]
     seconds: dict[int, float]
 
 
@@ -59,13 +62,14 @@ def look_at(opened: OpenStudy) -> Look:
     return Look(
         {**status, "running_trials": [entry for entry in status["running_trials"] if "epoch" in entry]},
         {trial.number: outcome_of(trial) for trial in finished},
+        {trial.number for trial in trials.values() if paused_at(trial) is not None},
         {trial.number: took[id_of_trial(trial)] for trial in finished if id_of_trial(trial) in took},
     )
 
 
 def has_ended(status: dict[str, Any]) -> bool:
     """Whether nothing is left to be done in a study of this status."""
-    return bool(status["finished"] >= status["n_trials"] and not status["running"] and not status["waiting"])
+    return bool(status["finished"] >= status["n_trials"] and not any(status[name] for name in UNFINISHED))
 
 
 def _progress(trial: FrozenTrial, started: float | None) -> dict[str, Any]:

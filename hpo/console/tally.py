@@ -56,6 +56,7 @@ class Tally:
         self._outcomes: dict[int, str] = {}
         self._seconds: dict[int, float] = {}
         self._waiting = 0
+        self._paused: set[int] = set()
         self._next_look = 0.0
         self.n_trials = opened.spec.study.n_trials
         self.best: list[dict[str, Any]] = []
@@ -107,6 +108,7 @@ class Tally:
             self.n_trials,
             {str(outcome): counts[outcome] for outcome in Outcome},
             self._waiting,
+            len(self._paused),
             self.best,
             front=len(self.best) if len(self._goals) > 1 else 0,
             workers=workers,
@@ -118,6 +120,7 @@ class Tally:
     # ---- what is said
 
     def _started(self, label: str, message: Started) -> None:
+        self._paused.discard(message.number)
         if label in self._rows:
             known = self._rows[label].view
             self._rows[label] = _Row(WorkerView(label, known.device, message.number), time.monotonic())
@@ -145,6 +148,9 @@ class Tally:
             self._rows[label] = _Row(WorkerView(label, known.device))
 
     def _reported(self, report: TrialReport) -> None:
+        if report.paused:
+            self._paused.add(report.number)
+            return
         if report.outcome is None:
             if report.reason:
                 self._notices.append(f"trial {report.number} is requeued: {report.reason}")
@@ -161,6 +167,8 @@ class Tally:
             self._notices.append(f"trial {settled.number} is requeued: {settled.reason}")
         else:
             self._outcomes[settled.number] = settled.outcome
+            self._paused.discard(settled.number)
+        if settled.state == TrialState.FAIL:
             self._notices.append(f"trial {settled.number}: {settled.reason}")
 
     def _keep_best(self, report: TrialReport) -> None:
@@ -186,7 +194,7 @@ class Tally:
             return
         self._next_look = time.monotonic() + max(_LOOK, _LOOK_SHARE * (time.monotonic() - began))
         self.n_trials, self._waiting = found.status["n_trials"], found.status["waiting"]
-        self._outcomes, self._seconds = found.outcomes, found.seconds
+        self._outcomes, self._seconds, self._paused = found.outcomes, found.seconds, found.paused
         self.best = best_list(found.status["best"])
         self._elsewhere = [
             viewed(entry, with_host=True) for entry in found.status["running_trials"] if self._is_far(entry)

@@ -85,7 +85,8 @@ class Supervisor:
     def run(self) -> Ending:
         """Work until every trial has ended, the time is over, or a signal comes.
 
-        Trials that run elsewhere are waited for: should their worker die, they go on here.
+        Trials that run elsewhere are waited for: should their worker die, they go on here. Paused trials are
+        pruned when nothing is left to be done; any other ending leaves them paused, for a later run.
 
         Raises:
             DatabaseError: The database fails for good. Workers have been asked to checkpoint and to leave before.
@@ -97,7 +98,7 @@ class Supervisor:
                     self._tell("", Notice(note))
                 self._stop_at_goal()
                 self._refill()
-                while self._workers or (self._ending is Ending.DONE and self._upkeep.is_more_to_come()):
+                while self._workers or (self._ending is Ending.DONE and not self._has_ended()):
                     try:
                         self._wait()
                     except DatabaseError as error:
@@ -107,6 +108,10 @@ class Supervisor:
         if self._failed is not None:
             raise self._failed
         return self._ending
+
+    def _has_ended(self) -> bool:
+        """Whether nothing is left to be done in the study; then its paused trials are pruned."""
+        return not self._upkeep.is_more_to_come() and self._upkeep.end_study()
 
     def _refill(self) -> None:
         """Start workers where there is room for them and something to do."""

@@ -16,7 +16,7 @@ from typing import Any, Final
 import optuna
 import torch
 
-from hpo.errors import BudgetExhaustedError, HpoError, LeaseLostError, OtherCodeError
+from hpo.errors import HpoError, LeaseLostError, OtherCodeError
 from hpo.execution.messages import (
     ADVANCED,
     BEAT,
@@ -30,10 +30,12 @@ from hpo.execution.messages import (
     send,
 )
 from hpo.execution.news import News
+from hpo.search.schedulers.scheduler import Wait
 from hpo.storage.attributes import RETRIED_ATTR
 from hpo.storage.ledger import Heartbeat
 from hpo.storage.optuna_private import id_of_trial
 from hpo.study.open_study import OpenStudy
+from hpo.study.taking import take
 from hpo.trial.builder import Builder
 from hpo.trial.run import TrialRun
 from hpo.trial.session import RunProgress
@@ -45,6 +47,9 @@ from trainer.error_text import error_text
 _BEATS: Final = 6
 #: Seconds between two of them at most.
 _SLOWEST_BEAT: Final = 10.0
+#: Seconds between two questions to a scheduler that says to wait, at first and at most.
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 1.0
 
 
 class Ended(Enum):
@@ -94,7 +99,7 @@ class TrialProcess:
                 Heartbeat(storage.beat, interval=interval, on_lost=request.lose, on_gone=request.leave),
                 contextlib.suppress(LeaseLostError),
             ):
-                trial = None if request.leaving else _ask(self.opened)
+                trial = self._take(request)
                 if trial is not None:
                     self._train(trial, request)
                 elif not request.leaving:
@@ -106,6 +111,17 @@ class TrialProcess:
         finally:
             storage.close()
         return Ended.ASKED if request.leaving else Ended.TRIAL
+
+    def _take(self, request: StopRequest) -> optuna.Trial | None:
+        """A trial; None where nothing is left to do, or the worker is asked to leave."""
+        pause = _FIRST_PAUSE
+        while not request.leaving:
+            taken = take(self.opened)
+            if not isinstance(taken, Wait):
+                return taken
+            request.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return None
 
     def _train(self, trial: optuna.Trial, request: StopRequest) -> None:
         news = self._news = News(self.channel, trial.number, self.order.spec.study.metric)
@@ -137,19 +153,6 @@ def fail(channel: Connection[Message, Stop], error: Exception) -> None:
     """Tell the supervisor what keeps a worker from its work."""
     text = str(error) if isinstance(error, HpoError) else error_text(error)
     send(channel, Failed(text, final=isinstance(error, OtherCodeError)))
-
-
-def _ask(opened: OpenStudy) -> optuna.Trial | None:
-    """The next trial to work on, a waiting one first; None when all are claimed.
-
-    Raises:
-        OtherCodeError: Other code than this worker's has been accepted for the study.
-    """
-    opened.refuse_other_code()
-    try:
-        return opened.study.ask()
-    except BudgetExhaustedError:
-        return None
 
 
 def obey(orders: Connection[Any, Stop], request: StopRequest) -> None:

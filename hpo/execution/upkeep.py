@@ -6,16 +6,16 @@ import time
 from collections.abc import Callable, Collection
 from typing import Final, TypeVar
 
-from optuna.trial import TrialState
-
 from hpo.errors import StudyError
 from hpo.execution.messages import Notice
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import Settled, Sightings, Verdict, settle_process
+from hpo.storage.study_end import prune_paused
 from hpo.study.goals import goal_reached
 from hpo.study.open_study import OpenStudy
 from hpo.study.retention import enforce_quota
 from hpo.study.status import own_trials
+from hpo.study.taking import claimable
 
 #: Seconds between two looks at most.
 _LOOK: Final = 10.0
@@ -76,7 +76,7 @@ class Upkeep:
 
     def claimable(self) -> int:
         """How many trials a worker could take now; 0 as long as nobody can tell."""
-        return self._try(self._opened.claimable) or 0
+        return self._try(lambda: claimable(self._opened)) or 0
 
     def goal_reached(self) -> str | None:
         """Why the study is done before its trials are used up; None if it is not, or nobody can tell for now."""
@@ -89,11 +89,21 @@ class Upkeep:
         """Whether trials run elsewhere, or can't be counted for now: they may have to go on here."""
         if self._unsettled:
             return True
-        running = self._try(lambda: self._opened.count(TrialState.RUNNING))
+        running = self._try(self._opened.running)
         if running and running != self._waiting_for:
             self._tell("", Notice(f"waiting for {running} trials that run elsewhere"))
             self._waiting_for = running
         return running is None or running > 0 or self.claimable() > 0
+
+    def end_study(self) -> bool:
+        """Prune what is still paused, as nothing is left to be done; False where the database is away."""
+
+        def prune() -> bool:
+            for pruned in prune_paused(self._opened.storage, self._opened.study_id):
+                self._tell("", pruned)
+            return True
+
+        return self._try(prune) is True
 
     def _keep_to_quota(self) -> None:
         try:

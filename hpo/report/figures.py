@@ -26,7 +26,7 @@ from hpo.report.looks import (
 )
 from hpo.report.snapshot import drawn_text
 from hpo.report.timeline import Timeline
-from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.outcome import UNFINISHED, Outcome, outcome_of
 from hpo.study.pruning_summary import MIDDLE_80, ComparedPrediction
 from hpo.study.ranking import is_feasible
 
@@ -55,8 +55,7 @@ _KIND_OF: Final = {
     Outcome.COMPLETE.value: _COMPLETE,
     Outcome.PRUNED.value: _PRUNED,
     Outcome.DIVERGED.value: _DIVERGED,
-    "running": _UNDER_WAY,
-    "waiting": _UNDER_WAY,
+    **dict.fromkeys(UNFINISHED, _UNDER_WAY),
 }
 #: What is drawn first lies below.
 _KINDS: Final = (_BEYOND, _COMPLETE, _UNDER_WAY, _FAILED, _DIVERGED, _PRUNED)

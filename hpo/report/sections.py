@@ -33,6 +33,7 @@ from hpo.report.markup import (
     worth_a_look,
 )
 from hpo.storage.attributes import PREDICTION_ATTR, RUN_ATTR
+from hpo.study.outcome import UNFINISHED
 from hpo.study.ranking import is_feasible
 from hpo.wording import count_of, duration, listed, percent, shown
 
@@ -50,7 +51,7 @@ def overview(report: StudyReport) -> Markup:
         ("objectives" if report.several else "metric", goals),
         *((f"bound on {metric}", bound) for metric, bound in report.bounds.items()),
         ("trials", f"{status['finished']} of {status['n_trials']} finished" + (f": {ends}" if ends else "")),
-        *((name, status[name]) for name in ("running", "waiting") if status[name]),
+        *((name, status[name]) for name in UNFINISHED if status[name]),
         *_best_rows(report),
     ]
     made = f"As of {report.made:%Y-%m-%d %H:%M} UTC"

@@ -59,6 +59,11 @@ def all_trials(study: Study) -> list[FrozenTrial]:
     return study._storage.get_all_trials(study._study_id, deepcopy=False)
 
 
+def forget_cached_trials(study: Study) -> None:
+    """Let a study read its trials anew for the next trial, as Optuna's ``ask`` does."""
+    study._thread_local.cached_all_trials = None
+
+
 def reports_of(trial: Trial) -> dict[int, float]:
     """The running trial's own copy of what it has reported, by step: what pruners are shown."""
     return trial._cached_frozen_trial.intermediate_values

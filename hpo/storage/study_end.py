@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import sqlalchemy as sa
 from optuna.trial import TrialState
@@ -15,8 +16,7 @@ from hpo.storage.recovery import Settled
 from hpo.storage.study_storage import StudyStorage
 
 
-@patient
-def prune_paused(storage: StudyStorage, study_id: int) -> list[Settled]:
+def prune_paused(storage: StudyStorage, study_id: int) -> Iterator[Settled]:
     """Store every paused trial of a study as pruned, each in a transaction of its own.
 
     As `optuna.Study.tell` has it, a pruned trial's value is the last that it has reported; with several
@@ -26,17 +26,23 @@ def prune_paused(storage: StudyStorage, study_id: int) -> list[Settled]:
         storage: Where the study is; it owns no trial.
         study_id: Optuna's id of the study.
 
-    Returns:
-        What was done, by number. A trial that a worker has resumed meanwhile is not in it.
+    Yields:
+        What was done, by number, when it has been stored. A trial that a worker has resumed meanwhile is left out.
     """
     single = len(storage.get_study_directions(study_id)) == 1
+    for trial_id, number in _paused(storage, study_id):
+        pruned = _prune(storage, trial_id, number, single=single)
+        if pruned is not None:
+            yield pruned
+
+
+@patient
+def _paused(storage: StudyStorage, study_id: int) -> list[tuple[int, int]]:
     query = sa.select(TRIALS.c.trial_id, TRIALS.c.number).where(
         TRIALS.c.study_id == study_id, TRIALS.c.state == TrialState.RUNNING, IS_PAUSED
     )
     with storage.engine.connect() as conn:
-        paused = conn.execute(query.order_by(TRIALS.c.number)).all()
-    done = (_prune(storage, trial_id, number, single=single) for trial_id, number in paused)
-    return [each for each in done if each is not None]
+        return [(row[0], row[1]) for row in conn.execute(query.order_by(TRIALS.c.number))]
 
 
 @patient

@@ -79,6 +79,11 @@ class OpenStudy:
         with self.storage.engine.connect() as conn:
             return count_trials(conn, self.study_id, states)
 
+    def running(self) -> int:
+        """How many trials run now; paused ones run not."""
+        with self.storage.engine.connect() as conn:
+            return len(ledger.running_trials(conn, self.study_id))
+
     def claimable(self) -> int:
         """How many trials could be taken now: those that wait, and those that nobody has claimed yet."""
         with self.storage.engine.connect() as conn:

@@ -8,6 +8,7 @@ from typing import Any, Final
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage.attributes import OUTCOME_ATTR
+from hpo.storage.pausing import PAUSED, paused_at
 
 
 class Outcome(StrEnum):
@@ -21,6 +22,9 @@ class Outcome(StrEnum):
     TIMED_OUT = "timed_out"
     LOST = "lost"
 
+
+#: What a trial is before its end.
+UNFINISHED: Final = ("running", PAUSED, "waiting")
 
 _OF_STATE: Final[Mapping[TrialState, str]] = {
     TrialState.RUNNING: "running",
@@ -42,11 +46,13 @@ STATE_OF: Final[Mapping[str, TrialState]] = {
 
 
 def outcome_of(trial: FrozenTrial) -> str:
-    """The outcome of a finished trial; ``running`` or ``waiting`` for one that is not.
+    """The outcome of a finished trial; one of `UNFINISHED` for one that is not.
 
     The stored outcome counts only with the state and value it was stored for: a trial may have died between the
     two, and ended otherwise when it was run again.
     """
+    if paused_at(trial) is not None:
+        return PAUSED
     stored = trial.user_attrs.get(OUTCOME_ATTR)
     if stored is None or trial.state != STATE_OF.get(stored, TrialState.FAIL):
         return str(_OF_STATE[trial.state])

@@ -1,8 +1,9 @@
 """Which checkpoints of a study stay: those that somebody can still go on from.
 
-Of the best complete trials the best epoch's and the newest stay; of trials that wait, or have failed and can be
-retried, the newest that can be read and the best epoch's up to it. Running trials are left alone. All other
-checkpoints may go, and so may what killed writers left half written. Nothing else in a trial's folder is touched.
+Of the best complete trials the best epoch's and the newest stay; of trials that wait, are paused, or have failed
+and can be retried, the newest that can be read and the best epoch's up to it. Running trials are left alone. All
+other checkpoints may go, and so may what killed writers left half written. Nothing else in a trial's folder is
+touched.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import DatabaseError, first_line
+from hpo.storage.pausing import paused_at
 from hpo.study.folders import attempt_folders, is_attempt
 from hpo.study.outcome import outcome_of
 from hpo.study.status import own_trials, ranked_trials
@@ -200,13 +202,13 @@ def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_
 
     def order(trial: FrozenTrial) -> tuple[int, int]:
         rank = ranks.get(trial.number)
-        if trial.state in _RESUMABLE or (rank is not None and rank < keep_best):
+        if trial.state in _RESUMABLE or paused_at(trial) is not None or (rank is not None and rank < keep_best):
             return (_SPARE_ONLY, trial.number)
         return (0, trial.number) if rank is None else (1, -rank)
 
     for trial in sorted(own_trials(present), key=order):
         there = files.get(trial.number, ())
-        if there and trial.state != TrialState.RUNNING:
+        if there and (trial.state != TrialState.RUNNING or paused_at(trial) is not None):
             going = _going(present, trial, there, spare_only=order(trial)[0] == _SPARE_ONLY)
             if going:
                 yield Removal(id_of_trial(trial), trial.number, outcome_of(trial), trial.state, going)
@@ -317,7 +319,7 @@ def _remove(opened: OpenStudy, removal: Removal) -> Removal | None:
         trial = opened.storage.get_trial(removal.trial_id)  # not through a cache: a failed trial may wait again
     except KeyError:
         return None
-    if trial.state != removal.state:
+    if (trial.state, outcome_of(trial)) != (removal.state, removal.outcome):
         return None
     gone = tuple(file for file in removal.files if _unlink(file))
     return replace(removal, files=gone) if gone else None

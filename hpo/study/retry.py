@@ -24,6 +24,7 @@ from hpo.storage import ledger
 from hpo.storage.attributes import IMPORTED_ATTR, REASON_ATTR, RETRIED_ATTR
 from hpo.storage.optuna_private import VALUES, id_of_trial, models, set_user_attr
 from hpo.storage.outage import patient
+from hpo.storage.pausing import paused_at
 from hpo.storage.recovery import forget_failure
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.outcome import outcome_of
@@ -85,9 +86,11 @@ def _check_failed(opened: OpenStudy, number: int, trial: FrozenTrial | None) -> 
     if IMPORTED_ATTR in trial.system_attrs:
         raise StudyError(f"trial {number} was imported: it never ran here, and can't be run again")
     if trial.state != TrialState.FAIL:
-        raise StudyError(f"trial {number} has not failed: {_WHY_NOT[trial.state]}")
+        why = _PAUSED if paused_at(trial) is not None else _WHY_NOT[trial.state]
+        raise StudyError(f"trial {number} has not failed: {why}")
 
 
+_PAUSED = "it is paused\n  fix: `hpo run` resumes it when the study's scheduler says so"
 _WHY_NOT = {
     TrialState.RUNNING: "it is running\n  fix: if its worker is dead, `hpo repair` lets it wait",
     TrialState.WAITING: "it waits already\n  fix: `hpo run` takes it up",

@@ -23,7 +23,7 @@ from hpo.storage.optuna_private import id_of_trial
 from hpo.study.code_record import CodeRecord, codes_of
 from hpo.study.goals import goal_reached
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import Outcome, finite, leading_value, outcome_of
+from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
 from hpo.study.ranking import best_of, ranked
 
@@ -35,16 +35,14 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
     is. See `hpo.study.pruning_summary.PruningSummary` for ``pruning``.
     """
     trials = own_trials(opened)
-    outcomes = dict.fromkeys(map(str, Outcome), 0)
+    outcomes, unfinished = dict.fromkeys(map(str, Outcome), 0), dict.fromkeys(UNFINISHED, 0)
     for trial in trials:
-        if trial.state.is_finished():
-            outcomes[outcome_of(trial)] += 1
+        (outcomes if trial.state.is_finished() else unfinished)[outcome_of(trial)] += 1
     return {
         "study": opened.spec.study.name,
         "n_trials": opened.budget(),
         "finished": sum(outcomes.values()),
-        "running": sum(trial.state == TrialState.RUNNING for trial in trials),
-        "waiting": sum(trial.state == TrialState.WAITING for trial in trials),
+        **unfinished,
         "outcomes": outcomes,
         "best": _best(opened, trials),
         "code": _code(opened, trials),

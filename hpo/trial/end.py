@@ -114,6 +114,12 @@ class TrialEnd:
             assert failure is not None
             self._store_failure(failure)
 
+    def pause(self) -> None:
+        """Store that the trial is paused after its last epoch, and all that one keeps that is pruned there."""
+        self._keep_prediction()
+        self._keep_constraints(self.best_epoch)
+        self.opened.storage.pause(id_of_trial(self.trial), len(self._history))
+
     def take_over(self, known: FrozenTrial) -> float | None:
         """Store another trial's result as this one's; returns the value."""
         trial, outcome = self.trial, Outcome(outcome_of(known))

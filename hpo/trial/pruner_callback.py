@@ -1,4 +1,4 @@
-"""The bridge from a Trainer to its session for epochs: reports and pruning."""
+"""The bridge from a Trainer to its session for epochs: reports, and what the scheduler decides on them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from trainer.state import DIVERGED
 class PrunerCallback(Callback):
     """Reports the metrics of each epoch to the session, then ends the run where that says so.
 
-    On resume the storage is brought to the checkpoint's history; see `hpo.trial.reports.Reports`. Where the
-    database fails for good, the run ends with this epoch and its checkpoint.
+    A trial that pauses ends its run after this epoch's checkpoint, unless the epoch is its last, or another
+    callback ends the run with it. On resume the storage is brought to the checkpoint's history; see
+    `hpo.trial.reports.Reports`. Where the database fails for good, the run ends with this epoch and its
+    checkpoint.
 
     Args:
         session: The trial's.
@@ -30,7 +32,7 @@ class PrunerCallback(Callback):
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Bring the storage to the history."""
         self._session.max_epochs = trainer.state.max_epochs
-        self._session.resume(trainer.state.history)
+        self._session.resume(trainer.state.history, inside=trainer.state.batch_index > 0)
         self._follow(trainer)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:

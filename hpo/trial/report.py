@@ -15,12 +15,13 @@ class TrialReport:
 
     Attributes:
         number: The trial.
-        outcome: How it ended; None when it was put back to wait, or is somebody else's by now.
+        outcome: How it ended; None when it waits or is paused, or another attempt has it.
         value: Its best value of the study's metric, None where there is none.
         epochs: Epochs it has finished.
         duration_s: Seconds that this attempt took.
         reason: The error's text, for a failure; why it was put back, where there is more to say.
         params: Its parameters.
+        paused: Whether it is paused, after the last of those epochs.
     """
 
     number: int
@@ -30,3 +31,4 @@ class TrialReport:
     duration_s: float
     reason: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
+    paused: bool = False

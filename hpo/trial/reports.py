@@ -9,20 +9,24 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
 
 import optuna
 
 from hpo.search.schedulers.scheduler import Decision, Scheduler
-from hpo.storage.attributes import PRUNED_ATTR
+from hpo.storage.attributes import PAUSE_AT_ATTR, PRUNED_ATTR
 from hpo.storage.optuna_private import id_of_trial, reports_of
+
+#: Under which key the epoch of a decision is stored; the first outranks the second.
+_KEYS: Final = {Decision.STOP: PRUNED_ATTR, Decision.PAUSE: PAUSE_AT_ATTR}
 
 
 class Reports:
     """Stores a trial's values, and asks the scheduler.
 
     A step that the storage already held below its last one when the trial was resumed was asked about then, and is
-    not again. A decision to prune is stored before it is acted on, so it holds for a trial that was lost in
-    between: that one trains up to the epoch it was pruned at, and ends.
+    not again. A decision to prune or to pause is stored before it is acted on, so it holds for a trial that was
+    lost in between: that one trains up to the epoch of the decision, and ends or pauses there.
 
     Args:
         trial: The running trial; nothing else reports to it.
@@ -35,16 +39,17 @@ class Reports:
         self._trial = trial
         self._scheduler = scheduler
         self._asked = 0
-        self._decided: int | None = None
+        self._decided = Decision.GO_ON
+        self._decided_at = 0
 
-    def resume(self, history: Sequence[Mapping[str, float]]) -> bool:
+    def resume(self, history: Sequence[Mapping[str, float]]) -> Decision:
         """Bring the storage to a history: send what it lacks, rewrite what differs.
 
         Args:
             history: The metrics of each finished epoch; one that was not validated lacks the reported metric.
 
         Returns:
-            Whether an earlier attempt has decided to prune the trial at an epoch that the history holds.
+            What an earlier attempt was told to do at an epoch that the history holds, and did not come to do.
         """
         frozen = self._trial.storage.get_trial(id_of_trial(self._trial))
         stored = frozen.intermediate_values
@@ -53,12 +58,12 @@ class Reports:
             if value is not None and (step not in stored or not _same(stored[step], value)):
                 self._store(step, value)
         self._asked = max(stored, default=0) - 1
-        self._decided = frozen.user_attrs.get(PRUNED_ATTR)
-        if self._decided is not None:  # a late decision was reported past
-            self._decided = max(self._decided, *stored)
-        return self._is_due(len(history))
+        self._decided = next((each for each, key in _KEYS.items() if key in frozen.user_attrs), Decision.GO_ON)
+        if self._decided is not Decision.GO_ON:  # a late decision was reported past
+            self._decided_at = max(frozen.user_attrs[_KEYS[self._decided]], *stored)
+        return self._due(len(history))
 
-    def report(self, step: int, value: float, *, ask: bool) -> bool:
+    def report(self, step: int, value: float, *, ask: bool) -> Decision:
         """Store a step's value, in place of an earlier one.
 
         Args:
@@ -67,28 +72,29 @@ class Reports:
             ask: Whether the scheduler may be asked about it.
 
         Returns:
-            Whether the trial is to be pruned now.
+            What the trial is to do now.
         """
-        # With a decision the checkpoint lay before the epoch of it: the trial gets there again, and ends.
-        ask = ask and self._decided is None and step > self._asked
-        return self._send(step, value, ask=ask) or self._is_due(step)
+        # With a decision the checkpoint lay before the epoch of it: the trial gets there again.
+        ask = ask and self._decided is Decision.GO_ON and step > self._asked
+        decision = self._send(step, value, ask=ask)
+        return self._due(step) if decision is Decision.GO_ON else decision
 
-    def finish(self) -> bool:
-        """Wait for what is under way; whether the trial is to be pruned by that."""
-        return False
+    def finish(self) -> Decision:
+        """Wait for what is under way; what the trial is to do by that."""
+        return Decision.GO_ON
 
     def close(self) -> None:
         """Give up what reporting needs; the next report takes it again."""
 
-    def _is_due(self, step: int) -> bool:
-        return self._decided is not None and step >= self._decided
+    def _due(self, step: int) -> Decision:
+        return self._decided if step >= self._decided_at else Decision.GO_ON
 
-    def _send(self, step: int, value: float, *, ask: bool) -> bool:
+    def _send(self, step: int, value: float, *, ask: bool) -> Decision:
         self._store(step, value)
-        if not ask or self._scheduler.decide(self._trial, step) is not Decision.STOP:
-            return False
-        self._trial.set_user_attr(PRUNED_ATTR, step)
-        return True
+        decision = self._scheduler.decide(self._trial, step) if ask else Decision.GO_ON
+        if decision is not Decision.GO_ON:
+            self._trial.set_user_attr(_KEYS[decision], step)
+        return decision
 
     def _store(self, step: int, value: float) -> None:
         # Not trial.report: that keeps the first value of a step, with a warning. As it does, the value goes
@@ -113,12 +119,12 @@ class LateReports(Reports):
     def __init__(self, trial: optuna.Trial, metric: str, scheduler: Scheduler) -> None:
         super().__init__(trial, metric, scheduler)
         self._thread: ThreadPoolExecutor | None = None
-        self._under_way: Future[bool] | None = None
+        self._under_way: Future[Decision] | None = None
 
-    def finish(self) -> bool:
-        """Wait for what is under way; whether the trial is to be pruned by that."""
+    def finish(self) -> Decision:
+        """Wait for what is under way; what the trial is to do by that."""
         under_way, self._under_way = self._under_way, None
-        return under_way is not None and under_way.result()
+        return Decision.GO_ON if under_way is None else under_way.result()
 
     def close(self) -> None:
         """End the thread."""
@@ -126,15 +132,15 @@ class LateReports(Reports):
             self._thread.shutdown()
             self._thread = None
 
-    def _send(self, step: int, value: float, *, ask: bool) -> bool:
-        """Begin to store a step's value and to ask about it; whether to prune by the step before."""
-        if self.finish():
+    def _send(self, step: int, value: float, *, ask: bool) -> Decision:
+        """Begin to store a step's value and to ask about it; what to do by the step before."""
+        if (late := self.finish()) is not Decision.GO_ON:
             self._store(step, value)
-            return True
+            return late
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpo-reports")
         self._under_way = self._thread.submit(super()._send, step, value, ask=ask)
-        return False
+        return Decision.GO_ON
 
 
 def _same(left: float, right: float) -> bool:

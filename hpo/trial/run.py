@@ -41,7 +41,7 @@ from hpo.trial.session import RunProgress, Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import TrainingCode
 from trainer.error_text import error_text, traceback_text
-from trainer.state import DIVERGED, INTERRUPTED, PRUNED
+from trainer.state import DIVERGED, INTERRUPTED, PAUSED, PRUNED
 
 _OUTCOMES: Final[Mapping[str | None, Outcome]] = {DIVERGED: Outcome.DIVERGED, PRUNED: Outcome.PRUNED}
 
@@ -66,6 +66,7 @@ class TrialRun:
     request: StopRequest
     pulse: Callable[[RunProgress], None]
     _failure: Failure | None = None
+    _paused: bool = False
 
     def run(self) -> TrialReport:
         """Train, and store what became of it.
@@ -89,7 +90,7 @@ class TrialRun:
                     print(f"a folder was here that this study's database does not know; it is now {name}")
                 known = self._known()
                 outcome = self._train(folder) if known is None else Outcome(outcome_of(known))
-                if outcome is not None:
+                if outcome is not None or self._paused:
                     keep_artifacts(self.opened, self._id, number, folder)
             value = self._store(outcome, known)
         except StorageInternalError as error:
@@ -98,7 +99,7 @@ class TrialRun:
         except LeaseLostError:
             # Another attempt has the trial: nothing of this one counts any more.
             storage.forget(self._id)
-            outcome, value, self._failure = None, None, None
+            outcome, value, self._failure, self._paused = None, None, None, False
         return TrialReport(
             number,
             outcome,
@@ -107,6 +108,7 @@ class TrialRun:
             duration_s=time.monotonic() - started,
             reason=self._reason,
             params=dict(self.trial.params),
+            paused=self._paused,
         )
 
     @property
@@ -139,7 +141,7 @@ class TrialRun:
         return known if same else None
 
     def _train(self, folder: Path) -> Outcome | None:
-        """Train; returns the outcome, None for a trial that is requeued."""
+        """Train; returns the outcome, None for a trial that is requeued or paused."""
         try:
             with only_in(self.opened.storage.process):
                 reason = self.code.train(self._session(folder))
@@ -153,6 +155,8 @@ class TrialRun:
             return None if self._failure.parts else self._failure.outcome
         if reason in _OUTCOMES:
             return _OUTCOMES[reason]
+        if reason == PAUSED:
+            return self._pause()
         if reason == INTERRUPTED:
             verdict = self.request.verdict(self.trial.number)
             if verdict is None and self.request.leaving:
@@ -163,6 +167,18 @@ class TrialRun:
             early = f" ({reason})" if reason else ""
             return self._failed(Outcome.ERROR, f"it ended{early} before an epoch with a finite {missing}")
         return Outcome.COMPLETE
+
+    def _pause(self) -> Outcome | None:
+        """Have the trial paused, where it can resume from its last epoch; an error of the trial's where not."""
+        epoch = len(self.code.history)
+        if Checkpoints(attempt_folders(self.opened.spec, self.trial.number)).of_epoch(epoch) is None:
+            return self._failed(
+                Outcome.ERROR,
+                f"it can't be paused: there is no checkpoint of epoch {epoch}, which it reported last\n"
+                "  fix: see its log for why none was written; a function saves one after each report",
+            )
+        self._paused = True
+        return None
 
     def _failed(self, outcome: Outcome, reason: str) -> Outcome:
         self._failure = Failure(outcome, reason)
@@ -183,7 +199,10 @@ class TrialRun:
         """Store the outcome, or that of a trial with the same parameters; returns the value."""
         if known is not None:
             return self._end.take_over(known)
-        self._end.store(outcome, self._failure)
+        if self._paused:
+            self._end.pause()
+        else:
+            self._end.store(outcome, self._failure)
         return self._end.value
 
     def _session(self, folder: Path) -> Session:

@@ -12,6 +12,7 @@ import optuna
 import torch
 from omegaconf import OmegaConf
 
+from hpo.search.schedulers.scheduler import Decision
 from hpo.storage.ledger import Lease
 from hpo.storage.outage import DatabaseError
 from hpo.trial.checkpoints import Checkpoints
@@ -21,11 +22,12 @@ from hpo.trial.stopping import StopRequest
 from trainer.checkpoint.readable import readable
 from trainer.data.random_state import rng_state, set_rng_state
 from trainer.recorded import Metrics
-from trainer.state import DIVERGED, INTERRUPTED, PRUNED, Mode
+from trainer.state import DIVERGED, INTERRUPTED, PAUSED, PRUNED, Mode
 
 _VERSION: Final = 1
 #: Reasons to stop; a later one takes the place of an earlier one.
-_RANKS: Final = (None, INTERRUPTED, PRUNED, DIVERGED)
+_RANKS: Final = (None, PAUSED, INTERRUPTED, PRUNED, DIVERGED)
+_REASONS: Final = {Decision.GO_ON: None, Decision.PAUSE: PAUSED, Decision.STOP: PRUNED}
 
 
 class TrainingStoppedError(Exception):
@@ -65,8 +67,10 @@ class Session:
             if session.should_stop:
                 return
 
-    A report may say that the trial is pruned: ``should_stop`` is then true. Code that does not look is stopped by
-    an exception from its next report. The trial's value is that of the best reported epoch.
+    A report may say that the trial is pruned or pauses: ``should_stop`` is then true. Code that does not look is
+    stopped by an exception from its next report. A paused trial resumes later from the checkpoint of the epoch
+    that was reported last, so code saves one after each report. The trial's value is that of the best reported
+    epoch.
 
     Attributes:
         number: The trial.
@@ -86,7 +90,7 @@ class Session:
         pulse: Called with the session again and again, as long as training advances.
         history: The metrics of each epoch that was reported, by this attempt or one that it resumes.
         stop_reason: Why training is to end or has ended early, as far as the code was told: ``"diverged"``,
-            ``"pruned"`` or ``"interrupted"``.
+            ``"pruned"``, ``"interrupted"`` or ``"paused"``.
     """
 
     number: int
@@ -124,7 +128,7 @@ class Session:
     def report(self, epoch: int, /, **metrics: SupportsFloat) -> None:
         """Report a finished epoch: its number, counted from 1, and its metrics, real numbers.
 
-        The study's metric is stored, and the pruner asked about it. A value that is not finite means that the
+        The study's metric is stored, and the scheduler asked about it. A value that is not finite means that the
         training has diverged. An epoch without the study's metric counts, but nothing is stored of it. Where the
         database fails for good, the trial is to stop and resumes later.
 
@@ -220,14 +224,19 @@ class Session:
         if checkpoint.get("version") != _VERSION or "saved" not in checkpoint:
             raise ValueError(f"{file.path} was not written by `save_checkpoint` of this version")
         set_rng_state(checkpoint["rng"])
-        self.resume([Metrics(metrics) for metrics in checkpoint["state"]["history"]])
+        state = checkpoint["state"]
+        self.resume([Metrics(metrics) for metrics in state["history"]], inside=state["batch_index"] > 0)
         self.raise_pruned()
         return checkpoint["saved"]
 
     # ---- what those use who build on it
 
-    def resume(self, history: list[Metrics]) -> None:
+    def resume(self, history: list[Metrics], *, inside: bool = False) -> None:
         """Take over a history as the truth, and bring the storage to it; it may end where the trial was pruned.
+
+        Args:
+            history: The metrics of each finished epoch.
+            inside: Training is inside the epoch after those: it ends that one before it pauses.
 
         Raises:
             LeaseLostError: Another attempt has the trial.
@@ -235,8 +244,9 @@ class Session:
         end_fork(self.process)
         self.history, self._resumed, self._last_report = list(history), True, False
         self.pulse(self)
-        if self.reports.resume(self.history):
-            self._stop(PRUNED)
+        decision = self.reports.resume(self.history)
+        if not (inside and decision is Decision.PAUSE):
+            self._follow(decision)
 
     def finish(self) -> bool:
         """Wait for reports that are under way; whether the trial is pruned by one of them.
@@ -244,10 +254,9 @@ class Session:
         Raises:
             LeaseLostError: Another attempt has the trial.
         """
-        pruned = self.reports.finish()
-        if pruned:
-            self._stop(PRUNED)
-        return pruned
+        decision = self.reports.finish()
+        self._follow(decision)
+        return decision is Decision.STOP
 
     def raise_pruned(self) -> None:
         """Raise what ends a trial that is pruned.
@@ -267,21 +276,23 @@ class Session:
         if not math.isfinite(value):
             self._stop(DIVERGED)
         try:
-            pruned = self.reports.report(epoch, value, ask=self.stop_reason != DIVERGED)
+            decision = self.reports.report(epoch, value, ask=self.stop_reason != DIVERGED)
         except DatabaseError:
             self.request.leave()
             self._stop(INTERRUPTED)
             return
-        if pruned:
-            self._stop(PRUNED)
+        self._follow(decision)
 
     def _refuse_another(self) -> None:
         if self._last_report:
-            self._stop(INTERRUPTED)
+            self.stop_reason = self.stop_reason or INTERRUPTED
             self.raise_pruned()
             raise TrainingStoppedError(
                 f"{self.stop_reason} by epoch {self.epoch}: end the training where `should_stop` is true"
             )
 
-    def _stop(self, reason: str) -> None:
+    def _follow(self, decision: Decision) -> None:
+        self._stop(_REASONS[decision])
+
+    def _stop(self, reason: str | None) -> None:
         self.stop_reason = max(self.stop_reason, reason, key=_RANKS.index)

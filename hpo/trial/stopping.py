@@ -24,6 +24,10 @@ class StopRequest:
         """Ask the worker to requeue its trial and to take no other."""
         self._leave.set()
 
+    def wait(self, seconds: float) -> None:
+        """Wait so long, or until the worker is asked to leave."""
+        self._leave.wait(seconds)
+
     @property
     def leaving(self) -> bool:
         """Whether the worker is to take no other trial."""

@@ -17,7 +17,7 @@ from hpo.trial.watch import Watch
 from trainer import Trainer
 from trainer.callbacks import LossPrediction
 from trainer.recorded import Metrics
-from trainer.state import INTERRUPTED
+from trainer.state import CONTINUED
 
 
 @dataclass
@@ -56,7 +56,7 @@ class TrainerCode:
         trainer, data = self._prepared(session)
         reason = trainer.fit(data["train"], data["val"]).stop_reason
         # Asked for too late: nothing is left to train.
-        return None if reason == INTERRUPTED and trainer.finished else reason
+        return None if reason in CONTINUED and trainer.finished else reason
 
     def smaller(self) -> int | None:
         """Parts for each batch that are smaller than those of this run; None where the config can't cut them."""

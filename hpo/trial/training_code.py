@@ -11,6 +11,7 @@ from hpo.trial.forks import only_in
 from hpo.trial.session import Session, TrainingStoppedError
 from trainer.data.random_state import seed_all
 from trainer.recorded import Metrics
+from trainer.state import PAUSED
 
 
 class TrainingCode(Protocol):
@@ -30,8 +31,8 @@ class TrainingCode(Protocol):
         """Train to the end, or up to a request to stop.
 
         Returns:
-            Why it ended early, ``"diverged"``, ``"pruned"`` and ``"interrupted"`` among others (`trainer.state`);
-            None where it ran to its end.
+            Why it ended early, ``"diverged"``, ``"pruned"``, ``"paused"`` and ``"interrupted"`` among others
+            (`trainer.state`); None where it ran to its end.
 
         Raises:
             optuna.TrialPruned: The trial is pruned.
@@ -79,7 +80,8 @@ class FunctionCode:
                 session.finish()
             finally:
                 session.reports.close()
-        return session.stop_reason
+        has_ended = session.max_epochs and session.epoch >= session.max_epochs
+        return None if session.stop_reason == PAUSED and has_ended else session.stop_reason
 
     def smaller(self) -> None:
         """None: its batches are its own."""

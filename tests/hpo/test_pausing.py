@@ -161,7 +161,7 @@ def test_the_end_of_a_study_prunes_paused_trials(two_owners: Owners, last: float
         (settled,) = prune_paused(supervisor, study_id(first))
         assert (settled.number, settled.state, settled.outcome) == (0, TrialState.PRUNED, "pruned")
         assert "after epoch 3" in settled.reason
-        assert prune_paused(supervisor, study_id(first)) == []
+        assert list(prune_paused(supervisor, study_id(first))) == []
     trial = first.get_trial(trial_id)
     assert (trial.state, trial.value, paused_at(trial)) == (TrialState.PRUNED, value, None)
     assert trial.datetime_complete is not None
@@ -181,7 +181,7 @@ def test_with_several_objectives_a_pruned_trial_has_no_value(ready_url: str) -> 
         storage.set_trial_intermediate_value(trial._trial_id, 1, 0.5)
         storage.pause(trial._trial_id, 1)
     with opened(ready_url) as storage:
-        prune_paused(storage, study_id(storage))
+        assert len(list(prune_paused(storage, study_id(storage)))) == 1
     (found,) = trials(ready_url)
     assert (found.state, found.values) == (TrialState.PRUNED, None)
 

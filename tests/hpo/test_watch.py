@@ -53,7 +53,7 @@ def test_a_look_becomes_a_picture(studies: Studies) -> None:
         report(view, [3.0, 2.0])
         (worker,) = study_view(view, look_at(view)).workers
         assert (worker.worker, worker.trial, worker.epoch, worker.curve) == ("worker-0", 0, 2, (3.0, 2.0))
-        away = study_view(view, Look({}, {}, {}), "the database is away")
+        away = study_view(view, Look({}, {}, set(), {}), "the database is away")
         assert (away.n_trials, away.notices) == (6, ("the database is away",))
 
 

@@ -1,0 +1,42 @@
+"""A scheduler that pauses every trial, for tests; worker processes import it from here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import optuna
+
+from hpo.search.schedulers.pruner import PrunerScheduler
+from hpo.search.schedulers.scheduler import Decision, New, Next, Resume, Standing, Wait
+
+
+@dataclass(frozen=True)
+class PauseAll(PrunerScheduler):
+    """Pauses every trial after an epoch, and resumes them when all are there, the latest first.
+
+    A pruner may stop a trial before and after.
+
+    Attributes:
+        epoch: After which epoch.
+        resumed: How many are resumed at most.
+    """
+
+    epoch: int = 2
+    resumed: int | None = None
+
+    def decide(self, trial: optuna.Trial, step: int) -> Decision:
+        """PAUSE after that epoch."""
+        if (decision := super().decide(trial, step)) is not Decision.GO_ON:
+            return decision
+        return Decision.PAUSE if step == self.epoch else Decision.GO_ON
+
+    def next(self, standing: Standing) -> Next:
+        """New trials first; none is resumed before all have come so far."""
+        if standing.left != 0:
+            return New()
+        if any((trial.last_step or 0) <= self.epoch for trial in standing.running):
+            return Wait()
+        beyond = sum((trial.last_step or 0) > self.epoch for trial in standing.trials)
+        if standing.paused and (self.resumed is None or beyond < self.resumed):
+            return Resume(standing.paused[-1].number)
+        return Wait()
