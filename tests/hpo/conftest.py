@@ -7,6 +7,7 @@ import pytest
 
 from hpo.storage.ledger import Owner
 from hpo.storage.study_storage import StudyStorage
+from tests.hpo.in_process import workers_in_process
 from tests.hpo.owners import make_study, opened
 from tests.hpo.support import Studies
 
@@ -26,3 +27,10 @@ def two_owners(ready_url: str) -> Iterator[tuple[StudyStorage, StudyStorage]]:
         opened(ready_url, owner=Owner.current(worker="b")) as second,
     ):
         yield first, second
+
+
+@pytest.fixture
+def in_process() -> Iterator[None]:
+    """`hpo run` and `hpo.run` use threads of this process as workers: where no process is the point."""
+    with workers_in_process():
+        yield

@@ -7,15 +7,23 @@ by force (a trial that hangs, one that ends its process) is tested with `LocalLa
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing import Pipe, connection
 from multiprocessing.connection import Connection
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 
+import pytest
+
+from hpo.checks.checks import check_study
+from hpo.config.spec import StudySpec
+from hpo.execution.checking import Checked
 from hpo.execution.launchers.launcher import Ended, Said
 from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.messages import (
@@ -37,6 +45,7 @@ from hpo.storage.ledger import Owner, running_trials
 from hpo.study.folders import redirect_output
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.trial.builder import Builder
+from hpo.trial.resources import study_slots
 from hpo.trial.stopping import StopRequest
 
 #: Held by the worker that trains.
@@ -139,10 +148,37 @@ class InProcessWorker:
             if self._request.leaving:
                 return None
         try:
-            with redirect_output(self._order.log):
+            with redirect_output(self._order.log), _printed_below():
                 return do()
         finally:
             _TURN.release()
+
+
+@contextlib.contextmanager
+def _printed_below() -> Iterator[None]:
+    """Let threads print to the process's own output, as a process does; the main thread prints where it did."""
+    with (
+        open(1, "w", buffering=1, closefd=False) as out,
+        open(2, "w", buffering=1, closefd=False) as err,
+        contextlib.redirect_stdout(_ByThread(sys.stdout, out)),
+        contextlib.redirect_stderr(_ByThread(sys.stderr, err)),
+    ):
+        yield
+
+
+class _ByThread(io.TextIOBase):
+    def __init__(self, main: TextIO, others: TextIO) -> None:
+        self._main, self._others = main, others
+
+    def write(self, text: str) -> int:
+        return self._now.write(text)
+
+    def flush(self) -> None:
+        self._now.flush()
+
+    @property
+    def _now(self) -> TextIO:
+        return self._main if threading.current_thread() is threading.main_thread() else self._others
 
 
 class InProcessLauncher(SlotLauncher[InProcessWorker]):
@@ -153,3 +189,18 @@ class InProcessLauncher(SlotLauncher[InProcessWorker]):
 
     def wait(self, seconds: float, wake: socket.socket) -> bool:
         return wake in connection.wait([wake, *(worker.channel for worker in self._workers)], seconds)
+
+
+@contextlib.contextmanager
+def workers_in_process() -> Iterator[None]:
+    """Let `hpo run` and `hpo.run` of this process check studies, and run their workers, in this process."""
+
+    def checked_here(spec: StudySpec) -> Checked:
+        with contextlib.redirect_stdout(sys.stderr):
+            return Checked(check_study(spec), study_slots(spec))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hpo.execution.launchers.forkserver.start_fork_server", lambda _: None)
+        patch.setattr("hpo.execution.checking.checked", checked_here)
+        patch.setattr("hpo.execution.launchers.local.LocalLauncher", InProcessLauncher)
+        yield

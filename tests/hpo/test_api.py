@@ -147,12 +147,14 @@ def test_best_params_are_overrides(done: Done, tmp_path: Path) -> None:
     assert spec_params["optimizer"]["lr"] == params["optimizer.lr"]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_study_that_has_ended_runs_no_further(done: Done, capfd: pytest.CaptureFixture[str]) -> None:
     again = hpo.run(done.path, OVERRIDES, n_trials=3, progress=False)
     assert (again.finished, again.best) == (3, done.result.best)
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_several_objectives_have_a_front(tmp_path: Path) -> None:
     path = make_study(tmp_path, SEVERAL)
     result = hpo.run(path, ["trainer.max_epochs=1"], progress=False)
@@ -256,6 +258,7 @@ def test_changed_code_is_refused_until_it_is_accepted(tmp_path: Path) -> None:
     assert result.finished == 2
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_run_without_a_complete_trial_is_an_error(tmp_path: Path) -> None:
     path = make_study(tmp_path)
     with pytest.raises(hpo.StudyError, match=r"no trial of tiny is complete: 2 diverged\n  fix: "):
@@ -325,6 +328,7 @@ def test_every_public_name_can_be_had() -> None:
         hpo.runn  # noqa: B018
 
 
+@pytest.mark.usefixtures("in_process")
 def test_an_sqlite_url_in_place_of_the_studys(tmp_path: Path) -> None:
     path = make_study(tmp_path / "study")
     url, folder = f"sqlite:///{tmp_path}/other.db", tmp_path / "out"

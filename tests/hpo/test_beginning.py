@@ -21,6 +21,7 @@ from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.initial_trials import _take_over, begin, enqueue, known_trials
 from hpo.study.open_study import OpenStudy, _keep_code_and_config, load_study, start_study
 from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
+from tests.hpo.in_process import workers_in_process
 from tests.hpo.support import Studies, ask
 
 BASELINE = "study.baseline=true"
@@ -38,6 +39,7 @@ def test_the_base_config_is_the_first_trial(studies: Studies) -> None:
         assert ask(view)[1] != params
 
 
+@pytest.mark.usefixtures("in_process")
 def test_it_counts_among_the_studys_trials(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     hpo("run", study, "--workers", 2, "--n-trials", 2, BASELINE)
@@ -173,15 +175,24 @@ def test_a_beginning_is_taken_over_from_a_dead_process_only(
 # ---- another study's trials
 
 
-@pytest.fixture
-def pilot(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def trained_pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A study of six trials that ran."""
-    study = make_study(tmp_path / "pilot")
-    hpo("run", study, "--workers", 2, "study.name=pilot", "loss.nan=false")
+    study = make_study(tmp_path_factory.mktemp("trained") / "pilot")
+    with workers_in_process():
+        hpo("run", study, "--workers", 2, "study.name=pilot", "loss.nan=false")
     study.write_text(study.read_text().replace("name: tiny", "name: pilot"))
     return study
 
 
+@pytest.fixture
+def pilot(trained_pilot: Path, tmp_path: Path) -> Path:
+    """A copy of it in the test's own folder."""
+    shutil.copytree(trained_pilot.parent, tmp_path / "pilot")
+    return tmp_path / "pilot" / trained_pilot.name
+
+
+@pytest.mark.usefixtures("in_process")
 def test_trials_of_another_study_are_known_and_do_not_count(pilot: Path, tmp_path: Path) -> None:
     study = make_study(tmp_path / "next")
     warm = ("study.warm_start=../pilot/study.yaml", "search_space[model.hidden].high=6")
@@ -234,6 +245,7 @@ def test_a_study_that_never_ran_is_no_start(tmp_path: Path) -> None:
     assert not (study.parent / "runs").exists()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_study_that_has_begun_needs_the_other_one_no_more(pilot: Path, tmp_path: Path) -> None:
     study = make_study(tmp_path / "next")
     warm = "study.warm_start=../pilot/study.yaml"
@@ -243,6 +255,7 @@ def test_a_study_that_has_begun_needs_the_other_one_no_more(pilot: Path, tmp_pat
     assert [trial["outcome"] for trial in hpo_json("trials", study, warm)] == ["complete"] * 2
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_result_of_another_study_is_never_taken_over(pilot: Path, tmp_path: Path) -> None:
     study = make_study(tmp_path / "next")
     options = ("study.warm_start=../pilot/study.yaml", "study.duplicates=reuse")
@@ -291,6 +304,7 @@ def test_another_studys_trials_are_held_to_this_studys_bounds(studies: Studies) 
 # ---- hpo enqueue
 
 
+@pytest.mark.usefixtures("in_process")
 def test_an_enqueued_trial_runs_first(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     assert "trial 0 waits" in hpo("enqueue", study, "optimizer.lr=1e-2", "model.hidden=5").stdout
@@ -347,6 +361,7 @@ def test_what_can_not_be_enqueued_makes_no_study(tmp_path: Path, given: str, fir
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_the_budget_of_a_study_that_runs_stays(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     hpo("run", study, "--n-trials", 1)
@@ -356,6 +371,7 @@ def test_the_budget_of_a_study_that_runs_stays(tmp_path: Path) -> None:
     assert hpo_json("status", study)["n_trials"] == 3
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_study_whose_trials_are_claimed_gets_one_more_if_its_file_has_more(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     hpo("run", study, "--n-trials", 1)
@@ -387,6 +403,7 @@ GRID = STUDY.replace(
 ).replace("{name: random, seed: 3}", "grid")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_grid_is_walked_whole_beside_what_it_begins_with(tmp_path: Path) -> None:
     study = make_study(tmp_path, GRID.replace("n_trials: 6", "n_trials: 100").replace("high: 8}", "high: 4}"))
     hpo("enqueue", study, "model.hidden=3", "optimizer.lr=0.01", code=0)

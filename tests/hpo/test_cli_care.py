@@ -57,6 +57,7 @@ def on_the_dashboard(study: Path) -> list[dict[str, str]]:
     return [{item["key"]: item["value"] for item in trial["user_attrs"]} for trial in trials]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_failed_trial_is_retried_as_itself_from_its_checkpoint(flaky: Path) -> None:
     failed = hpo_json("trials", flaky)
     assert [(entry["outcome"], entry["epochs"]) for entry in failed] == [("error", 1)] * 2

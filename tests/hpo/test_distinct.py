@@ -116,6 +116,7 @@ def test_a_points_key_tells_true_from_one() -> None:
     assert point_key({"a": 1}) != point_key({"b": 1})
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_known_result_is_taken_over(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     overrides = (

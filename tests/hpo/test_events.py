@@ -35,6 +35,7 @@ def of(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [event for event in found if event["event"] == name]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_run_tells_each_thing_that_happens_once(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     code = tmp_path / "parts.py"
@@ -70,6 +71,7 @@ def test_a_run_tells_each_thing_that_happens_once(tmp_path: Path) -> None:
     assert found[-1]["status"] == status
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_resumed_trials_epochs_are_not_told_again(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     slow = ("--n-trials", 1, "model.delay=0.3", "trainer.max_epochs=4", "--json")
@@ -81,6 +83,7 @@ def test_a_resumed_trials_epochs_are_not_told_again(tmp_path: Path) -> None:
     assert told == [1, 2, 3, 4]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_study_that_fails_ends_with_the_reason(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     result = hpo("run", study, "--json", "data.broken=true", code=3)
@@ -91,6 +94,7 @@ def test_a_study_that_fails_ends_with_the_reason(tmp_path: Path) -> None:
     assert "the first 3 trials failed alike" in result.stderr
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_quiet_run_says_nothing_but_what_went_wrong(tmp_path: Path) -> None:
     study = make_study(tmp_path / "well")
     result = hpo("run", study, "--quiet", "--n-trials", 1)

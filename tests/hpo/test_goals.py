@@ -78,6 +78,7 @@ def test_a_trial_beyond_a_bound_reaches_no_target() -> None:
     assert goal_reached(section(target_value=0.5), trials) is None
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_study_stops_at_its_target_and_goes_on_with_another(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     out = hpo("run", study, "--workers", 2, "--n-trials", 30, "study.target_value=1e6")

@@ -13,12 +13,14 @@ import pytest
 from hpo.config.spec import load_spec
 from hpo.study.open_study import load_study
 from tests.acceptance.support import hpo, make_study, start_hpo
+from tests.hpo.in_process import workers_in_process
 
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
     study = make_study(tmp_path_factory.mktemp("logs"))
-    hpo("run", study, "--n-trials", 2)
+    with workers_in_process():
+        hpo("run", study, "--n-trials", 2)
     return study
 
 
@@ -64,6 +66,7 @@ def test_a_log_that_lies_elsewhere(done: Path, tmp_path: Path) -> None:
         assert "--output-dir" in result.stderr
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_trial_that_has_not_begun(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     hpo("run", study, "--n-trials", 1)
@@ -89,6 +92,7 @@ def test_a_reader_that_stops_reading_is_no_error(done: Path) -> None:
     assert (result.stdout, result.stderr) == ("a line\n", "")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_log_is_followed_over_attempts_to_the_trials_end(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     slow = ("--n-trials", 1, "model.delay=0.15", "trainer.max_epochs=6")

@@ -257,6 +257,7 @@ SEARCHED = STUDY.replace(
 ).replace("  model.hidden", "  loader.batch_size: {type: categorical, choices: [8, 16, 64]}\n  model.hidden")
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_study_of_one_cycles_over_searched_batches(tmp_path: Path) -> None:
     study, runs = make_study(tmp_path, SEARCHED), tmp_path / "runs" / "tiny"
     hpo("check", study)

@@ -85,6 +85,7 @@ def test_a_long_curve_is_thinned_out_to_its_last_point(count: int, kept: list[in
     assert thinned(range(7), count) == kept
 
 
+@pytest.mark.usefixtures("in_process")
 def test_watching_ends_with_the_study(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     hpo("run", study, "--n-trials", 2)
