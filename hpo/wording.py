@@ -52,5 +52,5 @@ def count_of(number: int, noun: str) -> str:
 
 def listed(found: Sequence[Any], most: int = 12) -> str:
     """A list in a sentence, cut off where it is long."""
-    told = ", ".join(map(str, found[:most]))
-    return told if len(found) <= most else f"{told} and {len(found) - most} more"
+    named = ", ".join(map(str, found[:most]))
+    return named if len(found) <= most else f"{named} and {len(found) - most} more"

@@ -42,7 +42,7 @@ class TrainerView(Protocol):
         ...
 
     def load_state_dict(self, checkpoint: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` returned."""
+        """Resume from what ``state_dict`` returned."""
         ...
 
     def fire(self, event: str, *args: Any) -> None:
@@ -68,7 +68,7 @@ class Callback:
             reader would run before the writer.
         writes_in: The event in which it writes.
         reads_in: The event in which it reads.
-        rank_zero_only: Its hooks run in the process of rank 0 only; right for whatever prints or writes files.
+        rank_zero_only: Its hooks run in the process of rank 0 only; right for callbacks that print or write files.
         graph_safe: Between zero_grad and the optimizer's step it only looks, so that with a CUDA graph, which does
             all that in one go, its hooks may be called afterwards.
         saves: It writes checkpoints. With one of these, the state of the others is checked.

@@ -1,6 +1,6 @@
 """What an exception says, as text that any file, database and terminal takes.
 
-An exception is made by anybody's code: its ``__str__`` may raise, return 100 MB, or hold characters that can't be
+An exception may come from any code: its ``__str__`` may raise, return 100 MB, or hold characters that can't be
 encoded (lone surrogates), stored (NUL) or shown (a terminal's escape sequences).
 """
 
@@ -36,7 +36,7 @@ def traceback_text(error: BaseException, longest: int = LONGEST_TRACEBACK) -> st
     """
     try:
         text = "".join(traceback.format_exception(error))
-    except BaseException as problem:  # noqa: BLE001 - whatever the exception's own methods raise
+    except BaseException as problem:  # noqa: BLE001 - the exception's own methods may raise anything
         text = f"{error_text(error)}\n(its traceback can't be shown: {error_text(problem)})\n"
     return plain_text(shortened(text, longest))
 
@@ -59,5 +59,5 @@ def error_message(error: BaseException) -> str:
     try:
         # A copy: what `__str__` returns may be of a class of its own, with methods of its own.
         return str.__str__(str(error))
-    except BaseException as problem:  # noqa: BLE001 - whatever `__str__` raises
+    except BaseException as problem:  # noqa: BLE001 - `__str__` may raise anything
         return f"(no message: its __str__ raised {type(problem).__name__})"

@@ -43,7 +43,7 @@ EVENTS: Final = MappingProxyType(
         "on_test_batch_start": "As on_validation_batch_start.",
         "on_test_batch_end": "As on_validation_batch_end.",
         "on_test_end": "All test batches are done; `Trainer.test` returns the metrics.",
-        "on_exception": "Training raised; takes (trainer, error). The error goes on afterwards, type unchanged.",
+        "on_exception": "Training raised; takes (trainer, error). The error propagates then, type unchanged.",
         "on_fit_end": "Always, after the last epoch or an exception; `state.stop_reason` says why.",
         "teardown": "Always and last; each callback's failure is kept from the others.",
     }

@@ -12,7 +12,7 @@ from typing import TextIO
 
 @contextmanager
 def replacing(path: Path) -> Iterator[TextIO]:
-    """Open a text file (UTF-8) that takes the place of ``path`` when the block ends, at once and as a whole.
+    """Open a text file (UTF-8) that takes the place of ``path`` when the block ends, in one step.
 
     Whoever reads ``path`` meanwhile, and a process that is killed, finds what lay there before.
 

@@ -1,4 +1,4 @@
-"""The state of the code that a run belongs to, as git tells it."""
+"""The state of the code that a run belongs to, from git."""
 
 from __future__ import annotations
 

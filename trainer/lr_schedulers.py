@@ -1,4 +1,4 @@
-"""Learning-rate schedulers that torch lacks, and the scaling of a learning rate that a scheduler goes on with."""
+"""Learning-rate schedulers that torch lacks, and the scaling of a learning rate under a running scheduler."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SCHEDULER_RATES = ("base_lrs", "max_lrs")
 
 
 class HyperbolicLR(LRScheduler):
-    """A learning rate that falls along a hyperbola, whose beginning hardly depends on how long the run is.
+    """A learning rate that falls along a hyperbola, whose first part hardly depends on how long the run is.
 
     With N = ``max_iter``, U = ``upper_bound`` and f(x) = sqrt((N - x) / U · (2 - (N + x) / U)), the learning rate
     after x steps is lr₀ + (lr₀ - infimum_lr) · (f(x) - f(0)), for each group from its own lr₀. It ends at
     ``infimum_lr`` where N = U, above it where N < U, and stays there after N steps. Runs of different N that share
-    U follow nearly the same curve at first, so a short run tells about a long one.
+    U follow nearly the same curve at first, so a short run predicts a long one.
 
     Source: Kim, "HyperbolicLR: Epoch insensitive learning rate scheduler", arXiv:2407.15200.
 

@@ -75,7 +75,7 @@ class CallbackRunner:
         return self.add(FunctionCallback(event, function, priority))
 
     def has_callbacks(self, event: str) -> bool:
-        """Whether anybody listens to ``event``."""
+        """Whether a callback listens to ``event``."""
         return bool(self.list_callbacks(event))
 
     def list_callbacks(self, event: str) -> tuple[Callback, ...]:
@@ -106,7 +106,7 @@ class CallbackRunner:
         return {callback.name: callback.state_dict() for callback in self.callbacks if _is_stateful(callback)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Hand each saved state to the callback of that name; one that nobody takes is a warning."""
+        """Hand each saved state to the callback of that name; one that no callback takes is a warning."""
         unknown = state.keys() - {callback.name for callback in self.callbacks}
         if unknown:
             logger.warning(
@@ -197,7 +197,7 @@ def _check_order(callbacks: tuple[Callback, ...]) -> None:
 
 
 def _moment(callback: Callback, event: str, position: int) -> tuple[int, int, int]:
-    """Something that sorts as time does: the log events fire inside ``on_epoch_end``, whoever listens."""
+    """Something that sorts as time does: the log events fire inside ``on_epoch_end``, for any listener."""
     if event in LOG_EVENTS:
         return EVENT_ORDER["on_epoch_end"], LOG_PRIORITY, EVENT_ORDER[event]
     return EVENT_ORDER[event], callback.priority, position

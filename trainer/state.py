@@ -41,7 +41,7 @@ class TrainState:
         max_epochs: Epochs that the run has in all, resumed ones included; an estimate where it is bounded by
             something else.
         total_steps: Optimizer steps expected in all; None where the data has no length.
-        batches_per_epoch: Batches of an epoch; None where nobody can know.
+        batches_per_epoch: Batches of an epoch; None if unknown.
         batches_per_step: Batches whose gradients make one optimizer step; set in ``setup`` by who accumulates.
         epoch: Finished epochs; inside the first epoch it is 0.
         step: Optimizer steps taken.
@@ -51,7 +51,7 @@ class TrainState:
         data_batch: Finished batches of the running pass.
         history: The metrics of each finished epoch, the latest last (the same object as ``metrics``).
         user_state: Plain values that callbacks share; checkpointed.
-        stop_reason: Why the run is to end, or None while it goes on.
+        stop_reason: Why the run is to end, or None while it continues.
         stop_now: True when it is to end after the running batch, without a validation.
         epoch_stopped: True when the epoch is to end after the running batch.
         validation_skipped: Whether this epoch's validation was left out because a hook asked for that.

@@ -58,7 +58,7 @@ class Trainer:
         scheduler_monitor: The metric that a ReduceLROnPlateau follows: a loss, or one of ``metrics`` or the step,
             since the scheduler steps before callbacks record theirs at an epoch's end.
         callbacks: The user's callbacks.
-        core_callbacks: Callbacks of whoever builds the trainer; before the user's at equal priority.
+        core_callbacks: Callbacks of the code that builds the trainer; before the user's at equal priority.
         max_epochs: Passes over the training data, 10 where no length is given; see `trainer.data.plan.Plan` for
             this and the next two.
         max_steps: Optimizer steps; the run ends where the first limit is reached.
@@ -129,13 +129,13 @@ class Trainer:
         self._train_data: Any = None
         self._stream: TrainStream | None = None
         self._running = False
-        # RNG state where a run was stopped inside an epoch, put back when that epoch goes on.
+        # RNG state where a run was stopped inside an epoch, restored when that epoch resumes.
         self._epoch_rng: dict[str, Any] | None = None
 
     # ---- the three things it does
 
     def fit(self, train: Any, val: Any = None) -> TrainState:
-        """Train until the end of the plan or a stop request; goes on from a loaded state.
+        """Train until the end of the plan or a stop request; resumes from a loaded state.
 
         After an error it may be called again. A batch counts once its loss is recorded: it is not trained again.
         The global random generators and the modes of all modules are put back, and DataLoader workers ended.
@@ -201,7 +201,7 @@ class Trainer:
         self._compute.step_optimizer()
 
     def set_batch_size(self, batch_size: int) -> None:
-        """Samples per training batch from the next pass over the data on; at once before a fit's first batch.
+        """Samples per training batch from the next pass over the data on; immediately before a fit's first batch.
 
         Raises:
             ValueError: The training data comes in batches of its own, or a pass is being trained on.
@@ -234,7 +234,7 @@ class Trainer:
         }
 
     def load_state_dict(self, checkpoint: dict[str, Any]) -> None:
-        """Go on from a checkpoint.
+        """Resume from a checkpoint.
 
         Raises:
             ValueError: It was written by another version of this format.
@@ -337,7 +337,7 @@ class Trainer:
     def _train_pass(self, stream: TrainStream) -> bool:
         """Train to the end of the pass or of the epoch; whether the epoch is over."""
         state, plan, train = self.state, self.plan, self._compute.train
-        # A run that ended right at an epoch's last batch, or after it, goes on behind it.
+        # A run that ended right at an epoch's last batch, or after it, resumes after it.
         passed = not state.data_batch and (plan.validate_every is None or self.finished)
         if not (state.batch_index and (passed or plan.ends_epoch(state))):
             for batch in stream.rest_of_pass():

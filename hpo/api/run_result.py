@@ -34,9 +34,9 @@ class RunResult:
 
     def __repr__(self) -> str:
         counts = [f"{count} {name}" for name, count in self.outcomes.items() if count]
-        told = f"{self.study.study_name}: {', '.join([f'{self.finished} of {self.n_trials} trials', *counts])}"
+        text = f"{self.study.study_name}: {', '.join([f'{self.finished} of {self.n_trials} trials', *counts])}"
         if isinstance(self.best, list):
-            told += f"; best: trials {', '.join(str(each['trial']) for each in self.best)}"
+            text += f"; best: trials {', '.join(str(each['trial']) for each in self.best)}"
         elif self.best is not None:
-            told += f"; best: trial {self.best['trial']}, {self.best['value']:.6g}"
-        return f"<RunResult {told}>"
+            text += f"; best: trial {self.best['trial']}, {self.best['value']:.6g}"
+        return f"<RunResult {text}>"

@@ -171,7 +171,7 @@ class Study:
 
 @dataclass(frozen=True)
 class _WithoutLines(Marks):
-    """Marks of a study that nobody wrote line by line."""
+    """Marks of a study that was not written line by line."""
 
     def locate(self, keys: Keys) -> tuple[str, int | None]:
         """Where a key was given: in the study or over it."""

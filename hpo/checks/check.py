@@ -39,7 +39,7 @@ def check_spec(
         search: Also check what the search space may set; otherwise the base config must be complete alone.
 
     Returns:
-        Warnings: what can't be told before it runs.
+        Warnings: what can't be checked before it runs.
 
     Raises:
         InputError: A target can't be imported, or does not fit its arguments.

@@ -30,7 +30,7 @@ def check_study(spec: StudySpec, *, search: bool = True) -> list[Finding]:
         search: Also check what the search space may set; otherwise the base config must be complete alone.
 
     Returns:
-        Warnings: what can't be told before it runs, and what is allowed but hardly meant.
+        Warnings: what can't be checked before it runs, and likely mistakes.
 
     Raises:
         InputError: An import path, an argument, a schedule, a metric or a callback does not fit.
@@ -77,7 +77,7 @@ def _check_database(spec: StudySpec) -> None:
 
 
 def check_search(spec: StudySpec) -> None:
-    """Start the study in a database that is thrown away: sampler, pruner, and whatever else a start refuses.
+    """Start the study in a database that is thrown away: sampler, pruner, and anything else that a start refuses.
 
     Raises:
         InputError: What `hpo run` would raise.

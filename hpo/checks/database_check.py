@@ -72,14 +72,14 @@ def _version(url: sa.URL) -> str:
     question = "SELECT sqlite_version()" if url.get_backend_name() == "sqlite" else "SELECT version()"
     try:
         with engine.connect() as conn:
-            told = str(conn.execute(sa.text(question)).scalar())
+            version = str(conn.execute(sa.text(question)).scalar())
             conn.exec_driver_sql(
                 "SELECT count(*) FROM sqlite_master"
             ) if url.get_backend_name() == "sqlite" else None
     finally:
         engine.dispose()
-    names = {"sqlite": "SQLite ", "mysql": "" if "MariaDB" in told else "MySQL "}
-    return names.get(url.get_backend_name(), "") + told.partition(" on ")[0].partition(",")[0]
+    names = {"sqlite": "SQLite ", "mysql": "" if "MariaDB" in version else "MySQL "}
+    return names.get(url.get_backend_name(), "") + version.partition(" on ")[0].partition(",")[0]
 
 
 def _impatient(url: sa.URL) -> dict[str, Any]:

@@ -16,7 +16,7 @@ class Finding:
     Attributes:
         problem: What is odd, as one short clause.
         path: Dotted path of the key.
-        file: The file it stands in, or ``command line``; None where nobody wrote it.
+        file: The file it stands in, or ``command line``; None if it was not written.
         line: Line in that file, counted from 1.
         value: The value as the person wrote it.
         fix: What to do, as one sentence.

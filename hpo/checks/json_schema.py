@@ -51,16 +51,16 @@ def study_schema() -> dict[str, Any]:
 
 def _open(node: dict[str, Any]) -> dict[str, Any]:
     """The schema, with an interpolation wherever a narrow scalar is wanted; descriptions stay outside."""
-    if "const" in node:  # the `type` by which an entry of the search space is told from others
+    if "const" in node:  # the `type` by which an entry of the search space is described from others
         return node
     if "items" in node:
         return {**node, "items": _open(node["items"])}
     if not _is_narrow(node):
         return node
-    told = {key: value for key, value in node.items() if key in _TOLD}
+    described = {key: value for key, value in node.items() if key in _TOLD}
     values = {key: value for key, value in node.items() if key not in _TOLD}
     variants = values["anyOf"] if set(values) == {"anyOf"} else [values]
-    return {**told, "anyOf": [*variants, _REFERENCE]}
+    return {**described, "anyOf": [*variants, _REFERENCE]}
 
 
 def _is_narrow(node: Mapping[str, Any]) -> bool:
@@ -77,8 +77,8 @@ def _named(node: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]
         "description": "A short name, or the name of Optuna's class; or `optunahub:` and a package.",
     }
     mapping = {"type": "object", "properties": {"name": name}}
-    told = {key: value for key, value in node.items() if key in _TOLD}
-    return {**told, "anyOf": [name, {"type": "null"}, mapping]}
+    described = {key: value for key, value in node.items() if key in _TOLD}
+    return {**described, "anyOf": [name, {"type": "null"}, mapping]}
 
 
 def _callbacks(node: Mapping[str, Any]) -> dict[str, Any]:
@@ -96,8 +96,8 @@ def _callbacks(node: Mapping[str, Any]) -> dict[str, Any]:
                 _REFERENCE,
             ],
         }
-    told = {key: value for key, value in node.items() if key in _TOLD}
-    return {**told, "type": "object", "properties": properties, "additionalProperties": own}
+    described = {key: value for key, value in node.items() if key in _TOLD}
+    return {**described, "type": "object", "properties": properties, "additionalProperties": own}
 
 
 def _arguments(kind: type, signature: inspect.Signature) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class Measured:
         outputs: Shapes of the model's outputs for it.
         memory_bytes: Peak memory: what torch took of a GPU's, or by how much the process grew.
         batch_s: Seconds a training batch takes.
-        batches: Training batches of an epoch; None where nobody can know.
+        batches: Training batches of an epoch; None if unknown.
         epochs: Epochs of a trial.
         epoch_s: Seconds an epoch takes, with its validation; None without ``batches``.
         trial_s: Seconds a whole trial takes.
@@ -106,7 +106,7 @@ def preflight(spec: StudySpec, slots: Sequence[Slot], *, search: bool = True) ->
     """Train a few batches of the base config on each device, and of the largest one that may be drawn.
 
     Nothing is left behind: files go to a folder that is removed, the storage is not opened, and callbacks that
-    tell others (W&B, MLflow, notifier) are left out.
+    send to other services (W&B, MLflow, notifier) are left out.
 
     Args:
         spec: The study, checked by `hpo.checks.checks.check_study`.
@@ -210,7 +210,7 @@ def _tried(
                 return _trained(attempt, params, Path(folder), memory, notes)
         except KeyboardInterrupt:  # Ctrl-C
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever a study's code raises is explained
+        except BaseException as error:  # noqa: BLE001 - anything that a study's code raises is explained
             explained = attempt.explained(error)
             raise explained from (None if explained is error else error)
 
@@ -275,7 +275,7 @@ class _First:
 
     @property
     def scale(self) -> float:
-        """How many times as long all of them take; 1 where nobody knows."""
+        """How many times as long all of them take; 1 if unknown."""
         length = pass_length(self._batches)
         return 1.0 if not length else length / min(length, self._limit)
 

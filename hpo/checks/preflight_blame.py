@@ -107,7 +107,7 @@ class Attempt:
         for name, part in parts.items():
             try:
                 _through_a_file(part)
-            except Exception:  # noqa: BLE001 - whatever pickle and torch raise for it
+            except Exception:  # noqa: BLE001 - pickle and torch raise many kinds
                 path = name
         rest = path.partition(" ")[2]
         problem = f"what a checkpoint holds of it{' ' + rest if rest else ''} can't be saved and read back"

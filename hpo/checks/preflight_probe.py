@@ -14,7 +14,7 @@ from trainer.callback import Callback, TrainerView
 from trainer.data.batches import tensors_in
 from trainer.metrics.objects import Metric, is_object, measured_alone
 
-#: What the run was doing last, for whoever has to say where an error came from.
+#: What the run was doing last: where an error came from.
 START: Final = "start"
 BATCH: Final = "batch"
 FORWARD: Final = "forward"
@@ -27,7 +27,7 @@ EPOCH_END: Final = "epoch end"
 
 #: How a preflight's run ends.
 REASON: Final = "preflight"
-#: Enough batches to tell how long one takes: so many, or so many seconds' worth.
+#: Enough batches to measure how long one takes: so many, or so many seconds' worth.
 _BATCHES: Final = 50
 _SECONDS: Final = 2.0
 

@@ -53,7 +53,7 @@ for command in COMMANDS:
 
 
 def main() -> NoReturn:
-    """Run the command line; exit codes: 0 done, 2 bad input, 3 the study can't go on, 130 interrupted."""
+    """Run the command line; exit codes: 0 done, 2 bad input, 3 the study failed, 130 interrupted."""
     debug = "--debug" in sys.argv
     try:
         with _interruptible():
@@ -70,7 +70,7 @@ def main() -> NoReturn:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Let Ctrl-C end an import at once: what an error inside one leaves, half a module, others trip over."""
+    """Let Ctrl-C end an import immediately: an error inside one leaves half a module behind."""
     ours = threading.current_thread() is threading.main_thread()
     if not ours or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield

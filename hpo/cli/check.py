@@ -184,11 +184,11 @@ def _estimate(checkup: _Checkup) -> float | None:
 
 
 def _print_stage(stage: _Stage) -> None:
-    told = stage.status
+    summary = stage.status
     if stage.status == "warnings":
-        told = count_of(len(stage.warnings), "warning")
+        summary = count_of(len(stage.warnings), "warning")
     with read_by_others():
-        print(f"{stage.name:<10} {told}")
+        print(f"{stage.name:<10} {summary}")
         for item in stage.warnings:
             print(_indented(f"warning: {item}"))
         if stage.error is not None:
@@ -223,7 +223,7 @@ def _shapes(shapes: list[tuple[int, ...]]) -> str:
 
 
 def _cost(cost: Measured) -> str:
-    told = f"{cost.memory_bytes / _MIB:,.0f} MiB, {duration(cost.batch_s)} a batch"
+    text = f"{cost.memory_bytes / _MIB:,.0f} MiB, {duration(cost.batch_s)} a batch"
     if cost.epoch_s is not None:
-        told += f", {duration(cost.epoch_s)} an epoch of {cost.batches} batches"
-    return told if cost.trial_s is None else f"{told}, {duration(cost.trial_s)} a trial of {cost.epochs} epochs"
+        text += f", {duration(cost.epoch_s)} an epoch of {cost.batches} batches"
+    return text if cost.trial_s is None else f"{text}, {duration(cost.trial_s)} a trial of {cost.epochs} epochs"

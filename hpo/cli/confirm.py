@@ -13,7 +13,7 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Don't ask.")]
 
 
 def must_be_sure(command: str, effect: str, *, yes: bool) -> None:
-    """Refuse a command that destroys something where nobody has said so, and nobody can be asked.
+    """Refuse a command that destroys something without `--yes` where no person can be asked.
 
     Args:
         command: The command's name.
@@ -28,7 +28,7 @@ def must_be_sure(command: str, effect: str, *, yes: bool) -> None:
 
 
 def ask(effect: str) -> None:
-    """Ask at the terminal whether to go on; the question goes to standard error.
+    """Ask at the terminal whether to continue; the question goes to standard error.
 
     Args:
         effect: What would be done.

@@ -96,7 +96,7 @@ class _Log:
         return _outcome(self._opened, self._number) not in UNFINISHED
 
     def print_new(self) -> None:
-        """Print what has been written since the last time; OSError where nobody reads it."""
+        """Print what has been written since the last time; OSError where the reader is gone."""
         from hpo.study.folders import attempt_folders
 
         logs = [folder / "log.txt" for folder in attempt_folders(self._opened.spec, self._number)]

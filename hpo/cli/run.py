@@ -96,7 +96,7 @@ def _warn(finding: Finding) -> None:
 
 
 def _reporter(opened: OpenStudy, out: TextIO, *, quiet: bool, json_: bool) -> Reporter | EventWriter:
-    """Who tells the person, or the program, what happens."""
+    """The listener that shows a person, or a program, what happens."""
     if json_:
         from hpo.console.events import EventWriter
 

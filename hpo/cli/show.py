@@ -84,11 +84,11 @@ def _pruning_rows(pruning: dict[str, Any]) -> list[tuple[str, str]]:
     """What pruning saved, where it ended a trial, and what the audit found, where there was one."""
     rows = []
     if pruning["pruned"]:
-        told = f"{pruning['pruned']} of {pruning['ended']} pruned"
+        summary = f"{pruning['pruned']} of {pruning['ended']} pruned"
         if pruning["epochs_unpruned"]:
             saved, of = pruning["epochs_saved"], pruning["epochs_unpruned"]
-            told += f", {saved} of {of} epochs saved ({percent(saved / of)})"
-        rows.append(("pruning", told))
+            summary += f", {saved} of {of} epochs saved ({percent(saved / of)})"
+        rows.append(("pruning", summary))
     if pruning["audited"]:
         wrong, of, rate = (pruning[name] for name in ("wrongly_condemned", "audited", "false_prune_rate"))
         low, high = pruning["false_prune_interval"]
@@ -129,7 +129,7 @@ def trials(
         print_json(data)
         return
     names, bounded = list(spec.search_space), bool(spec.study.constraints)
-    told = any(entry["reason"] for entry in data)
+    with_reasons = any(entry["reason"] for entry in data)
     several = len({code for entry in data for code in _codes(entry)}) > 1
     rows = [
         (
@@ -144,18 +144,18 @@ def trials(
             cell(entry["device"] or None),
             *([" → ".join(_codes(entry)) or "-"] if several else []),
             *(cell(entry["params"].get(name)) for name in names),
-            *([_first_line(entry["reason"])] if told else []),
+            *([_first_line(entry["reason"])] if with_reasons else []),
         )
         for entry in data
     ]
     metrics = [*spec.study.goals, *(["bounds"] if bounded else [])]
     about = ("trial", "outcome", *metrics, "epochs", "s", "attempts", "worker", "device")
     about += ("code",) if several else ()
-    print_table(spec.study.name, (*about, *names, *(["reason"] if told else [])), rows)
+    print_table(spec.study.name, (*about, *names, *(["reason"] if with_reasons else [])), rows)
 
 
 def _codes(entry: dict[str, Any]) -> list[str]:
-    """The code that a trial ran under, by hash; several where it went on under other code."""
+    """The code that a trial ran under, by hash; several where it resumed under other code."""
     return list(dict.fromkeys(each["code"] for each in entry["attempts"] if each["code"]))
 
 
@@ -165,7 +165,7 @@ def _values(entry: dict[str, Any]) -> list[Any]:
 
 
 def _kept(violations: dict[str, float | None]) -> str:
-    """Which bounds a trial is beyond."""
+    """Which bounds a trial violates."""
     beyond = [name for name, violation in violations.items() if violation is None or violation > 0]
     return "beyond " + ", ".join(beyond) if beyond else "kept" if violations else "-"
 

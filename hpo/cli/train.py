@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hpo.trial.builder import Builder
 
 _DEFAULT_SEEDS: Final = (0, 1, 2)
-#: A single number beyond this is taken for a seed that was meant, not for a number of trainings.
+#: A single number above this is taken for a seed, not for a number of trainings.
 _MOST_SEEDS: Final = 100
 _SEEDS_FIX: Final = "write a number of seeds, `5`, or the seeds themselves, `0,1,2`; `7,` is the seed 7 alone"
 

@@ -47,7 +47,7 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
                 found, problem = _look(opened)
                 try:
                     teller.tell(found, problem)
-                except OSError:  # nobody reads it any more
+                except OSError:  # the reader is gone
                     return
                 if found is not None and has_ended(found.status):
                     return
@@ -87,7 +87,7 @@ class _Lines:
         self._last = ""
 
     def tell(self, found: Look | None, problem: str) -> None:
-        """Print what has been found; OSError where nobody reads it."""
+        """Print what has been found; OSError where the reader is gone."""
         line = self._make(found, problem)
         if self._every or line != self._last:
             with flushed():
@@ -112,11 +112,11 @@ def _as_line(opened: OpenStudy, found: Look | None, problem: str) -> str:
     from hpo.study.outcome import UNFINISHED
 
     status = found.status
-    told = [f"{status['finished']}/{status['n_trials']} trials"]
-    told += [f"{status[name]} {name}" for name in UNFINISHED if status[name]]
-    told += [f"{count} {name}" for name, count in status["outcomes"].items() if count]
-    told += [f"{title} {text}" for title, text in described_best(opened.spec, status["best"])]
-    return ", ".join(told)
+    parts = [f"{status['finished']}/{status['n_trials']} trials"]
+    parts += [f"{status[name]} {name}" for name in UNFINISHED if status[name]]
+    parts += [f"{count} {name}" for name, count in status["outcomes"].items() if count]
+    parts += [f"{title} {text}" for title, text in described_best(opened.spec, status["best"])]
+    return ", ".join(parts)
 
 
 def described_best(spec: StudySpec, best: Any) -> list[tuple[str, str]]:

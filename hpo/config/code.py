@@ -59,15 +59,15 @@ class CodeIdentity:
 
     def changes_since(self, before: Mapping[str, str]) -> list[str]:
         """What is different from earlier files, a line each; none where the code is the same."""
-        told = []
+        changes = []
         for name in sorted({*before, *self.files}):
             if name not in before:
-                told.append(f"{name} is new")
+                changes.append(f"{name} is new")
             elif name not in self.files:
-                told.append(f"{name} is gone")
+                changes.append(f"{name} is gone")
             elif before[name] != self.files[name]:
-                told.append(f"{name} has changed")
-        return told
+                changes.append(f"{name} has changed")
+        return changes
 
 
 def code_identity(spec: StudySpec) -> CodeIdentity:

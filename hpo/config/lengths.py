@@ -1,4 +1,4 @@
-"""``${trainer.total_steps}`` and ``${trainer.steps_per_epoch}``: numbers that only the training data tells.
+"""``${trainer.total_steps}`` and ``${trainer.steps_per_epoch}``: numbers that depend on the training data.
 
 A study file is read without its data. So an interpolation of these two becomes their own text, ``${trainer.…}``,
 which is what is validated, compared and hashed; a trial puts the numbers in once it has the data

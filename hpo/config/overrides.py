@@ -24,7 +24,7 @@ from hpo.errors import InputError
 def path_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | None:
     """Why a dotted path can't be set in a config, as (problem, fix), or None.
 
-    What only a signature can tell (an argument that the config does not give) passes here.
+    What only a signature can decide (an argument that the config does not give) passes here.
     """
     node: Any = config
     for depth, key in enumerate(keys):

@@ -103,7 +103,7 @@ class LoaderSection(Section):
         default=256,
         ge=1,
         le=MAX_NUMBER,
-        description="Samples in an evaluation batch, whatever batch_size is.",
+        description="Samples in an evaluation batch, independent of batch_size.",
         examples=[256],
     )
     num_workers: int = Field(

@@ -70,7 +70,7 @@ class Bound:
     limit: float
 
     def violation(self, value: float) -> float:
-        """How far a value lies beyond the limit, in the metric's unit; at most 0 where it keeps to it.
+        """How far a value violates the limit, in the metric's unit; at most 0 where it meets it.
 
         Always finite, as JSON has to be. What could not be measured (NaN) is not known to keep to the limit.
         """
@@ -78,7 +78,7 @@ class Bound:
         return FARTHEST if math.isnan(beyond) else max(-FARTHEST, min(beyond, FARTHEST))
 
     def value(self, violation: float) -> float:
-        """The value that lies so far beyond the limit; NaN where it was not known."""
+        """The value that violates the limit by so much; NaN where it was not known."""
         if abs(violation) >= FARTHEST:
             return math.nan
         return self.limit + violation if self.relation == "<=" else self.limit - violation

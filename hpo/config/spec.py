@@ -124,7 +124,7 @@ class StudySpec:
     def resolve(self, params: Mapping[str, object] | None = None) -> dict[str, Any]:
         """The config of one trial: the base config with these dotted parameters, interpolations resolved.
 
-        Lengths that only the data tells stay as their text, see `hpo.config.lengths`.
+        Lengths that depend on the data stay as their text, see `hpo.config.lengths`.
 
         Returns:
             Plain containers of one's own, one entry a section, None for a section left out; `study`,
@@ -336,7 +336,7 @@ def _quoted(path: Path) -> Path:
 
 
 def _home(path: str) -> Path:
-    # Unlike Path.expanduser, this leaves a home that nobody knows as it is, like a shell.
+    # Unlike Path.expanduser, this leaves an unknown home as it is, like a shell.
     return Path(os.path.expanduser(path))  # noqa: PTH111
 
 

@@ -9,7 +9,7 @@ import yaml
 MAX_VALUES: Final = 10_000
 #: Mappings and lists inside each other.
 MAX_DEPTH: Final = 50
-#: What is said of a file beyond these: problem and fix.
+#: What is said of a file above these limits: problem and fix.
 TOO_MANY: Final = (
     f"holds more than {MAX_VALUES:,} keys and values, aliases written out",
     "keep long lists in a module or a file of their own, and name it",

@@ -84,9 +84,9 @@ class EventWriter:
             self._reported(label, message)
         elif isinstance(message, Settled):
             waits = message.state == TrialState.WAITING
-            told = {} if waits else {"outcome": message.outcome}
+            ending = {} if waits else {"outcome": message.outcome}
             name = "trial_requeued" if waits else "trial_ended"
-            self._write(name, trial=message.number, worker=label or None, **told, reason=message.reason)
+            self._write(name, trial=message.number, worker=label or None, **ending, reason=message.reason)
         elif isinstance(message, Notice):
             self._write("notice", text=message.text)
         elif isinstance(message, Failed):

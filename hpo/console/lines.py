@@ -73,7 +73,7 @@ class Reporter:
         """Leave the terminal as it was."""
 
     def _say(self, text: str, *, trouble: bool = False) -> None:
-        """Print a line; of a quiet run those that tell of trouble, where errors go."""
+        """Print a line; a quiet run prints only trouble, on standard error."""
         if trouble or not self._quiet:
             print(text, file=sys.stderr if self._quiet else sys.stdout)
 

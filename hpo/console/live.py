@@ -76,7 +76,7 @@ class StudyView:
         goals: Each metric that is optimised, with ``minimize`` or ``maximize``.
         n_trials: Trials to bring to an end.
         outcomes: How many trials have ended in each way.
-        waiting: Trials that wait to go on.
+        waiting: Trials that wait to start or resume.
         paused: Trials that are paused.
         best: The best trial, or the Pareto front: of each its ``trial``, ``value`` and ``params``; with several
             objectives ``values``.
@@ -107,22 +107,22 @@ class StudyView:
 
 
 def seconds_left(unstarted: int, ended_s: Sequence[float], workers: Sequence[WorkerView]) -> float | None:
-    """About how long a study will go on.
+    """About how long a study will still take.
 
     A trial in progress takes as long as its remaining epochs do at its own pace, which is that of the epochs of
-    this attempt. A trial that has not begun (or waits to go on) takes the mean of those that have ended, as they
+    this attempt. A trial that has not started (or waits to resume) takes the mean of the ended ones, as they
     ended: pruned and failed ones were short and count as short. Trials in progress count in that mean with the
     length they are heading for, else the first ones to end, which are the short ones, would speak for all. The sum
     is shared by the workers, but a trial is not divided. As a running trial may still be pruned, the estimate is
     rather too long than too short, most so at the start.
 
     Args:
-        unstarted: Trials that nobody works on yet.
+        unstarted: Trials that no worker has yet.
         ended_s: Seconds of each trial that has ended.
         workers: Those at work; their trials' lengths count where ``max_epochs`` is known and an epoch is done.
 
     Returns:
-        Seconds; None where there is nothing to go by, or nobody works.
+        Seconds; None where there is nothing to estimate from, or no worker is busy.
     """
     running = [worker for worker in workers if worker.trial is not None]
     heading = [_heading_for(worker) for worker in running]
@@ -151,13 +151,13 @@ def sparkline(values: Sequence[float | None], width: int = _CURVE, *, ascii_only
     A curve longer than the line is thinned out, its last value stays. What is no finite number is an ``x``; an
     epoch without a value is left out.
     """
-    told = [value for value in values if value is not None]
-    if len(told) > width:
-        told = [told[(index + 1) * len(told) // width - 1] for index in range(width)]
-    finite = [value for value in told if math.isfinite(value)]
+    points = [value for value in values if value is not None]
+    if len(points) > width:
+        points = [points[(index + 1) * len(points) // width - 1] for index in range(width)]
+    finite = [value for value in points if math.isfinite(value)]
     low, high = min(finite, default=0.0), max(finite, default=0.0)
     bars = _ASCII_BARS if ascii_only else _BARS
-    return "".join(_bar(value, low, high, bars) for value in told)
+    return "".join(_bar(value, low, high, bars) for value in points)
 
 
 def _bar(value: float, low: float, high: float, bars: str) -> str:
@@ -210,7 +210,7 @@ def _line(*parts: str | tuple[str, str], style: str = "") -> Text:
 
 def _progress(view: StudyView, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 2), expand=False)
-    told = [Text(view.study, style="bold"), Text(f"{view.finished}/{view.n_trials} trials")]
+    head = [Text(view.study, style="bold"), Text(f"{view.finished}/{view.n_trials} trials")]
     so_far = [] if view.seconds is None else [f"{shown_seconds(view.seconds)} so far"]
     left = [] if view.left_s is None else [f"about {shown_seconds(view.left_s)} left"]
     times = ", ".join([*so_far, *left])
@@ -219,7 +219,7 @@ def _progress(view: StudyView, width: int) -> RenderableType:
         table.add_column(no_wrap=True, overflow="ellipsis")
     if width < 76:
         return _line((view.study, "bold"), f"  {view.finished}/{view.n_trials} trials  {times}")
-    table.add_row(*told, bar, Text(times))
+    table.add_row(*head, bar, Text(times))
     return table
 
 
@@ -243,9 +243,9 @@ def _best(view: StudyView) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for entry in view.best[: _FRONT if view.front else 1]:
         values = entry.get("values") or {next(iter(view.goals)): entry["value"]}
-        told = ", ".join(f"{name} {shown(value, 5)}" for name, value in values.items())
+        numbers = ", ".join(f"{name} {shown(value, 5)}" for name, value in values.items())
         params = "  ".join(f"{name}={shown(value, 4)}" for name, value in entry["params"].items())
-        lines.append(_line(("best ", "bold"), (f"trial {entry['trial']}, {told}", "green"), f"  {params}"))
+        lines.append(_line(("best ", "bold"), (f"trial {entry['trial']}, {numbers}", "green"), f"  {params}"))
     if view.front > len(lines):
         lines.append(_line(f"and {view.front - len(lines)} trials more on the Pareto front", style="dim"))
     return lines

@@ -18,7 +18,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, outcome_of
 from hpo.study.status import own_trials, study_status
 
-#: Points of a curve that are told at most.
+#: Points of a curve that are shown at most.
 _POINTS: Final = 100
 
 

@@ -1,4 +1,4 @@
-"""What stands before optuna-dashboard, which lets everybody in and checks neither Host nor Origin.
+"""What stands before optuna-dashboard, which has no login and checks neither Host nor Origin.
 
 All that it writes it writes by requests other than GET, HEAD and OPTIONS.
 """
@@ -33,7 +33,7 @@ _READING: Final = frozenset({"GET", "HEAD", "OPTIONS"})
 _LONGEST_FORM: Final = 4096
 _HTML: Final = "text/html; charset=utf-8"
 
-#: Of answers that aren't pages: opened in a tab, an artifact that somebody uploaded is shown, and can do nothing.
+#: Of answers that aren't pages: opened in a tab, an uploaded artifact is shown, and can do nothing.
 _DATA_POLICY: Final = (
     "default-src 'none'; img-src 'self' data:; style-src 'unsafe-inline'; sandbox allow-same-origin; "
     "frame-ancestors 'none'"
@@ -73,14 +73,14 @@ class Gate:
     """A WSGI application that lets some requests through to another, and answers the rest.
 
     In this order: the Host header must name this server (421), a write must come from the dashboard's own pages
-    (403), whoever asks must have logged in (where there is a token), and in a read-only dashboard nobody writes
+    (403), a visitor must have logged in (where there is a token), and a read-only dashboard refuses writes
     (403). Every answer gets headers that keep browsers from sharing it with other pages.
 
     Attributes:
         app: What is behind it.
         hosts: Names and addresses that the Host header may hold, the port aside.
         proxied: Names under which a proxy offers it; they are among ``hosts``.
-        login: Who may come in; None: everybody.
+        login: Who may come in; None: no login is needed.
         read_only: Refuse every write.
         home: Path to go to after a log-in that leads nowhere else.
     """
@@ -108,7 +108,7 @@ class Gate:
     # ------------------------------------------------------------------ where a request comes from
 
     def _refused(self, environ: WSGIEnvironment) -> _Answer | None:
-        """Why a request is refused whoever sends it."""
+        """Why a request is refused for every sender."""
         name = host_name(environ.get("HTTP_HOST", ""))
         if name not in self.hosts:
             shown = name if name and name.isprintable() else "without a name"

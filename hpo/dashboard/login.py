@@ -125,7 +125,7 @@ def logout_page() -> str:
 
 
 def welcome_page(target: str) -> str:
-    """A page that goes on to another by itself."""
+    """A page that redirects to another by itself."""
     path = escape(target)
     refresh = f'<meta http-equiv="refresh" content="0;url={path}">'
     return _page("Logged in", f'<p><a href="{path}">Continue</a></p>', refresh)

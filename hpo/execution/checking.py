@@ -77,5 +77,5 @@ def _check(spec: StudySpec, channel: Connection[Checked | HpoError, None]) -> No
             answer = Checked(check_study(spec), study_slots(spec))
         except HpoError as error:
             answer = error
-    with contextlib.suppress(OSError):  # nobody waits any more
+    with contextlib.suppress(OSError):  # the other side is gone
         channel.send(answer)

@@ -119,11 +119,11 @@ def _shareable(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _code(found: BestWeights, spec: StudySpec) -> str:
     """The code that the trial ran under, and whether it is the one that the model was exported with."""
-    told = " → ".join(f"`{code}`" for code in found.codes) or "not known"
+    text = " → ".join(f"`{code}`" for code in found.codes) or "not known"
     if len(found.codes) > 1:
-        told += ": the trial ran under more than one code"
+        text += ": the trial ran under more than one code"
     here = code_identity(spec).hash
-    return told if found.codes and found.codes[-1] == here else f"{told}; exported with the code `{here}`"
+    return text if found.codes and found.codes[-1] == here else f"{text}; exported with the code `{here}`"
 
 
 def _call(node: Mapping[str, Any]) -> str:

@@ -55,8 +55,8 @@ class BestWeights:
         here = code_identity(spec).hash
         if not self.codes or self.codes[-1] == here:
             return ""
-        told = f"trial {self.trial} ran under the code {self.codes[-1]}, and the code here is {here}"
-        return f"{told}: its weights may make another model here than the one that was measured"
+        difference = f"trial {self.trial} ran under the code {self.codes[-1]}, and the code here is {here}"
+        return f"{difference}: its weights may make another model here than the one that was measured"
 
 
 def load_model(

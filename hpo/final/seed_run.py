@@ -1,4 +1,4 @@
-"""One final training with one seed: found finished, gone on with, or done, in a folder of its own."""
+"""One final training with one seed, in a folder of its own: found finished, resumed, or run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class SeedRun:
 
     Attributes:
         seed: The seed.
-        value: The study's metric at the best epoch; None where the training diverged, at whatever epoch.
+        value: The study's metric at the best epoch; None where the training diverged, at any epoch.
         best_epoch: That epoch; None where the training diverged.
         epochs: Epochs trained; None where none of them had a finite value.
         metrics: The best weights' metrics on validation and test data; none where the training diverged.
@@ -92,7 +92,7 @@ class SeedTrainer:
                 train_at(self.builder, start, place, epochs=self.epochs, device=self.device)
         except DivergedError:
             write_json(place.folder / "metrics.json", {"stopped": DIVERGED})
-        # What was worth keeping is in model.pt; a finished training is not gone on with.
+        # What was worth keeping is in model.pt; a finished training is not resumed.
         shutil.rmtree(place.checkpoints, ignore_errors=True)
 
     def _identity(self, start: Start) -> str:
@@ -110,8 +110,8 @@ class SeedTrainer:
     def _told(self, run: SeedRun) -> str:
         if run.value is None:
             return "diverged"
-        told = f"{self.builder.spec.study.metric} {run.value:.5g}, best epoch {run.best_epoch} of {run.epochs}"
-        return f"{told}, trained before" if run.trained_before else told
+        text = f"{self.builder.spec.study.metric} {run.value:.5g}, best epoch {run.best_epoch} of {run.epochs}"
+        return f"{text}, trained before" if run.trained_before else text
 
 
 def _seed_run(seed: int, folder: Path, result: Mapping[str, Any], *, trained_before: bool) -> SeedRun:

@@ -91,7 +91,7 @@ def train_over_seeds(trainer: SeedTrainer, starts: Sequence[Start], seeds: Seque
     """Train each start anew with each seed, one after another, and crown the best on average.
 
     A training that is found finished in its folder, of the same config, seed and study code, is not done again;
-    one that was interrupted goes on from its newest checkpoint. Starts are ranked by how many of their seeds
+    an interrupted one resumes from its newest checkpoint. Starts are ranked by how many of their seeds
     diverged, fewer first, then by the mean of the study's metric over the others. ``final/model.pt`` has the
     crowned start's weights of the seed with the best value. That value was chosen for being good: what another
     training comes to is the mean.
@@ -171,7 +171,7 @@ def _without_ranks(entry: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def together(ranking: Iterable[Mapping[str, Any]], metric: str) -> list[int]:
-    """Trials behind the first whose interval meets the first's: these seeds do not tell them apart for sure."""
+    """Trials behind the first whose interval meets the first's: these seeds do not separate them for sure."""
     first, *others = ranking
     return [
         each["trial"] for each in others if _meet(first["estimates"].get(metric), each["estimates"].get(metric))

@@ -56,7 +56,7 @@ class Start:
         trial: The trial's number; None for the base config.
         seed: Seed of the training.
         params: Parameters over the base config.
-        checkpoint: The best epoch's checkpoint to go on from; None to start anew.
+        checkpoint: The best epoch's checkpoint to start from; None to train from scratch.
         value: The trial's value in the study, the best so far of one that has not completed; None for the base
             config.
         code: Hash of the code that the trial ran under, the latest one; None for the base config.
@@ -183,7 +183,7 @@ def final_config(spec: StudySpec, start: Start, epochs: int | None) -> dict[str,
     """The whole config of a final training.
 
     Resolved for its epochs, so that a schedule written as ``${trainer.max_epochs}`` spans them; lengths that the
-    data tells are still without their numbers.
+    data decides are still without their numbers.
     """
     length = {} if epochs is None else {"trainer.max_epochs": epochs, "trainer.max_steps": None}
     return spec.resolve({**start.params, **length})

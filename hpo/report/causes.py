@@ -17,7 +17,7 @@ from hpo.study.outcome import Outcome, outcome_of
 # What differs between two errors of one cause: sizes, addresses, process ids.
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 _DIVERGED: Final = "the metric was no finite number any more"
-#: How attempts end after which the trial goes on.
+#: How attempts end after which the trial resumes.
 _INTERRUPTED: Final = ("lost", "requeued")
 
 
@@ -27,7 +27,7 @@ class Cause:
 
     Attributes:
         outcome: What became of the trials, ``diverged`` included; ``lost attempt`` or ``requeued attempt`` where a
-            trial went on afterwards.
+            trial resumed afterwards.
         reason: The first line of what was said; that of the first of them, the others may differ in numbers.
         trials: The trials, by number.
         traceback: Of the first one; empty where nothing was raised.

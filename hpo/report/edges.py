@@ -1,4 +1,4 @@
-"""Edges: parameters whose best values lie at an end of their range, so that better ones may lie beyond it."""
+"""Edges: parameters whose best values lie at an end of their range, so that better ones may lie outside it."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def edges(best: Sequence[FrozenTrial]) -> list[Edge]:
     """The parameters of these trials that gather at an end of their range.
 
     An end of a range of real numbers is its outermost 5 %, counted in its logarithm where it is searched so; of
-    whole numbers, steps and ordered choices it is the last value. What is told are ends where so many values would
+    whole numbers, steps and ordered choices it is the last value. It lists ends where so many values would
     lie in at most 5 % of the cases if they lay anywhere: with a range of two values that takes all of five.
     """
     names = dict.fromkeys(name for trial in best for name in trial.params)

@@ -1,4 +1,4 @@
-"""Figures of how the study went; whatever comes from a study is escaped, because plotly.js reads text as HTML."""
+"""Figures of how the study went; all text of a study is escaped, because plotly.js reads text as HTML."""
 
 from __future__ import annotations
 
@@ -94,8 +94,8 @@ def _curves(kind: _Kind, trials: Sequence[FrozenTrial]) -> list[go.Scatter]:
         values += [*(value for _, value in points), None]
         numbers += [trial.number] * len(points) + [None]
         ends += [(step, value, trial.number) for step, value in points if value is not None][-1:]
-    told = f"trial %{{customdata}}, {kind.name}<br>epoch %{{x}}: %{{y:.6g}}<extra></extra>"
-    look = {"legendgroup": kind.name, "hovertemplate": told}
+    label = f"trial %{{customdata}}, {kind.name}<br>epoch %{{x}}: %{{y:.6g}}<extra></extra>"
+    look = {"legendgroup": kind.name, "hovertemplate": label}
     line = {"color": kind.color, "width": 1.2, "dash": kind.dash}
     name = f"{kind.name} ({len(trials)})"
     opacity = min(0.7, max(0.2, 30 / len(trials)))
@@ -164,7 +164,7 @@ def predictions_against_outcomes(compared: Sequence[ComparedPrediction]) -> go.F
     """Each prediction, with its 80 % interval, over what the trial ended with; right ones lie on the line."""
     actual, predicted = [each.actual for each in compared], [each.predicted for each in compared]
     bars = {"type": "data", "array": [MIDDLE_80 * each.std for each in compared], "color": GREY, "thickness": 1}
-    told = "trial %{customdata[0]}, predicted at epoch %{customdata[1]}<br>%{y:.6g} for %{x:.6g}<extra></extra>"
+    label = "trial %{customdata[0]}, predicted at epoch %{customdata[1]}<br>%{y:.6g} for %{x:.6g}<extra></extra>"
     ends = [min(actual + predicted), max(actual + predicted)]
     drawn = go.Figure()
     line = {"color": GREY, "dash": "dash"}
@@ -177,7 +177,7 @@ def predictions_against_outcomes(compared: Sequence[ComparedPrediction]) -> go.F
         mode="markers",
         marker={"color": BLUE, "size": 7},
         name="trial",
-        hovertemplate=told,
+        hovertemplate=label,
     )
     return laid_out(drawn, "ended at", "predicted")
 

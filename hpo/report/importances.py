@@ -55,16 +55,16 @@ def importances(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -
             found = optuna.importance.get_param_importances(snapshot(complete, goals))
         except ValueError as error:  # Optuna's word for a space that it can't assess
             return Importances(missing=str(error))
-    told = [str(each.message) for each in said]
-    if any(text.startswith(_ALL_ALIKE) for text in told):
+    warned = [str(each.message) for each in said]
+    if any(text.startswith(_ALL_ALIKE) for text in warned):
         return Importances(missing="the values of the complete trials are all alike")
     return Importances(
-        {name: float(share) for name, share in found.items()}, remarks=_remarks(len(complete), told)
+        {name: float(share) for name, share in found.items()}, remarks=_remarks(len(complete), warned)
     )
 
 
-def _remarks(count: int, told: Iterable[str]) -> tuple[str, ...]:
-    rare = sorted({text.split("`")[1] for text in told if text.startswith(_RARE)})
+def _remarks(count: int, warned: Iterable[str]) -> tuple[str, ...]:
+    rare = sorted({text.split("`")[1] for text in warned if text.startswith(_RARE)})
     remarks = []
     if count < _ENOUGH:
         remarks.append(f"They are rough: {count} complete trials are few, {_ENOUGH} make them dependable.")

@@ -13,7 +13,7 @@ from plotly.colors import hex_to_rgb
 from hpo.report.snapshot import drawn_text
 from hpo.wording import shown
 
-# After the palette of Okabe & Ito (2008), which people who confuse red and green tell apart; the orange is darker
+# After the palette of Okabe & Ito (2008), safe for people who confuse red and green; the orange is darker
 # than theirs, so that each stands out from white paper and from a dark screen alike (contrast of 3 at least).
 BLUE, ORANGE, VERMILION, GREEN, GREY = "#0072b2", "#b87a00", "#d55e00", "#009e73", "#8c8c8c"
 #: From bad to good, or from early to late; as bright at both ends, for the same reason.

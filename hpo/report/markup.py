@@ -40,7 +40,7 @@ def with_code(text: str) -> Markup:
 
 @cache
 def templates() -> Environment:
-    """The page's templates; whatever they are given is escaped, and numbers have six digits."""
+    """The page's templates; what they are given is escaped, and numbers have six digits."""
     made = Environment(
         loader=PackageLoader("hpo.report"),
         autoescape=True,

@@ -13,7 +13,7 @@ from plotly.offline import get_plotlyjs
 
 from hpo.errors import InputError
 from hpo.report import search_sections as search
-from hpo.report import sections as told
+from hpo.report import sections
 from hpo.report.data import StudyReport
 from hpo.report.markup import templates
 from hpo.report.style import DARK, LIGHT, figure_template
@@ -21,26 +21,26 @@ from trainer.files import replacing
 
 #: The page, from top to bottom.
 SECTIONS: Final = (
-    told.history_section,
+    sections.history_section,
     search.front_section,
-    told.curves_section,
+    sections.curves_section,
     search.importance_section,
     search.parallel_section,
     search.slice_section,
     search.contour_section,
-    told.prediction_section,
-    told.pruning_section,
-    told.time_section,
-    told.failure_section,
-    told.edge_section,
-    told.environment_section,
-    told.code_section,
-    told.config_section,
+    sections.prediction_section,
+    sections.pruning_section,
+    sections.time_section,
+    sections.failure_section,
+    sections.edge_section,
+    sections.environment_section,
+    sections.code_section,
+    sections.config_section,
 )
 
 
 def write_report(report: StudyReport, path: Path) -> None:
-    """Write the page, at once and as a whole; folders on the way are made.
+    """Write the page in one step; missing folders on the way are made.
 
     Raises:
         InputError: It can't be written there.
@@ -57,14 +57,14 @@ def write_report(report: StudyReport, path: Path) -> None:
 
 def page(report: StudyReport) -> str:
     """The whole page."""
-    sections = [made(report) for made in SECTIONS]
+    made = [make(report) for make in SECTIONS]
     return (
         templates()
         .get_template("page.html")
         .render(
             title=report.status["study"],
-            overview=told.overview(report),
-            sections=[section for section in sections if section is not None],
+            overview=sections.overview(report),
+            sections=[section for section in made if section is not None],
             plotly=get_plotlyjs(),
             light=LIGHT,
             dark=DARK,

@@ -24,7 +24,7 @@ from hpo.report.search_figures import (
 from hpo.report.sections import by_metric, several_figures
 from hpo.report.snapshot import drawn_text, snapshot
 
-# What a browser draws in time, and an eye tells apart.
+# What a browser draws in time, and an eye can distinguish.
 MOST_LINES: Final = 100
 MOST_CELLS: Final = 150
 MOST_AXES: Final = 12
@@ -43,8 +43,8 @@ def front_section(report: StudyReport) -> Section | None:
         (f"{first} and {second}", pareto_front(report.escaped, complete, report.goals, (first, second)))
         for first, second in pareto_pairs(report.goals)
     ]
-    told = "No other trial is better than one on the front in one objective without being worse in another."
-    return Section("front", "Pareto front", several_figures("front", drawn) + note(told))
+    remark = "No other trial is better than one on the front in one objective without being worse in another."
+    return Section("front", "Pareto front", several_figures("front", drawn) + note(remark))
 
 
 def importance_section(report: StudyReport) -> Section:
@@ -55,8 +55,8 @@ def importance_section(report: StudyReport) -> Section:
     height = 90 + _BAR_HEIGHT * len(found.shares)
     drawn = figure("importance", importance_bars(found.shares), "importance by parameter", height=height)
     best = "near the Pareto front" if report.several else f"among the best tenth by {report.metric}"
-    told = f"How much each parameter decides whether a trial ends {best} (PED-ANOVA, Optuna's default)."
-    return Section("importance", title, drawn + note(" ".join((told, *found.remarks))))
+    remark = f"How much each parameter decides whether a trial ends {best} (PED-ANOVA, Optuna's default)."
+    return Section("importance", title, drawn + note(" ".join((remark, *found.remarks))))
 
 
 def parallel_section(report: StudyReport) -> Section:
@@ -80,14 +80,14 @@ def parallel_section(report: StudyReport) -> Section:
         )
         for place, metric in enumerate(report.goals)
     )
-    told = ["A line is a trial; the best ones lie on top. `None` means that a trial does not have the parameter."]
+    notes = ["A line is a trial, the best on top. `None` means that a trial does not have the parameter."]
     if len(kept) < len(complete):
-        told.append(
+        notes.append(
             f"Of {len(complete)} trials {len(kept)} are drawn: the best, and an even sample of the others."
         )
     if len(axes) < len(params):
-        told.append(f"Of {len(params)} parameters the {len(axes)} most important are shown.")
-    return Section("parallel", title, drawn + note(" ".join(told)))
+        notes.append(f"Of {len(params)} parameters the {len(axes)} most important are shown.")
+    return Section("parallel", title, drawn + note(" ".join(notes)))
 
 
 def slice_section(report: StudyReport) -> Section:
@@ -108,8 +108,8 @@ def slice_section(report: StudyReport) -> Section:
         )
         for place, metric in enumerate(report.goals)
     }
-    told = "Each point is a complete trial, grey the first ones, blue the middle, and orange the latest."
-    return Section("slices", title, by_metric(made.items()) + note(told))
+    remark = "Each point is a complete trial, grey the first ones, blue the middle, and orange the latest."
+    return Section("slices", title, by_metric(made.items()) + note(remark))
 
 
 def contour_section(report: StudyReport) -> Section:
@@ -123,10 +123,10 @@ def contour_section(report: StudyReport) -> Section:
         )
     study = _escaped(kept, report)
     drawn = [(metric, contour(study, report.goals, metric, pair)) for metric in report.goals]
-    told = "Points are trials; what lies between them is interpolated, and yellow is better."
+    remark = "Points are trials; what lies between them is interpolated, and yellow is better."
     if len(kept) < len(complete):
-        told += f" Of {len(complete)} trials {len(kept)} are used: the best, and an even sample of the others."
-    return Section("contour", title, several_figures("contour", drawn) + note(told))
+        remark += f" Of {len(complete)} trials {len(kept)} are used: the best, and an even sample of the others."
+    return Section("contour", title, several_figures("contour", drawn) + note(remark))
 
 
 _NOTHING: Final = "No trial is complete yet."

@@ -1,4 +1,4 @@
-"""The parts of the page that tell what a study came to; each takes the report and returns its HTML."""
+"""The parts of the page that show a study's results; each takes the report and returns its HTML."""
 
 from __future__ import annotations
 
@@ -94,10 +94,10 @@ def history_section(report: StudyReport) -> Section:
         )
         for place, metric in enumerate(report.goals)
     )
-    told = "Complete trials by number; one that diverged has no value."
+    remark = "Complete trials by number; one that diverged has no value."
     if any(not is_feasible(trial) for trial in complete):
-        told += " Diamonds are trials outside the bounds, which are never the best."
-    return Section("history", title, drawn + note(told) + _leaders(report))
+        remark += " Diamonds are trials outside the bounds, which are never the best."
+    return Section("history", title, drawn + note(remark) + _leaders(report))
 
 
 def _leaders(report: StudyReport) -> Markup:
@@ -125,13 +125,13 @@ def curves_section(report: StudyReport) -> Section:
         return Section("curves", title, note(why))
     kept = thinned(curves, _MOST_CURVES)
     drawn = figure("curves", learning_curves(kept, report.metric, report.direction), f"{report.metric} by epoch")
-    told = "A mark shows where a curve ends; crosses are pruned trials, triangles diverged ones. "
-    told += "A click in the legend hides a kind of trial."
+    remark = "A mark shows where a curve ends; crosses are pruned trials, triangles diverged ones. "
+    remark += "A click in the legend hides a kind of trial."
     if len(kept) < len(curves):
-        told += f" Of {len(curves)} curves {len(kept)} are drawn: the best, and an even sample of the others."
+        remark += f" Of {len(curves)} curves {len(kept)} are drawn: the best, and an even sample of the others."
     if max(len(trial.intermediate_values) for trial in kept) > MOST_POINTS:
-        told += " Of long curves some epochs are left out."
-    return Section("curves", title, drawn + note(told))
+        remark += " Of long curves some epochs are left out."
+    return Section("curves", title, drawn + note(remark))
 
 
 def _others(report: StudyReport) -> list[FrozenTrial]:
@@ -153,13 +153,13 @@ def prediction_section(report: StudyReport) -> Section:
         ("mean absolute error", shown(found.mean_absolute_error)),
         ("outcomes inside the 80 % interval", percent(found.inside_80)),
     ]
-    told = (
+    remark = (
         "Each trial's first prediction and the value it ended with; the bars are the prediction's 80 % interval. "
         "Trials that were pruned or stopped early have no such end and are left out, so these are the more "
         "promising ones."
     )
     drawn = figure("predictions", predictions_against_outcomes(report.compared), f"predicted and final {of}")
-    return Section("prediction", title, table(rows) + drawn + note(told))
+    return Section("prediction", title, table(rows) + drawn + note(remark))
 
 
 def pruning_section(report: StudyReport) -> Section:
@@ -223,12 +223,12 @@ def time_section(report: StudyReport) -> Section:
         (lane["worker"], lane["attempts"], duration(lane["seconds"]), percent(lane["busy_share"]))
         for lane in totals["workers"]
     ]
-    told = (
+    remark = (
         "Each bar is an attempt at a trial. A worker is busy while it has a trial: the share counts from the "
         "first trial to the last, pauses of the whole study left out."
     )
     by_worker = grid("Work by worker", ("worker", "attempts", "at work", "busy"), lanes)
-    return Section("time", title, table(rows) + drawn + note(told) + by_worker)
+    return Section("time", title, table(rows) + drawn + note(remark) + by_worker)
 
 
 def failure_section(report: StudyReport) -> Section:
@@ -245,8 +245,8 @@ def failure_section(report: StudyReport) -> Section:
         for each in report.causes
         if each.traceback
     )
-    told = "Reasons that differ in numbers only count as one. `hpo retry --failed` requeues failed trials."
-    return Section("failures", "Failures", drawn + traces + note(told))
+    remark = "Reasons that differ in numbers only count as one. `hpo retry --failed` requeues failed trials."
+    return Section("failures", "Failures", drawn + traces + note(remark))
 
 
 def edge_section(report: StudyReport) -> Section:
@@ -256,11 +256,11 @@ def edge_section(report: StudyReport) -> Section:
         enough = len(report.leaders) > 1
         why = "None among the best trials." if enough else "It takes several complete trials to say."
         return Section("edges", title, note(why))
-    told = (
+    remark = (
         "The outermost 5 % of a range count (of its logarithm, where it is searched so), or the last of its "
         "values. What is listed would come about by chance in at most 5 % of the cases."
     )
-    return Section("edges", title, points(each.said for each in report.edges) + note(told))
+    return Section("edges", title, points(each.said for each in report.edges) + note(remark))
 
 
 def environment_section(report: StudyReport) -> Section:
@@ -277,7 +277,7 @@ def environment_section(report: StudyReport) -> Section:
         return Section("environment", "Environment", note("Nothing is known before the first trial."))
     if not stored:
         return Section(
-            "environment", "Environment", table(rows) + note("What the trials tell; no versions are stored.")
+            "environment", "Environment", table(rows) + note("From the trials; no versions are stored.")
         )
     return Section("environment", "Environment", table(rows) + note("As it was where the study was created."))
 
@@ -303,10 +303,10 @@ def code_section(report: StudyReport) -> Section:
         for each in code["versions"]
     ]
     drawn = grid("The study's code", ("code", "since", "what changed", "trials wholly under it"), rows)
-    told = Markup()
+    remark = Markup()
     if code["mixed_trials"]:
-        told = note(f"Trials that ran under more than one code: {listed(code['mixed_trials'])}.")
-    return Section("code", title, drawn + told)
+        remark = note(f"Trials that ran under more than one code: {listed(code['mixed_trials'])}.")
+    return Section("code", title, drawn + remark)
 
 
 def config_section(report: StudyReport) -> Section:

@@ -45,7 +45,7 @@ _CURVES: Final[Mapping[str, Kind]] = {"trial": "integer", "epoch": "integer", "v
 class Table:
     """A table: its columns with their kinds, and its rows.
 
-    The columns are those of the study file, whatever the trials are, so two exports of one study have the same;
+    The columns are those of the study file, for any trials, so two exports of one study have the same;
     only the metrics of the best epoch have to be looked for. A value that a trial does not have is None. Numbers
     may be infinite or NaN.
 

@@ -75,7 +75,7 @@ class Timeline:
 
     Attributes:
         lanes: By name.
-        spans: Times in which anybody was at work, pauses between them: (start, end) in seconds since the epoch.
+        spans: Times in which a worker was busy, pauses between them: (start, end) in seconds since the epoch.
     """
 
     lanes: Sequence[Lane]
@@ -106,7 +106,7 @@ class Timeline:
 
     @property
     def busy_share(self) -> float | None:
-        """Share of the workers' time in which they were at work; None where nobody has worked."""
+        """Share of the workers' time in which they were busy; None where no worker was."""
         return self.worked / (self.seconds * len(self.lanes)) if self.seconds else None
 
     @property

@@ -88,7 +88,7 @@ class DistinctSampler(PerTrialSampler):
     ) -> dict[str, Any]:
         """The first draw that makes a new point; empty where one of those left is taken."""
         drawn = super().sample_relative(study, trial, search_space)
-        if trial.params or "fixed_params" in trial.system_attrs:  # it goes on, or was given by a person
+        if trial.params or "fixed_params" in trial.system_attrs:  # it resumes, or was given by a person
             return drawn
         tried, joint = self._tried(study, trial), drawn
         left = [point for key, point in self._points.items() if key not in tried]

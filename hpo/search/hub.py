@@ -61,7 +61,7 @@ def _load(spec: StudySpec, path: str, package: str, registry: object) -> ModuleT
         if registry is None:
             return optunahub.load_module(package)
         return optunahub.load_local_module(package, registry_root=str(spec.folder / Path(str(registry))))
-    except Exception as error:  # whatever its code or the network raises
+    except Exception as error:  # its code and the network may raise anything
         raise spec.error(
             f"can't be loaded from OptunaHub: {type(error).__name__}: {error}",
             path=f"{path}.name",

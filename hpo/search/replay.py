@@ -1,14 +1,14 @@
 """Pruning decisions run again over curves that are known: what a pruner would have saved and lost.
 
 The curves go through a real study of Optuna's in memory (ask, report, should_prune, tell), so any pruner can be
-judged, as it is. Training is what is left out: an epoch takes a unit of time that nobody waits for. Several
+judged, as it is. Training is what is left out: an epoch takes a unit of simulated time. Several
 workers are simulated as they would work beside each other: each takes the next configuration as soon as it is
-free, and the pruner sees whatever the others have reported by then.
+free, and the pruner sees all that the others have reported by then.
 
 A curve may hold values that are not finite. Each is reported as it stands and the pruner is asked about it, as in
-Optuna's own loops; where the pruner does not end the trial, it goes on through the stored curve. (A run of `hpo`
+Optuna's own loops; where the pruner does not end the trial, it continues along the stored curve. (A run of `hpo`
 ends by itself as diverged, without asking: its stored curve has no more points then, so there is no difference
-but for that last question.) A trial whose final value is not finite is told as the worst value there is.
+but for that last question.) A trial whose final value is not finite counts as the worst value there is.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ class Curve:
         values: The metric at each report.
         steps: The epoch of each report, counted from 1, rising.
         final: What the trial ended with; not finite where it diverged, and of no meaning where it was cut short.
-        end: How the trial ends where the pruner lets it go on to the last report: COMPLETE, or what cut it short
-            (PRUNED, FAIL), so that nobody knows what would have become of it.
+        end: How the trial ends if the pruner lets it continue to the last report: COMPLETE, or what cut it short
+            (PRUNED, FAIL), so that its full result is unknown.
 
     Raises:
         ValueError: There is no report, or not one step for each value.
@@ -213,7 +213,7 @@ def replay(
         raise ValueError("it takes at least one worker")
     simulation = _Simulation(curves, rows, pruner, setting)
     with warnings.catch_warnings():
-        # What NumPy says to Optuna's pruners about values that are not finite; they go on with that.
+        # What NumPy says to Optuna's pruners about values that are not finite; they continue with that.
         warnings.filterwarnings("ignore", "All-NaN", RuntimeWarning)
         warnings.filterwarnings("ignore", "invalid value", RuntimeWarning, module=r"numpy\.")
         simulation.run()

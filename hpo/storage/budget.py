@@ -52,7 +52,7 @@ def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:
 
 
 def claimable(conn: Executor, study_id: int) -> int:
-    """How many trials a worker could take: those that wait, and those that nobody has claimed yet."""
+    """How many trials a worker could take: those that wait, and those that no worker has claimed yet."""
     left, _ = _left_and_trials(conn, study_id)
     return count_trials(conn, study_id, [TrialState.WAITING]) + max(0, left or 0)
 

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's constant for the namespace of the machine itself
 _NAME_LENGTH = 255
 _HIDDEN = 0.0  # the start of a process that its system tells nothing of
-_CLOCK_STEPS = 10.0  # seconds by which a process's start may seem to move where it is told by the clock
+_CLOCK_STEPS = 10.0  # seconds by which a process's start may seem to move where it is reported by the clock
 
 metadata = sa.MetaData()
 
@@ -405,12 +405,12 @@ class Heartbeat:
         self.stop()
 
     def _run(self) -> None:
-        told: set[Lease] = set()
+        reported: set[Lease] = set()
         failing = False
         while not self._stop.wait(self._interval):
             try:
                 lost = set(self._beat())
-                for lease in lost - told:
+                for lease in lost - reported:
                     if self._on_lost is not None:
                         self._on_lost(lease)
             except Exception as error:
@@ -422,4 +422,4 @@ class Heartbeat:
                 if isinstance(error, DatabaseGoneError) and self._on_gone is not None:
                     self._on_gone()
             else:
-                failing, told = False, lost
+                failing, reported = False, lost

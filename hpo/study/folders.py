@@ -66,7 +66,7 @@ def attempt_folders(spec: StudySpec, number: int) -> list[Path]:
 
 
 def is_attempt(name: str) -> bool:
-    """Whether a folder of this name is an attempt's: not a copy, ``attempt-1.bak``, that somebody keeps beside."""
+    """Whether a folder of this name is an attempt's: not a copy, ``attempt-1.bak``, kept beside it."""
     return name.startswith("attempt-") and name.removeprefix("attempt-").isdecimal()
 
 
@@ -103,7 +103,7 @@ def redirect_output(log: Path) -> Iterator[None]:
 
 
 def print_error(text: str) -> None:
-    """Print to where errors go, whatever a study's code has made of Python's own streams."""
+    """Print to standard error, also where a study's code has replaced Python's own streams."""
     _flush()
     with contextlib.suppress(OSError):  # the descriptor is closed, or the disk is full
         os.write(2, f"{text.rstrip()}\n".encode())

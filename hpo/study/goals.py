@@ -17,7 +17,7 @@ def goal_reached(study: StudySection, trials: Sequence[FrozenTrial]) -> str | No
 
     Both are read from the storage, so that all who work on a study come to the same answer. The best trial, or
     with several objectives the Pareto front, is that of `hpo.study.ranking`; trials that ended after the latest
-    of it have brought no improvement, whatever their outcome.
+    of it have brought no improvement, with any outcome.
 
     Args:
         study: The study file's section.

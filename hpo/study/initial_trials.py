@@ -40,7 +40,7 @@ from hpo.storage.optuna_private import STUDY_SYSTEM_ATTRS, id_of_study
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.outcome import Outcome, outcome_of
 
-#: Seconds for which another machine's process may get on with the beginning by not a single trial, before it is
+#: Seconds for which another machine's process may add no initial trial before it is
 #: taken to have died at it.
 _PATIENCE: Final = 30.0
 _LOOK: Final = 0.2
@@ -49,7 +49,7 @@ _LOOK: Final = 0.2
 def check_beginning(spec: StudySpec, space: SearchSpace) -> None:
     """Refuse a base config outside of the search space, and a study to start from that does not fit.
 
-    A study that has had its beginning goes on without them: the other one may be gone by now.
+    A study that has its initial trials does not need it any more: the other one may be gone by now.
 
     Raises:
         InputError: Either is the case.
@@ -77,7 +77,7 @@ def _has_begun(spec: StudySpec) -> bool:
 
 
 def begin(spec: StudySpec, space: SearchSpace, storage: StudyStorage, study: optuna.Study) -> list[str]:
-    """Give a new study what it begins with, once, whatever the number of processes that start it.
+    """Give a new study its initial trials, once, for any number of processes that start it.
 
     Returns:
         What a person should know of it, a line each.
@@ -183,7 +183,7 @@ def _as_ours(trial: FrozenTrial, spec: StudySpec, space: SearchSpace, other: Stu
 
 
 def _constraints(trial: FrozenTrial, spec: StudySpec, other: StudySpec) -> dict[str, float]:
-    """How far a trial of another study is beyond this study's bounds, as Optuna keeps it."""
+    """How far a trial of another study violates this study's bounds, as Optuna stores it."""
     theirs = {bound.metric: bound for bound in other.study.bounds}
     measured = (trial.user_attrs.get(BEST_ATTR) or {}).get("metrics", {})
     if outcome_of(trial) != Outcome.COMPLETE:
@@ -206,7 +206,7 @@ def _warm_start(spec: StudySpec, space: SearchSpace, study: optuna.Study) -> lis
 
 
 def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:
-    """Wait until this process is the one to give the study its beginning, or until it has been given."""
+    """Wait until this process is the one that adds the initial trials, or until they have been added."""
     owner = Owner.current()
     ours = [owner.host, owner.boot_id, owner.pid, owner.start_time]
     last: object = None
@@ -225,7 +225,7 @@ def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:
 
 
 def _take_over(storage: StudyStorage, study_id: int, theirs: object, ours: object) -> bool:
-    """Say who gives the study its beginning, in place of who said so before (None: nobody); False if too late."""
+    """Record who adds the initial trials, in place of an earlier process (or None); False if too late."""
     table = STUDY_SYSTEM_ATTRS
     row = {"study_id": study_id, "key": BEGINNING_ATTR, "value_json": json.dumps(ours)}
     mine = (table.c.study_id == study_id, table.c.key == BEGINNING_ATTR, table.c.value_json == json.dumps(theirs))
@@ -270,7 +270,7 @@ def enqueue(
         for trial in own
         if point_key(trial.params or trial.system_attrs.get("fixed_params") or {}) == key
     ]
-    # As Optuna's enqueue_trial does, which does not say the trial's number; a worker may take it at once.
+    # As Optuna's enqueue_trial does, which does not say the trial's number; a worker may take it immediately.
     template = create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point})
     study_id = id_of_study(study)
     budget = int(study.user_attrs.get(BUDGET_ATTR, spec.study.n_trials))

@@ -50,7 +50,7 @@ class OpenStudy:
         space: Its search space.
         storage: The storage; fenced where this process owns trials.
         study: Optuna's study on that storage.
-        notes: What a person should know of its beginning, a line each.
+        notes: What a person should know of its start, a line each.
         scheduler: Decides which trials run, and for how long.
     """
 
@@ -85,7 +85,7 @@ class OpenStudy:
             return len(ledger.running_trials(conn, self.study_id))
 
     def claimable(self) -> int:
-        """How many trials could be taken now: those that wait, and those that nobody has claimed yet."""
+        """How many trials could be taken now: those that wait, and those that no worker has claimed yet."""
         with self.storage.engine.connect() as conn:
             return claimable(conn, self.study_id)
 
@@ -119,13 +119,13 @@ class OpenStudy:
 
 
 def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_change: bool = False) -> OpenStudy:
-    """Create the study, or open it to go on with, and give it its budget of trials.
+    """Create the study, or open it to resume it, and give it its budget of trials.
 
     Args:
         spec: The study file.
         keep_budget: Leave the budget of a study that has one as it is, and do not compare its code with that here:
             others may be working on it, and this process will not.
-        accept_code_change: Where the code has changed since the study was started, store the change and go on.
+        accept_code_change: Where the code has changed since the study was started, store the change and continue.
 
     Raises:
         InputError: The sampler, the pruner or the space can't be used, or the study was started with another
@@ -235,7 +235,7 @@ def _try_out(spec: StudySpec, space: SearchSpace, sampler: BaseSampler, pruner: 
 def _settle_code(opened: OpenStudy, *, accept: bool) -> list[str]:
     """Refuse code that is not the study's, or accept it; returns what a person should know of that.
 
-    Code is anybody's until the first trial has begun: until then it is stored anew.
+    Until the first trial has started, code may change freely: it is stored again.
     """
     record, code = CodeRecord.of(opened.study), code_identity(opened.spec)
     problem = "" if record is None else code_problem(record, code)
@@ -257,7 +257,7 @@ def _has_begun(opened: OpenStudy) -> bool:
 
 
 def _keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
-    keep_code(study, code_identity(spec))  # first: whoever sees the config's hash sees the code, too
+    keep_code(study, code_identity(spec))  # first: a process that sees the config's hash sees the code, too
     config = spec.base_config()
     if config["run"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
         config["run"]["storage"] = display_url(config["run"]["storage"])
@@ -268,7 +268,7 @@ def _keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
 def _refuse_other_config(spec: StudySpec, study: optuna.Study) -> None:
     stored: dict[str, Any] = _stored_attrs(study)
     if HASH_ATTR not in stored and not study.get_trials(deepcopy=False):
-        _keep_code_and_config(spec, study)  # whoever created it died before this
+        _keep_code_and_config(spec, study)  # its creator died before this
         return
     if HASH_ATTR not in stored:
         raise InputError(

@@ -25,10 +25,10 @@ class PruningSummary:
     (``audit_fraction`` of `hpo.search.predicted_loss.pruner.PredictedLossPruner`). It was *wrongly condemned* if
     it is complete and its value is among the best ``top_k`` of all complete trials of the study: pruned there, the
     study would have lost one of its best. One that diverged is complete, and never among the best. One that
-    failed, or was pruned later, tells neither way, and only its epochs count.
+    failed, or was pruned later, counts neither way, and only its epochs count.
 
     Attributes:
-        ended: Trials that have ended, in whatever way.
+        ended: Trials that have ended, in any way.
         pruned: How many of them were pruned.
         epochs_used: Epochs of all ended trials.
         horizon: Epochs of a trial that runs to its end; None where that is not known.
@@ -36,7 +36,7 @@ class PruningSummary:
             It is the most that was saved: some of those trials might have stopped early by themselves.
         epochs_unpruned: Epochs used and saved together; None without a horizon.
         top_k: How many trials are "the best".
-        audited: Audited trials that tell whether the decision was right.
+        audited: Audited trials that show whether the decision was right.
         wrongly_condemned: How many of them were wrongly condemned.
         false_prune_rate: Their share; None where nothing was audited.
         false_prune_interval: Lower and upper end of its 95 % interval (`wilson_interval`); None likewise.

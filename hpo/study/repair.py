@@ -1,4 +1,4 @@
-"""Putting right what is stale: trials whose workers are gone, and leases that nobody holds.
+"""Repair of what is stale: trials whose workers are gone, and leases that no process holds.
 
 Each thing is looked at and put right in one transaction, on the condition that it has not moved meanwhile, so a
 repair beside a running study takes nothing from a living worker. A second repair finds nothing.

@@ -43,7 +43,7 @@ def pruner_mapping(text: str) -> str:
 
 
 def retold(error: InputError, typed: str) -> InputError:
-    """An error about ``study.pruner``, told about what was typed after ``--pruner``."""
+    """An error about ``study.pruner``, reported for what was typed after ``--pruner``."""
     argument, value = error.path.removeprefix("study.pruner").lstrip("."), error.value
     if value and argument not in ("", "name"):
         value = f"{argument}={value}"

@@ -1,4 +1,4 @@
-"""Which checkpoints of a study stay: those that somebody can still go on from.
+"""Which checkpoints of a study stay: those that a trial can still resume from.
 
 Of the best complete trials the best epoch's and the newest stay; of trials that wait, are paused, or have failed
 and can be retried, the newest that can be read and the best epoch's up to it. Running trials are left alone. All
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 _HALF_WRITTEN: Final = ".epoch-"
 _RESUMABLE: Final = (TrialState.WAITING, TrialState.FAIL)
-#: The place of trials that somebody can still go on from: after all others.
+#: The place of trials that can still resume: after all others.
 _SPARE_ONLY: Final = 2
 #: No file, and how a system answers an offset that a damaged file has named: these errors are about the file.
 _UNREADABLE: Final = (errno.ENOENT, errno.EINVAL)
@@ -189,7 +189,7 @@ def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_
     """What may go, the least useful first.
 
     First what pruned and diverged trials left, then the complete ones that are not among the best, the worst
-    first, then the spare checkpoints of all others. Checkpoints are read, which takes long, only to tell which
+    first, then the spare checkpoints of all others. Checkpoints are read, which takes long, only to find which
     are spare, and only when those are reached.
 
     Args:
@@ -281,7 +281,7 @@ def _is_readable(path: Path) -> bool:
     """Whether a checkpoint is whole.
 
     Raises:
-        OSError: Nobody can tell now: a network file system is away, no file can be opened.
+        OSError: It is unknown now: a network file system is away, no file can be opened.
         MemoryError: Likewise.
     """
     from trainer.checkpoint.manager import load_checkpoint  # torch is needed for this alone

@@ -1,13 +1,13 @@
 """Failed trials go back to wait, as themselves.
 
-A trial keeps its number, its parameters, its seed and its reported values, so the next attempt goes on from its
+A trial keeps its number, its parameters, its seed and its reported values, so the next attempt resumes from its
 newest checkpoint. What goes is that it failed: the outcome, the reason, the traceback, the time of its end and any
 value. The attempts stay in the ledger; those until now no longer count against ``max_retries``.
 
 A process that has seen a trial fail keeps it as finished in Optuna's cache. So the workers of an `hpo run` that
 have looked at the study since the failure don't take the trial up; a worker that replaces one of them does, or
 the next `hpo run`. The row was the trial's claim on the budget and still is: no other trial takes its place, and
-whoever opens the study anew counts it as waiting.
+a process that opens the study again counts it as waiting.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Reopened:
         trial: Its number.
         attempts: How many it has had.
         outcome: How it had failed.
-        reason: Why, for people; empty where nobody knows.
+        reason: Why, for people; empty if unknown.
     """
 
     trial: int

@@ -148,10 +148,10 @@ def refuse_without_result(opened: OpenStudy) -> None:
     ends = Counter(outcome_of(trial) for trial in own_trials(opened) if trial.state.is_finished())
     if not ends or Outcome.COMPLETE in ends:
         return
-    told = ", ".join(f"{ends[each]} {each.replace('_', ' ')}" for each in map(str, Outcome) if ends[each])
+    counts = ", ".join(f"{ends[each]} {each.replace('_', ' ')}" for each in map(str, Outcome) if ends[each])
     spec = opened.spec
     raise StudyError(
-        f"no trial of {spec.study.name} is complete: {told}\n"
+        f"no trial of {spec.study.name} is complete: {counts}\n"
         f"  fix: `hpo trials` lists them, and their logs are in {spec.output_dir / 'trials'}; correct the cause, "
         "then requeue failed trials with `hpo retry --failed`, or start a study of another name"
     )
@@ -272,7 +272,7 @@ def _described(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _values(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
-    """A trial's value by objective, where there are several, and how far it is beyond each bound, if any.
+    """A trial's value by objective, where there are several, and how far it violates each bound, if any.
 
     A number up to 0 means that the bound is kept.
     """

@@ -73,7 +73,7 @@ def test_every_view_of_it_works(several: Path, tmp_path: Path) -> None:
     hpo("trials", several)
     hpo("report", several, "-o", tmp_path / "report.html")
     assert hpo_json("clean", several, "--keep-best", 1, "--dry-run")["removed"]
-    assert "goes on" not in hpo("run", several, "--n-trials", 8).stdout
+    assert "is requeued" not in hpo("run", several, "--n-trials", 8).stdout
 
 
 def test_a_diverged_trial_is_beaten_in_every_objective(tmp_path: Path) -> None:

@@ -218,7 +218,7 @@ class Storm:
             if all_of_them or time.monotonic() >= until:
                 self._stopped.remove(stopped)
                 if start is not None and process_start(pid) == start:
-                    self._say(f"    process {pid} goes on")
+                    self._say(f"    process {pid} continues")
                     _send(pid, signal.SIGCONT)
 
     # ---- time passes

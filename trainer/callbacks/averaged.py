@@ -23,8 +23,8 @@ class AveragedWeights(Callback):
 
     The average is put into the model when an epoch's training ends, and the trained weights when the next epoch
     starts. So validation, checkpoints and all that runs in ``on_epoch_end`` see the same weights, and so does
-    whoever uses the model after the fit. A fit that stops inside an epoch leaves the trained weights, with which
-    it can go on. The values change in place: parameters stay the objects that the optimizer knows.
+    the code that uses the model after the fit. A fit that stops inside an epoch leaves the trained weights, so
+    that it can resume. The values change in place: parameters stay the objects that the optimizer knows.
 
     Averaged are the model's floating-point parameters and, with them, the running mean and variance of its
     normalisation layers. All other buffers keep the values of training: an average of counters, masks (with their
@@ -49,14 +49,14 @@ class AveragedWeights(Callback):
         self._places: dict[str, tuple[nn.Module, str]] = {}
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Look the weights up, and go on with the average of a resumed run."""
+        """Look the weights up, and continue the average of a resumed run."""
         self._claim(trainer)
         self._places = _places(bare_model(trainer.model))
         if trainer.state.step == 0:
             self._forget()
         self._average = self._placed(self._average)
         self._training = self._placed(self._training)
-        if trainer.state.batch_index:  # an epoch that failed in its validation goes on without a start
+        if trainer.state.batch_index:  # an epoch that failed in its validation resumes without a start
             self._restore()
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002

@@ -57,7 +57,7 @@ class BatchSizeSchedule(Callback):
         self._size = self.sizes[0]
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Set the size of the pass that begins or goes on; its learning rates come with a resumed state."""
+        """Set the size of the pass that starts or resumes; its learning rates come with a resumed state."""
         if trainer.plan.validate_every is not None:
             raise ValueError(
                 f"validate_every is {trainer.plan.validate_every}: a batch size can only change between epochs "

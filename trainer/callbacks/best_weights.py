@@ -19,7 +19,7 @@ class BestWeights(Callback):
     The copy holds parameters and buffers, lies in main memory, and is made whenever ``monitor`` beats its best so
     far: the earliest of equals stays, and a value that is not finite is never best, so a run that diverged ends
     with its last good epoch. It is put back in ``teardown``: `Checkpoint` and the other callbacks have seen the
-    last state before. A fit that can go on, because it was interrupted, failed or stopped inside an epoch, keeps
+    last state before. A fit that can resume, because it was interrupted, failed or stopped inside an epoch, keeps
     its weights; to train a finished run further, resume a checkpoint of it. Copy and best value are part of a
     checkpoint, which becomes larger by one model.
 

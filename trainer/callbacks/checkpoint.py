@@ -44,7 +44,7 @@ class Checkpoint(Callback):
     *What stays.* The best ``keep_best`` epochs of the history, the latest ``keep_last`` ends of epochs, the
     latest ``keep_last`` inside the epoch after those, ``at_steps`` for ever, and so always the newest. Nothing
     is removed before its successor is on disk. The rules hold for the files of an earlier process as well.
-    A run that goes on from an earlier point than the newest file, or starts anew, removes the files beyond that
+    A run that resumes from an earlier point than the newest file, or starts over, removes the files after that
     point with its first write, and warns of it at its start: they belong to another course of events.
 
     *In the background.* The state is copied to the host's memory and written by a thread; the next save and
@@ -66,10 +66,10 @@ class Checkpoint(Callback):
         max_overhead: Largest share of the time that writing may take, above 0; 1 writes whenever due.
         keep_best: Best epochs kept, at least 1; the earlier of equals.
         every_n_steps: Optimizer steps between checkpoints inside epochs; None: none of these.
-        at_steps: Optimizer steps whose checkpoints are written whatever they cost, and kept.
-        every_seconds: Seconds since the last checkpoint after which the next is written, whatever that costs:
+        at_steps: Optimizer steps whose checkpoints are always written, at any cost, and kept.
+        every_seconds: Seconds since the last checkpoint after which the next is written, at any cost:
             for machines that may be taken away. None: no such limit.
-        background: Whether a thread writes while training goes on.
+        background: Whether a thread writes while training continues.
         on_write_error: When the disk is full or fails: ``"stop"`` ends the training with the error; with
             ``"continue"`` it is a warning, and the next save tries again, with the best epochs that are missing.
             Either way the older files stay and nothing half-written is left.
@@ -130,7 +130,7 @@ class Checkpoint(Callback):
     # ---- when
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Start the clock, and take over the files of the course that this run goes on with."""
+        """Start the clock, and take over the files of the course that this run continues."""
         self._writer = CheckpointWriter(self.manager, background=self.background)  # this process's
         state, files = trainer.state, list_checkpoints([self.manager.folder])
         start = (state.epoch, state.batch_index)
@@ -193,7 +193,7 @@ class Checkpoint(Callback):
         self._settle(trainer)
 
     def _warn_without_monitor(self, state: TrainState) -> None:
-        """Say once that nobody can tell which epochs are best."""
+        """Warn once that the best epochs are unknown."""
         if not self._warned and self.monitor not in state.metrics and not state.validation_skipped:
             logger.warning(
                 "nothing records %r, so no epoch is kept as the best; recorded are %s",
@@ -203,7 +203,7 @@ class Checkpoint(Callback):
             self._warned = True
 
     def _is_outdated(self, state: TrainState) -> bool:
-        """Whether somebody asked for the end after this state was saved."""
+        """Whether the end was requested after this state was saved."""
         return self._saved == (state.epoch, state.batch_index) and self._reason != state.stop_reason
 
     def _due_inside(self, state: TrainState) -> bool:
@@ -340,5 +340,5 @@ def _check_rest(max_overhead: float, every_seconds: float | None, mode: str, on_
 
 
 def _is_finite(trainer: TrainerView) -> bool:
-    """Whether the weights are; the loss may not have seen the latest step yet, or nobody looked at it."""
+    """Whether the weights are; the loss may not have seen the latest step yet, or was never checked."""
     return all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())

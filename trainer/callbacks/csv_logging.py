@@ -15,7 +15,7 @@ class CSVLogging(HistoryFile):
 
     A resumed run starts the file anew from the history it resumed with, so that it never holds an epoch twice
     nor one that the run has forgotten. A metric that first appears later adds a column; where an epoch lacks a
-    metric its field is empty. While the disk refuses, training goes on, with one warning, and the file is
+    metric its field is empty. While the disk refuses, training continues, with one warning, and the file is
     brought up to date once it can be written.
 
     Args:

@@ -9,8 +9,8 @@ from trainer.callbacks.averaged import AveragedWeights
 class EMA(AveragedWeights):
     """Evaluates and saves an exponential moving average of the weights.
 
-    After each optimizer step, average = decay · average + (1 - decay) · weights, beginning with the weights after
-    the first step. Validation, checkpoints and the model after the fit have the average; training goes on with
+    After each optimizer step, average = decay · average + (1 - decay) · weights, starting from the weights after
+    the first step. Validation, checkpoints and the model after the fit have the average; training continues with
     its own weights. The running statistics of BatchNorm are averaged alike; see
     `trainer.callbacks.averaged.AveragedWeights` for that and for when the weights are exchanged. Costs one copy of
     the weights, a second one while an epoch is evaluated, and an in-place update a step that waits for nothing.

@@ -15,7 +15,7 @@ class GarbageCollection(Callback):
 
     A collection stops one process at a time of its own, and the others of a distributed run wait for it at their
     next exchange. At fixed steps all of them pause together. Between the collections only reference cycles
-    stay in memory; everything else is freed at once as ever.
+    stay in memory; everything else is freed immediately, as always.
 
     Every ``every_n_steps`` optimizer steps of the run, the objects made lately are collected (``gc.collect(1)``,
     some milliseconds), and at the end of each epoch's training all of them (``gc.collect()``, 0.1 to 0.3 s once

@@ -16,7 +16,7 @@ _MB = 2**20
 class GPUMemory(Callback):
     """Records the peak memory of each epoch, validation included, on the trainer's CUDA device.
 
-    - ``gpu_memory_peak_mb``: the most that tensors took at once.
+    - ``gpu_memory_peak_mb``: the most that tensors took at one time.
     - ``gpu_memory_reserved_mb``: the most that PyTorch's allocator held for them, which is what other processes
       miss (without the few hundred MB of CUDA itself).
 
@@ -34,7 +34,7 @@ class GPUMemory(Callback):
     writes = ("gpu_memory_peak_mb", "gpu_memory_reserved_mb")
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Start to measure, where an epoch goes on too."""
+        """Start to measure, also where an epoch resumes."""
         if trainer.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(trainer.device)
         else:

@@ -131,7 +131,7 @@ class GradientAccumulation(Callback):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on inside the saved group; its gradients are put back when the fit starts."""
+        """Resume inside the saved group; its gradients are restored when the fit starts."""
         self._gradients = state["gradients"]
         self._weight = state["weight"]
         self._unit = state["unit"]

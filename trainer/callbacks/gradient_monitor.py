@@ -83,7 +83,7 @@ class GradientMonitor(Callback):
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The maximum so far, for an epoch that goes on."""
+        """The maximum so far, for an epoch that resumes."""
         self._fold()
         return {"largest": self._largest}
 

@@ -33,9 +33,9 @@ def epoch_record(epoch: int, metrics: Mapping[str, float]) -> Record:
 class HistoryFile(Callback, ABC):
     """Keeps ``path`` equal to the history: an epoch is appended as it ends.
 
-    A fit begins by writing the file anew from the history that it goes on from, so that it never holds an epoch
+    A fit starts by rewriting the file from the history that it resumes from, so that it never holds an epoch
     twice nor one that the run has forgotten, and ends so, for metrics that came after the epoch was logged.
-    While the disk refuses, training goes on, with one warning; the file is whole again once a write succeeds.
+    While the disk refuses, training continues, with one warning; the file is whole again once a write succeeds.
 
     Args:
         path: The file; its folder is made if needed.
@@ -98,7 +98,7 @@ class HistoryFile(Callback, ABC):
             self._whole = False
 
     def _append(self, record: Record) -> None:
-        # Not mode "a", which would make a file anew, without its beginning, after somebody removed it.
+        # Not mode "a", which would make a new file, without the first rows, after the file was removed.
         with self.path.open("r+", encoding="utf-8", newline="") as file:
             file.seek(0, os.SEEK_END)
             self.write_line(file, record)

@@ -15,7 +15,7 @@ class JSONLogging(HistoryFile):
     The lines are strict JSON (RFC 8259), in UTF-8, numbers to the last digit. A number that is not finite is the
     string ``"NaN"``, ``"Infinity"`` or ``"-Infinity"``, which ``float`` reads back. An epoch that lacks a metric
     lacks its key. A resumed run starts the file anew from the history it resumed with. While the disk refuses,
-    training goes on, with one warning, and the file is brought up to date once it can be written.
+    training continues, with one warning, and the file is brought up to date once it can be written.
 
     Args:
         path: The file, such as ``metrics.jsonl``; its folder is made if needed.

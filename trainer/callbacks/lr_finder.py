@@ -40,12 +40,12 @@ class LRFinder(Callback):
         max_lr: Learning rate of the last batch, above ``min_lr``.
         steps: Batches, at least 2.
         smoothing: Weight of the newest loss in the running mean, in (0, 1]; 1 leaves the losses as they are.
-        divergence: See above; above 1, ``inf`` to go on to ``max_lr``.
+        divergence: See above; above 1, ``inf`` to continue to ``max_lr``.
 
     Attributes:
         learning_rates: The first group's learning rate, by batch.
         losses: The loss of each batch before its step.
-        smoothed_losses: Their running mean, corrected for its beginning at 0.
+        smoothed_losses: Their running mean, corrected for its start at 0.
         suggestion: The learning rate at which the smoothed loss fell fastest, over the logarithm of the learning
             rate, on its way to the minimum; None if it never fell, or before a run.
 
@@ -123,7 +123,7 @@ class LRFinder(Callback):
         trainer.state.skip(SCHEDULER_STEP)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Go on beyond the end of the trainer's own run."""
+        """Continue past the end of the trainer's own run."""
         assert self._before is not None
         self._before.rewind(trainer)
 

@@ -72,7 +72,7 @@ def outcome_of(trainer: TrainerView, error: BaseException | None) -> str:
 
     Returns:
         ``complete`` (also where it stopped early), ``pruned``, ``diverged``, ``out_of_memory``, ``error``, or
-        ``interrupted``: it was stopped before its end, and may go on.
+        ``interrupted``: it was stopped before its end, and may resume.
     """
     reason = trainer.state.stop_reason
     if reason == ERROR:

@@ -28,7 +28,7 @@ SERVICE: Final = Service("MLflow")
 #: The tag by which a resumed run finds itself.
 RUN_KEY_TAG: Final = "trainer.run_key"
 _STATUS: Final = {COMPLETE: "FINISHED", PRUNED: "KILLED", INTERRUPTED: "KILLED"}
-# What MLflow takes at once.
+# What MLflow takes in one request.
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE = 1000, 100
 # Epochs are sent together if they take less, so that short ones do not wait for the server each.
 _SEND_EVERY_S: Final = 1.0
@@ -40,7 +40,7 @@ class MLflowLogging(Callback):
     """Mirrors every epoch's metrics to MLflow, with the run's parameters; the step is the number of the epoch.
 
     MLflow mirrors what this run keeps itself: where it can't be reached, or fails in the middle, that is said
-    once and training goes on; a resumed run sends what MLflow lacks of its history, and nothing twice. The
+    once and training continues; a resumed run sends what MLflow lacks of its history, and nothing twice. The
     run's status ends as ``FINISHED``, as ``KILLED`` if it was pruned or interrupted, else as ``FAILED``; its
     tags say ``outcome`` (see `trainer.callbacks.mirror.outcome_of`) and ``best_epoch``. Epochs are sent about once
     a second, and at the end.
@@ -48,7 +48,7 @@ class MLflowLogging(Callback):
     Args:
         experiment: MLflow experiment; made if needed.
         name: Name of the run.
-        run_key: Stable key of the run, kept as a tag, by which a resumed one goes on in it.
+        run_key: Stable key of the run, kept as a tag, by which a resumed one continues it.
         params: Parameters shown with the run.
         tags: Tags of the run.
         tracking_uri: The tracking server or database. None: what MLFLOW_TRACKING_URI says, else the SQLite file
@@ -122,7 +122,7 @@ class MLflowLogging(Callback):
                 uri = self._uri()
                 _make_database(client_type, uri)
                 self._open(client_type(tracking_uri=uri))
-        except Exception as error:  # noqa: BLE001 - whatever keeps MLflow from starting, training goes on
+        except Exception as error:  # noqa: BLE001 - training continues when MLflow can't start
             SERVICE.failed("this run is not shown in MLflow, which could not be started", error, away=True)
             return
         SERVICE.answered()
@@ -214,7 +214,7 @@ class MLflowLogging(Callback):
             return
         try:
             action(self._client)
-        except Exception as error:  # noqa: BLE001 - whatever happens to the server, training goes on
+        except Exception as error:  # noqa: BLE001 - training continues when the server fails
             SERVICE.failed("MLflow failed and gets nothing more of this run", error)
             self._client = None
 
@@ -241,7 +241,7 @@ def _sqlalchemys_warning_ignored() -> Iterator[None]:
 
 
 def _make_database(client_type: type[MlflowClient], uri: str) -> None:
-    """Make a SQLite file with MLflow's tables, if it is not there, at once and as a whole.
+    """Make a SQLite file with MLflow's tables, if it is not there, in one step.
 
     MLflow itself makes the tables one by one, and two workers that begin together would spoil it for each other.
     """

@@ -46,7 +46,7 @@ class Notifier(Callback):
 
     Args:
         url: The address; or ``"env:NAME"``: what that environment variable holds.
-        on: What to tell: ``"fit_end"`` (the run ended by itself, was stopped or pruned), ``"exception"``
+        on: What to send: ``"fit_end"`` (the run ended by itself, was stopped or pruned), ``"exception"``
             (training raised), ``"diverged"`` (it ended as diverged, which ``"fit_end"`` covers too).
         timeout_s: Seconds that sending may take, all attempts together.
         retries: Further attempts.
@@ -144,7 +144,7 @@ class Notifier(Callback):
             sent = self._sender.notify(
                 body=body, title=title, notify_type=kind, body_format="text", timeout=self.timeout_s
             )
-        except Exception as error:  # noqa: BLE001 - whatever the service does, training has ended as it has
+        except Exception as error:  # noqa: BLE001 - the service must not change how training ended
             return type(error).__name__
         within = f"within {self.timeout_s:g} s and {self.retries + 1} attempts"
         return "" if sent else f"the service did not take it {within}; `apprise -vv -b test ADDRESS` says why"

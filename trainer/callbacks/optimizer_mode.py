@@ -12,7 +12,7 @@ class OptimizerMode(Callback):
 
     Training uses the ``train()`` weights, validation and test the ``eval()`` ones. They stay in eval mode from the
     end of an epoch's training to the next epoch's start, so a checkpoint made in between holds the very weights
-    that were evaluated, and training goes on the same whether or not one was made. An optimizer without these
+    that were evaluated, and training continues the same whether or not one was made. An optimizer without these
     methods is left alone, and so is one before its first step: there is no average yet. Evaluating in the middle
     of an epoch switches there and back, which may round: such a run equals another only where both do that.
 
@@ -30,7 +30,7 @@ class OptimizerMode(Callback):
         self._training = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """An epoch that goes on inside is trained on, whatever was evaluated since it stopped."""
+        """An epoch that resumes inside is trained on, also if the model was evaluated since it stopped."""
         self._training = trainer.state.batch_index > 0
         if self._training:
             _switch(trainer.optimizer, "train")

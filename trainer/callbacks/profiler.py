@@ -42,7 +42,7 @@ class Profiler(Callback):
         warmup: Steps after these that are thrown away, 0 or more; torch warns about 0.
         active: Steps that are recorded, at least 1. Their events wait in memory until they are written.
         repeat: Cycles in a fit, at least 1.
-        record_shapes: Also record the shapes of the operators' inputs, and tell operators apart by them.
+        record_shapes: Also record the shapes of the operators' inputs, and distinguish operators by them.
         with_stack: Also record the lines of source.
         profile_memory: Also record what is allocated and freed.
 

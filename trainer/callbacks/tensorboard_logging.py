@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# Ends the names of this callback's event files, and tells them from those that others put into the folder.
+# Ends the names of this callback's event files, and distinguishes them from other files in the folder.
 _SUFFIX = ".epochs"
 
 
@@ -29,15 +29,15 @@ class TensorBoardLogging(Callback):
 
     The history is the truth: a fit writes it into a new event file, at the times that its epochs were first
     logged at, and empties this callback's older ones. So epochs that a resumed run has forgotten are gone, what
-    was missing is there, and a TensorBoard that is looking on is told to drop what it had (``purge_step``). It
+    was missing is there, and a TensorBoard that is open drops what it had (``purge_step``). It
     drops all scalars of the folder, so others should not write theirs into it.
 
     The file is flushed every epoch. TensorBoard mirrors what the run keeps itself, so when it can't be written
-    in the middle it is said once and training goes on; the next fit writes all of it again. Scalars are stored
+    in the middle, it warns once and training continues; the next fit writes all of it again. Scalars are stored
     in single precision, NaN and infinities as such.
 
     With ``hparams`` the run is a row of the HParams tab, beside the latest value of each metric: a session that
-    ends as a success, where it was pruned too, or as a failure. One that was interrupted goes on in the next fit.
+    ends as a success, where it was pruned too, or as a failure. An interrupted one continues in the next fit.
 
     Args:
         folder: The event files' folder, one for each run; made if needed.

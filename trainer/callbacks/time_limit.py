@@ -33,7 +33,7 @@ class TimeLimit(Callback):
     Args:
         seconds: The time, above 0.
         at: ``"batch"``: the running epoch ends after the batch in which the time is used up; ``"epoch"``: the
-            epoch goes on to its end, so that all epochs are whole.
+            epoch continues to its end, so that all epochs are whole.
 
     Raises:
         ValueError: ``seconds`` is no finite number above 0, or ``at`` is something else.
@@ -79,6 +79,6 @@ class TimeLimit(Callback):
         return {"used": self.used}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the seconds used; those of a fit that is running stay used, whatever it goes back to."""
+        """Resume from the seconds used; those of a running fit stay used, also if it returns to an older state."""
         if self._started is None:
             self._before = state["used"]

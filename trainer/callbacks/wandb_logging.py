@@ -41,7 +41,7 @@ class WandbLogging(Callback):
 
     ``WANDB_MODE=offline`` writes a run on disk that ``wandb sync`` sends later. W&B mirrors what this run keeps
     itself: without a login, while W&B is away, or when it fails in the middle, that is said once and training
-    goes on. A resumed run first sends the epochs of its history that W&B lacks. Which those are, W&B's server
+    continues. A resumed run first sends the epochs of its history that W&B lacks. Which those are, W&B's server
     says; offline, where each attempt has a file of its own, the files of the attempts before say it, so that
     their steps join without overlap.
 
@@ -54,7 +54,7 @@ class WandbLogging(Callback):
         group: Group of the run, such as the study.
         job_type: What kind of run it is, such as ``trial``.
         name: Name of the run.
-        run_id: Stable id of the run, so that a resumed one goes on in it. One id is one course of epochs: a
+        run_id: Stable id of the run, so that a resumed one continues it. One id is one course of epochs: a
             training from anew needs another.
         config: Parameters shown with the run.
         notes: A text shown with the run.
@@ -175,7 +175,7 @@ class WandbLogging(Callback):
         except NotLoggedInError:
             fix = "run `wandb login`, or set WANDB_MODE to offline or disabled"
             SERVICE.failed("this run is not shown in W&B", f"not logged in; {fix}")
-        except Exception as error:  # noqa: BLE001 - whatever keeps W&B from starting, training goes on
+        except Exception as error:  # noqa: BLE001 - training continues when W&B can't start
             what = (
                 "this run is not shown in W&B, which could not be started (WANDB_MODE=offline keeps runs on disk)"
             )
@@ -241,7 +241,7 @@ class WandbLogging(Callback):
             return
         try:
             action(self._run)
-        except Exception as error:  # noqa: BLE001 - whatever its service process dies of, training goes on
+        except Exception as error:  # noqa: BLE001 - training continues when its service process dies
             SERVICE.failed("W&B failed and gets nothing more of this run", error)
             self._run = None
             _drop_service()
@@ -252,7 +252,7 @@ def _require_login() -> None:
     import wandb
 
     online = wandb.setup().settings.mode in {"online", "shared"}
-    # With a run that somebody else has open there is a login, and W&B says nothing more about it.
+    # With a run that other code has open there is a login, and W&B says nothing more about it.
     if online and wandb.run is None and not wandb.login(prompt=False, verify=False):
         raise NotLoggedInError
 

@@ -1,4 +1,4 @@
-"""Which checkpoints lie in a folder, by their names; without torch, which whoever reads a study does without."""
+"""Which checkpoints lie in a folder, by their names; imports no torch, for code that only reads a study."""
 
 from __future__ import annotations
 

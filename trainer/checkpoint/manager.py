@@ -67,7 +67,7 @@ def step_of(path: Path) -> int:
     """Optimizer steps that a checkpoint had taken; its tensors are mapped, not read, and nothing is verified.
 
     Raises:
-        CheckpointError: The file is no checkpoint, or too damaged to tell.
+        CheckpointError: The file is no checkpoint, or too damaged to read its version.
     """
     try:
         return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["state"]["step"])

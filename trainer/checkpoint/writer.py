@@ -1,4 +1,4 @@
-"""CheckpointWriter: writes checkpoints one after another, at once or in a thread."""
+"""CheckpointWriter: writes checkpoints one after another, in the caller or in a thread."""
 
 import os
 from collections.abc import Mapping, Sequence

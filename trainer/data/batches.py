@@ -124,7 +124,7 @@ class LoaderBatches:
     Its order is made to depend on (seed, epoch) alone: a random sampler without a generator is given one, the
     loader's and the samplers' generators are seeded at each epoch, and ``set_epoch`` is called where there is
     such a method. An iterable dataset must draw its order from a generator of its own, or before its first item:
-    the global ones serve the model in between. Persistent workers go on with the random numbers of the epochs
+    the global ones serve the model in between. Persistent workers continue the random numbers of the epochs
     before, which a resumed run has not drawn.
     """
 
@@ -159,7 +159,7 @@ class LoaderBatches:
         """End the loader's worker processes, persistent ones too; the next epoch starts new ones."""
         iterator, self._iterator = self._iterator, None
         if hasattr(iterator, "_shutdown_workers"):
-            iterator._shutdown_workers()  # noqa: SLF001 - else they live as long as whatever refers to the iterator
+            iterator._shutdown_workers()  # noqa: SLF001 - else they live as long as the iterator is referenced
             if self._loader._iterator is iterator:  # noqa: SLF001 - which a loader keeps for its next epoch
                 self._loader._iterator = None  # noqa: SLF001
 
@@ -200,7 +200,7 @@ def make_batches(
     train: bool,
     seed: int = 0,
 ) -> Batches:
-    """Batches of whatever a person hands over as data.
+    """Batches of the data that a person gives.
 
     Args:
         data: A TensorDataset or a tuple of tensors (kept in memory on the device), any other Dataset (iterable
@@ -259,7 +259,7 @@ def _tensor_batches(
 
 def _loader(data: Dataset[Any], options: BatchOptions, device: torch.device, *, train: bool) -> DataLoader[Any]:
     iterable = isinstance(data, IterableDataset)
-    # Workers are new at each epoch: persistent ones go on with the random numbers of the epochs before, which a
+    # Workers are new at each epoch: persistent ones continue the random numbers of the epochs before, which a
     # resumed run has not drawn.
     return DataLoader(
         data,

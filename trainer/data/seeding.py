@@ -1,4 +1,4 @@
-"""Seeds from seeds; without torch, which whoever reads a study does without."""
+"""Seeds from seeds; imports no torch, for code that only reads a study."""
 
 import numpy as np
 

@@ -18,7 +18,7 @@ _EPOCH_STREAM = 0xE90C
 class TrainStream:
     """Batches in an order that depends on (seed, pass) alone, with the random generators that go with it.
 
-    Each pass seeds the global generators anew, and so does each epoch that begins inside a pass; going on anywhere
+    Each pass seeds the global generators anew, and so does each epoch that starts inside a pass; resuming anywhere
     can then first repeat the data order of the pass, and put the generators where they were.
 
     Args:
@@ -32,11 +32,11 @@ class TrainStream:
         self._state = state
         self._seed = seed
         self._iterator: Iterator[Any] | None = None
-        #: Batches of the running or next pass, None where nobody can know.
+        #: Batches of the running or next pass; None if unknown.
         self.length = pass_length(batches)
 
     def start_epoch(self, rng: dict[str, Any] | None = None) -> None:
-        """Bring order and generators to where the state stands; ``rng`` are those of an epoch that goes on."""
+        """Bring order and generators to where the state stands; ``rng`` are those of an epoch that resumes."""
         if self._state.data_batch or not self._state.batch_index:  # else a pass is over, and the next not begun
             self._open()
         if rng is not None:

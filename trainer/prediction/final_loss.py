@@ -19,7 +19,7 @@ _AMPLITUDE: Final = 3.0
 _TEMPER: Final = 0.7
 #: Smallest prior scale of the walk, in ranges of the losses seen.
 _FINEST: Final = 1e-3
-#: A point so many median steps beyond both its neighbours is a spike; a first point so many ranges of all the
+#: A point so many median steps off both its neighbours is a spike; a first point so many ranges of all the
 #: others away from the second belongs to no decay.
 _SPIKE, _COLD_START = 5.0, 20.0
 #: Most of a further fall, as a share of what the log-law allows, and of what the straight line allows.
@@ -85,7 +85,7 @@ def predict_final_loss(
 
     - A loss is not predicted to rise.
     - One that has come down to something better than its last value goes some of the way back to it.
-    - It falls no further than a curve that goes on as it did lately: on the axis of log-epochs since half the
+    - It falls no further than a curve that continues its recent trend: on the axis of log-epochs since half the
       epochs seen, and on that of epochs since the last five, where a slope that runs out towards the end (as a
       schedule's does) leaves a third of the line.
     - A loss that has always been positive stays so.
@@ -231,7 +231,7 @@ def _without_spikes(z: Array) -> Array:
 
 
 def _deepest(z: Array, epochs: npt.NDArray[np.intp], final: int) -> float:
-    """How far a curve falls that goes on as it did lately, at most; see `predict_final_loss`."""
+    """How far a curve that continues its recent trend falls, at most; see `predict_final_loss`."""
     now = int(epochs[-1])
     half = min(int(np.searchsorted(epochs, now - now // 2)), len(z) - 2)
     doubling = math.log(final / now) / math.log(now / int(epochs[half]))

@@ -12,13 +12,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 Array = npt.NDArray[np.float64]
 
-# So many of the latest complete trials tell how curves go on; older ones add cost and nothing else.
+# So many of the latest complete trials show how curves continue; older ones add cost and nothing else.
 _REFERENCES = 24
-# Shorter curves have no middle and end to tell apart.
+# Shorter curves have no middle apart from their end.
 _TELLING = 12
 # Octaves that `settling` gives at most, either way.
 _ROUGHER, _CALMER = -2.0, 6.0
-# Epochs apart by this factor (as a logarithm) tell about each other's agreement.
+# Epochs apart by this factor (as a logarithm) inform about each other's agreement.
 _NEIGHBOURS = 0.35
 # Before any are compared, so often the order of two trials is taken to hold until the end: between chance and
 # certainty.
@@ -110,7 +110,7 @@ class EndedCurves:
                 self._agreement = None
 
     def _catch_up(self) -> None:
-        """Write the new curves into their rows; steps that nobody reported before make new columns."""
+        """Write the new curves into their rows; steps that no trial reported before make new columns."""
         first, count = self._placed, len(self._curves)
         if first == count:
             return
@@ -206,7 +206,7 @@ def settling(curve: Array) -> float:
     """By how many octaves a curve is calmer in its last eighth than in its second quarter.
 
     Rough means the median size of its second differences, which a trend leaves alone. A learning rate that decays
-    to nothing freezes the weights, and the curve with them, whatever the loss; with a constant rate a curve is as
+    to nothing freezes the weights, and the curve with them, for any loss; with a constant rate a curve is as
     rough at its end as before.
 
     Returns:

@@ -13,7 +13,7 @@ Three things are weighed against each other, each free of the loss's unit:
   they do where the learning rate decays, for then late crossings are to be expected.
 
 A logistic model turns the weighted sum into a probability. Its weights were fitted on learning curves of many
-tasks (`benchmarks/fit_promise.py` goes on from them); nothing is fitted within a study.
+tasks (`benchmarks/fit_promise.py` starts from them); nothing is fitted within a study.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TINY = sys.float_info.min
 # A trial learns if it falls by a tenth of what the study's fastest (the ninth decile) do.
 _LEARNS, _FASTEST = 0.1, 0.9
 _STANDARD = NormalDist()
-# Octaves of settling beyond which there is nothing more to learn from it.
+# Octaves of settling after which it says nothing more.
 _SETTLED = 4.0
 
 

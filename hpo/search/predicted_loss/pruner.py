@@ -35,7 +35,7 @@ class PredictedLossPruner(BasePruner):
 
     The probability comes from the trial's rank, its predicted final loss and what the study's ended trials did
     from the same epoch on; see `hpo.search.predicted_loss.promise`. It is asked at every epoch from the second on.
-    A trial whose value is not finite is pruned at once. All that is known is read from the storage, so any number
+    A trial whose value is not finite is pruned immediately. All data come from the storage, so any number
     of workers and restarts decide alike; what is kept between calls only saves time.
 
     Steps are epochs, counted from 1. Where trials report more seldom, the values between are taken to stay.
@@ -49,7 +49,7 @@ class PredictedLossPruner(BasePruner):
     Args:
         max_epochs: The last step of a trial that runs to its end. Left out, it is what `hpo run` has written into
             the study, else the last step of the longest complete trial; nothing is pruned before there is one.
-        alpha: A trial goes on while its probability is at least this; 0 prunes diverged trials only.
+        alpha: A trial continues while its probability is at least this; 0 prunes diverged trials only.
         top_k: How many trials are "the best".
         n_startup_trials: So many complete trials come before the first decision, or running ones that are as far
             where the last step is known beforehand; and as many of the lowest numbers are never pruned by one.
@@ -108,7 +108,7 @@ class PredictedLossPruner(BasePruner):
 
         Returns:
             A number in 0..1; None as long as nothing can be said: the study has too few complete trials, no last
-            step is known, or the trial is at it, or it has one report only, which tells nothing of how it moves.
+            step is known, or the trial is at it, or it has one report only, which does not show how it moves.
         """
         step = trial.last_step
         if step is None or step < 1 or len(trial.intermediate_values) < 2 or trial.number < self._n_startup_trials:
