@@ -29,6 +29,7 @@ from hpo.trial.resources import deal
 from tests.acceptance.support import wait_until
 from tests.hpo.in_process import InProcessLauncher
 from tests.hpo.support import Studies
+from tests.test_architecture import MODULES, imports
 
 FAULTS = """
 import os
@@ -211,9 +212,11 @@ def test_a_kill_is_reported_with_its_cause_and_its_trial_can_be_settled(studies:
     with launched(studies, kind, *SLOW) as watched:
         (worker,) = watched.place(1)
         watched.until(lambda: watched.heard(EpochsEnded))
+        trial_pid = worker.trial_pid
         worker.kill()
         watched.take()
         (ended,) = watched.ended
+        assert trial_pid == os.getpid() or process_start(trial_pid) is None
         assert (ended.worker, ended.cause) == (worker, KILLED[kind])
         settle(watched)
         assert watched.states() == [TrialState.WAITING]
@@ -291,3 +294,10 @@ def test_a_supervisor_runs_a_study_on_it(studies: Studies, kind: str) -> None:
         assert ending is Ending.DONE
         assert watched.states() == [TrialState.COMPLETE] * 4
         assert [said for _, said in heard].count(TrialReport) == 4
+
+
+@pytest.mark.parametrize("name", ["supervisor", "supervised", "upkeep", "failures"])
+def test_what_supervises_knows_no_process_pipe_or_shared_memory(name: str) -> None:
+    named = {each.target for each in imports(MODULES[f"hpo.execution.{name}"])}
+    assert not [each for each in named if each.startswith(("multiprocessing", "subprocess", "os"))]
+    assert {each for each in named if "launchers" in each} <= {"hpo.execution.launchers.launcher"}

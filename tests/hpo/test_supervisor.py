@@ -30,6 +30,7 @@ from hpo.study.status import study_best, study_status, study_trials
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import deal
 from tests.acceptance.support import wait_until
+from tests.hpo.in_process import InProcessLauncher
 from tests.hpo.support import Studies
 from trainer.state import TrainState
 
@@ -151,8 +152,12 @@ def supervise(
     timeout: float | None = None,
     grace: float = 0.5,
     until: type[Any] = NoneType,
+    launch: type[Any] = LocalLauncher,
 ) -> tuple[Ending, list[Any]]:
-    """Run the study, to its end or until a message of some kind: how it ended, and what was heard."""
+    """Run the study, to its end or until a message of some kind: how it ended, and what was heard.
+
+    With `InProcessLauncher` where no process is the point.
+    """
 
     def hear(_: str, said: object) -> None:
         heard.append(said)
@@ -163,8 +168,9 @@ def supervise(
     heard: list[Any] = []
     with studies.open("trainer.max_epochs=1", "study.n_trials=3", *overrides) as (view,):
         slots = deal(["cpu"], workers)
-        start_fork_server(view.spec)
-        supervisor = Supervisor(view, LocalLauncher(slots, worker_logs(view.spec)), hear, timeout, grace)
+        if launch is LocalLauncher:
+            start_fork_server(view.spec)
+        supervisor = Supervisor(view, launch(slots, worker_logs(view.spec)), hear, timeout, grace)
         return supervisor.run(), heard
 
 
@@ -178,7 +184,7 @@ def status(studies: Studies, *overrides: str) -> dict[str, Any]:
 
 
 def test_every_trial_is_announced_and_reported(studies: Studies) -> None:
-    ending, heard = supervise(studies)
+    ending, heard = supervise(studies, launch=InProcessLauncher)
     assert ending is Ending.DONE
     told = [type(message) for message in heard if not isinstance(message, Tick)]
     assert told == [Started, EpochsEnded, TrialReport] * 3
@@ -193,8 +199,8 @@ def test_every_trial_is_announced_and_reported(studies: Studies) -> None:
 
 def test_each_epoch_is_told_once_and_a_resumed_trials_curve_again(studies: Studies) -> None:
     overrides = ("model.delay=0.1", "trainer.max_epochs=8", "study.n_trials=1")
-    _, first = supervise(studies, *overrides, until=EpochsEnded)
-    _, second = supervise(studies, *overrides)
+    _, first = supervise(studies, *overrides, until=EpochsEnded, launch=InProcessLauncher)
+    _, second = supervise(studies, *overrides, launch=InProcessLauncher)
     new, again = [], []
     for message in [*of(EpochsEnded, first), *of(EpochsEnded, second)]:
         numbers = range(message.first, message.first + len(message.values))
@@ -289,18 +295,21 @@ def test_a_worker_that_can_not_be_forked_runs_one_trial_itself(studies: Studies,
 def test_workers_that_die_again_and_again_stop_the_study(studies: Studies) -> None:
     (studies.folder / "runs" / "tiny").mkdir(parents=True)
     (studies.folder / "runs" / "tiny" / "logs").write_text("in the way of the workers' logs")
-    with pytest.raises(StudyError, match="8 workers died without a trial finished"):
+    see = r"8 workers died without a trial finished(.*\n)+ *fix: see .*/logs/.*-worker-[12]\.log"
+    with pytest.raises(StudyError, match=see):
         supervise(studies, "run.storage=sqlite:///other.db", workers=2)
 
 
 def test_a_study_whose_first_trials_fail_alike_stops_with_the_error(studies: Studies) -> None:
     with pytest.raises(StudyError, match="the first 3 trials failed alike:\n  RuntimeError: the data is broken"):
-        supervise(studies, "data.broken=true")
+        supervise(studies, "data.broken=true", launch=InProcessLauncher)
 
 
 def test_trials_that_fail_after_one_has_succeeded_stop_nothing(studies: Studies) -> None:
     space = "search_space={loss.fail: {type: categorical, choices: [false, true]}}"
-    ending, heard = supervise(studies, space, "study.sampler=grid", "study.sampler.seed=3")
+    ending, heard = supervise(
+        studies, space, "study.sampler=grid", "study.sampler.seed=3", launch=InProcessLauncher
+    )
     assert ending is Ending.DONE
     assert len(of(TrialReport, heard)) == 2
 
@@ -327,7 +336,7 @@ def test_a_trial_that_hangs_is_ended_with_all_its_processes(studies: Studies, do
 
 def test_a_trial_that_takes_too_long_ends_with_a_checkpoint(studies: Studies) -> None:
     overrides = ("model.delay=0.05", "trainer.max_epochs=1000", "study.n_trials=1")
-    _, heard = supervise(studies, *overrides, "run.trial_timeout=2", grace=60)
+    _, heard = supervise(studies, *overrides, "run.trial_timeout=2", grace=60, launch=InProcessLauncher)
     (report,) = of(TrialReport, heard)
     assert report.outcome == Outcome.TIMED_OUT
     assert report.reason == "it took longer than trial_timeout, 2 s"
@@ -336,12 +345,12 @@ def test_a_trial_that_takes_too_long_ends_with_a_checkpoint(studies: Studies) ->
 
 def test_time_is_counted_over_attempts(studies: Studies) -> None:
     overrides = ("model.delay=0.05", "trainer.max_epochs=1000", "study.n_trials=1", "run.trial_timeout=3")
-    ending, _ = supervise(studies, *overrides, timeout=2.5)
+    ending, _ = supervise(studies, *overrides, timeout=2.5, launch=InProcessLauncher)
     assert ending is Ending.TIMEOUT
     # As if the clock had been set while the attempt ran.
     with studies.open(*overrides) as (view,), view.storage.engine.begin() as conn:
         conn.exec_driver_sql("UPDATE hpo_attempts SET started_at = started_at - 36000")
-    _, heard = supervise(studies, *overrides, grace=60)
+    _, heard = supervise(studies, *overrides, grace=60, launch=InProcessLauncher)
     (started,) = of(Started, heard)
     assert 0 < started.spent_s < 600
     (report,) = of(TrialReport, heard)
@@ -359,9 +368,11 @@ def test_a_trial_that_uses_too_much_memory_is_ended(studies: Studies) -> None:
 
 def test_a_trial_without_device_memory_fails_unless_it_may_go_on_in_parts(studies: Studies) -> None:
     small = ("loss={_target_: faults.Small}", "study.n_trials=1", "trainer.max_epochs=2")
-    _, heard = supervise(studies, *small)
+    _, heard = supervise(studies, *small, launch=InProcessLauncher)
     assert [report.outcome for report in of(TrialReport, heard)] == [Outcome.OUT_OF_MEMORY]
-    _, heard = supervise(studies, *small, "study.n_trials=2", "run.on_oom=retry_with_accumulation")
+    _, heard = supervise(
+        studies, *small, "study.n_trials=2", "run.on_oom=retry_with_accumulation", launch=InProcessLauncher
+    )
     reports = of(TrialReport, heard)
     assert [(each.number, each.outcome) for each in reports] == [(1, None), (1, None), (1, Outcome.COMPLETE)]
     assert "it resumes with each batch in 4 parts" in reports[1].reason
@@ -369,7 +380,9 @@ def test_a_trial_without_device_memory_fails_unless_it_may_go_on_in_parts(studie
 
 def test_batches_that_can_not_be_cut_any_further_are_the_end(studies: Studies) -> None:
     overrides = ("loss={_target_: faults.Hang, do: device_memory, batches: 0}", "study.n_trials=1")
-    _, heard = supervise(studies, *overrides, "loader.batch_size=2", "run.on_oom=retry_with_accumulation")
+    _, heard = supervise(
+        studies, *overrides, "loader.batch_size=2", "run.on_oom=retry_with_accumulation", launch=InProcessLauncher
+    )
     reports = of(TrialReport, heard)
     assert [each.outcome for each in reports] == [None, Outcome.OUT_OF_MEMORY]
     assert "its batches can't be cut any further" in reports[-1].reason
@@ -397,7 +410,7 @@ def test_trials_that_run_elsewhere_are_waited_for_and_taken_over(studies: Studie
         far = dataclasses.replace(Owner.current(worker="far"), host="elsewhere")
         other = load_study(view.spec, far)
         assert other.study.ask().number == 0
-        ending, heard = supervise(studies, *overrides)
+        ending, heard = supervise(studies, *overrides, launch=InProcessLauncher)
         assert ending is Ending.DONE
         assert {notice.text for notice in of(Notice, heard)} <= {"waiting for 1 trials that run elsewhere"}
         assert [(each.number, each.state) for each in of(Settled, heard)] == [(0, TrialState.WAITING)]
@@ -412,15 +425,14 @@ def test_output_that_nobody_reads_any_more_puts_the_trials_down(studies: Studies
 
     overrides = ("trainer.max_epochs=100", "model.delay=0.05")
     with studies.open(*overrides) as (view,):
-        start_fork_server(view.spec)
-        ending = Supervisor(view, LocalLauncher(deal(["cpu"], 2), worker_logs(view.spec)), closed).run()
+        ending = Supervisor(view, InProcessLauncher(deal(["cpu"], 2), worker_logs(view.spec)), closed).run()
         assert ending is Ending.INTERRUPTED
         assert study_status(view)["running"] == 0
 
 
 def test_a_timeout_puts_running_trials_down(studies: Studies) -> None:
     overrides = ("model.delay=0.3",)
-    ending, _ = supervise(studies, *overrides, timeout=0.5)
+    ending, _ = supervise(studies, *overrides, timeout=0.5, launch=InProcessLauncher)
     assert ending is Ending.TIMEOUT
     shown = status(studies, *overrides)
     assert (shown["running"], shown["finished"]) == (0, 0)
@@ -434,7 +446,7 @@ def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 def test_checkpoints_beyond_the_quota_go_while_the_study_runs(studies: Studies) -> None:
     overrides = ("study.n_trials=4", "trainer.max_epochs=4", "model.delay=0.1", "run.keep_best=1")
-    _, heard = supervise(studies, *overrides, "run.disk_quota=90kB", "run.lost_after=3")
+    _, heard = supervise(studies, *overrides, "run.disk_quota=90kB", "run.lost_after=3", launch=InProcessLauncher)
     said = [notice.text for notice in of(Notice, heard)]
     assert [text for text in said if text.startswith("disk_quota: removed ")]
     complete = [report.number for report in of(TrialReport, heard)]
