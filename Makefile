@@ -3,13 +3,18 @@ VENV := .venv
 HPO := $(VENV)/bin/hpo
 STUDY := studies/digits/study.yaml
 
-.PHONY: run test lint reference docs docs-serve install clean
+.PHONY: run test test-all lint reference docs docs-serve install clean
 
 run: install
 	$(HPO) run $(STUDY) --workers 4
 
+# What a contributor needs at each change; databases in SQLite, no browser, no whole studies as commands.
 test: install
-	$(VENV)/bin/python -m pytest -n auto --dist worksteal
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m "not full"
+
+# The rest: PostgreSQL and MariaDB, storms, the browser, the documents' commands, the studies.
+test-all: install
+	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m full
 
 lint: install
 	$(VENV)/bin/ruff check .

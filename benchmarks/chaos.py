@@ -27,11 +27,11 @@ from hpo.storage.ledger import Attempt
 from hpo.storage.recovery import LOST
 from hpo.study.open_study import load_study
 from hpo.study.outcome import outcome_of
-from tests.chaos.audit import audit
-from tests.chaos.storm import Record, Storm, other_hosts_work
-from tests.chaos.study import make_study
-from tests.chaos.weather import Weather
-from tests.hpo.servers import DatabaseServer, running_mariadb, running_postgres
+from tests.acceptance.chaos.audit import audit
+from tests.acceptance.chaos.storm import Record, Storm, other_hosts_work
+from tests.acceptance.chaos.study import make_study
+from tests.acceptance.chaos.weather import Weather
+from tests.support.servers import DatabaseServer, running_mariadb, running_postgres
 
 _SERVERS = {"postgresql": running_postgres, "mariadb": running_mariadb}
 

@@ -2,7 +2,7 @@
 
 A page in ``docs/reference/`` marks such a part by two comments, ``<!-- made by `make reference`: commands -->``
 and ``<!-- end -->``; what stands between them is replaced. The parts are the keys of ``PARTS``. The pages are
-committed; tests/test_docs.py fails where one is out of date.
+committed; tests/unit/test_docs.py fails where one is out of date.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.support import hpo, hpo_json, make_study, start_hpo, wait_until
+from tests.support.commands import hpo, hpo_json, make_study, start_hpo, wait_until
 
 QUICK = ("trainer.max_epochs=1",)
 

@@ -19,7 +19,7 @@ import typer
 import yaml
 
 from hpo.cli.app import app
-from tests.acceptance.support import STUDY, hpo, make_study, start_hpo
+from tests.support.commands import STUDY, hpo, make_study, start_hpo
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"

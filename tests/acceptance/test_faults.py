@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.support import STUDY, hpo, hpo_json, make_study, start_hpo, wait_until
+from tests.support.commands import STUDY, hpo, hpo_json, make_study, start_hpo, wait_until
 
 FAULTS = """
 import asyncio

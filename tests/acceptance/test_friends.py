@@ -8,8 +8,8 @@ import pytest
 from mlflow import MlflowClient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from tests.acceptance.support import STUDY, hpo, hpo_json, kill_all, make_study, start_hpo, wait_until
-from tests.trainer import mlflow_store, wandb_file
+from tests.support import mlflow_store, wandb_file
+from tests.support.commands import STUDY, hpo, hpo_json, kill_all, make_study, start_hpo, wait_until
 
 FRIENDS = "callbacks: {wandb: {tags: [tests]}, mlflow: {}, tensorboard: {}}\nsearch_space:"
 EPOCHS = 30

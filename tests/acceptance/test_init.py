@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.support import hpo, hpo_json
+from tests.support.commands import hpo, hpo_json
 
 
 # A guess of equal chances has a loss of 1.1; the mean has one of 1.

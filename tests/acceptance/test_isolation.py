@@ -14,7 +14,7 @@ from typing import Any
 from hpo.config.spec import load_spec
 from hpo.storage.ledger import Attempt
 from hpo.study.open_study import load_study
-from tests.acceptance.support import hpo, ledger_of, make_study, start_hpo, wait_until
+from tests.support.commands import hpo, ledger_of, make_study, start_hpo, wait_until
 
 #: A study whose callback leaves all that a process can be changed in as it should not be, and whose model's value
 #: shows what it finds so.

@@ -10,7 +10,7 @@ import pytest
 
 from hpo.config.spec import load_spec
 from hpo.study.open_study import load_study
-from tests.acceptance.support import STUDY, hpo, hpo_json, make_study
+from tests.support.commands import STUDY, hpo, hpo_json, make_study
 
 SEVERAL = STUDY.replace("  pruner: none\n", "  objectives: {val_loss: minimize, parameters: minimize}\n").replace(
     "search_space:", "callbacks: {parameter_count: true}\nsearch_space:"

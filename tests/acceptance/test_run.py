@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.acceptance.support import (
+from tests.support.commands import (
     STUDY,
     descendants,
     hpo,

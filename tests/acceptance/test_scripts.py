@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.support import MODEL, hpo, hpo_json, make_study, wait_until
+from tests.support.commands import MODEL, hpo, hpo_json, make_study, wait_until
 
 PLAIN = """
     import hpo

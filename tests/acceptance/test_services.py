@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.acceptance.support import STUDY, hpo, hpo_json, make_study, start_hpo
-from tests.trainer import wandb_file
+from tests.support import wandb_file
+from tests.support.commands import STUDY, hpo, hpo_json, make_study, start_hpo
 
 
 def get(address: str) -> Any:

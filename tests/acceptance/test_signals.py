@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.acceptance.support import hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
+from tests.support.commands import hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
 
 LONG = ("model.delay=0.05", "trainer.max_epochs=40")
 

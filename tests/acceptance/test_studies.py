@@ -17,7 +17,7 @@ from hpo.checks.check_callbacks import check_callbacks
 from hpo.config.spec import load_spec
 from hpo.config.targets import TargetResolver
 from hpo.trial.callbacks import offered_callbacks
-from tests.acceptance.support import hpo, hpo_json
+from tests.support.commands import hpo, hpo_json
 
 FOLDER = Path(__file__).parents[2] / "studies"
 STUDIES = sorted(FOLDER.glob("*/study.yaml"))

@@ -14,7 +14,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from tests.acceptance.support import hpo_json, make_study
+from tests.support.commands import hpo_json, make_study
 
 LONG = ("model.delay=0.05", "trainer.max_epochs=40")
 #: What a terminal does on being told, but write text: cursor, colours, erasing.

@@ -1,0 +1,198 @@
+"""The report in a real browser: every figure is drawn, nothing is loaded; on a phone, in the dark, on paper."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
+
+from hpo.report.page import write_report
+from tests.support.commands import wait_until
+from tests.support.reports import report_of, trial_of, work_of
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+EVIL = "<img src=x onerror=\"document.title='broken in'\">"
+SPACE = {
+    "optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
+    f"model.{EVIL}": IntDistribution(1, 9),
+    "model.kind": CategoricalDistribution((EVIL, None, True, 2, "plain")),
+}
+
+
+def a_trial(number: int) -> FrozenTrial:
+    """A trial of a search whose names are hostile; some are pruned, diverge and fail."""
+    kinds = SPACE["model.kind"].choices
+    params = {
+        "optimizer.lr": 1e-4 * 1.2**number,
+        f"model.{EVIL}": 1 + number % 9,
+        "model.kind": kinds[number % len(kinds)],
+    }
+    if number % 4 == 3:
+        params.pop(f"model.{EVIL}")  # as if its condition did not hold
+    curve = {epoch: 2 / epoch + number / 30 for epoch in range(1, 4 + number % 3)}
+    attrs: dict[str, Any] = {}
+    state, value = TrialState.COMPLETE, curve[len(curve)]
+    if number % 7 == 5:
+        state = TrialState.PRUNED
+    if number % 11 == 7:
+        attrs, value = {"hpo:outcome": "diverged"}, float("inf")
+    if number % 13 == 9:
+        state, attrs = TrialState.FAIL, {"hpo:reason": f"ValueError: {EVIL}", "hpo:traceback": f"Trace {EVIL}"}
+    distributions = {name: SPACE[name] for name in params}
+    return trial_of(number, params, distributions, value, curve=curve, state=state, attrs=attrs)
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    trials = [a_trial(number) for number in range(36)]
+    work = [work_of(trial, worker=f"{EVIL}-{trial % 3}") for trial in range(36)]
+    predictions = {"metric": "val_loss", "epoch": 1, "predicted_final_loss": 1.0, "std": 0.1, "final_loss": 1.1}
+    trials[0].user_attrs["hpo:prediction"] = predictions
+    path = tmp_path_factory.mktemp("report") / "report.html"
+    write_report(report_of(trials, work=work, name=EVIL), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two objectives, with a bound that some trials break."""
+    goals = {"val_loss": "minimize", "accuracy": "maximize"}
+    trials = [
+        create_trial(
+            values=[1 + (number * 7 % 10) / 10, number / 20],
+            params={"a": number / 20, "b": number % 5},
+            distributions={"a": FloatDistribution(0, 1), "b": IntDistribution(0, 4)},
+            system_attrs={"constraints:size": float(number % 4 - 2)},
+        )
+        for number in range(20)
+    ]
+    for number, trial in enumerate(trials):
+        trial.number = number
+    path = tmp_path_factory.mktemp("front") / "report.html"
+    write_report(report_of(trials, goals=goals, bounds={"size": "<= 2"}), path)
+    return path
+
+
+@pytest.fixture
+def requested(page: Page) -> list[str]:
+    """Whatever the page has asked for."""
+    found: list[str] = []
+    page.on("request", lambda request: found.append(request.url))
+    return found
+
+
+def shown(page: Page, path: Path) -> None:
+    page.goto(path.as_uri())
+    page.wait_for_selector("html[data-drawn]")
+
+
+FIGURES = """() => Object.fromEntries([...document.querySelectorAll(".figure")].map((place) => [
+    place.id.slice(7), place.querySelectorAll(".main-svg .trace, .main-svg .contourlayer path").length]))"""
+
+
+def colors(page: Page) -> tuple[str, str]:
+    """Of the page, and of a figure's text."""
+    return (
+        page.evaluate("getComputedStyle(document.body).backgroundColor"),
+        page.evaluate("getComputedStyle(document.querySelector('#figure-curves .xtitle')).fill"),
+    )
+
+
+LIGHT, DARK = ("rgb(255, 255, 255)", "rgb(31, 35, 40)"), ("rgb(20, 24, 29)", "rgb(230, 233, 236)")
+
+
+def test_every_figure_is_drawn_and_nothing_of_the_study_runs(
+    page: Page, requested: list[str], report: Path, console_errors: list[str]
+) -> None:
+    shown(page, report)
+    drawn = page.evaluate(FIGURES)
+    assert list(drawn) == [
+        *("history-0", "curves", "importance", "parallel-0", "slice-0-0", "slice-0-1", "slice-0-2"),
+        *("contour-0", "predictions", "timeline"),
+    ]
+    assert all(drawn.values()), drawn
+    assert requested == [report.as_uri()]
+    assert page.title() == f"{EVIL}: study report"
+    assert page.query_selector("img") is None
+    assert page.evaluate("document.querySelector('#figure-timeline .ytick').textContent").startswith("<img src=x")
+    assert console_errors == []
+
+
+def test_a_front_and_what_is_beyond_a_bound_are_drawn(page: Page, front: Path, console_errors: list[str]) -> None:
+    shown(page, front)
+    drawn = page.evaluate(FIGURES)
+    assert {"front-0", "history-0", "history-1", "parallel-1", "slice-1-1", "contour-1"} <= set(drawn)
+    assert all(drawn.values()), drawn
+    legend = page.evaluate("document.querySelector('#figure-front-0 .legend').textContent")
+    assert legend == "outside the boundsother trialsPareto front"
+    assert console_errors == []
+
+
+def test_it_fits_a_phone(page: Page, report: Path, front: Path, console_errors: list[str]) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path in (report, front):
+        shown(page, path)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        widths = page.evaluate(
+            "[...document.querySelectorAll('.figure')].map((each) => [each.id, each.offsetWidth])"
+        )
+        wide = [name for name, width in widths if width > 358]
+        assert all(name.startswith("figure-parallel") for name in wide)  # these move inside their box
+    assert console_errors == []
+
+
+def test_it_follows_the_light(page: Page, report: Path, console_errors: list[str]) -> None:
+    page.emulate_media(color_scheme="light")
+    shown(page, report)
+    assert colors(page) == LIGHT
+    page.emulate_media(color_scheme="dark")
+    wait_until(lambda: colors(page) == DARK)
+    shown(page, report)
+    assert colors(page) == DARK
+    assert console_errors == []
+
+
+def test_it_is_printed_dark_on_white_and_whole(
+    page: Page, report: Path, tmp_path: Path, console_errors: list[str]
+) -> None:
+    page.emulate_media(color_scheme="dark")
+    shown(page, report)
+    page.evaluate(PRINTED)
+    printed = page.pdf(path=tmp_path / "report.pdf", format="A4", print_background=True)
+    assert page.evaluate("printed") == [0, 680]
+    inks = set(re.findall(rb"([\d.]+ [\d.]+ [\d.]+) rg", b"".join(streams(printed))))
+    assert b".1216 .1373 .1569" in inks  # the text of light pages
+    assert not {b".0784 .0941 .1137", b".4902 .7059 1"} & inks  # the background and the links of dark ones
+    wait_until(lambda: page.query_selector("details[open]") is None and colors(page) == DARK)
+    assert console_errors == []
+
+
+PRINTED = """addEventListener("beforeprint", () => {
+    const widths = [...document.querySelectorAll(".main-svg")].map((each) => Number(each.getAttribute("width")));
+    window.printed = [document.querySelectorAll("details:not([open])").length, Math.max(...widths)];
+})"""
+
+
+def streams(pdf: bytes) -> list[bytes]:
+    """What is drawn on the pages."""
+    found = re.findall(rb"/FlateDecode.*?stream\r?\n(.*?)\r?\nendstream", pdf, re.DOTALL)
+    return [zlib.decompressobj().decompress(each) for each in found]
+
+
+def test_a_reader_of_the_screen_finds_its_way(page: Page, report: Path) -> None:
+    shown(page, report)
+    ids = page.evaluate("[...document.querySelectorAll('[id]')].map((each) => each.id)")
+    assert len(ids) == len(set(ids))
+    links = page.evaluate(
+        "[...document.querySelectorAll('nav a')].map((each) => each.getAttribute('href').slice(1))"
+    )
+    assert links == page.evaluate("[...document.querySelectorAll('main section')].map((each) => each.id)")
+    assert page.evaluate("[...document.querySelectorAll('figure')].every((each) => each.ariaLabel.length > 8)")
+    assert page.evaluate("document.documentElement.lang") == "en"

@@ -1,0 +1,37 @@
+"""A short storm on each kind of database; `benchmarks/chaos.py` is the long one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from hpo.config.spec import StudySpec, load_spec
+from tests.acceptance.chaos.audit import audit
+from tests.acceptance.chaos.storm import Storm, other_hosts_work
+from tests.acceptance.chaos.study import make_study
+from tests.acceptance.chaos.weather import Weather
+from tests.support.servers import DatabaseServer, PostgresServer
+
+
+def _survives(
+    spec: StudySpec, weather: Weather, hosts: Sequence[str], server: DatabaseServer | None = None
+) -> None:
+    storm = Storm(spec, weather, hosts=hosts, server=server)
+    record = storm.run()
+    log = f"seed {weather.seed}, see {storm.log}"
+    assert not record.surprises, f"{log}\n" + "\n".join(record.surprises)
+    problems = audit(spec)
+    assert not problems, f"{log}\n" + "\n".join(problems)
+
+
+def test_nothing_is_lost_or_doubled_on_sqlite(tmp_path: Path) -> None:
+    spec = load_spec(make_study(tmp_path / "study"))
+    # Where nobody may make up a host name, both are on this host: then nobody is taken for dead who lives.
+    hosts = ["", "other" if other_hosts_work() else ""]
+    _survives(spec, Weather(kills=12, seed=39, pause=(0.05, 0.5), longest_stop=4.5), hosts)
+
+
+def test_nothing_is_lost_or_doubled_on_postgresql(tmp_path: Path, postgres_server: PostgresServer) -> None:
+    spec = load_spec(make_study(tmp_path / "study")).with_options(storage=postgres_server.new_database())
+    weather = Weather(kills=8, restarts=1, seed=25, workers=3, pause=(0.05, 0.5), longest_stop=2.0)
+    _survives(spec, weather, [""], postgres_server)

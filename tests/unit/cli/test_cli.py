@@ -1,0 +1,317 @@
+"""The command line at its edges: exit codes, JSON, pipes, odd paths, and the commands it hands on."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpo.cli.app import main
+from hpo.config.spec import load_spec
+from hpo.console.lines import kept_arguments
+from hpo.storage.attributes import OUTCOME_ATTR
+from hpo.storage.engines import normalize_url, sqlite_file
+from hpo.study.open_study import OpenStudy
+from tests.support.commands import hpo, hpo_json, make_study
+from tests.support.studies import Studies, ask
+
+
+def played(view: OpenStudy, *, diverged: bool = False) -> None:
+    """A finished trial, without training."""
+    trial, _ = ask(view)
+    trial.report(math.nan, 1)
+    if diverged:
+        trial.set_user_attr(OUTCOME_ATTR, "diverged")
+    view.study.tell(trial, math.inf if diverged else 1.5)
+
+
+@pytest.fixture
+def looked_at(studies: Studies) -> Path:
+    """A study of one diverged and one complete trial."""
+    with studies.open("study.n_trials=4") as (view,):
+        played(view, diverged=True)
+        played(view)
+        ask(view)
+    return studies.folder / "study.yaml"
+
+
+def test_numbers_that_json_has_not_are_null(looked_at: Path) -> None:
+    first, second, running = hpo_json("trials", looked_at)
+    assert (first["outcome"], first["value"], first["epochs"]) == ("diverged", None, 1)
+    assert (second["outcome"], second["value"]) == ("complete", 1.5)
+    assert (running["outcome"], running["value"], running["duration_s"]) == ("running", None, None)
+    assert hpo_json("best", looked_at)["trial"] == 1
+    status = hpo_json("status", looked_at)
+    assert (status["n_trials"], status["finished"], status["running"]) == (4, 2, 1)
+
+
+def test_a_study_of_diverged_trials_has_no_best(studies: Studies) -> None:
+    with studies.open() as (view,):
+        played(view, diverged=True)
+    assert hpo_json("status", studies.folder / "study.yaml")["best"] is None
+    assert "no complete trial yet" in hpo("best", studies.folder / "study.yaml", code=3).stderr
+
+
+def test_a_piped_table_has_a_line_for_each_trial(studies: Studies) -> None:
+    long = (
+        "search_space={"
+        + ", ".join(f"model.{'x' * 60}{i}: {{type: float, low: 0, high: 1}}" for i in range(4))
+        + "}"
+    )
+    with studies.open("study.n_trials=3", long) as (view,):
+        for _ in range(3):
+            played(view)
+    lines = hpo("trials", studies.folder / "study.yaml", long).stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["tiny", "trial", "0", "1", "2"]
+    assert all("complete" in line for line in lines[2:])
+
+
+def test_brackets_in_what_is_shown_are_no_markup(studies: Studies) -> None:
+    space = 'search_space={data.note: {type: categorical, choices: ["[red]x[/red]", "[/bold]"]}}'
+    with studies.open(space) as (view,):
+        played(view)
+    shown = hpo("trials", studies.folder / "study.yaml", space).stdout
+    assert "[red]x[/red]" in shown or "[/bold]" in shown
+
+
+@pytest.fixture
+def closed_pipe() -> Iterator[int]:
+    """The writing end of a pipe that nobody reads from any more."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    yield writing
+    os.close(writing)
+
+
+@pytest.mark.parametrize("command", [("trials",), ("trials", "--json"), ("status",), ("best",)])
+def test_a_reader_that_has_enough_is_no_failure(
+    looked_at: Path, monkeypatch: pytest.MonkeyPatch, closed_pipe: int, command: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["hpo", *command, str(looked_at)])
+    with open(os.dup(closed_pipe), "w") as printed, monkeypatch.context() as patch:  # noqa: PTH123
+        patch.setattr(sys, "stdout", printed)
+        with pytest.raises(SystemExit) as end:
+            main()
+    assert end.value.code == 0
+
+
+def test_nothing_is_said_about_a_closed_pipe_when_the_process_ends(looked_at: Path, closed_pipe: int) -> None:
+    command = [sys.executable, "-m", "hpo", "trials", str(looked_at)]
+    done = subprocess.run(command, stdout=closed_pipe, stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("run",),
+        ("nonsense",),
+        ("run", "study.yaml", "--nonsense"),
+        ("run", "study.yaml", "--n-trials", "0"),
+        ("run", "study.yaml", "--workers", "0"),
+        ("run", "study.yaml", "--workers", "many"),
+        ("train", "study.yaml", "--epochs", "0"),
+        ("dashboard", "study.yaml", "--port", "70000"),
+    ],
+)
+def test_what_the_command_line_cannot_read_ends_with_2(arguments: tuple[str, ...]) -> None:
+    # The parser writes to the stream that it found at import.
+    result = hpo(*arguments, code=2)
+    assert "Traceback" not in result.stderr
+
+
+def tabs(folder: Path) -> Path:
+    (folder / "tabs.yaml").write_text("study:\n\tname: x\n")
+    return folder / "tabs.yaml"
+
+
+def no_space(folder: Path) -> Path:
+    text = (folder / "study.yaml").read_text().partition("search_space:")[0]
+    (folder / "bare.yaml").write_text(text)
+    return folder / "bare.yaml"
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "first_line"),
+    [
+        (lambda folder: folder / "none.yaml", (), "none.yaml: no such file"),
+        (lambda folder: folder, (), "can't be read (Is a directory)"),
+        (tabs, (), "tabs.yaml:2: not YAML: "),
+        (no_space, (), "search_space: there is nothing to search"),
+        (None, ("--timeout", "abc"), "run.timeout: is not a duration"),
+        (
+            None,
+            ("--storage", "oracle://host/x"),
+            "command line: run.storage: no support for databases of type 'oracle'",
+        ),
+        (None, ("--storage", "nonsense"), "command line: run.storage: not a database URL"),
+        (None, ("--storage", "sqlite:///:memory:"), "command line: run.storage: a study needs a database file"),
+        (None, ("study.name=../elsewhere",), "study.name: may hold only letters"),
+        (None, ("study.name=a b",), "study.name: may hold only letters"),
+        (None, ("optimizer.lr",), "optimizer.lr: is not an override"),
+        (None, ("--devices", ""), "run.devices: names no device"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_a_line_and_leaves_nothing(
+    tmp_path: Path, file: Any, options: tuple[str, ...], first_line: str
+) -> None:
+    study = make_study(tmp_path)
+    study = study if file is None else file(tmp_path)
+    there = sorted(tmp_path.rglob("*"))
+    result = hpo("run", study, *options, code=2)
+    assert first_line in result.stderr.splitlines()[0]
+    assert "Traceback" not in result.stderr
+    assert sorted(tmp_path.rglob("*")) == there
+
+
+@pytest.mark.parametrize(
+    "storage",
+    ["postgresql://u:secret@127.0.0.1:1/x", "mysql://u:secret@127.0.0.1:1/x", "sqlite:////dev/null/x.db"],
+)
+def test_a_database_out_of_reach_ends_with_3_and_tells_no_password(tmp_path: Path, storage: str) -> None:
+    study = make_study(tmp_path)
+    for command in ("run", "status"):
+        result = hpo(command, study, "--storage", storage, code=3)
+        assert "secret" not in result.stderr
+        assert "Traceback" not in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_output_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    in_the_way = tmp_path / "parts.py"
+    result = hpo("run", study, "--output-dir", in_the_way, code=3)
+    assert result.stderr.startswith(f"sqlite:///{in_the_way}/study.db: can't open the database: ")
+    result = hpo("run", study, "--output-dir", in_the_way, "--storage", f"sqlite:///{tmp_path}/x.db", code=3)
+    assert result.stderr.startswith(f"{in_the_way}: can't make the output folder: Not a directory\n  fix: ")
+
+
+def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    plain = hpo("run", study, "study.sampler=tpee", code=2).stderr
+    debugged = hpo("run", study, "study.sampler=tpee", "--debug", code=2).stderr
+    assert "Traceback" not in plain
+    assert debugged.startswith("Traceback")
+    assert debugged.endswith(plain)
+
+
+@pytest.mark.parametrize(
+    ("trial", "code", "text"),
+    [("99", 3, "has no trial 99"), ("-1", 2, "neither `best` nor a number"), ("worst", 2, "see `hpo trials`")],
+)
+def test_training_on_from_a_trial_that_is_not_there(looked_at: Path, trial: str, code: int, text: str) -> None:
+    assert text in hpo("train", looked_at, f"--trial={trial}", code=code).stderr
+
+
+def test_a_trial_whose_folder_is_gone_can_be_trained_anew_only(looked_at: Path) -> None:
+    assert "--from-scratch" in hpo("train", looked_at, "--trial", "1", code=3).stderr
+
+
+@pytest.mark.parametrize("name", ["ünï/日本 x", "q?x=1#y", "p%20c%"])
+def test_a_study_stays_in_its_folder_whatever_that_is_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    study = make_study(tmp_path / name)
+    there = set(tmp_path.iterdir())
+    monkeypatch.chdir(tmp_path / name)
+    printed = hpo("run", "study.yaml", "--n-trials", 1, "trainer.max_epochs=1").stdout
+    assert (tmp_path / name / "runs" / "tiny" / "study.db").is_file()
+    assert f"storage sqlite:///{tmp_path / name}/runs/tiny/study.db" in printed
+    monkeypatch.chdir(tmp_path)
+    assert hpo_json("status", study, "trainer.max_epochs=1")["finished"] == 1
+    assert set(tmp_path.iterdir()) == there
+    named = load_spec(study, ["run.storage=sqlite:///deeper/x.db"])
+    assert sqlite_file(normalize_url(named.storage_url)) == tmp_path / name / "deeper" / "x.db"
+
+
+@pytest.mark.parametrize("home", ["~/out", "~nobody-of-that-name/out"])
+def test_a_home_that_is_not_known_is_a_folder_like_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, home: str
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    stated = hpo("status", make_study(tmp_path), "--output-dir", home, code=3).stderr
+    assert stated.startswith(f"sqlite:///{tmp_path / home.removeprefix('~/')}/study.db: there is no such database")
+
+
+def test_two_studies_share_a_storage_and_one_can_be_deleted(studies: Studies) -> None:
+    storage = f"run.storage=sqlite:///{studies.folder}/runs/tiny/study.db"
+    for name in ("tiny", "other"):
+        with studies.open(storage, f"study.name={name}") as (view,):
+            played(view)
+        folder = studies.folder / "runs" / name / "trials"
+        folder.mkdir(parents=True)
+    study = studies.folder / "study.yaml"
+    assert "--yes" in hpo("delete", study, storage, "study.name=other", code=2).stderr
+    hpo("delete", study, storage, "study.name=other", "--yes")
+    assert "no study named other" in hpo("status", study, storage, "study.name=other", code=3).stderr
+    assert hpo_json("status", study, storage)["finished"] == 1
+    assert not (studies.folder / "runs" / "other").exists()
+    assert (studies.folder / "runs" / "tiny" / "trials").is_dir()
+
+
+def test_a_study_that_runs_is_not_deleted(looked_at: Path) -> None:
+    assert "1 trials are running" in hpo("delete", looked_at, "--yes", code=3).stderr
+
+
+@pytest.mark.parametrize(
+    ("overrides", "storage", "output_dir", "expected"),
+    [
+        (None, None, None, ["a b/study.yaml"]),
+        (["optimizer.lr=0.5"], None, None, ["a b/study.yaml", "optimizer.lr=0.5"]),
+        (
+            ["search_space[optimizer.lr].high=1", "loss={_target_: x.Y}"],
+            "postgresql://u@/db?host=/run&port=1",
+            "out put",
+            [
+                "a b/study.yaml",
+                "search_space[optimizer.lr].high=1",
+                "loss={_target_: x.Y}",
+                "--storage",
+                "postgresql://u@/db?host=/run&port=1",
+                "--output-dir",
+                "out put",
+            ],
+        ),
+    ],
+)
+def test_the_next_commands_name_the_same_study(
+    overrides: list[str] | None, storage: str | None, output_dir: str | None, expected: list[str]
+) -> None:
+    assert shlex.split(kept_arguments(Path("a b/study.yaml"), overrides, storage, output_dir)) == expected
+
+
+def test_the_commands_that_a_run_ends_with_work(tmp_path: Path) -> None:
+    study = make_study(tmp_path / "a b")
+    printed = hpo(
+        "run",
+        f"--storage=sqlite:///{tmp_path}/x.db",
+        study,
+        "--debug",
+        "trainer.max_epochs=1",
+        "--n-trials=1",
+        "--workers",
+        1,
+        "optimizer.weight_decay=0.5",
+        "--output-dir",
+        tmp_path / "o u t",
+    ).stdout
+    commands = [shlex.split(line) for line in printed.partition("next:\n")[2].splitlines()]
+    assert [words[:2] for words in commands] == [["hpo", "trials"], ["hpo", "train"], ["hpo", "dashboard"]]
+    assert len(json.loads(hpo(*commands[0][1:], "--json").stdout)) == 1
+    assert "model: " in hpo(*commands[1][1:], "--epochs", 1).stdout
+
+
+def test_a_cuda_graph_on_a_cpu_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    result = hpo("run", study, "trainer.cuda_graph=true", "--devices", "cpu", code=2)
+    assert "trainer.cuda_graph: needs CUDA devices, and a worker is on cpu" in result.stderr
+    assert not list(tmp_path.rglob("*.db"))

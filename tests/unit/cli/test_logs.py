@@ -1,0 +1,108 @@
+"""`hpo logs`."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpo.config.spec import load_spec
+from hpo.study.open_study import load_study
+from tests.support.commands import hpo, make_study, start_hpo
+from tests.support.in_process import workers_in_process
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    study = make_study(tmp_path_factory.mktemp("logs"))
+    with workers_in_process():
+        hpo("run", study, "--n-trials", 2)
+    return study
+
+
+def log_of(study: Path, trial: int, attempt: int = 1) -> Path:
+    return study.parent / "runs" / "tiny" / "trials" / str(trial) / f"attempt-{attempt}" / "log.txt"
+
+
+@pytest.mark.parametrize("flag", [(), ("-f",), ("--follow",)])
+def test_a_log_is_printed_as_it_is(done: Path, flag: tuple[str, ...]) -> None:
+    assert hpo("logs", done, 1, *flag).stdout == log_of(done, 1).read_text()
+
+
+@pytest.fixture
+def two_attempts(done: Path) -> Iterator[Path]:
+    second = log_of(done, 0, 2)
+    second.parent.mkdir()
+    second.write_bytes("zwölf\rone half of ö: ".encode() + b"\xc3")
+    yield second
+    shutil.rmtree(second.parent)
+
+
+def test_the_logs_of_all_attempts_follow_one_another(done: Path, two_attempts: Path) -> None:
+    printed = hpo("logs", done, 0).stdout
+    first = log_of(done, 0).read_text()
+    assert printed == f"==> attempt 1 <==\n{first}==> attempt 2 <==\nzwölf\rone half of ö: "
+
+
+def test_a_trial_that_is_not_there(done: Path) -> None:
+    result = hpo("logs", done, 7, code=3)
+    assert result.stderr == "the study tiny has no trial 7\n  fix: its trials are 0 to 1\n"
+    assert "Invalid value" in hpo("logs", done, "best", code=2).stderr
+
+
+def test_a_study_that_is_not_there(tmp_path: Path) -> None:
+    assert "there is no such database yet" in hpo("logs", make_study(tmp_path), 0, code=3).stderr
+
+
+def test_a_log_that_lies_elsewhere(done: Path, tmp_path: Path) -> None:
+    url = f"sqlite:///{done.parent}/runs/tiny/study.db"
+    for flag in ((), ("-f",)):
+        result = hpo("logs", done, 0, *flag, "--storage", url, "--output-dir", tmp_path, code=3)
+        assert f"trial 0 has no log in {tmp_path / 'trials' / '0'}" in result.stderr
+        assert "--output-dir" in result.stderr
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_trial_that_has_not_begun(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    hpo("run", study, "--n-trials", 1)
+    opened = load_study(load_spec(study))
+    try:
+        opened.storage.set_budget(opened.study_id, 2)
+        opened.study.enqueue_trial({})
+    finally:
+        opened.storage.close()
+    result = hpo("logs", study, 1, code=3)
+    assert result.stderr == "trial 1 is waiting and has no log yet\n  fix: `--follow` waits for it\n"
+
+
+def test_a_reader_that_stops_reading_is_no_error(done: Path) -> None:
+    log = log_of(done, 1)
+    kept = log.read_bytes()
+    log.write_bytes(b"a line\n" * 400_000)
+    try:
+        command = f"{sys.executable} -m hpo logs {done} 1 | head -n 1"
+        result = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    finally:
+        log.write_bytes(kept)
+    assert (result.stdout, result.stderr) == ("a line\n", "")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_log_is_followed_over_attempts_to_the_trials_end(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    slow = ("--n-trials", 1, "model.delay=0.15", "trainer.max_epochs=6")
+    hpo("run", study, *slow, "--timeout", "2s")
+    following = start_hpo("logs", study, 0, "-f", *slow[2:])
+    hpo("run", study, *slow)
+    printed, errors = following.communicate(timeout=60)
+    assert (following.returncode, errors) == (0, "")
+    attempts = sorted((study.parent / "runs" / "tiny" / "trials" / "0").iterdir())
+    assert printed.count("==> attempt 1 <==") == printed.count("==> attempt 2 <==") == 1
+    for folder in attempts:
+        assert (folder / "log.txt").read_text() in printed
+    assert printed.endswith("training ended after epoch 6 of 6\n")

@@ -1,0 +1,376 @@
+"""Reading study files: defaults, interpolation, overrides, hashing, and what import it takes."""
+
+import functools
+import os
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpo.checks.check import check_metric, check_spec, recorded_metrics
+from hpo.config.paths import assign, join_path, leaves, split_path
+from hpo.config.spec import StudySpec, diff_configs, json_schema, load_spec
+from hpo.config.targets import TargetResolver, instantiate
+from hpo.errors import InputError
+from tests.support import commands as support
+
+STUDY = """\
+study: {name: digits, n_trials: 40, sampler: tpe, pruner: {n_startup_trials: 5}}
+data: {_target_: data.load}
+loader: {batch_size: 64}
+model: {_target_: model.MLP, hidden: 64}
+loss: {_target_: torch.nn.CrossEntropyLoss}
+optimizer: {_target_: torch.optim.AdamW, lr: 1e-3, weight_decay: 1e-4}
+lr_scheduler: {_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: ${trainer.max_epochs}}
+metrics: {accuracy: {_target_: model.accuracy}}
+callbacks: {early_stopping: true}
+search_space:
+  optimizer.lr: {type: float, low: 1e-5, high: 1e-1, log: true}
+  optimizer._target_: {type: categorical, choices: [torch.optim.AdamW, torch.optim.SGD]}
+  optimizer.momentum: {type: float, low: 0.0, high: 0.9, when: {optimizer._target_: torch.optim.SGD}}
+"""
+DATA = "def load():\n    return {'train': [], 'val': []}\n"
+MODEL = """\
+import torch
+import data
+from data import load
+
+class MLP(torch.nn.Module):
+    def __init__(self, hidden, dropout=0.0, block=None):
+        super().__init__()
+        self.hidden, self.block = hidden, block
+        self.load = load
+
+def accuracy(outputs, targets, top=1):
+    return top
+
+def later():
+    import data as found
+    return found
+
+class Broken:
+    def __init__(self):
+        raise KeyError("own type")
+"""
+
+
+def write(folder: Path, text: str = STUDY, **modules: str) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, source in {"data": DATA, "model": MODEL, **modules}.items():
+        (folder / f"{name}.py").write_text(textwrap.dedent(source))
+    path = folder / "study.yaml"
+    path.write_text(text)
+    return path
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> StudySpec:
+    return load_spec(write(tmp_path))
+
+
+def test_defaults_and_shorthands(spec: StudySpec, tmp_path: Path) -> None:
+    assert spec.study.direction == "minimize"
+    assert spec.study.metric == "val_loss"
+    assert (spec.study.sampler.name, spec.study.sampler.seed) == ("tpe", 0)
+    assert spec.study.pruner.name == "median"
+    assert spec.study.pruner.kwargs == {"n_startup_trials": 5}
+    assert spec.trainer.max_epochs == 20
+    assert spec.path == tmp_path / "study.yaml"
+    assert spec.folder == tmp_path
+    assert spec.output_dir == tmp_path / "runs" / "digits"
+    assert spec.storage_url == f"sqlite:///{tmp_path}/runs/digits/study.db"
+
+
+def test_interpolation_follows_a_trials_parameters(spec: StudySpec) -> None:
+    assert spec.resolve()["lr_scheduler"]["T_max"] == 20
+    config = spec.resolve({"trainer.max_epochs": 3, "optimizer.momentum": 0.5})
+    assert config["lr_scheduler"]["T_max"] == 3
+    assert config["optimizer"]["momentum"] == 0.5
+    assert spec.resolve()["optimizer"] == {"_target_": "torch.optim.AdamW", "lr": 1e-3, "weight_decay": 1e-4}
+    assert config["step"] is None
+    assert not {"study", "run", "search_space"} & set(config)
+
+
+def test_defaults_can_be_interpolated(tmp_path: Path) -> None:
+    spec = load_spec(write(tmp_path), ["model.hidden=${loader.num_workers}", "trainer.seed=${study.sampler.seed}"])
+    assert spec.resolve()["model"]["hidden"] == 0
+    assert spec.trainer.seed == 0
+
+
+def test_parameters_of_a_callback_that_is_only_switched_on(spec: StudySpec) -> None:
+    assert spec.resolve({"callbacks.early_stopping.patience": 3})["callbacks"] == {
+        "early_stopping": {"patience": 3}
+    }
+
+
+def test_resolve_hands_out_copies(spec: StudySpec) -> None:
+    spec.resolve()["optimizer"]["lr"] = 7
+    spec.base_config()["optimizer"]["lr"] = 7
+    assert spec.resolve()["optimizer"]["lr"] == 1e-3
+
+
+def test_a_bad_parameter_is_refused(spec: StudySpec) -> None:
+    with pytest.raises(InputError, match="must be at least 1"):
+        spec.resolve({"loader.batch_size": 0})
+    with pytest.raises(InputError, match="holds a plain value"):
+        spec.resolve({"optimizer.lr.x": 0})
+
+
+@pytest.mark.parametrize(
+    ("text", "path", "value"),
+    [
+        ("trainer.max_epochs=3", "trainer.max_epochs", 3),
+        ("optimizer.lr=1e-2", "optimizer.lr", 0.01),
+        ("model.name=a=b", "model.name", "a=b"),
+        ("model.sizes=[1, 2]", "model.sizes", [1, 2]),
+        ("model.dropout=", "model.dropout", None),
+        ("run.timeout=1h30m", "run.timeout", 5400.0),
+        ("study.pruner=none", "study.pruner", {"name": "none"}),
+        ("study.sampler.multivariate=true", "study.sampler.multivariate", True),
+        ("run.devices=cuda:0,cuda:1", "run.devices", ["cuda:0", "cuda:1"]),
+        ("search_space[optimizer.lr].high=0.01", "search_space[optimizer.lr].high", 0.01),
+        ("metrics.top={_target_: model.accuracy}", "metrics.top._target_", "model.accuracy"),
+    ],
+)
+def test_overrides(tmp_path: Path, text: str, path: str, value: object) -> None:
+    config = load_spec(write(tmp_path), [text]).base_config()
+    found = dict(leaves(config))
+    node = {
+        keys[len(split_path(path)) :]: leaf
+        for keys, leaf in found.items()
+        if keys[: len(split_path(path))] == split_path(path)
+    }
+    if node == {}:
+        pytest.fail(f"{path} is not in {found}")
+    rebuilt: dict[str, object] = {}
+    assign(rebuilt, ("x",), value)
+    assert node == {keys[1:]: leaf for keys, leaf in leaves(rebuilt)}
+
+
+def test_options_are_seen_from_the_current_folder(
+    spec: StudySpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    changed = spec.with_options(
+        output_dir="out", storage="sqlite:///s.db", n_trials=3, timeout="2m", devices=["cpu"]
+    )
+    assert changed.output_dir == tmp_path / "here" / "out"
+    assert changed.storage_url == f"sqlite:///{tmp_path}/here/s.db"
+    assert (changed.study.n_trials, changed.run.timeout, changed.run.devices) == (3, 120.0, ("cpu",))
+    assert changed.config_hash() == spec.config_hash()
+    assert spec.study.n_trials == 40
+    with pytest.raises(InputError, match=r"^command line: run.workers: must be at least 1"):
+        spec.with_options(workers=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "fix"),
+    [
+        ("study.workers=8", "study.workers: belongs in `run`", "write `run.workers=8`"),
+        ("run.n_trials=8", "run.n_trials: belongs in `study`", "write `study.n_trials=8`"),
+        (
+            "run.workrs=8",
+            "run.workrs: unknown key",
+            "did you mean `workers`? the keys here are: workers, devices, ",
+        ),
+        ("workers=8", "workers: names nothing in the config", "write `run.workers`"),
+        ("loader.max_epochs=8", "loader.max_epochs: names nothing in the config", "write `trainer.max_epochs`"),
+        ("scheduler.T_max=8", "scheduler.T_max: names nothing in the config", "did you mean `lr_scheduler`? "),
+        ("study.search_space={}", "study.search_space: is a section of its own, ", "write `search_space={}`"),
+    ],
+)
+def test_an_override_in_the_wrong_section_hears_of_the_right_one(
+    tmp_path: Path, text: str, problem: str, fix: str
+) -> None:
+    with pytest.raises(InputError) as raised:
+        load_spec(write(tmp_path), [text])
+    assert str(raised.value).startswith(f"command line: {problem}")
+    assert raised.value.fix.startswith(fix)
+
+
+def test_the_command_lines_options_stand_over_the_run_section(tmp_path: Path) -> None:
+    path = write(tmp_path, "run: {workers: 2, devices: [cpu], timeout: 1h, storage: sqlite:///file.db}\n" + STUDY)
+    run = load_spec(path).with_options(workers=8, devices="auto", timeout="2h").run
+    assert (run.workers, run.devices, run.timeout, run.storage) == (8, None, 7200.0, "sqlite:///file.db")
+
+
+def test_paths_in_the_file_are_seen_from_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "inner")
+    monkeypatch.chdir(tmp_path)
+    spec = load_spec(Path("inner/study.yaml"), ["run.output_dir=../out", "run.storage=sqlite:///s.db"])
+    assert spec.path == path
+    assert spec.output_dir == tmp_path / "out"
+    assert spec.storage_url == f"sqlite:///{tmp_path}/inner/s.db"
+    assert spec.error("bad", path="model.hidden").file == os.path.join("inner", "study.yaml")  # noqa: PTH118
+
+
+@pytest.mark.parametrize("url", ["sqlite:////a/b.db", "sqlite:///:memory:", "postgresql+psycopg://u@h/db"])
+def test_other_urls_stay(tmp_path: Path, url: str) -> None:
+    assert load_spec(write(tmp_path), [f"run.storage={url}"]).storage_url == url
+
+
+def test_hash_counts_what_makes_the_search(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    base = load_spec(path).config_hash()
+    for text in (
+        "study.n_trials=3",
+        "study.name=x",
+        "trainer.device=cpu",
+        "run.workers=2",
+        "optimizer.lr=0.001",
+    ):
+        assert load_spec(path, [text]).config_hash() == base, text
+    for text in ("optimizer.lr=0.01", "study.sampler.seed=1", "search_space[optimizer.lr].high=1.0"):
+        assert load_spec(path, [text]).config_hash() != base, text
+
+
+def test_diff(tmp_path: Path) -> None:
+    path = write(tmp_path)
+    old = load_spec(path).base_config()
+    new = load_spec(path, ["optimizer.lr=0.01", "model.dropout=0.5"]).base_config()
+    assert diff_configs(old, new) == ["optimizer.lr: 0.001 → 0.01", "model.dropout: (absent) → 0.5"]
+    assert diff_configs(old, old) == []
+
+
+@pytest.mark.parametrize("text", ["a", "a.b", "search_space[optimizer.lr].low", "a[0].b", "a[0][1]", "a.0"])
+def test_paths_round_trip(text: str) -> None:
+    assert join_path(split_path(text)) == text
+
+
+def test_json_schema_knows_the_sections() -> None:
+    assert {"study", "model", "search_space"} <= set(json_schema()["properties"])
+
+
+def test_reading_imports_neither_torch_nor_optuna(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from hpo.config.spec import load_spec;"
+        "from hpo.config.space import SearchSpace;"
+        f"SearchSpace.from_spec(load_spec(Path({str(write(tmp_path))!r})));"
+        "print(sorted({'torch', 'optuna', 'hydra', 'sqlalchemy'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"
+
+
+def test_a_good_study_checks_without_warnings(spec: StudySpec) -> None:
+    before = sorted(item.name for item in spec.folder.iterdir())
+    assert check_spec(spec) == []
+    assert check_spec(spec, search=False) == []
+    check_metric(spec)
+    assert sorted(item.name for item in spec.folder.iterdir()) == before
+
+
+def test_recorded_metrics_come_from_metrics_steps_and_callbacks(tmp_path: Path) -> None:
+    extra = "def step(model, batch):\n    ...\nstep.records = ('kl',)\nclass Own:\n    writes = ('gap',)\n"
+    path = write(tmp_path, extra=extra)
+    spec = load_spec(path, ["step={_target_: extra.step}", "callbacks.own={_target_: extra.Own}"])
+    assert check_spec(spec) == []
+    found = recorded_metrics(spec, ["predicted"])
+    assert {"train_loss", "val_loss", "lr", "val_accuracy", "val_kl", "gap", "predicted"} <= set(found)
+
+
+def test_two_studies_keep_their_modules_apart(tmp_path: Path) -> None:
+    write(tmp_path / "one", data="WHO = 1\ndef load(): return 1\n")
+    write(tmp_path / "two", data="WHO = 2\ndef load(): return 2\n")
+    before = {"path": list(sys.path), "modules": set(sys.modules)}
+    found = {}
+    for name, who in (("one", 1), ("two", 2), ("one", 1)):
+        resolver = TargetResolver(tmp_path / name)
+        assert resolver.resolve("model.load")() == who
+        assert who == resolver.resolve("model.later")().WHO, "an import inside a function"
+        found[name] = resolver.resolve("model.MLP")
+    assert found["one"] is not found["two"]
+    assert pickle.loads(pickle.dumps(found["two"])) is found["two"]
+    assert sys.path == before["path"]
+    assert {name for name in set(sys.modules) - before["modules"] if not name.startswith("_hpo_study_")} == set()
+
+
+def test_packages_and_relative_imports(tmp_path: Path) -> None:
+    write(tmp_path)
+    package = tmp_path / "nets"
+    package.mkdir()
+    (package / "__init__.py").write_text("from nets.parts import Part\nimport nets.parts as again\n")
+    (package / "parts.py").write_text(
+        "from . import other\nfrom ..data import load\nclass Part:\n    n = other.N\n"
+    )
+    (package / "other.py").write_text("import nets\nimport os.path\nN = os.path.sep and 5\n")
+    resolver = TargetResolver(tmp_path)
+    assert resolver.resolve("nets.Part").n == 5  # type: ignore[attr-defined]
+    assert resolver.resolve("nets.parts.Part") is resolver.resolve("nets.Part")
+    assert not list(tmp_path.rglob("__pycache__"))
+
+
+def test_instantiate_builds_nested_nodes(tmp_path: Path) -> None:
+    write(tmp_path)
+    resolver = TargetResolver(tmp_path)
+    node = {"_target_": "model.MLP", "hidden": [1, {"a": "x"}], "block": {"_target_": "torch.nn.ReLU"}}
+    model = instantiate(resolver, node)
+    assert (type(model.hidden), model.hidden) == (list, [1, {"a": "x"}])
+    assert isinstance(model.block, torch.nn.ReLU)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = instantiate(
+        resolver, {"_target_": "torch.optim.SGD", "lr": 0.1, "momentum": 0.5}, [weight], lr=0.2
+    )
+    assert optimizer.param_groups[0]["params"][0] is weight
+    assert optimizer.param_groups[0]["lr"] == 0.2
+
+
+def test_functions_are_bound_and_classes_built(tmp_path: Path) -> None:
+    write(tmp_path)
+    resolver = TargetResolver(tmp_path)
+    metric = instantiate(resolver, {"_target_": "model.accuracy", "top": 3}, _as_function=True)
+    assert isinstance(metric, functools.partial)
+    assert metric(None, None) == 3
+    loss = instantiate(resolver, {"_target_": "torch.nn.MSELoss"}, _as_function=True)
+    assert isinstance(loss, torch.nn.MSELoss)
+
+
+def test_a_targets_exception_keeps_its_type(tmp_path: Path) -> None:
+    write(tmp_path)
+    resolver = TargetResolver(tmp_path)
+    with pytest.raises(KeyError, match="own type"):
+        instantiate(resolver, {"_target_": "model.Broken"})
+    with pytest.raises(KeyError, match="own type"):
+        instantiate(resolver, {"_target_": "model.MLP", "hidden": 1, "block": {"_target_": "model.Broken"}})
+
+
+def test_interpolations_need_no_quotes_in_flow_style(tmp_path: Path) -> None:
+    text = "{a: ${model.hidden}, b: [x${model.hidden}y, ${oc.select:no.where, 3}], c: 1}"
+    spec = load_spec(write(tmp_path, STUDY.replace("hidden: 64", f"hidden: 64, extra: {text}")))
+    assert spec.resolve()["model"]["extra"] == {"a": 64, "b": ["x64y", 3], "c": 1}
+
+
+@pytest.mark.parametrize(
+    ("written", "overrides", "epochs"),
+    [
+        ("", (), 20),
+        ("trainer: {max_steps: 1000}", (), None),
+        ("trainer: {max_steps: 1000, max_epochs: 5}", (), 5),
+        ("trainer: {max_epochs: 5}", ("trainer.max_steps=1000",), 5),
+        ("trainer: {max_steps: 1000}", ("trainer.max_epochs=5",), 5),
+    ],
+)
+def test_steps_alone_limit_a_run_that_names_only_them(
+    tmp_path: Path, written: str, overrides: tuple[str, ...], epochs: int | None
+) -> None:
+    lines = [line for line in STUDY.splitlines() if not line.startswith("trainer:") and "T_max" not in line]
+    (tmp_path / "study.yaml").write_text("\n".join([*lines, written]) + "\n")
+    spec = load_spec(tmp_path / "study.yaml", overrides)
+    assert spec.trainer.max_epochs == epochs
+    assert spec.resolve()["trainer"]["max_epochs"] == epochs
+
+
+def test_objectives_by_an_override_take_the_place_of_defaults(tmp_path: Path) -> None:
+    study = support.make_study(tmp_path, support.STUDY.replace("  pruner: none\n", ""))
+    both = "study.objectives={val_loss: minimize, parameters: maximize}"
+    spec = load_spec(study, [both])
+    assert spec.study.goals == {"val_loss": "minimize", "parameters": "maximize"}
+    assert (spec.study.metric, spec.study.pruner.name) == ("val_loss", "none")
+    assert load_spec(study, [both, "study.n_trials=3"]).study.goals == spec.study.goals
+    with pytest.raises(InputError, match="can't be used with several"):
+        load_spec(study, [both, "study.pruner=median"])

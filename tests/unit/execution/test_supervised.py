@@ -1,0 +1,157 @@
+"""What a supervisor makes of a worker's signs, with a real process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+import pytest
+
+from hpo.execution.launchers.launcher import Ended, Said
+from hpo.execution.launchers.local import LocalWorker
+from hpo.execution.limits import Limits
+from hpo.execution.messages import BEAT, PULSE_LENGTH, EpochsEnded, Leaving, Message, Started, Stop
+from hpo.execution.supervised import Running, Supervised
+from hpo.storage.recovery import LOST, STOPPED, Verdict
+from tests.support.owners import forked
+
+LATE = Limits(wall_s=10.0)
+IDLE = Limits(idle_s=5.0)
+
+
+@dataclass
+class Held:
+    """A worker's process that does nothing, under supervision, and the end of the channel that would be its."""
+
+    supervised: Supervised
+    process: LocalWorker
+    theirs: Connection[Message, Stop]
+
+    def hear(self) -> list[type[Message]]:
+        """What has arrived, heard by the supervisor's side."""
+        said = [change for change in self.process.changes() if isinstance(change, Said)]
+        for change in said:
+            self.supervised.hear(change.message)
+        return [type(change.message) for change in said]
+
+    def verdict(self) -> Verdict | None:
+        """Over what it held at its end, which has come."""
+        *_, ended = self.process.changes()
+        assert isinstance(ended, Ended)
+        return self.supervised.verdict(ended)
+
+    @property
+    def lives(self) -> bool:
+        """Whether the process runs."""
+        return self.process.process.exitcode is None
+
+
+@pytest.fixture
+def held() -> Iterator[Held]:
+    ours, theirs = forked.Pipe()
+    process = forked.Process(target=time.sleep, args=(60,))
+    process.start()
+    worker = LocalWorker("worker-1", process, ours, [0.0] * PULSE_LENGTH, 0)
+    yield Held(Supervised(worker), worker, theirs)
+    worker.kill()
+    theirs.close()
+    ours.close()
+
+
+def test_a_broken_limit_is_said_first_and_then_enforced(held: Held) -> None:
+    now = time.monotonic()
+    held.supervised.running = Running(3, 0.0, now - 11)
+    held.supervised.hold_to(LATE, 5.0, now)
+    said = held.theirs.recv()
+    assert (said.number, said.verdict and said.verdict.outcome) == (3, "timed_out")
+    held.supervised.hold_to(LATE, 5.0, now + 4)
+    assert not held.theirs.poll(), "said once"
+    assert held.lives
+    held.supervised.hold_to(LATE, 5.0, now + 5)
+    assert not held.lives
+    assert held.verdict() == said.verdict
+
+
+def test_a_kill_does_not_blame_the_trial_that_came_after(held: Held) -> None:
+    now = time.monotonic()
+    held.supervised.running = Running(3, 0.0, now - 11)
+    held.supervised.hold_to(LATE, 0.0, now)
+    held.supervised.running = Running(4, 0.0, now)
+    verdict = held.verdict()
+    assert verdict is not None
+    assert (verdict.outcome, verdict.final) == (STOPPED, False)
+
+
+def test_messages_say_what_runs(held: Held) -> None:
+    held.theirs.send(Started(7, spent_s=3.0))
+    assert held.hear() == [Started]
+    running = held.supervised.running
+    assert running is not None
+    assert (running.number, running.spent_s) == (7, 3.0)
+    held.theirs.send(EpochsEnded(7, 1, (0.5,), 10))
+    assert held.hear() == [EpochsEnded]
+    assert held.supervised.running is not None, "said inside the trial"
+    held.theirs.send(Leaving(within_s=0.5))
+    assert held.hear() == [Leaving]
+    assert held.supervised.running is None
+    held.supervised.hold_to(Limits(), 30.0, time.monotonic())
+    assert held.lives
+    held.supervised.hold_to(Limits(), 30.0, time.monotonic() + 1)
+    assert not held.lives, "it said that it would be gone by then"
+
+
+def test_a_time_without_a_database_is_not_the_trials(held: Held) -> None:
+    began = time.monotonic() - 100
+    held.supervised.running = Running(3, 0.0, began)
+    held.process.pulse[BEAT] = began + 4  # then the database went away
+    for now in (began + 6, began + 50, began + 99):
+        held.supervised.excuse(now)
+        held.supervised.hold_to(IDLE, 0.0, now)
+        held.supervised.hold_to(LATE, 0.0, now)
+    assert held.lives
+    assert held.supervised.running.spent_s == pytest.approx(4)
+    held.supervised.hold_to(LATE, 0.0, began + 104)
+    assert not held.theirs.poll()
+    held.supervised.hold_to(LATE, 0.0, began + 106)
+    assert held.theirs.poll()
+
+
+def test_an_end_of_its_own_is_a_loss_only_if_it_held_something(held: Held) -> None:
+    held.process.process.kill()
+    held.process.process.join()
+    verdict = held.verdict()
+    assert verdict is not None
+    assert (verdict.outcome, verdict.reason) == (LOST, "its worker was killed by SIGKILL")
+    in_order = Ended(held.process, "its worker ended with exit code 0", in_order=True)
+    assert held.supervised.verdict(in_order) is None
+    held.supervised.running = Running(3, 0.0, time.monotonic())
+    verdict = held.supervised.verdict(in_order)
+    assert verdict is not None
+    assert verdict.reason == "its worker ended with exit code 0"
+
+
+FORKS = """
+import os, signal, time
+from hpo.trial.stopping import StopRequest
+from hpo.execution.trial_process import end_forks_at_sigterm
+
+request = StopRequest()
+signal.signal(signal.SIGTERM, lambda *_: request.leave())
+end_forks_at_sigterm()
+for _ in range(60):
+    pid = os.fork()
+    if not pid:
+        time.sleep(60)
+        os._exit(1)
+    os.kill(pid, signal.SIGTERM)  # it may not even have begun to run
+    print(-os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), request.leaving)
+"""
+
+
+def test_what_a_worker_forks_ends_at_a_sigterm_from_its_first_instant_on() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=50, check=True)
+    assert ended.stdout.split("\n") == ["15 False"] * 60 + [""]

@@ -1,0 +1,130 @@
+"""Final training: what it starts from, how its schedule goes, and what it leaves."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from hpo.errors import StudyError
+from hpo.final.training import Start, start_of_base, start_of_trial, train_final
+from hpo.study.open_study import OpenStudy
+from hpo.trial.builder import Builder
+from tests.support.studies import Studies
+from tests.unit.trial.test_objective import run
+
+CPU = torch.device("cpu")
+
+
+def train(view: OpenStudy, start: Start, epochs: int | None = None) -> dict[str, Any]:
+    return train_final(Builder(view.spec), start, epochs=epochs, device=CPU)
+
+
+def test_it_goes_on_from_the_best_epoch_and_keeps_the_best_of_both(studies: Studies) -> None:
+    with studies.open() as (view,):
+        report = run(view)
+        start = start_of_trial(view, "best", from_scratch=False)
+        assert start.checkpoint is not None
+        assert start.epoch == 3
+        result = train(view, start, 2)
+        assert (result["epochs"], result["trial"]) == (5, 0)
+        assert report.value is not None
+        assert result["value"] <= report.value
+        assert result["metrics"]["val_loss"] == pytest.approx(result["value"], abs=1e-6)
+        folder = view.spec.output_dir / "final"
+        assert json.loads((folder / "metrics.json").read_text()) == result
+        weights = torch.load(folder / "model.pt", weights_only=True)
+        assert set(weights) == set(start.checkpoint["model"])
+        assert not list(folder.glob("*.part"))
+
+
+def test_when_no_later_epoch_is_better_the_weights_are_those_it_started_from(studies: Studies) -> None:
+    space = "search_space={model.hidden: {type: int, low: 4, high: 4}}"
+    with studies.open(space, "lr_scheduler=null") as (view,):
+        run(view)
+        start = start_of_trial(view, "0", from_scratch=False)
+        assert start.checkpoint is not None
+        worse = Start(start.name, 0, start.seed, {**start.params, "optimizer.lr": 1e3}, start.checkpoint)
+        result = train(view, worse, 1)
+        assert result["best_epoch"] == start.epoch
+        weights = torch.load(result["model"], weights_only=True)
+        assert all(torch.equal(weights[name], tensor) for name, tensor in start.checkpoint["model"].items())
+
+
+def test_a_schedule_written_for_the_epochs_of_a_trial_spans_the_new_ones(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with studies.open() as (view,):
+        run(view)
+        start = start_of_trial(view, "0", from_scratch=False)
+        train(view, start, 4)
+        plan = capsys.readouterr().out
+        assert "learning rate over 4 epochs, CosineAnnealingLR" in plan
+        rows = (view.spec.output_dir / "final" / "metrics.csv").read_text().splitlines()
+        rates = [float(row.split(",")[rows[0].split(",").index("lr")]) for row in rows[1:]]
+        assert rates[3] == pytest.approx(start.params["optimizer.lr"])
+        assert rates[3:] == sorted(rates[3:], reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "line"),
+    [
+        ("null", "learning rate: 0.01, constant"),
+        ("{_target_: torch.optim.lr_scheduler.StepLR, step_size: 1, interval: step}", "StepLR at each step"),
+        ("{_target_: torch.optim.lr_scheduler.ReduceLROnPlateau}", "lower when val_loss stalls"),
+        ("{_target_: torch.optim.lr_scheduler.ExponentialLR, gamma: 0.1}", "0.01 (epoch 1), 0.001 (epoch 2)"),
+    ],
+)
+def test_it_says_how_the_learning_rate_will_go(
+    studies: Studies, capsys: pytest.CaptureFixture[str], scheduler: str, line: str
+) -> None:
+    spec = studies.spec(f"lr_scheduler={scheduler}")
+    train_final(Builder(spec), start_of_base(spec), epochs=2, device=CPU)
+    assert line in capsys.readouterr().out
+
+
+def test_twice_the_same_training_ends_in_the_same_weights(studies: Studies) -> None:
+    spec = studies.spec()
+    ends = []
+    for _ in range(2):
+        result = train_final(Builder(spec), start_of_base(spec), epochs=None, device=CPU)
+        ends.append((result, torch.load(result["model"], weights_only=True)))
+    assert ends[0][0] == ends[1][0]
+    assert all(torch.equal(tensor, ends[1][1][name]) for name, tensor in ends[0][1].items())
+
+
+def test_a_training_that_diverges_says_so(studies: Studies) -> None:
+    spec = studies.spec("loss.nan=true")
+    with pytest.raises(StudyError, match="no epoch has a finite val_loss"):
+        train_final(Builder(spec), start_of_base(spec), epochs=1, device=CPU)
+
+
+def test_parameters_that_the_file_does_not_search_are_not_taken_from_a_database(studies: Studies) -> None:
+    with studies.open() as (view,):
+        view.study.enqueue_trial({"optimizer._target_": "os.system"})
+        trial = view.study.ask()
+        trial.suggest_categorical("optimizer._target_", ["os.system"])
+        view.study.tell(trial, 0.0)
+        for which in ("0", "best"):
+            with pytest.raises(StudyError, match="do not lie in the search space"):
+                start_of_trial(view, which, from_scratch=True)
+
+
+@pytest.mark.parametrize("which", ["best", "7", "00"])
+def test_a_trial_that_is_not_there_is_named(studies: Studies, which: str) -> None:
+    with studies.open() as (view,), pytest.raises(StudyError, match=r"no complete trial yet|has no trial"):
+        start_of_trial(view, which, from_scratch=False)
+
+
+def test_damaged_checkpoints_leave_training_anew(studies: Studies) -> None:
+    with studies.open() as (view,):
+        run(view)
+        for file in view.spec.output_dir.rglob("*.pt"):
+            file.write_bytes(file.read_bytes()[:100])
+        with pytest.raises(StudyError, match="--from-scratch"):
+            start_of_trial(view, "best", from_scratch=False)
+        start = start_of_trial(view, "best", from_scratch=True)
+        assert (start.epoch, start.checkpoint) == (0, None)
+        assert train(view, start, 1)["epochs"] == 1

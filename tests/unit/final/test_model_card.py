@@ -1,0 +1,81 @@
+"""The card beside an exported model: what it says is so, and its code works."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from hpo.final.export_model import export_model
+from hpo.final.models import best_weights, load_model
+from hpo.study.open_study import OpenStudy
+from hpo.trial.builder import Builder
+from tests.support.finished import finished_study
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory, ready_sqlite_file: Path) -> Iterator[OpenStudy]:
+    overrides = ("callbacks.notifier={url: 'jsons://example.org/hook'}", "callbacks.early_stopping={patience: 9}")
+    with finished_study(tmp_path_factory.mktemp("a study's"), ready_sqlite_file, *overrides, n_trials=2) as opened:
+        yield opened
+
+
+def card_of(view: OpenStudy, path: Path) -> str:
+    return Path(export_model(view, "best", path, command="hpo best study.yaml | x")["card"]).read_text()
+
+
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt", ".pt2"])
+def test_its_code_loads_the_model(
+    view: OpenStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    card = card_of(view, tmp_path / f"model{suffix}")
+    match = re.search(r"```python\n(.*?)```", card, re.DOTALL)
+    assert match
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, torch.nn.Module] = {}
+    exec(match[1], names)
+    inputs = Builder(view.spec).data(view.spec.resolve())["val"].tensors[0]
+    with torch.no_grad():
+        assert torch.allclose(names["model"](inputs), load_model(view.spec)(inputs))
+    if suffix != ".pt2":
+        assert not names["model"].training
+
+
+def test_its_code_runs_in_a_process_of_its_own(view: OpenStudy, tmp_path: Path) -> None:
+    card = card_of(view, tmp_path / "model.safetensors")
+    code = card.partition("```python\n")[2].partition("```")[0]
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code}\nprint(type(model).__name__)"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout.strip()) == (0, "Net"), done.stderr
+
+
+def test_it_says_what_the_model_is(view: OpenStudy, tmp_path: Path) -> None:
+    card, found = card_of(view, tmp_path / "model.pt"), best_weights(view, "best")
+    count = sum(parameter.numel() for parameter in load_model(view.spec).parameters())
+    for text in (
+        f"| Trial | {found.trial}, of 2 that have ended |",
+        f"| Seed | {found.seed} |",
+        f"| val_loss | {found.metrics['val_loss']:.6g} |",
+        f"| `optimizer.lr` | {found.params['optimizer.lr']} |",
+        f"| Parameters | {count:,} |",
+        "| Data | `parts.load()` |",
+        f"| torch | {torch.__version__} |",
+        "| Licence | not stated |",
+        "hpo best study.yaml | x",
+        f"hidden: {found.params['model.hidden']}",
+        "patience: 9",
+    ):
+        assert text in card
+
+
+def test_a_notifier_s_address_is_not_passed_on(view: OpenStudy, tmp_path: Path) -> None:
+    assert "example.org" not in card_of(view, tmp_path / "model.pt")

@@ -1,0 +1,238 @@
+"""Several seeds: the interval, what is not trained twice, who is crowned, and what diverged seeds count."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy import stats
+
+from hpo.config.study_modules import forget_modules
+from hpo.errors import StudyError
+from hpo.final.models import load_model
+from hpo.final.seed_run import SeedTrainer
+from hpo.final.seeds import estimate, leaders, together, train_over_seeds
+from hpo.final.training import Start, start_of_base, start_of_trial
+from hpo.study.open_study import OpenStudy
+from hpo.trial.builder import Builder
+from tests.support.commands import MODEL, STUDY, hpo, hpo_json
+from tests.support.finished import finished_study
+from tests.support.studies import Studies
+
+CPU = torch.device("cpu")
+
+
+def over_seeds(view: OpenStudy, starts: list[Start], *seeds: int, epochs: int | None = 2) -> dict[str, Any]:
+    return train_over_seeds(SeedTrainer(Builder(view.spec), epochs, CPU), starts, seeds)
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory, ready_sqlite_file: Path) -> Iterator[OpenStudy]:
+    with finished_study(tmp_path_factory.mktemp("study"), ready_sqlite_file) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def ranked(view: OpenStudy) -> dict[str, Any]:
+    return over_seeds(view, leaders(view, 2), 0, 1, 2)
+
+
+def weights(path: str | Path) -> dict[str, torch.Tensor]:
+    return torch.load(path, weights_only=True)
+
+
+def test_the_interval_is_students(view: OpenStudy) -> None:
+    values = [1.0, 2.0, 4.0, 4.5]
+    found = estimate(values)
+    low, high = stats.t.interval(0.95, 3, loc=2.875, scale=stats.sem(values))
+    assert (found.mean, found.n) == (2.875, 4)
+    assert found.half_width == pytest.approx((high - low) / 2)
+    assert estimate([3.0]).half_width is None
+    assert estimate([3.0, 3.0]).half_width == 0
+
+
+def test_the_best_on_average_is_crowned_and_its_best_seed_kept(view: OpenStudy, ranked: Mapping[str, Any]) -> None:
+    means = [entry["estimates"]["val_loss"]["mean"] for entry in ranked["ranking"]]
+    assert means == sorted(means)
+    assert {entry["rank_before"] for entry in ranked["ranking"]} == {1, 2}
+    assert ranked["trial"] == ranked["ranking"][0]["trial"]
+    values = [run["value"] for run in ranked["runs"]]
+    assert means[0] == pytest.approx(sum(values) / 3)
+    assert ranked["kept"]["value"] == min(values)
+    assert {"val_loss", "val_mae", "test_loss", "test_mae"} == set(ranked["estimates"])
+    final = view.spec.output_dir / "final"
+    assert json.loads((final / "metrics.json").read_text()) == json.loads(json.dumps(ranked))
+    kept, model = weights(Path(ranked["kept"]["folder"]) / "model.pt"), weights(ranked["model"])
+    assert all(torch.equal(tensor, model[name]) for name, tensor in kept.items())
+    assert not list(final.rglob("checkpoints"))
+    assert not [file for file in final.rglob(".*") if file.is_file()]
+
+
+def test_a_finished_seed_is_not_trained_again(view: OpenStudy, ranked: Mapping[str, Any]) -> None:
+    again = over_seeds(view, leaders(view, 2), 2, 1, 0, 5)
+    first, second = (
+        {(entry["trial"], run["seed"]): run for entry in result["ranking"] for run in entry["runs"]}
+        for result in (ranked, again)
+    )
+    assert len(second) == 8
+    assert {key for key, run in second.items() if run["trained_before"]} == set(first)
+    assert all(second[key]["value"] == run["value"] for key, run in first.items())
+
+
+@pytest.mark.parametrize("change", ["epochs", "config", "code", "damaged", "weights"])
+def test_a_seed_of_something_else_is_trained_again(studies: Studies, change: str) -> None:
+    with studies.open() as (view,):
+        base = start_of_base(view.spec)
+        first = over_seeds(view, [base], 7, epochs=1)["runs"][0]
+        folder, spec = Path(first["folder"]), view.spec
+        if change == "config":
+            spec = studies.spec("model.dropout=0.2")
+        elif change == "code":
+            code = spec.folder / "parts.py"
+            code.write_text(code.read_text() + "\nCHANGED = True\n")
+            forget_modules(spec.folder)  # as another process
+        elif change == "damaged":
+            (folder / "metrics.json").write_text("{")
+        elif change == "weights":
+            (folder / "model.pt").unlink()
+        trainer = SeedTrainer(Builder(spec), 2 if change == "epochs" else 1, CPU)
+        again = trainer.run(start_of_base(spec), 7, "again")
+        assert not again.trained_before
+        assert again.epochs == (2 if change == "epochs" else 1)
+        assert trainer.run(start_of_base(spec), 7, "once more").trained_before
+
+
+def test_an_interrupted_seed_goes_on_and_ends_in_the_same_weights(studies: Studies) -> None:
+    overrides = ("callbacks.stop={_target_: parts.Interrupt, epoch: 2}", "callbacks.checkpoint={max_overhead: 1}")
+    with studies.open(*overrides, code=MODEL + INTERRUPT) as (view,):
+        whole = over_seeds(view, [start_of_base(view.spec)], 1, epochs=4)  # the file that stops it is not there
+        expected = weights(whole["model"])
+        (view.spec.folder / "stop").touch()
+        (Path(whole["runs"][0]["folder"]) / "run.json").unlink()
+        command = ("train", view.spec.path, *overrides, "--seeds", "1,", "--epochs", 4)
+        assert "the same command resumes it" in hpo(*command, code=130).stderr
+        (view.spec.folder / "stop").unlink()
+        assert "resuming from epoch 2" in hpo(*command).stdout
+        again = over_seeds(view, [start_of_base(view.spec)], 1, epochs=4)["runs"][0]
+        assert (again["epochs"], again["trained_before"]) == (4, True)
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(whole["model"]).items())
+
+
+INTERRUPT = """
+
+from pathlib import Path
+
+from trainer import Callback
+
+
+class Interrupt(Callback):
+    transient = ("epoch",)
+
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def on_train_epoch_start(self, trainer):
+        if trainer.state.epoch == self.epoch and (Path(__file__).parent / "stop").exists():
+            raise KeyboardInterrupt
+
+
+class Unlucky(nn.Module):
+    def __init__(self, seeds):
+        super().__init__()
+        self.nan = torch.initial_seed() in seeds
+
+    def forward(self, outputs, targets):
+        return ((outputs - targets) ** 2).mean() * (float("nan") if self.nan else 1.0)
+"""
+
+
+def test_diverged_seeds_are_counted_and_put_a_trial_behind(studies: Studies) -> None:
+    with studies.open("loss={_target_: parts.Unlucky, seeds: [1]}", code=MODEL + INTERRUPT) as (view,):
+        result = over_seeds(view, [start_of_base(view.spec)], 0, 1, 2)
+        assert result["diverged"] == [1]
+        assert [run["value"] is None for run in result["runs"]] == [False, True, False]
+        assert result["estimates"]["val_loss"]["n"] == 2
+        assert math.isfinite(result["estimates"]["val_loss"]["mean"])
+        assert over_seeds(view, [start_of_base(view.spec)], 1, 0)["runs"][0]["trained_before"]
+        with pytest.raises(StudyError, match=r"(?s)diverged with every seed.*fix:"):
+            over_seeds(view, [start_of_base(view.spec)], 1)
+
+
+def test_a_trial_with_a_diverged_seed_is_behind_one_without(studies: Studies) -> None:
+    with studies.open("loss={_target_: parts.Explode, nan: false}") as (view,):
+        better = Start("trial 0", 0, 0, {"optimizer.lr": 0.05, "loss.nan": True}, None)
+        worse = Start("trial 1", 1, 0, {"optimizer.lr": 1e-6, "model.hidden": 2}, None)
+        result = over_seeds(view, [better, worse], 0)
+        assert [entry["trial"] for entry in result["ranking"]] == [1, 0]
+        assert result["ranking"][1]["rank_before"] == 1
+
+
+def test_intervals_that_meet_are_said() -> None:
+    def entry(trial: int, mean: float, half: float | None) -> dict[str, Any]:
+        return {"trial": trial, "estimates": {"loss": {"mean": mean, "half_width": half, "n": 3}}}
+
+    apart = {"trial": 9, "estimates": {}}
+    ranking = [entry(1, 1.0, 0.1), entry(2, 1.15, 0.1), entry(3, 2.0, 0.2), entry(4, 3.0, None), apart]
+    assert together(ranking, "loss") == [2, 4]
+
+
+def test_leaders_of_equal_parameters_count_once(studies: Studies) -> None:
+    with studies.open("study.duplicates=allow") as (view,):
+        for value, params in ((2.0, 4), (1.0, 3), (0.5, 4)):
+            view.study.enqueue_trial({"optimizer.lr": 0.01, "model.hidden": params})
+            trial = view.study.ask()
+            view.space.suggest(trial)
+            view.study.tell(trial, value)
+        assert [(start.trial, start.value) for start in leaders(view, 5)] == [(2, 0.5), (1, 1.0)]
+
+
+def test_a_study_without_leaders_says_why(studies: Studies) -> None:
+    with studies.open() as (view,), pytest.raises(StudyError, match="no complete trial yet"):
+        leaders(view, 3)
+
+
+def test_several_objectives_have_no_leaders(studies: Studies) -> None:
+    text = STUDY.replace("pruner: none", "pruner: none\n  objectives: {val_loss: minimize, val_mae: minimize}")
+    with (
+        studies.open(text=text) as (view,),
+        pytest.raises(StudyError, match=r"(?s)several objectives.*fix:.*--trial"),
+    ):
+        leaders(view, 3)
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--seeds", "x"), "is no list of seeds"),
+        (("--seeds", "1,,2"), "is no list of seeds"),
+        (("--seeds", "-3"), "is no list of seeds"),
+        (("--seeds", "0"), "asks for no seed"),
+        (("--seeds", "1,1"), "names a seed twice"),
+        (("--seeds", "2024"), "write `--seeds 2024,`"),
+        (("--seeds", "4294967296,"), "seed of 2**32 or more"),
+        (("--top-k", "2", "--trial", "best"), "can't stand beside --top-k"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(view: OpenStudy, options: tuple[str, ...], text: str) -> None:
+    told = hpo("train", view.spec.path, *options, code=2).stderr
+    assert text in told
+    assert "fix:" in told
+
+
+def test_the_command_prints_seeds_and_ranks(view: OpenStudy) -> None:
+    printed = hpo("train", view.spec.path, "--top-k", 2, "--epochs", 2).stdout
+    assert "seeds 0, 1, 2" in printed
+    assert "val_loss in the study" in printed
+    assert "±" in printed
+    single = hpo_json("train", view.spec.path, "--trial", "best", "--seeds", "1,", "--epochs", 2)
+    assert [run["seed"] for run in single["runs"]] == [1]
+    assert single["trial"] == start_of_trial(view, "best", from_scratch=True).trial
+    assert single["estimates"]["val_loss"]["half_width"] is None
+    base = hpo_json("train", view.spec.path, "--seeds", 2, "--epochs", 1)
+    assert (base["trial"], base["seeds"]) == (None, [0, 1])
+    assert load_model(view.spec)  # the trial's own checkpoints are untouched

@@ -1,0 +1,169 @@
+"""Trials as tables: every format says the same, empty studies and odd values included."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from pyarrow import parquet
+
+from hpo.errors import StudyError
+from hpo.report.tables import Table, curves_table, table_text, trials_table, write_table
+from hpo.study.open_study import OpenStudy
+from hpo.study.status import study_best, study_trials
+from tests.support.commands import STUDY, hpo
+from tests.support.finished import finished_study
+from tests.support.studies import Studies
+from tests.unit.trial.test_objective import run
+
+#: One entry of each type that a column may have.
+SPACE = (
+    "search_space={optimizer.lr: {type: float, low: 0.001, high: 0.1}, "
+    "model.hidden: {type: int, low: 2, high: 8}, "
+    "loss.nan: {type: categorical, choices: [false]}, loader.batch_size: {type: categorical, choices: [8, 16]}, "
+    "callbacks.early_stopping: {type: categorical, choices: [true, false]}, "
+    "trainer.device: {type: categorical, choices: [null, cpu]}, "
+    "trainer.compile: {type: categorical, choices: [false]}, "
+    "model.dropout: {type: categorical, choices: [0.5, 0], when: {loader.batch_size: 16}}}"
+)
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory, ready_sqlite_file: Path) -> Iterator[OpenStudy]:
+    with finished_study(tmp_path_factory.mktemp("study"), ready_sqlite_file, SPACE) as opened:
+        failed = opened.study.ask()
+        opened.space.suggest(failed)
+        failed.report(math.inf, 1)
+        opened.study.tell(failed, state=opened.study.trials[0].state.FAIL)
+        yield opened
+
+
+def test_a_row_says_what_the_trial_was(view: OpenStudy) -> None:
+    table, best = trials_table(view), study_best(view)
+    assert isinstance(best, dict)
+    row = table.rows[best["trial"]]
+    assert (row["trial"], row["outcome"], row["value"]) == (best["trial"], "complete", best["value"])
+    assert {name.removeprefix("metrics."): row[name] for name in row if name.startswith("metrics.")} == best[
+        "metrics"
+    ]
+    assert all(row[f"params.{name}"] == value for name, value in best["params"].items())
+    assert (row["epochs"], row["attempts"], row["worker"]) == (3, 1, "worker-0")
+    assert row["started"] <= row["ended"] <= datetime.now(UTC)
+    assert [each["outcome"] for each in table.rows] == [each["outcome"] for each in study_trials(view)]
+    assert table.rows[3]["outcome"] == "error"
+    assert table.rows[3]["value"] is None
+
+
+def test_all_formats_hold_the_same(view: OpenStudy, tmp_path: Path) -> None:
+    table = trials_table(view)
+    as_json = json.loads(table_text(table, "json"))
+    as_csv = list(csv.DictReader(io.StringIO(table_text(table, "csv"))))
+    write_table(table, "parquet", tmp_path / "new" / "trials.parquet")
+    as_parquet = parquet.read_table(tmp_path / "new" / "trials.parquet").to_pylist()
+    for row, from_json, from_csv, from_parquet in zip(table.rows, as_json, as_csv, as_parquet, strict=True):
+        assert list(row) == list(from_json) == list(from_csv) == list(from_parquet)
+        for name, value in row.items():
+            if isinstance(value, datetime):
+                assert datetime.fromisoformat(from_json[name]) == datetime.fromisoformat(from_csv[name]) == value
+                assert abs((from_parquet[name] - value).total_seconds()) < 0.001
+            else:
+                assert from_json[name] == value
+                assert from_csv[name] == ("" if value is None else str(value))
+                assert from_parquet[name] == value
+
+
+def test_columns_have_the_types_of_the_space_whatever_the_trials_are(
+    view: OpenStudy, studies: Studies, tmp_path: Path
+) -> None:
+    with studies.open(SPACE) as (empty,):
+        for name, opened in (("full", view), ("empty", empty)):
+            write_table(trials_table(opened), "parquet", tmp_path / f"{name}.parquet")
+    full, none = (parquet.read_schema(tmp_path / f"{name}.parquet") for name in ("full", "empty"))
+    assert {name: full.field(name).type for name in none.names} == {
+        name: none.field(name).type for name in none.names
+    }
+    assert {name for name in full.names if name not in none.names} == {
+        name for name in full.names if name.startswith("metrics.")
+    }
+    assert none.field("params.callbacks.early_stopping").type == pa.bool_()
+    assert none.field("params.loader.batch_size").type == pa.int64()
+    assert none.field("params.model.dropout").type == pa.float64()
+    assert none.field("params.trainer.device").type == pa.string()
+    with studies.open(SPACE) as (empty,):
+        assert table_text(trials_table(empty), "json") == "[]\n"
+        assert table_text(trials_table(empty), "csv").count("\n") == 1
+
+
+def test_odd_values_survive_as_each_format_can() -> None:
+    table = Table(
+        {"number": "number", "text": "text"},
+        [{"number": math.inf, "text": '=1+1, "so"\nto say'}, {"number": math.nan, "text": None}],
+    )
+    rows = list(csv.DictReader(io.StringIO(table_text(table, "csv"))))
+    assert rows[0] == {"number": "inf", "text": '=1+1, "so"\nto say'}
+    assert rows[1] == {"number": "nan", "text": ""}
+    assert [row["number"] for row in json.loads(table_text(table, "json"))] == [None, None]
+
+
+def test_choices_of_several_types_are_text_in_parquet(tmp_path: Path) -> None:
+    table = Table({"choice": "text"}, [{"choice": value} for value in ("a", 1, True, None)])
+    write_table(table, "parquet", tmp_path / "t.parquet")
+    assert parquet.read_table(tmp_path / "t.parquet")["choice"].to_pylist() == ["a", "1", "true", None]
+
+
+def test_curves_have_a_row_an_epoch(view: OpenStudy) -> None:
+    table = curves_table(view)
+    trials = view.study.trials
+    assert [(row["trial"], row["epoch"]) for row in table.rows] == [
+        *((number, epoch) for number in range(3) for epoch in (1, 2, 3)),
+        (3, 1),
+    ]
+    assert all(row["value"] == trials[row["trial"]].intermediate_values[row["epoch"]] for row in table.rows)
+    assert json.loads(table_text(table, "json"))[-1]["value"] is None
+
+
+def test_several_objectives_have_a_column_each(studies: Studies) -> None:
+    text = STUDY.replace("pruner: none", "pruner: none\n  objectives: {val_loss: minimize, val_mae: minimize}")
+    with studies.open(text=text) as (view,):
+        run(view)
+        table = trials_table(view)
+        assert [name for name in table.columns if name.startswith("value")] == [
+            "values.val_loss",
+            "values.val_mae",
+        ]
+        assert [table.rows[0]["values.val_loss"], table.rows[0]["values.val_mae"]] == view.study.trials[0].values
+
+
+def test_without_pyarrow_it_says_what_to_install(
+    view: OpenStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(StudyError, match=r"pip install 'hpo-service\[parquet\]'"):
+        write_table(trials_table(view), "parquet", tmp_path / "trials.parquet")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_command(view: OpenStudy, tmp_path: Path) -> None:
+    study = view.spec.path
+    options = (SPACE,)
+    assert len(list(csv.reader(io.StringIO(hpo("export", study, *options).stdout)))) == 5
+    assert len(json.loads(hpo("export", study, *options, "--format", "json").stdout)) == 4
+    assert "4 trials" in hpo("export", study, *options, "-o", tmp_path / "t.parquet").stdout
+    assert parquet.read_table(tmp_path / "t.parquet").num_rows == 4
+    assert "10 epochs" in hpo("export", study, *options, "--curves", "-o", tmp_path / "c.csv").stdout
+    for wrong, text in (
+        (("--format", "parquet"), "name a file with `-o"),
+        (("-o", "trials.xlsx"), "names no format"),
+        (("-o", tmp_path, "--format", "csv"), "is a folder"),
+    ):
+        assert text in hpo("export", study, *options, *wrong, code=2).stderr
+    blocked = hpo("export", study, *options, "-o", tmp_path / "c.csv" / "t.csv", code=3).stderr
+    assert "can't be written" in blocked

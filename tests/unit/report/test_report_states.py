@@ -1,0 +1,243 @@
+"""A report and its pictures of a study in any state, from a real database."""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import optuna
+import pytest
+from optuna.trial import TrialState, create_trial
+
+from hpo.report.data import report_data, study_report
+from hpo.report.page import page
+from hpo.report.pictures import write_pictures
+from hpo.study.open_study import OpenStudy
+from tests.support.commands import STUDY, hpo, hpo_json
+from tests.support.reports import report_of, trial_of
+from tests.support.studies import Studies, ask
+from tests.unit.report.test_report import Page, small_plotly
+from tests.unit.search.test_pruning import play
+
+__all__ = ["small_plotly"]
+N_TRIALS = "study.n_trials=20"
+
+
+def nothing(view: OpenStudy) -> None:
+    """No trial."""
+
+
+def running(view: OpenStudy) -> None:
+    play(view, [2.0], state=TrialState.RUNNING)
+
+
+def all_pruned(view: OpenStudy) -> None:
+    for _ in range(3):
+        play(view, [2.0, 1.0], state=TrialState.PRUNED)
+
+
+def all_failed(view: OpenStudy) -> None:
+    for _ in range(3):
+        play(view, [], state=TrialState.FAIL)
+
+
+def all_diverged(view: OpenStudy) -> None:
+    for _ in range(3):
+        play(view, [2.0, math.nan], diverged=True)
+
+
+def one(view: OpenStudy) -> None:
+    play(view, [2.0, 1.0])
+
+
+def several(view: OpenStudy) -> None:
+    for value in (2.0, 1.0, 3.0, 1.5):
+        play(view, [4.0, value])
+
+
+def imported(view: OpenStudy) -> None:
+    """The third trial of the storage is the second one of the study's own."""
+    play(view, [2.0])
+    view.study.add_trial(create_trial(value=0.0, intermediate_values={1: 0.0}))
+    play(view, [1.0])
+
+
+def beyond(view: OpenStudy) -> None:
+    for value, violation in ((2.0, -1.0), (1.0, 1.0), (3.0, -2.0)):
+        trial, _ = ask(view)
+        trial.set_constraint("parameters", violation)
+        trial.report(value, 1)
+        view.study.tell(trial, value)
+
+
+def all_beyond(view: OpenStudy) -> None:
+    for value in (2.0, 1.0):
+        trial, _ = ask(view)
+        trial.set_constraint("parameters", 1.0)
+        view.study.tell(trial, value)
+
+
+ALL = {"history-0", "curves", "parallel-0", "slice-0-0", "slice-0-1", "contour-0", "timeline"}
+ONE = ALL - {"contour-0"}
+BOUND = "study.constraints={parameters: '<= 10'}"
+
+
+@pytest.mark.parametrize(
+    ("state", "overrides", "figures", "said"),
+    [
+        (nothing, (), set(), "No worker has taken a trial yet."),
+        (running, (), {"curves"}, "The first trial has only just begun."),
+        (all_pruned, (), {"curves", "timeline"}, "3 of 3 ended"),
+        (all_failed, (), {"timeline"}, "no reason is stored"),
+        (all_diverged, (), {"curves", "timeline"}, "the metric was no finite number any more"),
+        (one, (), ONE, "it takes 2 complete trials; there are 1"),
+        (several, (), ALL | {"importance"}, "trial 1, 1"),
+        (several, ("study.metric=val_mae", "study.direction=maximize"), ALL | {"importance"}, "trial 2, 3"),
+        (imported, (), ALL | {"importance"}, "trial 2, 1"),
+        (beyond, (BOUND,), ALL | {"importance"}, "Diamonds are trials outside the bounds"),
+        (all_beyond, (BOUND,), ALL - {"curves"}, "no complete trial meets the constraints"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_study_in_any_state_has_a_report(
+    studies: Studies,
+    tmp_path: Path,
+    small_plotly: None,
+    state: Callable[[OpenStudy], None],
+    overrides: tuple[str, ...],
+    figures: set[str],
+    said: str,
+) -> None:
+    with studies.open(N_TRIALS, *overrides) as (view,):
+        state(view)
+        report = study_report(view)
+    shown = Page(page(report))
+    assert set(shown.figures) == figures
+    assert said in " ".join(shown.text.split())
+    assert report_data(report)["timeline"]["attempts"] == len(report.work)
+    pictures = {path.stem for path in write_pictures(report, tmp_path)}
+    names = {"history-0": "history", "parallel-0": "parallel", "contour-0": "contour", "importance": "importances"}
+    slices = {"slices"} if "slice-0-0" in figures else set()
+    assert pictures == {names.get(name, name) for name in figures if not name.startswith("slice-")} | slices
+
+
+SPACE = """search_space={
+    model._target_: {type: categorical, choices: [parts.Net, parts.Other]},
+    model.hidden: {type: int, low: 2, high: 8, when: {model._target_: parts.Net}},
+    model.dropout: {type: float, low: 0.1, high: 0.1},
+    data.samples: {type: categorical, choices: [null, true, 2, "$x_{^", "[1, 2]"]}}"""
+
+
+def test_conditions_and_choices_of_any_kind_are_shown(
+    studies: Studies, tmp_path: Path, small_plotly: None
+) -> None:
+    with studies.open("study.n_trials=40", SPACE) as (view,):
+        for number in range(24):
+            trial, params = ask(view)
+            trial.report(1.0, 1)
+            view.study.tell(trial, 1.0 + params.get("model.hidden", 5) / 10 + number / 100)
+        report = study_report(view)
+    shown = Page(page(report))
+    assert {"importance", "parallel-0", "contour-0"} <= set(shown.figures)
+    found = {tuple(figure["layout"]["xaxis"].get("categoryarray", ())) for figure in shown.figures.values()}
+    assert ("None", "True", "2", "'$x_{^'", "'[1, 2]'") in found
+    assert {path.stem for path in write_pictures(report, tmp_path)} >= {"slices", "contour", "parallel"}
+
+
+GOALS = "{val_loss: minimize, val_mae: maximize, parameters: minimize}"
+
+
+def test_several_objectives_have_a_front(studies: Studies, tmp_path: Path, small_plotly: None) -> None:
+    text = STUDY.replace("  name: tiny", f"  name: tiny\n  objectives: {GOALS}")
+    with studies.open(N_TRIALS, text=text) as (view,):
+        for number in range(8):
+            trial, _ = ask(view)
+            view.study.tell(trial, [number % 3, number % 4, number % 5])
+        report = study_report(view)
+        front = [trial.number for trial in report.best]
+    shown = Page(page(report))
+    assert {"front-0", "front-1", "front-2", "history-2", "parallel-1", "contour-2"} <= set(shown.figures)
+    marked = next(trace for trace in shown.figures["front-1"]["data"] if trace["name"] == "Pareto front")
+    assert sorted(marked["customdata"]) == sorted(front)
+    assert f"{len(front)} trials on the Pareto front" in shown.text
+    assert "A study with several objectives stores no curves" in shown.text
+    pictures = {path.stem for path in write_pictures(report, tmp_path)}
+    assert {"front-val_loss-val_mae", "history-parameters", "slices-val_mae", "importances"} <= pictures
+    assert [each["trial"] for each in report_data(report)["best"]] == front
+
+
+def test_the_pictures_are_named_and_are_pictures(studies: Studies, tmp_path: Path) -> None:
+    with studies.open(N_TRIALS) as (view,):
+        several(view)
+    folder = tmp_path / "made" / "for them"
+    printed = hpo("report", studies.folder / "study.yaml", N_TRIALS, "--png", folder).stdout.split("\n")
+    assert sorted(printed[1:-1]) == sorted(str(path) for path in folder.iterdir())
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in folder.iterdir())
+    data = hpo_json("report", studies.folder / "study.yaml", N_TRIALS, "--png", folder)
+    assert data["pictures"] == printed[1:-1]
+    assert set(data["importances"]) == {"optimizer.lr", "model.hidden"}
+    assert data["timeline"]["workers"][0]["attempts"] == 4
+
+
+def test_pictures_that_cannot_be_written_are_an_error(studies: Studies, tmp_path: Path) -> None:
+    with studies.open(N_TRIALS) as (view,):
+        one(view)
+    (tmp_path / "file").touch()
+    told = hpo("report", studies.folder / "study.yaml", N_TRIALS, "--png", tmp_path / "file", code=2).stderr
+    assert told.startswith("--png: can't be written: ")
+    assert "fix: " in told
+
+
+def test_without_matplotlib_the_fix_is_said(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
+    with studies.open(N_TRIALS) as (view,):
+        one(view)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    told = hpo("report", studies.folder / "study.yaml", N_TRIALS, "--png", studies.folder / "png", code=3).stderr
+    assert told == "matplotlib draws the pictures, and is not installed\n  fix: pip install 'hpo-service[plots]'\n"
+
+
+def lose_note(view: OpenStudy) -> None:
+    """As if somebody had edited it in the dashboard."""
+    view.storage.set_study_system_attr(view.study_id, "dashboard:note_str:0", "mine ```yaml\n{")
+
+
+@pytest.mark.parametrize("edited", [False, True])
+def test_no_password_is_in_the_page(studies: Studies, small_plotly: None, edited: bool) -> None:
+    with studies.open(N_TRIALS, "data.password=sesame") as (view,):
+        if edited:
+            lose_note(view)
+        report = study_report(view)
+    text = page(report)
+    assert "sesame" not in text
+    assert report.config["data"] == {"_target_": "parts.load", "password": "***"}
+    assert "hidden: 4" in text
+
+
+def test_what_is_known_of_the_machine_is_said(studies: Studies, small_plotly: None) -> None:
+    with studies.open(N_TRIALS) as (view,):
+        one(view)
+        known = page(study_report(view))
+        lose_note(view)
+        unknown = page(study_report(view))
+    for said in (f'<th scope="row">optuna</th><td>{optuna.__version__}</td>', "where the study was created"):
+        assert said in known
+        assert said not in unknown
+    assert "no versions are stored" in unknown
+
+
+def test_a_large_study_is_thinned(small_plotly: None) -> None:
+    from optuna.distributions import FloatDistribution
+
+    space = {"a": FloatDistribution(0, 1), "b": FloatDistribution(0, 1)}
+    trials = [
+        trial_of(number, {"a": number / 400, "b": number * 7 % 400 / 400}, space, number, curve={1: 1.0, 2: 2.0})
+        for number in range(400)
+    ]
+    shown = Page(page(report_of(trials)))
+    assert len([x for x in shown.figures["curves"]["data"][0]["x"] if x is None]) == 300
+    assert sum(trace.get("mode") == "lines" for trace in shown.figures["parallel-0"]["data"]) == 100
+    assert "Of 400 curves 300 are drawn" in shown.text
+    assert "Of 400 trials 100 are drawn" in shown.text
+    assert "Of 400 trials 150 are used" in shown.text

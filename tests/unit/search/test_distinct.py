@@ -1,0 +1,157 @@
+"""Parameters that were tried before: others are drawn, or the known result is taken over."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.trial import create_trial
+
+from hpo.search.distinct import point_key, twin
+from hpo.storage.attributes import RUN_ATTR, SAME_AS_ATTR
+from hpo.trial.builder import Builder
+from hpo.trial.run import TrialRun
+from hpo.trial.stopping import StopRequest
+from hpo.trial.trainer_code import TrainerCode
+from tests.support.commands import STUDY, hpo, hpo_json, make_study
+from tests.support.studies import Studies, ask
+
+FINITE = (
+    "search_space={optimizer.lr: {type: categorical, choices: [0.1, 0.2, 0.3]}, "
+    "model.hidden: {type: int, low: 2, high: 5}}"
+)
+POINTS = 12
+HIDDEN = "{type: int, low: 2, high: 3}"
+NAN = "{type: categorical, choices: [false, true]}"
+
+
+def key(params: dict[str, Any]) -> tuple[Any, ...]:
+    return tuple(sorted(params.items()))
+
+
+@pytest.mark.parametrize("name", ["random", "tpe", "nsgaii", "qmc", "cmaes, allow_pickle: true"])
+def test_a_finite_space_is_walked_through_before_anything_is_tried_twice(studies: Studies, name: str) -> None:
+    with studies.open(FINITE, f"study.sampler={{name: {name}, seed: 3}}", "study.n_trials=30") as (view,):
+        drawn = []
+        for _ in range(POINTS):
+            trial, params = ask(view)
+            view.study.tell(trial, params["optimizer.lr"] + params["model.hidden"])
+            drawn.append(key(params))
+        assert len(set(drawn)) == POINTS
+        ask(view)  # nothing new is left: the last draw is taken
+
+
+def test_a_point_of_another_study_may_be_tried_here(studies: Studies) -> None:
+    with studies.open(FINITE, "study.sampler={name: random, seed: 3}", "study.n_trials=30") as (view,):
+        for point in view.space.grid():
+            view.study.add_trial(create_trial(params=point, distributions=view.space.distributions, value=1.0))
+        drawn = [ask(view) for _ in range(POINTS)]
+        assert len({key(params) for _, params in drawn}) == POINTS
+        assert twin(view.study, drawn[0][0].number, drawn[0][1]) is None
+
+
+def test_what_a_sampler_holds_fixed_stays_fixed(studies: Studies) -> None:
+    fixed = "study.sampler={name: partial_fixed, fixed_params: {model.hidden: 3}, base_sampler: random}"
+    with studies.open(FINITE, fixed, "study.n_trials=30") as (view,):
+        drawn = [ask(view)[1] for _ in range(4)]  # one more than there are
+        assert {params["model.hidden"] for params in drawn} == {3}
+
+
+def test_running_trials_count_too(studies: Studies) -> None:
+    with studies.open(FINITE, "study.sampler={name: random, seed: 3}", "study.n_trials=30", views=3) as views:
+        drawn = [key(ask(views[index % 3])[1]) for index in range(9)]
+        assert len(set(drawn)) == len(drawn)
+
+
+def test_a_study_that_allows_duplicates_draws_some(studies: Studies) -> None:
+    allowed = "study.duplicates=allow"
+    with studies.open(FINITE, allowed, "study.sampler={name: random, seed: 3}", "study.n_trials=30") as (view,):
+        drawn = [key(ask(view)[1]) for _ in range(POINTS)]
+        assert len(set(drawn)) < len(drawn)
+
+
+def test_the_same_study_draws_the_same_points_again(studies: Studies) -> None:
+    drawn = []
+    for at in ("one", "two"):
+        options = (FINITE, "study.sampler={name: random, seed: 3}", "study.n_trials=30")
+        with studies.open(*options, at=at) as (view,):
+            drawn.append([key(ask(view)[1]) for _ in range(8)])
+    assert drawn[0] == drawn[1]
+
+
+def test_a_condition_belongs_to_the_point(studies: Studies) -> None:
+    text = STUDY.partition("  optimizer.lr")[0] + (
+        "  optimizer._target_: {type: categorical, choices: [torch.optim.AdamW, torch.optim.SGD]}\n"
+        "  optimizer.momentum: {type: int, low: 0, high: 1, when: {optimizer._target_: torch.optim.SGD}}\n"
+    )
+    sampler = "study.sampler={name: tpe, seed: 1, n_startup_trials: 1}"  # it draws by groups
+    with studies.open(sampler, text=text) as (view,):
+        drawn = []
+        for _ in range(5):
+            trial, params = ask(view)
+            view.study.tell(trial, 1.0)
+            drawn.append(key(params))
+        assert len(set(drawn[:3])) == 3
+
+
+def test_an_enqueued_trial_is_left_as_it_was_given(studies: Studies) -> None:
+    with studies.open(FINITE, "study.n_trials=30") as (view,):
+        for _ in range(2):
+            view.study.enqueue_trial({"optimizer.lr": 0.2, "model.hidden": 3})
+        assert [ask(view)[1] for _ in range(2)] == [{"optimizer.lr": 0.2, "model.hidden": 3}] * 2
+
+
+@given(st.dictionaries(st.text(max_size=3), st.one_of(st.booleans(), st.integers(0, 2), st.text(max_size=2))))
+def test_a_points_key_knows_no_order(params: dict[str, Any]) -> None:
+    assert point_key(params) == point_key(dict(reversed(params.items())))
+
+
+def test_a_points_key_tells_true_from_one() -> None:
+    assert point_key({"a": True}) != point_key({"a": 1})
+    assert point_key({"a": 1}) == point_key({"a": 1.0})
+    assert point_key({"a": 1}) != point_key({"b": 1})
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_known_result_is_taken_over(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    overrides = (
+        f"search_space={{model.hidden: {HIDDEN}, loss.nan: {NAN}}}",
+        "study.duplicates=reuse",
+        "study.constraints={val_mae: '<= 100'}",
+    )
+    hpo("run", study, "--workers", 1, "--n-trials", 12, *overrides)
+    trials = hpo_json("trials", study, *overrides)
+    first: dict[Any, Any] = {}
+    again = []
+    for trial in trials:
+        before = first.setdefault(key(trial["params"]), trial)
+        if before is not trial:
+            again.append(trial)
+            kept = ("outcome", "value", "epochs", "constraints")
+            assert {name: trial[name] for name in kept} == {name: before[name] for name in kept}
+            log = next((tmp_path / "runs/tiny/trials" / str(trial["trial"])).rglob("log.txt")).read_text()
+            assert "epoch" not in log  # nothing was trained
+    assert len(first) <= 4
+    assert {trial["outcome"] for trial in again} == {"complete", "diverged"}
+
+
+def test_a_trial_that_has_begun_to_train_goes_on_as_itself(studies: Studies) -> None:
+    fixed = "search_space={model.hidden: {type: int, low: 3, high: 3}}"
+    with studies.open(fixed, "study.duplicates=reuse", views=2) as (one, other):
+        begun, _ = ask(one)
+        begun.set_user_attr(RUN_ATTR, {"seed": 1, "threads": 1})
+        ended, _ = ask(other)
+        one.storage.requeue(begun._trial_id)
+        other.study.tell(ended, 5.0)
+        begun = other.study.ask()
+        assert begun.number == 0
+        device = torch.device("cpu")
+        TrialRun(other, begun, TrainerCode(Builder(other.spec)), device, StopRequest(), lambda _: None).run()
+        trials = other.study.get_trials()
+        assert SAME_AS_ATTR not in trials[0].user_attrs
+        assert trials[0].value != 5.0

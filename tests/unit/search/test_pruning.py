@@ -1,0 +1,219 @@
+"""What pruning saved and how often it was wrong, computed by hand and from studies in a real database."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+from scipy import stats
+
+from hpo.search.predicted_loss.pruner import PredictedLossPruner
+from hpo.storage.attributes import AUDIT_ATTR, OUTCOME_ATTR, PREDICTION_ATTR
+from hpo.study.open_study import OpenStudy
+from hpo.study.pruning_summary import (
+    ComparedPrediction,
+    PredictionSummary,
+    best_count,
+    compared_predictions,
+    summarize_predictions,
+    summarize_pruning,
+    wilson_interval,
+)
+from hpo.study.status import own_trials, ranked_trials, study_status
+from tests.support.commands import hpo, hpo_json
+from tests.support.studies import Studies, ask
+
+MAXIMIZE = ("study.metric=val_mae", "study.direction=maximize")
+
+
+def play(
+    view: OpenStudy,
+    values: Sequence[float],
+    *,
+    audited_at: int | None = None,
+    state: TrialState | None = None,
+    diverged: bool = False,
+) -> None:
+    """A trial that reports these values and ends with the last; where it diverged, with the worst there is."""
+    trial, _ = ask(view)
+    for step, value in enumerate(values, start=1):
+        trial.report(value, step)
+    if audited_at is not None:
+        view.study._storage.set_trial_system_attr(trial._trial_id, AUDIT_ATTR, audited_at)
+    worst = math.inf if view.spec.study.direction == "minimize" else -math.inf
+    if diverged:
+        trial.set_user_attr(OUTCOME_ATTR, "diverged")
+    if state == TrialState.RUNNING:
+        return
+    if state is None:
+        view.study.tell(trial, worst if diverged else values[-1])
+    else:
+        view.study.tell(trial, state=state)
+
+
+def play_all(view: OpenStudy, best: float, good: float, bad: float) -> None:
+    """Three audited trials that tell: the best, a good one, a diverged one; and what must not be counted."""
+    play(view, [bad] * 9 + [good], audited_at=4)
+    play(view, [bad] * 9 + [best], audited_at=3)
+    play(view, [bad] * 10)
+    play(view, [bad] * 2, state=TrialState.PRUNED)
+    play(view, [bad] * 5, state=TrialState.PRUNED)
+    play(view, [bad, bad, bad, math.nan], audited_at=2, diverged=True)
+    play(view, [bad] * 3, audited_at=1, state=TrialState.FAIL)
+    play(view, [bad] * 2, audited_at=1, state=TrialState.RUNNING)
+    imported = optuna.trial.create_trial(value=best, intermediate_values={10: best})
+    view.study.add_trial(imported)
+
+
+EXPECTED = {
+    "ended": 7,
+    "pruned": 2,
+    "epochs_used": 10 + 10 + 10 + 2 + 5 + 4 + 3,
+    "horizon": 12,  # as the study says; nobody ran that long
+    "epochs_saved": 10 + 7,
+    "epochs_unpruned": 44 + 17,
+    "top_k": 1,
+    "audited": 3,
+    "wrongly_condemned": 1,
+    "false_prune_rate": pytest.approx(1 / 3),
+    "false_prune_interval": [pytest.approx(0.0615, abs=5e-4), pytest.approx(0.7923, abs=5e-4)],
+    "audit_epochs": 7 + 6 + 2 + 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "values"), [((), (0.5, 1.0, 2.0)), (MAXIMIZE, (2.0, 1.0, 0.5))], ids=["minimize", "maximize"]
+)
+def test_the_figures_are_those_computed_by_hand(
+    studies: Studies, overrides: tuple[str, ...], values: tuple[float, float, float]
+) -> None:
+    more = ("study.n_trials=20", "trainer.max_epochs=12", *overrides)
+    with studies.open(*more) as (view,):
+        play_all(view, *values)
+    assert hpo_json("status", studies.folder / "study.yaml", *more)["pruning"] == EXPECTED
+
+
+@pytest.mark.parametrize(
+    "pruner",
+    [
+        "{name: predicted_loss, top_k: 3}",
+        "{name: PredictedLossPruner, top_k: 3}",
+        "{name: patient, patience: 1, wrapped_pruner: {name: predicted_loss, top_k: 3}}",
+    ],
+)
+def test_the_best_are_as_many_as_the_pruner_takes_them_for(studies: Studies, pruner: str) -> None:
+    with studies.open("study.n_trials=20", f"study.pruner={pruner}") as (view,):
+        play_all(view, 0.5, 1.0, 2.0)
+        found = study_status(view)["pruning"]
+    # Of the best three, two were audited; the diverged trial is not among any number of the best.
+    assert (found["top_k"], found["wrongly_condemned"], found["audited"]) == (3, 2, 3)
+
+
+def test_other_pruners_have_one_best() -> None:
+    assert best_count("median", {"top_k": 5}) == 1
+    assert best_count("patient", {"wrapped_pruner": "predicted_loss"}) == 1
+    assert best_count("predicted_loss", {}) == 1
+
+
+def test_without_a_known_length_the_longest_complete_trial_is_the_horizon(studies: Studies) -> None:
+    with studies.open("study.n_trials=20") as (view,):
+        play(view, [1.0, 1.0], state=TrialState.PRUNED)
+        trials, ranked = own_trials(view), ranked_trials(view)
+        found = summarize_pruning(trials, ranked)
+        assert (found.horizon, found.epochs_saved, found.epochs_unpruned) == (None, None, None)
+        play(view, [1.0] * 7)
+        play(view, [1.0] * 9, state=TrialState.PRUNED)  # longer than any complete one: it saved nothing
+        found = summarize_pruning(own_trials(view), ranked_trials(view))
+    assert (found.horizon, found.epochs_saved, found.epochs_unpruned) == (7, 5, 23)
+
+
+def test_an_audit_by_the_real_pruner_is_found(studies: Studies) -> None:
+    """Every trial is audited, so that none is pruned and each decision against one is on record."""
+    with studies.open("study.n_trials=30", "trainer.max_epochs=8") as (view,):
+        view.study.pruner = PredictedLossPruner(audit_fraction=1.0, alpha=0.5)
+        for number in range(30):
+            trial, _ = ask(view)
+            for step in range(1, 9):
+                trial.report(1.0 + (number * 7 % 10) / 5 + 1 / step, step)
+                assert not trial.should_prune()
+            view.study.tell(trial, 1.0 + (number * 7 % 10) / 5 + 1 / 8)
+        found = study_status(view)["pruning"]
+        noted = [trial.system_attrs[AUDIT_ATTR] for trial in own_trials(view) if AUDIT_ATTR in trial.system_attrs]
+    assert noted
+    assert (found["pruned"], found["epochs_saved"]) == (0, 0)
+    assert found["audited"] == len(noted)
+    assert found["audit_epochs"] == sum(8 - step for step in noted)
+
+
+@pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (0, 7), (1, 6), (3, 40), (20, 20)])
+def test_the_interval_is_wilsons(successes: int, trials: int) -> None:
+    expected = stats.binomtest(successes, trials).proportion_ci(0.95, method="wilson")
+    assert wilson_interval(successes, trials) == pytest.approx((expected.low, expected.high), abs=1e-12)
+
+
+def rows(study: Path, *overrides: str) -> dict[str, str]:
+    lines = hpo("status", study, *overrides).stdout.splitlines()[1:]
+    return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
+
+
+def test_status_shows_what_was_saved_and_what_the_audit_found(studies: Studies) -> None:
+    overrides = ("study.n_trials=20", "trainer.max_epochs=10")
+    with studies.open(*overrides) as (view,):
+        play_all(view, 0.5, 1.0, 2.0)
+    shown = rows(studies.folder / "study.yaml", *overrides)
+    assert shown["pruning"] == "2 of 7 pruned, 13 of 57 epochs saved (23 %)"
+    assert shown["audit"] == "1 of 3 audited trials ended among the best (33 %, 95 % interval 6 % to 79 %)"
+
+
+def test_status_says_nothing_of_what_did_not_happen(studies: Studies) -> None:
+    with studies.open("study.n_trials=20") as (view,):
+        play(view, [2.0, 1.0])
+        found = study_status(view)["pruning"]
+    assert (found["audited"], found["false_prune_rate"], found["false_prune_interval"]) == (0, None, None)
+    assert not {"pruning", "audit"} & rows(studies.folder / "study.yaml").keys()
+
+
+def test_a_trial_pruned_without_a_horizon_is_shown_without_epochs(studies: Studies) -> None:
+    endless = ("study.n_trials=20", "trainer.max_epochs=null", "trainer.max_steps=100", "lr_scheduler=null")
+    with studies.open(*endless, "trainer.validate_every=10") as (view,):
+        view.study._storage.set_study_user_attr(view.study_id, "hpo:max_epochs", None)
+        play(view, [2.0, 1.0], state=TrialState.PRUNED)
+    shown = rows(studies.folder / "study.yaml", *endless, "trainer.validate_every=10")
+    assert shown["pruning"] == "1 of 1 pruned"
+
+
+def predicted(**kept: Any) -> optuna.trial.FrozenTrial:
+    whole = {"epoch": 3, "predicted_final_loss": 1.0, "std": 0.1, "final_loss": 1.1, **kept}
+    return optuna.trial.create_trial(value=1.0, user_attrs={PREDICTION_ATTR: whole})
+
+
+def test_only_predictions_with_an_outcome_are_compared() -> None:
+    trials = [
+        predicted(),
+        predicted(final_loss=None),
+        predicted(predicted_final_loss=None),
+        predicted(std=None),
+        optuna.trial.create_trial(value=1.0),
+    ]
+    found = compared_predictions(trials)
+    assert [(each.epoch, each.predicted, each.std, each.actual) for each in found] == [
+        (3, 1.0, 0.1, 1.1),
+        (3, 1.0, 0.0, 1.1),
+    ]
+
+
+def test_predictions_are_judged_by_hand() -> None:
+    def made(predicted: float, std: float) -> ComparedPrediction:
+        return ComparedPrediction(0, 3, predicted, std, 1.0)
+
+    # The 80 % interval is 1.2816 standard deviations to either side.
+    found = summarize_predictions([made(1.0, 0.0), made(1.128, 0.1), made(1.129, 0.1), made(0.872, 0.1)])
+    assert found.compared == 4
+    assert found.mean_absolute_error == pytest.approx((0.128 + 0.129 + 0.128) / 4)
+    assert found.inside_80 == 0.75
+    assert summarize_predictions([]) == PredictionSummary(0, None, None)

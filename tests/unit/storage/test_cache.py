@@ -1,0 +1,173 @@
+"""StudyCache answers as Optuna's own cache does, whatever others do to the storage in between."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import sqlalchemy as sa
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.distributions import FloatDistribution, IntDistribution
+from optuna.storages._cached_storage import _CachedStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.storage import reader
+from hpo.storage.cache import StudyCache
+from hpo.storage.ledger import Owner
+from hpo.storage.study_storage import open_storage
+from tests.unit.trainer.support import quick
+
+FINISHED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+ASKED: tuple[Any, ...] = (
+    None,
+    (TrialState.COMPLETE,),
+    FINISHED,
+    (TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING),
+    (TrialState.WAITING,),
+    (TrialState.RUNNING,),
+    (),
+)
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("create"), st.integers(0, 1)),
+        st.tuples(st.just("report"), st.integers(0, 9)),
+        st.tuples(st.just("finish"), st.integers(0, 9)),
+        st.tuples(st.just("requeue"), st.integers(0, 9)),
+        st.tuples(st.just("take"), st.integers(0, 9)),
+        st.tuples(st.just("look"), st.integers(0, len(ASKED) - 1)),
+    ),
+    min_size=1,
+    max_size=18,
+)
+
+
+class World:
+    """A worker that changes trials, and two others that only look."""
+
+    def __init__(self, url: str) -> None:
+        self.worker = open_storage(url, create=False, owner=Owner.current())
+        self.study = self.worker.create_new_study([StudyDirection.MINIMIZE], "study")
+        self.backends = [open_storage(url, create=False) for _ in range(2)]
+        self.ours, self.optunas = StudyCache(self.backends[0]), _CachedStorage(self.backends[1])
+        self.running: list[int] = []
+        self.waiting: list[int] = []
+
+    def close(self) -> None:
+        for storage in (self.worker, *self.backends):
+            storage.close()
+
+    def create(self, through: int) -> None:
+        """By the worker, or by the one who looks, whose cache then knows the trial."""
+        if through:
+            trial = self.ours.create_new_trial(self.study)
+            self.backends[0].set_trial_state_values(trial, TrialState.WAITING)
+            self.waiting.append(trial)
+        else:
+            self.running.append(self.worker.create_new_trial(self.study))
+
+    def report(self, which: int) -> None:
+        if self.running:
+            self.worker.set_trial_intermediate_value(self.running[which % len(self.running)], which, float(which))
+
+    def finish(self, which: int) -> None:
+        if self.running:
+            state = FINISHED[which % 3]
+            trial = self.running.pop(which % len(self.running))
+            self.worker.set_trial_state_values(trial, state, [float(which)] if state.name == "COMPLETE" else None)
+
+    def requeue(self, which: int) -> None:
+        if self.running:
+            self.waiting.append(self.running.pop(which % len(self.running)))
+            self.worker.requeue(self.waiting[-1])
+
+    def take(self, which: int) -> None:
+        if self.waiting:
+            self.running.append(self.waiting.pop(which % len(self.waiting)))
+            assert self.worker.set_trial_state_values(self.running[-1], TrialState.RUNNING)
+
+    def look(self, which: int) -> None:
+        states = ASKED[which]
+        ours = self.ours.get_all_trials(self.study, states=states)
+        assert ours == self.optunas.get_all_trials(self.study, states=states)
+        assert ours == self.worker.get_all_trials(self.study, states=states)
+        for trial in ours:
+            assert self.ours.get_trial(trial._trial_id) == trial
+
+
+@contextmanager
+def world(ready: Path) -> Iterator[World]:
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(ready, Path(folder) / "study.db")
+        made = World(f"sqlite:///{folder}/study.db")
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@quick(8)
+@given(STEPS)
+def test_any_interleaving_is_seen_as_optunas_cache_sees_it(
+    ready_sqlite_file: Path, steps: list[tuple[str, int]]
+) -> None:
+    with world(ready_sqlite_file) as made:
+        for name, argument in steps:
+            getattr(made, name)(argument)
+        for which in (*range(len(ASKED)), *reversed(range(len(ASKED)))):
+            made.look(which)
+
+
+def test_finished_trials_are_read_once_and_running_ones_not_at_all(
+    ready_sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world(ready_sqlite_file) as made:
+        read: list[set[int]] = []
+        original = reader.whole_trials
+
+        def counted(conn: sa.Connection, rows: Sequence[reader.TrialRow]) -> list[FrozenTrial]:
+            read.append({row.trial_id for row in rows})
+            return original(conn, rows)
+
+        monkeypatch.setattr(reader, "whole_trials", counted)
+        for _ in range(4):
+            made.create(0)
+        made.finish(0)
+        for _ in range(3):
+            made.ours.get_all_trials(made.study, deepcopy=False, states=(TrialState.COMPLETE,))
+        made.finish(3)
+        made.ours.get_all_trials(made.study, deepcopy=False, states=(TrialState.COMPLETE,))
+        assert [len(ids) for ids in read] == [1, 0, 0, 1]
+        assert not read[0] & read[3]
+
+
+def test_a_copy_may_be_changed_without_changing_the_cache(ready_sqlite_file: Path) -> None:
+    with world(ready_sqlite_file) as made:
+        made.create(0)
+        made.finish(0)
+        made.ours.get_all_trials(made.study, states=FINISHED)[0].user_attrs["mine"] = 1
+        assert made.ours.get_all_trials(made.study, states=FINISHED)[0].user_attrs == {}
+
+
+def test_a_parameter_of_a_known_distribution_is_stored_without_a_look(ready_url: str) -> None:
+    """A trial's process is new, and would look up what the trials before it had, for each parameter."""
+    rate = FloatDistribution(1e-3, 1.0, log=True)
+    storage = open_storage(ready_url, create=False, owner=Owner.current())
+    cache = StudyCache(storage)
+    study = cache.create_new_study([StudyDirection.MINIMIZE], "study")
+    cache.expect(study, {"lr": rate})
+    trial = cache.create_new_trial(study)
+    said: list[str] = []
+    sa.event.listen(storage.engine, "before_cursor_execute", lambda *arguments: said.append(arguments[2]))
+    cache.set_trial_param(trial, "lr", 0.5, rate)
+    assert [text.split()[0] for text in said if text != "BEGIN IMMEDIATE"] == ["INSERT"]
+    assert storage.get_trial(trial).params == {"lr": 0.5}
+    with pytest.raises(ValueError, match="Cannot set different distribution kind"):
+        cache.set_trial_param(trial, "lr", 1, IntDistribution(1, 2))
+    storage.close()

@@ -1,0 +1,176 @@
+"""Trials whose owners are gone, on real databases."""
+
+import time
+from dataclasses import replace
+from functools import partial
+
+import pytest
+import sqlalchemy as sa
+from optuna.trial import TrialState
+
+from hpo.storage import ledger, recovery
+from hpo.storage.ledger import Owner
+from hpo.storage.recovery import GONE, Settled, Sightings, _settle, requeue_dead, settle_process
+from hpo.storage.study_storage import StudyStorage
+from tests.support.owners import attempts, dead_owner, load, make_study, opened, running, study_id
+
+
+def waits(number: int, attempt: int) -> Settled:
+    return Settled(number, attempt, TrialState.WAITING, GONE.outcome, GONE.reason)
+
+
+def test_a_trial_that_kills_its_workers_fails_as_lost(ready_url: str) -> None:
+    make_study(ready_url, 1)
+    owner = dead_owner()
+    with opened(ready_url, owner=owner) as dead, opened(ready_url) as plain:
+        results = []
+        for _ in range(3):
+            trial = load(dead).ask()
+            trial.set_user_attr("hpo:traceback", "why an attempt failed that was tried again")
+            results.append(requeue_dead(plain, study_id(plain), max_retries=2))
+        reason = "its worker died 3 times, the last time: its process is gone"
+        assert results == [[waits(0, 1)], [waits(0, 2)], [Settled(0, 3, TrialState.FAIL, "lost", reason)]]
+        failed = plain.get_trial(trial._trial_id)
+        assert failed.state == TrialState.FAIL
+        assert failed.datetime_complete is not None
+        assert failed.user_attrs == {"hpo:outcome": "lost", "hpo:reason": reason}
+    assert [a.outcome for a in attempts(ready_url)] == ["lost"] * 3
+
+
+def test_another_hosts_owner_is_dead_after_the_grace(sqlite_url: str) -> None:
+    make_study(sqlite_url, 5)
+    with opened(sqlite_url, owner=dead_owner(host="elsewhere")) as remote, opened(sqlite_url) as plain:
+        load(remote).ask()
+        assert requeue_dead(plain, study_id(plain)) == []
+        time.sleep(0.05)
+        remote.beat()
+        assert requeue_dead(plain, study_id(plain), grace=0.04) == []
+        time.sleep(0.05)
+        assert requeue_dead(plain, study_id(plain), grace=0.04) == [waits(0, 1)]
+
+
+def test_who_looks_again_and_again_goes_by_what_it_has_seen(sqlite_url: str) -> None:
+    make_study(sqlite_url, 5)
+    with opened(sqlite_url, owner=dead_owner(host="elsewhere")) as remote, opened(sqlite_url) as plain:
+        load(remote).ask()
+        look = partial(requeue_dead, plain, study_id(plain), grace=0.06, sightings=Sightings())
+        time.sleep(0.1)
+        assert look() == [], "it has only just been seen"
+        time.sleep(0.1)
+        assert look() == [], "nobody looked in the meantime: an outage, maybe"
+        for _ in range(4):
+            time.sleep(0.1)
+            remote.beat()
+            assert look() == []
+        looks = 1
+        while not (settled := look()):
+            looks += 1
+            time.sleep(0.02)
+        assert settled == [waits(0, 1)]
+        assert looks > 3
+
+
+def test_an_owner_that_its_system_hides_gets_the_grace(sqlite_url: str) -> None:
+    make_study(sqlite_url, 5)
+    hidden = replace(Owner.current(), start_time=0.0)
+    with opened(sqlite_url, owner=hidden) as storage, opened(sqlite_url) as plain:
+        load(storage).ask()
+        assert requeue_dead(plain, study_id(plain)) == []
+        assert settle_process(plain, study_id(plain), hidden.pid, GONE) == [waits(0, 1)], "who says so knows"
+
+
+def test_a_verdict_outlasts_a_beat_that_was_still_under_way(ready_url: str) -> None:
+    make_study(ready_url, 1)
+    dead = dead_owner()
+    with opened(ready_url, owner=dead) as owner, opened(ready_url) as plain:
+        load(owner).ask()
+        study, beats = study_id(plain), iter([owner.beat])
+        sa.event.listen(plain.engine, "checkin", lambda *_: [beat() for beat in beats])  # after the first look
+        assert settle_process(plain, study, dead.pid, GONE) == [waits(0, 1)]
+        assert list(beats) == []
+
+
+def test_a_verdict_is_not_for_an_earlier_process_with_the_same_id(sqlite_url: str) -> None:
+    make_study(sqlite_url, 3)
+    dead = dead_owner()
+    for owner in (replace(dead, boot_id="before"), replace(dead, start_time=0.5), dead):
+        with opened(sqlite_url, owner=owner) as storage:
+            load(storage).ask()
+    with opened(sqlite_url) as plain:
+        assert settle_process(plain, study_id(plain), dead.pid, GONE) == [waits(2, 1)]
+
+
+def test_who_settles_the_end_of_a_process_itself_is_left_to_it(sqlite_url: str) -> None:
+    make_study(sqlite_url, 1)
+    owner = dead_owner()
+    with opened(sqlite_url, owner=owner) as dead, opened(sqlite_url) as plain:
+        load(dead).ask()
+        assert requeue_dead(plain, study_id(plain), spare=[owner.pid]) == []
+        assert requeue_dead(plain, study_id(plain), spare=[owner.pid + 1]) == [waits(0, 1)]
+
+
+def test_a_beat_after_the_judgement_saves_the_trial(two_owners: tuple[StudyStorage, ...]) -> None:
+    first, second = two_owners
+    load(first).ask()
+    (seen,) = running(second)
+    time.sleep(0.01)
+    first.beat()
+    assert _settle(second, seen, GONE, 3) is None
+    (seen,) = running(second)
+    assert _settle(second, seen, GONE, 3) == waits(0, 1)
+    assert _settle(second, seen, GONE, 3) is None
+
+
+def test_living_owners_keep_their_trials(two_owners: tuple[StudyStorage, ...]) -> None:
+    first, second = two_owners
+    trial = load(first).ask()
+    assert requeue_dead(second, study_id(second), grace=0) == []
+    trial.report(1.0, 1)
+
+
+def test_a_running_trial_without_lease_is_ours_only_with_a_budget(sqlite_url: str) -> None:
+    make_study(sqlite_url, None)
+    with opened(sqlite_url) as plain:
+        load(plain).ask()
+        assert requeue_dead(plain, study_id(plain)) == []
+        plain.set_budget(study_id(plain), 1)
+        assert requeue_dead(plain, study_id(plain)) == [waits(0, 0)]
+
+
+def test_a_clock_that_is_set_makes_no_attempt_longer_or_shorter(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_study(sqlite_url, 1)
+    clock = time.time
+    shift = 0.0
+    monkeypatch.setattr(time, "time", lambda: clock() + shift)
+    with opened(sqlite_url, owner=dead_owner()) as dead, opened(sqlite_url) as plain:
+        for shift in (36_000.0, -72_000.0, 0.0):
+            trial = load(dead).ask()
+            shift *= -1
+            dead.beat()
+            dead.requeue(trial._trial_id)
+        load(dead).ask()
+        shift = 36_000.0
+        dead.beat()
+        shift = 0.0
+        assert requeue_dead(plain, study_id(plain)) == [waits(0, 4)]
+    assert [0 <= each.seconds < 600 for each in attempts(sqlite_url)] == [True] * 4
+
+
+def test_a_clock_that_is_set_gives_nobody_elsewhere_away_who_lives(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_study(sqlite_url, 5)
+    clock = time.time
+    with (
+        opened(sqlite_url, owner=dead_owner(host="elsewhere")) as remote,
+        opened(sqlite_url, owner=dead_owner(host="elsewhere")) as gone,
+        opened(sqlite_url) as plain,
+    ):
+        load(remote).ask()
+        load(gone).ask()
+        monkeypatch.setattr(recovery, "_WATCH_PAUSE", 0.02)
+        with ledger.Heartbeat(remote.beat, interval=0.02):
+            monkeypatch.setattr(time, "time", lambda: clock() + 3600)
+            assert requeue_dead(plain, study_id(plain), grace=2) == [waits(1, 1)]

@@ -1,0 +1,434 @@
+"""What a study begins with: the base config, another study's trials, enqueued trials."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from hpo.config.schema_study import FARTHEST
+from hpo.config.space import SearchSpace
+from hpo.config.spec import load_spec
+from hpo.errors import InputError, StudyError
+from hpo.storage.attributes import BASELINE_ATTR, CONFIG_ATTR, ORIGIN_ATTR
+from hpo.storage.ledger import Owner
+from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.study.initial_trials import _take_over, begin, enqueue, known_trials
+from hpo.study.open_study import OpenStudy, _keep_code_and_config, load_study, start_study
+from tests.support.commands import STUDY, hpo, hpo_json, make_study
+from tests.support.in_process import workers_in_process
+from tests.support.studies import Studies, ask
+
+BASELINE = "study.baseline=true"
+
+
+def own(view: OpenStudy) -> list[optuna.trial.FrozenTrial]:
+    return view.study.get_trials(deepcopy=False)
+
+
+def test_the_base_config_is_the_first_trial(studies: Studies) -> None:
+    with studies.open(BASELINE) as (view,):
+        trial, params = ask(view)
+        assert (trial.number, params) == (0, {"optimizer.lr": 0.01, "model.hidden": 4})
+        assert trial.user_attrs[BASELINE_ATTR]
+        assert ask(view)[1] != params
+
+
+@pytest.mark.usefixtures("in_process")
+def test_it_counts_among_the_studys_trials(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    hpo("run", study, "--workers", 2, "--n-trials", 2, BASELINE)
+    hpo("run", study, "--workers", 2, "--n-trials", 3, BASELINE)
+    trials = hpo_json("trials", study, BASELINE)
+    assert [trial["outcome"] for trial in trials] == ["complete"] * 3
+    assert [trial["params"]["model.hidden"] for trial in trials].count(4) >= 1
+    assert trials[0]["params"] == {"optimizer.lr": 0.01, "model.hidden": 4}
+
+
+def test_what_is_under_a_condition_that_does_not_hold_is_left_out(studies: Studies) -> None:
+    text = STUDY + (
+        "  optimizer._target_: {type: categorical, choices: [torch.optim.AdamW, torch.optim.SGD]}\n"
+        "  optimizer.momentum: {type: float, low: 0.0, high: 0.9, when: {optimizer._target_: torch.optim.SGD}}\n"
+    )
+    with studies.open(BASELINE, text=text) as (view,):
+        assert "optimizer.momentum" not in ask(view)[1]
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "fix"),
+    [
+        ("optimizer.lr=0.5", "optimizer.lr", "from 0.001 to 0.1"),
+        ("model.hidden=99", "model.hidden", "from 2 to 8"),
+        (
+            "search_space={optimizer.eps: {type: float, low: 1e-9, high: 1e-7}}",
+            "search_space[optimizer.eps]",
+            "eps",
+        ),
+    ],
+)
+def test_a_base_config_outside_of_the_space_is_refused(
+    studies: Studies, override: str, path: str, fix: str
+) -> None:
+    spec = studies.spec(BASELINE, override)
+    with pytest.raises(InputError) as caught:
+        start_study(spec)
+    assert caught.value.path == path
+    assert fix in caught.value.fix
+    assert not (spec.output_dir / "study.db").exists()
+
+
+def test_processes_that_start_together_begin_once(studies: Studies) -> None:
+    with studies.open() as _:  # the tables are there; the study begins below
+        pass
+    spec = studies.spec(BASELINE, "study.name=together")
+    opened: list[OpenStudy] = []
+    threads = [threading.Thread(target=lambda: opened.append(start_study(spec))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        assert [BASELINE_ATTR in trial.user_attrs for trial in own(opened[0])] == [True]
+    finally:
+        for each in opened:
+            each.storage.close()
+
+
+def test_a_beginning_whose_process_died_is_made_good(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
+    def die(*_: Any, **__: Any) -> None:
+        raise RuntimeError("the power is gone")
+
+    monkeypatch.setattr("hpo.study.initial_trials._PATIENCE", 0.5)
+    spec = studies.spec(BASELINE)
+    with monkeypatch.context() as broken:
+        broken.setattr(optuna.Study, "enqueue_trial", die)
+        with pytest.raises(RuntimeError, match="the power is gone"):
+            start_study(spec)
+    opened = start_study(spec)
+    try:
+        assert [trial.state for trial in own(opened)] == [TrialState.WAITING]
+        assert begin(spec, opened.space, opened.storage, opened.study) == []
+    finally:
+        opened.storage.close()
+
+
+def test_processes_begin_once_on_every_database(studies: Studies, database_url: str) -> None:
+    spec = studies.spec(BASELINE, f"run.storage={database_url}")
+    open_storage(spec.storage_url, create=True).close()
+    opened: list[OpenStudy] = []
+    threads = [threading.Thread(target=lambda: opened.append(start_study(spec))) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    try:
+        storage, study_id = opened[0].storage, opened[0].study_id
+        assert len(opened) == 3
+        assert [BASELINE_ATTR in trial.user_attrs for trial in own(opened[0])] == [True]
+        assert not _take_over(storage, study_id, None, ["somebody"])
+        theirs = storage.get_study_system_attrs(study_id)["hpo:beginning"]
+        assert [_take_over(storage, study_id, theirs, ["heir", number]) for number in range(2)] == [True, False]
+    finally:
+        for each in opened:
+            each.storage.close()
+
+
+@pytest.mark.parametrize("holder", ["dead", "alive"])
+def test_a_beginning_is_taken_over_from_a_dead_process_only(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, holder: str
+) -> None:
+    with studies.open() as _:
+        pass
+    spec = studies.spec(BASELINE, "study.name=taken")
+    with monkeypatch.context() as broken:
+        broken.setattr("hpo.study.open_study.begin", lambda *_: [])
+        opened = start_study(spec)
+    owner = Owner.current()
+    pid = owner.pid if holder == "alive" else 2**22 + 1  # no process has that id
+    said = [owner.host, owner.boot_id, pid, owner.start_time]
+    opened.storage.set_study_system_attr(opened.study_id, "hpo:beginning", said)
+    done = threading.Event()
+
+    def go() -> None:
+        begin(spec, opened.space, opened.storage, opened.study)
+        done.set()
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    try:
+        if holder == "alive":
+            assert not done.wait(1.0)
+            assert own(opened) == []
+            opened.storage.set_study_system_attr(opened.study_id, "hpo:begun", True)
+        thread.join(20)
+        assert done.is_set()
+        assert len(own(opened)) == (holder == "dead")
+    finally:
+        opened.storage.close()
+
+
+# ---- another study's trials
+
+
+@pytest.fixture(scope="module")
+def trained_pilot(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A study of six trials that ran."""
+    study = make_study(tmp_path_factory.mktemp("trained") / "pilot")
+    with workers_in_process():
+        hpo("run", study, "--workers", 2, "study.name=pilot", "loss.nan=false")
+    study.write_text(study.read_text().replace("name: tiny", "name: pilot"))
+    return study
+
+
+@pytest.fixture
+def pilot(trained_pilot: Path, tmp_path: Path) -> Path:
+    """A copy of it in the test's own folder."""
+    shutil.copytree(trained_pilot.parent, tmp_path / "pilot")
+    return tmp_path / "pilot" / trained_pilot.name
+
+
+@pytest.mark.usefixtures("in_process")
+def test_trials_of_another_study_are_known_and_do_not_count(pilot: Path, tmp_path: Path) -> None:
+    study = make_study(tmp_path / "next")
+    warm = ("study.warm_start=../pilot/study.yaml", "search_space[model.hidden].high=6")
+    fitting = [trial for trial in hpo_json("trials", pilot) if trial["params"]["model.hidden"] <= 6]
+    assert 0 < len(fitting) < 6
+    out = hpo("run", study, "--n-trials", 2, "--workers", 1, *warm)
+    assert f"{len(fitting)} trials are known from ../pilot/study.yaml; {6 - len(fitting)} more lie outside" in (
+        out.stdout + out.stderr
+    )
+    assert [trial["outcome"] for trial in hpo_json("trials", study, *warm)] == ["complete"] * 2
+    opened = load_study(load_spec(study, warm))
+    try:
+        imported = [trial for trial in own(opened) if ORIGIN_ATTR in trial.system_attrs]
+        assert [trial.system_attrs[ORIGIN_ATTR] for trial in imported] == [["pilot", t["trial"]] for t in fitting]
+        assert [trial.value for trial in imported] == [trial["value"] for trial in fitting]
+        assert all(trial.distributions == opened.space.distributions for trial in imported)
+    finally:
+        opened.storage.close()
+    hpo("run", study, "--n-trials", 3, "--workers", 1, *warm)
+    assert len(hpo_json("trials", study, *warm)) == 3
+
+
+@pytest.mark.parametrize(
+    ("override", "problem"),
+    [
+        ("study.warm_start=../nothing.yaml", "there is no such file"),
+        ("study.warm_start=study.yaml", "names this study itself"),
+        (
+            "study.metric=val_mae study.direction=minimize study.warm_start=../pilot/study.yaml",
+            "optimises val_loss",
+        ),
+    ],
+)
+def test_a_study_that_can_not_be_started_from_is_refused(
+    pilot: Path, tmp_path: Path, override: str, problem: str
+) -> None:
+    study = make_study(tmp_path / "next")
+    result = hpo("run", study, *override.split(), code=2)
+    assert result.stderr.startswith(("command line: study.warm_start: ", f"{study}"))
+    assert problem in result.stderr
+    assert not (study.parent / "runs").exists()
+
+
+def test_a_study_that_never_ran_is_no_start(tmp_path: Path) -> None:
+    make_study(tmp_path / "pilot")
+    study = make_study(tmp_path / "next")
+    spec = load_spec(study, ["study.warm_start=../pilot/study.yaml"])
+    with pytest.raises(StudyError, match="hpo run"):
+        start_study(spec)
+    assert not (study.parent / "runs").exists()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_study_that_has_begun_needs_the_other_one_no_more(pilot: Path, tmp_path: Path) -> None:
+    study = make_study(tmp_path / "next")
+    warm = "study.warm_start=../pilot/study.yaml"
+    hpo("run", study, "--n-trials", 1, warm)
+    shutil.rmtree(pilot.parent)
+    hpo("run", study, "--n-trials", 2, warm)
+    assert [trial["outcome"] for trial in hpo_json("trials", study, warm)] == ["complete"] * 2
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_result_of_another_study_is_never_taken_over(pilot: Path, tmp_path: Path) -> None:
+    study = make_study(tmp_path / "next")
+    options = ("study.warm_start=../pilot/study.yaml", "study.duplicates=reuse")
+    known = hpo_json("best", pilot)["params"]
+    spec = load_spec(study, options)
+    opened = start_study(spec)
+    opened.study.enqueue_trial(known)
+    opened.storage.close()
+    hpo("run", study, "--n-trials", 1, *options)
+    best = hpo_json("best", study, *options)
+    assert best["params"] == known
+    assert Path(best["checkpoint"]).is_file()
+
+
+def test_objectives_in_another_order_are_refused(studies: Studies) -> None:
+    count = "callbacks={parameter_count: true}"
+    with studies.open(count, "study.objectives={val_loss: minimize, parameters: minimize}", at="pilot"):
+        pass
+    pilot = studies.folder / "pilot/study.yaml"
+    swapped = "  objectives: {val_loss: minimize, parameters: minimize}\n"
+    pilot.write_text(STUDY.replace("  pruner: none\n", f"  pruner: none\n{swapped}"))
+    options = ("study.objectives={parameters: minimize, val_loss: minimize}", count)
+    spec = studies.spec("study.warm_start=../pilot/study.yaml", *options, at="next")
+    with pytest.raises(InputError, match="optimises val_loss"):
+        start_study(spec)
+
+
+def test_another_studys_trials_are_held_to_this_studys_bounds(studies: Studies) -> None:
+    text = STUDY.replace("  pruner: none\n", '  pruner: none\n  constraints: {val_mae: "<= 10"}\n')
+    with studies.open(text=text, at="pilot") as (view,):
+        for violation, metrics in ((-7.0, {}), (0.5, {}), (-7.0, {"val_mae": 3.0, "lr": 0.5})):
+            trial, _ = ask(view)
+            trial.set_constraint("val_mae", violation)
+            trial.set_user_attr("hpo:best", {"metrics": metrics})
+            view.study.tell(trial, 1.0)
+    bounds = 'study.constraints={val_mae: "<= 2", lr: "<= 1"}'
+    spec = studies.spec("study.warm_start=../pilot/study.yaml", bounds, at="next")
+    trials, _ = known_trials(spec, SearchSpace.from_spec(spec))
+    assert [trial.constraints for trial in trials] == [
+        {"val_mae": 1.0, "lr": FARTHEST},
+        {"val_mae": 8.5, "lr": FARTHEST},
+        {"val_mae": 1.0, "lr": -0.5},
+    ]
+
+
+# ---- hpo enqueue
+
+
+@pytest.mark.usefixtures("in_process")
+def test_an_enqueued_trial_runs_first(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    assert "trial 0 waits" in hpo("enqueue", study, "optimizer.lr=1e-2", "model.hidden=5").stdout
+    told = hpo_json("enqueue", study, "optimizer.lr=1e-2", "model.hidden=5.0")
+    assert told == {
+        "study": "tiny",
+        "trial": 1,
+        "params": {"optimizer.lr": 0.01, "model.hidden": 5.0},
+        "same_as": [0],
+    }
+    hpo("enqueue", study, "model.hidden=7")
+    hpo("run", study, "--workers", 1, "--n-trials", 4)
+    trials = hpo_json("trials", study)
+    assert [trial["params"]["model.hidden"] for trial in trials][:3] == [5, 5, 7]
+    assert [trial["params"]["optimizer.lr"] for trial in trials][:2] == [0.01, 0.01]
+    assert [trial["outcome"] for trial in trials] == ["complete"] * 4
+    full = hpo("enqueue", study, "model.hidden=7", "study.n_trials=3", code=2)
+    assert "is not searched" in full.stderr
+
+
+def test_the_budget_holds_for_enqueued_trials(tmp_path: Path) -> None:
+    study = make_study(tmp_path, STUDY.replace("n_trials: 6", "n_trials: 1"))
+    hpo("enqueue", study, "model.hidden=7")
+    result = hpo("enqueue", study, "model.hidden=6", code=3)
+    assert "study.n_trials" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "first", "fix"),
+    [
+        ("model.hiden=5", "command line: model.hiden: is not searched", "did you mean `model.hidden`?"),
+        ("model.hidden=50", "command line: model.hidden: is not in the search space", "from 2 to 8"),
+        ("model.hidden=2.5", "command line: model.hidden: is not in the search space", "from 2 to 8"),
+        ("model.hidden=many", "command line: model.hidden: is not in the search space", "from 2 to 8"),
+        ("model.hidden", "command line: model.hidden: is not a parameter with its value", "path=value"),
+        ("model.hidden=5 model.hidden=6", "command line: model.hidden: is given twice", "leave one"),
+        ("model.hidden=[", "command line: model.hidden: not a YAML value", "quote"),
+        (
+            "optimizer.momentum=0.5",
+            "command line: optimizer.momentum: is searched only under",
+            "give `optimizer._t",
+        ),
+    ],
+)
+def test_what_can_not_be_enqueued_makes_no_study(tmp_path: Path, given: str, first: str, fix: str) -> None:
+    text = STUDY + (
+        "  optimizer._target_: {type: categorical, choices: [torch.optim.AdamW, torch.optim.SGD]}\n"
+        "  optimizer.momentum: {type: float, low: 0.0, high: 0.9, when: {optimizer._target_: torch.optim.SGD}}\n"
+    )
+    study = make_study(tmp_path, text)
+    result = hpo("enqueue", study, *given.split(), code=2)
+    assert result.stderr.startswith(first)
+    assert fix in result.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_budget_of_a_study_that_runs_stays(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    hpo("run", study, "--n-trials", 1)
+    opened = start_study(load_spec(study).with_options(n_trials=3))  # as another `hpo run` has it
+    opened.storage.close()
+    hpo("enqueue", study, "model.hidden=7")
+    assert hpo_json("status", study)["n_trials"] == 3
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_study_whose_trials_are_claimed_gets_one_more_if_its_file_has_more(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    hpo("run", study, "--n-trials", 1)
+    assert hpo_json("enqueue", study, "model.hidden=7")["trial"] == 1
+    assert hpo_json("status", study)["n_trials"] == 2
+
+
+def test_a_trial_that_a_worker_takes_at_once_keeps_its_number(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with studies.open() as (view,):
+        add = StudyStorage.create_new_trial
+
+        def add_and_lose(*arguments: Any) -> int:
+            made = add(*arguments)
+            view.study.ask()
+            return made
+
+        monkeypatch.setattr(StudyStorage, "create_new_trial", add_and_lose)
+        opened = start_study(view.spec)
+        try:
+            assert enqueue(view.spec, opened.storage, opened.study, {"model.hidden": 7}) == (0, [])
+        finally:
+            opened.storage.close()
+
+
+GRID = STUDY.replace(
+    "{type: float, low: 1e-3, high: 1e-1, log: true}", "{type: categorical, choices: [0.01, 0.2]}"
+).replace("{name: random, seed: 3}", "grid")
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_grid_is_walked_whole_beside_what_it_begins_with(tmp_path: Path) -> None:
+    study = make_study(tmp_path, GRID.replace("n_trials: 6", "n_trials: 100").replace("high: 8}", "high: 4}"))
+    hpo("enqueue", study, "model.hidden=3", "optimizer.lr=0.01", code=0)
+    assert hpo_json("status", study)["n_trials"] == 7
+    other = make_study(
+        tmp_path / "other", GRID.replace("n_trials: 6", "n_trials: 100").replace("high: 8}", "high: 4}")
+    )
+    hpo("run", other, "--workers", 2, BASELINE)
+    trials = hpo_json("trials", other, BASELINE)
+    assert len(trials) == 7
+    assert len({tuple(trial["params"].values()) for trial in trials}) == 6
+
+
+def test_a_grid_draws_no_single_values(tmp_path: Path) -> None:
+    text = STUDY.replace(
+        "{type: float, low: 1e-3, high: 1e-1, log: true}", "{type: categorical, choices: [0.1, 0.2]}"
+    )
+    study = make_study(tmp_path, text.replace("{name: random, seed: 3}", "grid"))
+    assert "a grid draws no single values" in hpo("enqueue", study, "model.hidden=3", code=2).stderr
+    hpo("enqueue", study, "model.hidden=3", "optimizer.lr=0.1")
+
+
+def test_a_stored_config_tells_no_password(studies: Studies) -> None:
+    spec = studies.spec("run.storage=postgresql://me:s3cret@host/db")
+    study = optuna.create_study()
+    _keep_code_and_config(spec, study)
+    assert study.user_attrs[CONFIG_ATTR]["run"]["storage"] == "postgresql://me:***@host/db"
+    assert "s3cret" not in str(study.user_attrs)

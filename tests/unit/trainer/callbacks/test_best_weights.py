@@ -1,0 +1,213 @@
+"""BestWeights: a finished run's model is its best, and an unfinished one goes on as if it were not there."""
+
+import logging
+import math
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.unit.trainer.support import (
+    At,
+    assert_same,
+    frozen,
+    interrupt_at,
+    make_model,
+    make_trainer,
+    one_batch,
+    quick,
+    regression,
+    scripted_trainer,
+    through_file,
+)
+from trainer import Callback, Trainer
+from trainer.callbacks import Checkpoint, NaNDetection
+from trainer.callbacks.best_weights import BestWeights
+from trainer.callbacks.ema import EMA
+from trainer.checkpoint.manager import newest_checkpoint, snapshot
+from trainer.state import best_epoch
+
+EPOCHS, BATCHES = 4, 3
+STEPS = EPOCHS * BATCHES
+
+
+class Ends(Callback):
+    """Keeps the model of each epoch's end."""
+
+    transient = ("models",)
+
+    def __init__(self) -> None:
+        self.models: list[dict[str, Tensor]] = []
+
+    def on_epoch_end(self, trainer: Any) -> None:
+        self.models.append(snapshot(trainer.model.state_dict()))
+
+
+def build(*callbacks: Callback, seed: int = 7, **options: Any) -> Trainer:
+    model = make_model(seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.3)  # so large that the last epoch is not the best
+    return make_trainer(callbacks, model=model, optimizer=optimizer, **{"max_epochs": EPOCHS, **options})
+
+
+def fit(trainer: Trainer) -> Trainer:
+    trainer.fit(regression(), regression(9, seed=8))
+    return trainer
+
+
+def scripted(callbacks: list[Callback], val: list[float]) -> tuple[Trainer, Ends]:
+    """A run whose validation losses are given and whose weight is the number of its epoch."""
+
+    def count(trainer: Any) -> None:
+        with torch.no_grad():
+            next(trainer.model.parameters()).fill_(trainer.state.epoch + 1)
+
+    ends = Ends()
+    trainer = scripted_trainer([*callbacks, ends, At("on_train_epoch_end", count)], val)
+    trainer.fit(one_batch(), one_batch())
+    return trainer, ends
+
+
+def weight(trainer: Trainer) -> float:
+    return next(trainer.model.parameters()).item()
+
+
+@cache
+def whole() -> dict[str, Any]:
+    return frozen(fit(build(BestWeights())))
+
+
+def test_parameters_and_buffers_of_the_best_epoch_come_back() -> None:
+    ends = Ends()
+    trainer = fit(build(BestWeights(), ends))
+    best = best_epoch(trainer.state.history, "val_loss", "min")
+    assert best is not None
+    assert best < EPOCHS
+    assert_same(dict(trainer.model.state_dict()), ends.models[best - 1])
+    assert trainer.validate(regression(9, seed=8))["val_loss"] == trainer.state.history[best - 1]["val_loss"]
+
+
+@quick(30)
+@given(
+    losses=st.lists(st.sampled_from([0.5, 1.0, 2.0, math.nan, math.inf, -math.inf]), min_size=1, max_size=8),
+    mode=st.sampled_from(["min", "max"]),
+)
+def test_the_best_is_what_the_history_says(losses: list[float], mode: Any) -> None:
+    trainer, _ = scripted([BestWeights(mode=mode)], losses)
+    assert weight(trainer) == (best_epoch(trainer.state.history, "val_loss", mode) or len(losses))
+
+
+def test_a_run_that_diverged_ends_with_its_best_finite_epoch() -> None:
+    trainer, _ = scripted([NaNDetection(), BestWeights()], [2.0, 1.0, 3.0, math.nan])
+    assert (trainer.state.stop_reason, weight(trainer)) == ("diverged", 2)
+
+
+@pytest.mark.parametrize("reason", ["early_stopping", "pruned"])
+def test_a_run_that_was_ended_has_its_best(reason: str) -> None:
+    stop = At("on_epoch_end", lambda t: t.state.stop(reason), lambda t: t.state.epoch == 3)
+    trainer, _ = scripted([BestWeights(), stop], [2.0, 1.0, 3.0, 0.5])
+    assert (trainer.state.epoch, weight(trainer)) == (3, 2)
+
+
+def test_no_finite_value_leaves_the_last_weights_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    trainer, _ = scripted([BestWeights()], [math.nan, math.nan])
+    assert weight(trainer) == 2
+    assert "no epoch had a finite val_loss" in caplog.text
+
+
+def test_the_checkpoint_holds_the_last_epoch(tmp_path: Path) -> None:
+    ends = Ends()
+    fit(build(BestWeights(), Checkpoint(tmp_path, max_overhead=1), ends))
+    newest = newest_checkpoint([tmp_path])
+    assert newest is not None
+    assert_same(dict(newest[1]["model"]), ends.models[-1])
+
+
+@pytest.mark.parametrize("step", range(1, STEPS + 1))
+@pytest.mark.parametrize("now", [True, False])
+def test_a_run_stopped_anywhere_goes_on_to_the_same_bits(step: int, now: bool) -> None:
+    stopped = fit(build(BestWeights(), interrupt_at(step, now=now)))
+    resumed = build(BestWeights(), seed=99)
+    resumed.load_state_dict(through_file(stopped.state_dict()))
+    assert_same(frozen(fit(resumed)), whole())
+    assert_same(frozen(fit(stopped)), whole())
+
+
+def test_a_fit_that_stops_inside_an_epoch_keeps_its_weights_whatever_the_reason() -> None:
+    last: list[dict[str, Tensor]] = []
+
+    def stop(trainer: Any) -> None:
+        trainer.state.stop("out of time", now=True)
+        last.append(snapshot(trainer.model.state_dict()))
+
+    trainer = fit(build(BestWeights(), At("on_train_batch_end", stop, lambda t: t.state.step == BATCHES + 1)))
+    assert (trainer.state.epoch, trainer.state.batch_index) == (1, 1)
+    assert_same(dict(trainer.model.state_dict()), last[0])
+
+
+def test_a_failed_fit_keeps_its_weights() -> None:
+    def fail(trainer: Any) -> None:
+        raise OSError("full")
+
+    ends = Ends()
+    trainer = build(BestWeights(), ends, At("on_epoch_end", fail, lambda t: t.state.epoch == EPOCHS))
+    with pytest.raises(OSError, match="full"):
+        fit(trainer)
+    assert_same(dict(trainer.model.state_dict()), ends.models[-1])
+
+
+def test_a_skipped_validation_is_passed_over_and_a_wrong_name_is_not() -> None:
+    skip = At("on_train_epoch_end", lambda t: t.state.skip("validation"), lambda t: t.state.epoch != 1)
+    trainer, _ = scripted([BestWeights(), skip], [2.0, 1.0, 3.0])
+    assert weight(trainer) == 2
+    with pytest.raises(KeyError, match="no metric is called 'val_acc'"):
+        scripted([BestWeights("val_acc")], [1.0])
+
+
+def test_the_weights_of_a_moving_average_are_the_evaluated_ones() -> None:
+    ends = Ends()
+    trainer = fit(build(EMA(0.7), BestWeights(), ends))
+    best = best_epoch(trainer.state.history, "val_loss", "min")
+    assert best is not None
+    assert_same(dict(trainer.model.state_dict()), ends.models[best - 1])
+    assert trainer.validate(regression(9, seed=8))["val_loss"] == trainer.state.history[best - 1]["val_loss"]
+
+
+def test_a_callback_that_serves_a_second_trainer_begins_anew() -> None:
+    callback = BestWeights()
+    scripted([callback], [0.1])
+    trainer, _ = scripted([callback], [2.0, 1.0, 3.0])
+    assert weight(trainer) == 2
+
+
+def test_validate_teardown_and_no_epoch_touch_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    callback = BestWeights()
+    trainer = fit(build(callback))
+    with torch.no_grad():
+        for parameter in trainer.model.parameters():
+            parameter.zero_()
+    trainer.test(regression())
+    callback.teardown(trainer)
+    assert all(not parameter.any() for parameter in trainer.model.parameters())
+    with caplog.at_level(logging.WARNING):
+        fit(build(BestWeights(), max_epochs=0))
+    assert not caplog.records
+
+
+def test_the_state_survives_a_file() -> None:
+    callback, fresh = BestWeights(), BestWeights()
+    fit(build(callback))
+    fresh.load_state_dict(through_file(callback.state_dict()))
+    assert_same(fresh.state_dict(), callback.state_dict())
+    empty = BestWeights(mode="max")
+    empty.load_state_dict(through_file(BestWeights(mode="max").state_dict()))
+    assert empty.state_dict() == {"best": -math.inf, "epoch": 0, "model": None}
+
+
+def test_a_wrong_mode_is_refused() -> None:
+    with pytest.raises(ValueError, match="mode is 'low': give 'min' or 'max'"):
+        BestWeights(mode="low")  # type: ignore[arg-type]

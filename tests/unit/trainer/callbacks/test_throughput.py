@@ -1,0 +1,255 @@
+"""Throughput, with a clock that moves where the test says."""
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from tests.unit.trainer.callbacks.unchanged import assert_changes_nothing, assert_survives
+from tests.unit.trainer.support import At, interrupt_at, make_trainer, quick, regression, through_file
+from trainer import Callback, Trainer
+from trainer.callbacks import throughput
+from trainer.callbacks.throughput import Throughput
+from trainer.data.plan import Plan
+
+RATES = ("samples_per_second", "batches_per_second", "data_seconds_share")
+
+
+class Clock:
+    """Seconds, and the callbacks that let them go by."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+    def passing(self, event: str, seconds: float, priority: int = 10, only_step: int | None = None) -> Callback:
+        def pass_time(trainer: Any) -> None:
+            self.now += seconds
+
+        return At(event, pass_time, lambda trainer: only_step in {None, trainer.state.step}, priority)
+
+    def run(self, wait: float = 1.0, compute: float = 3.0, validation: float = 7.0) -> list[Callback]:
+        """A run in which each batch and each validation takes so long."""
+        return [
+            self.passing("on_train_batch_start", wait),
+            self.passing("on_before_forward", compute),
+            self.passing("on_validation_start", validation),
+        ]
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(throughput, "perf_counter", clock)
+    return clock
+
+
+def fit(*callbacks: Callback, samples: int = 12, **options: Any) -> Trainer:
+    trainer = make_trainer(callbacks, **options)
+    trainer.fit(regression(samples), regression())
+    return trainer
+
+
+def values(trainer: Trainer, name: str) -> list[float]:
+    return [metrics[name] for metrics in trainer.state.history]
+
+
+def test_rates_are_those_of_training_alone(clock: Clock) -> None:
+    trainer = fit(Throughput(), *clock.run(), max_epochs=3)
+    # Each batch of 4 samples takes 1 s of waiting and 3 s of computing.
+    assert values(trainer, "samples_per_second") == [1.0, 1.0, 1.0]
+    assert values(trainer, "batches_per_second") == [0.25, 0.25, 0.25]
+    assert values(trainer, "data_seconds_share") == [0.25, 0.25, 0.25]
+
+
+def test_a_last_batch_that_is_smaller_counts_what_it_has(clock: Clock) -> None:
+    trainer = fit(Throughput(), *clock.run(), samples=10, max_epochs=2)
+    assert values(trainer, "samples_per_second") == [6 / 8, 10 / 12]
+
+
+def test_the_first_step_of_each_fit_is_in_no_rate(clock: Clock) -> None:
+    trainer = make_trainer(
+        [
+            Throughput(),
+            *clock.run(),
+            clock.passing("on_before_forward", 100.0, only_step=0),
+            clock.passing("on_before_forward", 100.0, only_step=6),
+        ]
+    )
+    trainer.fit(regression(), regression())
+    trainer.plan = Plan(max_epochs=4)
+    trainer.fit(regression(), regression())
+    assert values(trainer, "samples_per_second") == [1.0] * 4
+
+
+def test_a_slow_step_later_is_in_the_rate(clock: Clock) -> None:
+    trainer = fit(Throughput(), *clock.run(), clock.passing("on_before_forward", 28.0, only_step=1))
+    assert values(trainer, "samples_per_second") == [8 / 36, 1.0]
+
+
+def test_an_epoch_of_nothing_but_the_first_step_has_no_rate(clock: Clock) -> None:
+    trainer = fit(Throughput(), *clock.run(), samples=4)
+    first, second = trainer.state.history
+    assert not first.keys() & set(RATES)
+    assert first["eta_seconds"] == 11.0
+    assert [second[name] for name in RATES] == [1.0, 0.25, 0.25]
+
+
+def test_a_clock_that_stands_still_gives_no_rate(clock: Clock) -> None:
+    history = fit(Throughput()).state.history
+    assert [set(RATES) & metrics.keys() for metrics in history] == [set(), set()]
+    assert [metrics["eta_seconds"] for metrics in history] == [0.0, 0.0]
+
+
+@quick(25)
+@given(wait=st.integers(0, 9), compute=st.integers(1, 9), samples=st.integers(5, 20))
+def test_what_an_epoch_took_is_waiting_and_the_rest(wait: int, compute: int, samples: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        clock = Clock()
+        patch.setattr(throughput, "perf_counter", clock)
+        trainer = fit(Throughput(), *clock.run(wait, compute), samples=samples, model=nn.Linear(4, 1))
+    metrics = trainer.state.metrics
+    batches = -(-samples // 4)
+    assert metrics["data_seconds_share"] == wait / (wait + compute)
+    assert batches / metrics["batches_per_second"] == pytest.approx(batches * (wait + compute))
+    assert samples / metrics["samples_per_second"] == pytest.approx(batches * (wait + compute))
+
+
+class TestEta:
+    def test_is_the_first_epoch_until_there_is_another(self, clock: Clock) -> None:
+        warm_up = clock.passing("on_before_forward", 100.0, only_step=0)
+        trainer = fit(Throughput(), *clock.run(), warm_up, max_epochs=4)
+        # An epoch takes 12 s and its validation 7 s.
+        assert values(trainer, "eta_seconds") == [3 * 119.0, 2 * 19.0, 19.0, 0.0]
+
+    def test_is_the_mean_of_the_epochs_after_the_first(self, clock: Clock) -> None:
+        slow = clock.passing("on_before_forward", 8.0, only_step=7)
+        trainer = fit(Throughput(), *clock.run(), slow, max_epochs=4)
+        assert values(trainer, "eta_seconds")[2] == (19 + 27) / 2
+
+    def test_counts_what_runs_after_it_at_the_end_of_an_epoch(self, clock: Clock) -> None:
+        trainer = fit(Throughput(), *clock.run(), clock.passing("on_epoch_end", 5.0, priority=95), max_epochs=3)
+        assert values(trainer, "eta_seconds") == [2 * 19.0, 24.0, 0.0]
+
+    def test_is_zero_when_the_run_is_to_stop(self, clock: Clock) -> None:
+        stop = At("on_train_batch_end", lambda trainer: trainer.state.stop("enough"))
+        assert values(fit(Throughput(), *clock.run(), stop, max_epochs=9), "eta_seconds") == [0.0]
+
+    def test_a_resumed_run_counts_its_own_whole_epochs(self, clock: Clock) -> None:
+        stopped = fit(Throughput(), *clock.run(compute=50.0), interrupt_at(4), max_epochs=5)
+        assert stopped.state.batch_index == 1
+        resumed = make_trainer([Throughput(), *clock.run()], max_epochs=5)
+        resumed.load_state_dict(through_file(stopped.state_dict()))
+        resumed.fit(regression(), regression())
+        _, second, *rest = resumed.state.history
+        assert "eta_seconds" not in second
+        assert [metrics["eta_seconds"] for metrics in rest] == [2 * 19.0, 19.0, 0.0]
+        # Of the epoch that was begun elsewhere, one batch was the first of this fit.
+        assert [second[name] for name in RATES] == [1.0, 0.25, 0.25]
+
+    def test_a_second_fit_of_the_same_trainer_begins_anew(self, clock: Clock) -> None:
+        trainer = fit(Throughput(), *clock.run(), max_epochs=3)
+        clock.now += 500
+        trainer.plan = Plan(max_epochs=6)
+        trainer.fit(regression(), regression())
+        assert values(trainer, "eta_seconds")[3:] == [2 * 19.0, 19.0, 0.0]
+
+    def test_a_run_resumed_between_epochs_has_one_at_once(self, clock: Clock) -> None:
+        stop = At("on_epoch_end", lambda trainer: trainer.state.stop("interrupted"))
+        stopped = fit(Throughput(), *clock.run(compute=50.0), stop, max_epochs=3)
+        resumed = make_trainer([Throughput(), *clock.run()], max_epochs=3)
+        resumed.load_state_dict(through_file(stopped.state_dict()))
+        resumed.fit(regression(), regression())
+        assert values(resumed, "eta_seconds")[1:] == [19.0, 0.0]
+
+    def test_follows_the_epochs_that_a_run_of_steps_expects(self, clock: Clock) -> None:
+        trainer = fit(Throughput(), *clock.run(), max_epochs=None, max_steps=8, validate_every=2)
+        assert values(trainer, "eta_seconds") == [3 * 15.0, 2 * 15.0, 15.0, 0.0]
+        assert values(trainer, "samples_per_second") == [1.0] * 4
+
+
+class TestFlops:
+    def test_are_the_samples_times_theirs(self, clock: Clock) -> None:
+        metrics = fit(Throughput(flops_per_sample=500.0), *clock.run()).state.metrics
+        assert metrics["flops_per_second"] == 500.0
+        assert "flops_utilisation" not in metrics
+
+    def test_utilisation_is_their_share_of_the_peak(self, clock: Clock) -> None:
+        metrics = fit(Throughput(500.0, peak_flops=2000.0), *clock.run()).state.metrics
+        assert metrics["flops_utilisation"] == 0.25
+
+    @pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf")])
+    @pytest.mark.parametrize("name", ["flops_per_sample", "peak_flops"])
+    def test_numbers_that_make_no_sense_are_refused(self, name: str, value: float) -> None:
+        with pytest.raises(ValueError, match=f"{name} is {value}"):
+            Throughput(**{"flops_per_sample": 1.0, name: value})
+
+    def test_a_peak_alone_is_refused(self) -> None:
+        with pytest.raises(ValueError, match="flops_per_sample is missing"):
+            Throughput(peak_flops=1e12)
+
+    @pytest.mark.parametrize(
+        ("options", "missing"),
+        [
+            ({}, {"flops_per_second", "flops_utilisation"}),
+            ({"flops_per_sample": 1.0}, {"flops_utilisation"}),
+            ({"flops_per_sample": 1.0, "peak_flops": 2.0}, set()),
+        ],
+    )
+    def test_what_is_recorded_is_what_is_declared(
+        self, options: dict[str, float], missing: set[str], clock: Clock
+    ) -> None:
+        callback = Throughput(**options)
+        metrics = fit(callback, *clock.run()).state.metrics
+        assert metrics.keys() - {"train_loss", "val_loss", "lr"} == set(callback.writes) - missing
+
+
+def test_a_cuda_device_is_waited_for_once_an_epoch_and_once_a_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[tuple[int, torch.device]] = []
+    trainer = make_trainer([Throughput()], max_epochs=3)
+    device = torch.device("cuda", 0)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: waits.append((trainer.state.step, device)))
+    # The model stays where it is: only what the callback sees of the device is another.
+    seen = At("on_fit_start", lambda trainer: setattr(trainer, "device", device))
+    trainer.callbacks.add(seen)
+    trainer.fit(regression(), regression())
+    assert waits == [(1, device), (3, device), (6, device), (9, device)]
+
+
+def test_a_cpu_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch.cuda, "synchronize")
+    assert fit(Throughput()).state.epoch == 2
+
+
+def test_with_the_real_clock_the_numbers_are_plausible() -> None:
+    metrics = fit(Throughput(), max_epochs=3).state.metrics
+    assert metrics["samples_per_second"] == pytest.approx(4 * metrics["batches_per_second"])
+    assert 0 <= metrics["data_seconds_share"] <= 1
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu() -> None:
+    model = torch.nn.Linear(4, 1)
+    trainer = Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        torch.nn.functional.mse_loss,
+        callbacks=[Throughput()],
+        max_epochs=2,
+        device="cuda",
+    )
+    trainer.fit(regression(256), regression())
+    assert trainer.state.metrics["samples_per_second"] > 0
+
+
+def test_nothing_that_is_learnt_changes() -> None:
+    assert_changes_nothing(Throughput)
+
+
+def test_survives_any_use() -> None:
+    assert_survives(Throughput)

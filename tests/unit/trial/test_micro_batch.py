@@ -1,0 +1,93 @@
+"""A batch in parts takes the same steps, wherever in a run the parts became smaller."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.micro_batch import MicroBatches, cut, finer
+from tests.support.studies import Studies
+from trainer import Trainer
+from trainer.checkpoint.manager import newest_checkpoint
+
+OVERRIDES = (
+    *("model.dropout=0.0", "loader.batch_size=24", "trainer.max_epochs=3"),
+    *("optimizer._target_=torch.optim.SGD", "lr_scheduler=null"),
+)
+
+
+def config_of(batch: int, **callbacks: Any) -> dict[str, Any]:
+    loader = {"batch_size": batch, "eval_batch_size": 256, "drop_last": False}
+    return {"loader": loader, "callbacks": callbacks, "trainer": {"validate_every": None}}
+
+
+@given(st.integers(1, 200))
+def test_parts_are_equal_and_shrink_to_single_samples(batch: int) -> None:
+    parts: int | None = 1
+    seen = [1]
+    while (parts := finer(config_of(batch), seen[-1])) is not None:
+        assert batch % parts == 0
+        assert parts % seen[-1] == 0
+        assert parts >= 2 * seen[-1]
+        made = cut(config_of(batch), parts)
+        assert made["loader"]["eval_batch_size"] == max(1, 256 // parts)
+        assert made["loader"]["batch_size"] * made["callbacks"]["gradient_accumulation"]["batches"] == batch
+        seen.append(parts)
+    assert seen[-1] == batch
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        config_of(1),
+        config_of(8, batch_size_schedule={"sizes": {}}),
+        config_of(8) | {"loader": {"batch_size": 8, "drop_last": True}},
+        config_of(8) | {"trainer": {"validate_every": 0.5}},
+    ],
+    ids=["one sample", "sizes that change", "a dropped rest", "a part of a pass"],
+)
+def test_what_can_not_be_cut_is_said_to_be_so(config: dict[str, Any]) -> None:
+    assert finer(config, 1) is None
+
+
+def test_accumulation_that_was_asked_for_goes_on_top() -> None:
+    made = cut(config_of(8, gradient_accumulation={"batches": 3}, batch_size_schedule=False), 2)
+    assert made["callbacks"]["gradient_accumulation"] == {"batches": 6}
+    assert finer(config_of(8, batch_size_schedule=False), 1) == 2
+
+
+def trainer_of(studies: Studies, folder: Path, parts: int, *overrides: str) -> tuple[Trainer, Any]:
+    builder = Builder(studies.spec(*OVERRIDES, *overrides))
+    config = builder.spec.resolve({"optimizer.lr": 0.05, "model.hidden": 4})
+    data = builder.data(config)
+    place = RunPlace(folder, "trial")
+    bridge = [MicroBatches(parts)]
+    made = builder.trainer(cut(config, parts), place, seed=1, device=torch.device("cpu"), bridge=bridge)
+    return made, data
+
+
+@pytest.mark.parametrize(
+    "more", [(), ("trainer.validate_every=2",), ("callbacks={gradient_accumulation: {batches: 2}}",)]
+)
+def test_a_run_that_is_cut_half_way_takes_the_steps_of_one_that_is_not(
+    studies: Studies, tmp_path: Path, more: tuple[str, ...]
+) -> None:
+    whole, data = trainer_of(studies, tmp_path / "whole", 1, *more)
+    whole.fit(data["train"], data["val"])
+    first, _ = trainer_of(studies, tmp_path / "cut", 1, "trainer.max_epochs=2", *more)
+    first.fit(data["train"], data["val"])
+    second, _ = trainer_of(studies, tmp_path / "cut", 3, *more)
+    found = newest_checkpoint([tmp_path / "cut" / "checkpoints"])
+    assert found is not None
+    second.load_state_dict(found[1])
+    second.fit(data["train"], data["val"])
+    assert (second.state.step, second.state.epoch) == (whole.state.step, whole.state.epoch)
+    ours, theirs = second.state.metrics["val_loss"], whole.state.metrics["val_loss"]
+    assert ours == pytest.approx(theirs, rel=1e-4)
+    assert ours != whole.state.history[-2]["val_loss"]

@@ -1,0 +1,339 @@
+"""What a session offers a function that trains by itself, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+
+import numpy as np
+import optuna
+import pytest
+import torch
+
+from hpo.errors import LeaseLostError
+from hpo.storage.attributes import PRUNED_ATTR
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome
+from hpo.trial.report import TrialReport
+from hpo.trial.run import TrialRun
+from hpo.trial.session import Session, TrainingStoppedError
+from hpo.trial.stopping import StopRequest
+from hpo.trial.training_code import FunctionCode
+from tests.support.studies import Studies, ask, session_of
+from tests.unit.trial.test_callbacks import AskedAt
+from tests.unit.trial.test_objective import stored
+from trainer.checkpoint.files import list_checkpoints
+from trainer.recorded import MetricError
+
+LOSSES = (3.0, 1.0, 2.0, 2.5, 2.6)
+
+
+def run(view: OpenStudy, function: Callable[[Session], object], request: StopRequest | None = None) -> TrialReport:
+    code, device = FunctionCode(function), torch.device("cpu")
+    return TrialRun(view, view.study.ask(), code, device, request or StopRequest(), lambda _: None).run()
+
+
+def report_all(session: Session) -> None:
+    """Reports without a look at whether to stop."""
+    for epoch, loss in enumerate(LOSSES, start=1):
+        session.report(epoch, val_loss=loss)
+
+
+def test_a_function_has_the_trials_parameters_config_folder_device_and_seed(studies: Studies) -> None:
+    seen: list[Session] = []
+    with studies.open() as (view,):
+        run(view, lambda session: (seen.append(session), report_all(session)))
+        (session,), trial = seen, stored(view)
+        assert session.params == trial.params
+        assert session.config["optimizer"]["lr"] == trial.params["optimizer.lr"]
+        assert session.folder == view.spec.output_dir / "trials" / "0" / "attempt-1"
+        assert "lr:" in (session.folder / "config.yaml").read_text()
+        assert (session.device, session.seed) == (torch.device("cpu"), view.trial_seed(0))
+        assert (session.max_epochs, session.history) == (3, [{"val_loss": loss} for loss in LOSSES])
+
+
+def test_global_generators_start_from_the_trials_seed(studies: Studies) -> None:
+    drawn: list[tuple[float, float, float]] = []
+
+    def draw(session: Session) -> None:
+        drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
+        session.report(1, val_loss=1.0)
+
+    for at in ("one", "two"):
+        with studies.open(at=at) as (view,):
+            run(view, draw)
+            run(view, draw)
+    assert drawn[:2] == drawn[2:]
+    assert drawn[0] != drawn[1]
+
+
+@pytest.mark.parametrize("epoch", [0, 2, 7])
+def test_epochs_are_reported_one_after_another(studies: Studies, epoch: int) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        with pytest.raises(ValueError, match=r"the epoch after 0 is 1: .*load_checkpoint"):
+            session_of(view, trial).report(epoch, val_loss=1.0)
+
+
+def test_metrics_are_real_numbers_of_any_name(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        session = session_of(view, trial)
+        session.report(1, val_loss=torch.tensor(2.0), epoch=np.float32(0.5), self=True)
+        assert session.history == [{"val_loss": 2.0, "epoch": 0.5, "self": 1.0}]
+        with pytest.raises(MetricError, match="'val_loss' is a str"):
+            session.report(2, val_loss="1.0")  # type: ignore[arg-type]
+
+
+def test_an_epoch_without_the_studys_metric_counts_and_is_not_stored(studies: Studies) -> None:
+    def train(session: Session) -> None:
+        session.report(1, train_loss=1.0)
+        session.report(2, val_loss=2.0)
+
+    with studies.open() as (view,):
+        assert run(view, train).epochs == 2
+        assert stored(view).intermediate_values == {2: 2.0}
+
+
+def test_a_function_that_reports_other_metrics_only_is_in_error(studies: Studies) -> None:
+    with studies.open() as (view,):
+        report = run(view, lambda session: session.report(1, train_loss=1.0))
+        assert report.outcome == Outcome.ERROR
+        assert report.reason == "it ended before an epoch with a finite val_loss"
+
+
+# ---- one that does not look whether to stop
+
+
+def test_a_pruned_function_that_does_not_look_is_stopped_by_its_next_report(studies: Studies) -> None:
+    with studies.open() as (view,):
+        pruner = view.study.pruner = AskedAt(prune_at=2)
+        assert run(view, report_all).outcome == Outcome.PRUNED
+        assert pruner.steps == [1, 2]
+        assert list(stored(view).intermediate_values) == [1, 2]
+
+
+def test_a_function_that_is_to_leave_and_does_not_look_is_stopped_by_its_next_report(studies: Studies) -> None:
+    request, ended = StopRequest(), []
+
+    def train(session: Session) -> None:
+        session.report(1, val_loss=3.0)
+        request.leave()
+        session.report(2, val_loss=2.0)
+        session.save_checkpoint({"epoch": 2})
+        try:
+            session.report(3, val_loss=1.0)
+        except TrainingStoppedError as error:
+            ended.append(str(error))
+            raise
+
+    with studies.open() as (view,):
+        assert run(view, train, request).outcome is None
+        assert ended == ["interrupted by epoch 2: end the training where `should_stop` is true"]
+        assert list(stored(view).intermediate_values) == [1, 2]
+
+
+def test_a_stop_inside_an_epoch_lets_that_epoch_be_finished(studies: Studies) -> None:
+    request = StopRequest()
+
+    def train(session: Session) -> None:
+        session.report(1, val_loss=3.0)
+        request.leave()
+        assert session.should_stop
+        session.report(2, val_loss=2.0)
+        session.save_checkpoint("after 2")
+
+    with studies.open(views=2) as (view, later):
+        assert run(view, train, request).outcome is None
+
+        def resume(session: Session) -> None:
+            assert session.load_checkpoint() == "after 2"
+            assert session.epoch == 2
+            session.report(3, val_loss=1.0)
+
+        assert run(later, resume).value == 1.0
+
+
+def test_a_function_that_has_trained_to_its_end_is_complete_whatever_was_asked_meanwhile(studies: Studies) -> None:
+    request = StopRequest()
+
+    def train(session: Session) -> None:
+        report_all(session)
+        request.leave()
+
+    with studies.open() as (view,):
+        assert run(view, train, request).outcome == Outcome.COMPLETE
+
+
+def test_a_late_decision_about_the_last_epoch_prunes(studies: Studies) -> None:
+    with studies.open("run.background_reports=true") as (view,):
+        view.study.pruner = AskedAt(prune_at=len(LOSSES))
+        assert run(view, report_all).outcome == Outcome.PRUNED
+
+
+def test_diverged_outranks_pruned_and_pruned_a_request_to_leave(studies: Studies) -> None:
+    with studies.open() as (view,):
+        view.study.pruner = AskedAt(prune_at=1)
+        trial, _ = ask(view)
+        request = StopRequest()
+        session = session_of(view, trial, request=request)
+        request.leave()
+        assert session.should_stop
+        assert session.stop_reason == "interrupted"
+        session.report(1, val_loss=1.0)
+        assert session.stop_reason == "pruned"
+        assert session.should_stop
+        session.diverge()
+        assert session.should_stop
+        assert session.stop_reason == "diverged"
+
+
+# ---- checkpoints
+
+
+def test_the_best_epochs_checkpoint_and_the_latest_two_stay(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        session = session_of(view, trial)
+        for epoch, loss in enumerate(LOSSES, start=1):
+            session.report(epoch, val_loss=loss)
+            session.save_checkpoint({"epoch": epoch})
+        path = session.save_checkpoint({"epoch": len(LOSSES), "half": torch.ones(2)}, batch=3)
+        files = list_checkpoints([session.folder / "checkpoints"])
+        assert [file.progress for file in files] == [(2, 0), (4, 0), (5, 0), (5, 3)]
+        assert files[-1].path == path
+
+
+def test_a_checkpoint_inside_an_epoch_is_resumed_from(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        session = session_of(view, trial)
+        assert session.load_checkpoint() is None
+        session.save_checkpoint([1, 2], batch=2)
+        session.report(1, val_loss=1.0)
+        session.save_checkpoint({"weights": torch.ones(2)})
+        session.save_checkpoint((3, torch.zeros(1)), batch=1)
+        random.seed(9)
+        view.storage.requeue(trial._trial_id)
+        trial, _ = ask(view)
+        later = session_of(view, trial)
+        assert later.folder != session.folder
+        assert later.load_checkpoint() == (3, torch.zeros(1))
+        assert later.history == [{"val_loss": 1.0}]
+
+
+def test_global_generators_are_put_back_with_a_checkpoint(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        session = session_of(view, trial)
+        session.save_checkpoint(None)
+        drawn = random.random(), float(np.random.rand()), float(torch.rand(()))
+        session.load_checkpoint()
+        assert (random.random(), float(np.random.rand()), float(torch.rand(()))) == drawn
+
+
+def test_a_trainers_checkpoint_is_not_taken_for_a_functions(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        session = session_of(view, trial)
+        session.checkpoints.write({"version": 1, "model": {}, "state": {"history": []}}, 1, 0)
+        with pytest.raises(ValueError, match="was not written by `save_checkpoint`"):
+            session.load_checkpoint()
+
+
+def test_the_checkpoints_history_is_the_truth(studies: Studies) -> None:
+    """What an attempt reported after its last checkpoint is trained and reported again."""
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        session = session_of(view, trial)
+        session.report(1, val_loss=3.0)
+        session.save_checkpoint(None)
+        session.report(2, val_loss=9.0)
+        trial.report(7.0, 3)
+        view.storage.requeue(trial._trial_id)
+        trial, _ = ask(view)
+        pruner = view.study.pruner = AskedAt()
+        session = session_of(view, trial)
+        session.load_checkpoint()
+        for epoch in (2, 3, 4):
+            session.report(epoch, val_loss=float(epoch))
+        assert stored(view).intermediate_values == {1: 3.0, 2: 2.0, 3: 3.0, 4: 4.0}
+        assert pruner.steps == [3, 4]
+
+
+def test_a_trial_that_was_pruned_before_it_was_lost_ends_where_it_resumes(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        session = session_of(view, trial)
+        session.report(1, val_loss=3.0)
+        session.save_checkpoint(None)
+        trial.set_user_attr(PRUNED_ATTR, 1)
+        view.storage.requeue(trial._trial_id)
+        trial, _ = ask(view)
+        with pytest.raises(optuna.TrialPruned, match="pruned after epoch 1"):
+            session_of(view, trial).load_checkpoint()
+
+
+def test_without_the_lease_nothing_is_written(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        request = StopRequest()
+        session = session_of(view, trial, request=request)
+        request.lose(session.lease)
+        with pytest.raises(LeaseLostError):
+            session.save_checkpoint(None)
+        with pytest.raises(LeaseLostError):
+            _ = session.should_stop
+        assert list(view.spec.output_dir.rglob("*.pt")) == []
+
+
+# ---- processes that the function forks
+
+
+@pytest.mark.parametrize("in_fork", ["report", "save", "stop", "return", "raise"])
+@pytest.mark.parametrize("background", ["false", "true"])
+def test_a_fork_ends_where_it_comes_back_to_its_session(studies: Studies, in_fork: str, background: str) -> None:
+    codes: list[int] = []
+
+    def train(session: Session) -> None:
+        session.report(1, val_loss=3.0)
+        pid = os.fork()
+        if pid:
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            session.report(2, val_loss=2.0)
+        elif in_fork == "report":
+            session.report(2, val_loss=-1.0)
+        elif in_fork == "save":
+            session.save_checkpoint("by the fork")
+        elif in_fork == "stop":
+            assert session.should_stop
+        elif in_fork == "raise":
+            raise SystemExit(7)
+
+    with studies.open(f"run.background_reports={background}") as (view,):
+        assert run(view, train).outcome == Outcome.COMPLETE
+        assert codes == [7 if in_fork == "raise" else 1]
+        assert stored(view).intermediate_values == {1: 3.0, 2: 2.0}
+        assert list(view.spec.output_dir.rglob("*.pt")) == []
+
+
+def test_an_error_outranks_a_decision_to_prune_that_is_under_way(studies: Studies) -> None:
+    def train(session: Session) -> None:
+        session.report(1, val_loss=3.0)
+        raise KeyError("mine")
+
+    with studies.open("run.background_reports=true") as (view,):
+        view.study.pruner = AskedAt(prune_at=1)
+        report = run(view, train)
+        assert (report.outcome, report.reason) == (Outcome.ERROR, "KeyError: 'mine'")
+        assert stored(view).intermediate_values == {1: 3.0}
+
+
+def test_a_function_may_prune_itself(studies: Studies) -> None:
+    def train(session: Session) -> None:
+        session.report(1, val_loss=3.0)
+        raise optuna.TrialPruned("enough")
+
+    with studies.open() as (view,):
+        assert run(view, train).outcome == Outcome.PRUNED
