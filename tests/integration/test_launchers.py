@@ -29,7 +29,7 @@ from hpo.trial.resources import deal
 from tests.support.commands import wait_until
 from tests.support.in_process import InProcessLauncher
 from tests.support.studies import Studies
-from tests.test_architecture import MODULES, imports
+from tests.unit.test_architecture import MODULES, imports
 
 FAULTS = """
 import os
