@@ -24,7 +24,7 @@ _REFERENCE: Final = {"$ref": f"#/$defs/{_INTERPOLATION}"}
 #: Types whose values are no text, or only some texts.
 _NARROW: Final = frozenset({"integer", "number", "boolean"})
 #: Keys of a schema that say something about a value, rather than which values there are.
-_TOLD: Final = ("title", "description", "default", "examples")
+_ABOUT: Final = ("title", "description", "default", "examples")
 _ARGUMENT: Final = re.compile(r"^(\w+):\s*(.*)$")
 
 
@@ -57,8 +57,8 @@ def _open(node: dict[str, Any]) -> dict[str, Any]:
         return {**node, "items": _open(node["items"])}
     if not _is_narrow(node):
         return node
-    described = {key: value for key, value in node.items() if key in _TOLD}
-    values = {key: value for key, value in node.items() if key not in _TOLD}
+    described = {key: value for key, value in node.items() if key in _ABOUT}
+    values = {key: value for key, value in node.items() if key not in _ABOUT}
     variants = values["anyOf"] if set(values) == {"anyOf"} else [values]
     return {**described, "anyOf": [*variants, _REFERENCE]}
 
@@ -77,7 +77,7 @@ def _named(node: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]
         "description": "A short name, or the name of Optuna's class; or `optunahub:` and a package.",
     }
     mapping = {"type": "object", "properties": {"name": name}}
-    described = {key: value for key, value in node.items() if key in _TOLD}
+    described = {key: value for key, value in node.items() if key in _ABOUT}
     return {**described, "anyOf": [name, {"type": "null"}, mapping]}
 
 
@@ -96,7 +96,7 @@ def _callbacks(node: Mapping[str, Any]) -> dict[str, Any]:
                 _REFERENCE,
             ],
         }
-    described = {key: value for key, value in node.items() if key in _TOLD}
+    described = {key: value for key, value in node.items() if key in _ABOUT}
     return {**described, "type": "object", "properties": properties, "additionalProperties": own}
 
 

@@ -42,11 +42,11 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
 
     opened = load_study(spec)
     try:
-        with contextlib.closing(_teller(opened, json_=json_)) as teller:
+        with contextlib.closing(_view(opened, json_=json_)) as view:
             while True:
                 found, problem = _look(opened)
                 try:
-                    teller.tell(found, problem)
+                    view.show(found, problem)
                 except OSError:  # the reader is gone
                     return
                 if found is not None and has_ended(found.status):
@@ -70,7 +70,7 @@ def _look(opened: OpenStudy) -> tuple[Look | None, str]:
         raise StudyError(f"the study {opened.spec.study.name} has been deleted") from None
 
 
-def _teller(opened: OpenStudy, *, json_: bool) -> _Lines | _Drawing:
+def _view(opened: OpenStudy, *, json_: bool) -> _Lines | _Drawing:
     if json_:
         return _Lines(_as_json, every=True)
     if is_drawable():
@@ -86,7 +86,7 @@ class _Lines:
         self._every = every
         self._last = ""
 
-    def tell(self, found: Look | None, problem: str) -> None:
+    def show(self, found: Look | None, problem: str) -> None:
         """Print what has been found; OSError where the reader is gone."""
         line = self._make(found, problem)
         if self._every or line != self._last:
@@ -139,7 +139,7 @@ class _Drawing:
         self._problem = ""
         self._screen.open()
 
-    def tell(self, found: Look | None, problem: str) -> None:
+    def show(self, found: Look | None, problem: str) -> None:
         """Draw what has been found; OSError where the terminal is closed."""
         self._found, self._problem = found or self._found, problem
         self._screen.show(self._picture, now=True)

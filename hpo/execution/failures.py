@@ -27,7 +27,7 @@ _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 
 
 class Failures:
-    """Counts what fails, and raises when going on is no use.
+    """Counts failures, and raises when it is useless to continue.
 
     Args:
         opened: The study.

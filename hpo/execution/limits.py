@@ -39,7 +39,7 @@ class Limits:
         return cls(run.trial_timeout, run.no_progress_timeout, run.trial_memory)
 
     def broken(self, pid: int, *, spent_s: float, idle_s: float) -> Verdict | None:
-        """The verdict over a trial that has gone beyond a limit.
+        """The verdict on a trial that has exceeded a limit.
 
         Args:
             pid: The worker's process.

@@ -1,4 +1,4 @@
-"""What a worker tells its supervisor about the epochs of a trial."""
+"""What a worker reports to its supervisor about the epochs of a trial."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _LENGTH: Final = 100
 class News:
     """Tells the supervisor which epochs a trial has finished.
 
-    Training never waits for that. What can't be said at once, because the channel is full or has just been used,
+    Training never waits for that. What can't be sent now, because the channel is full or has just been used,
     is said with a later batch, and the rest when the trial has ended.
 
     Args:
         channel: To the supervisor.
         number: The trial.
-        metric: The metric to tell.
+        metric: The metric to report.
     """
 
     def __init__(self, channel: Connection[Message, Stop], number: int, metric: str) -> None:
@@ -37,7 +37,7 @@ class News:
         self._next = 0.0
 
     def follow(self, state: RunProgress, now: float) -> None:
-        """Tell what there is to tell, if that can be done without waiting; at the first call, what was resumed."""
+        """Send what is new, if that is possible without waiting; at the first call, what was resumed."""
         if self._state is None:
             self._state, self._resumed = state, len(state.history)
         if self._told < len(state.history) and now >= self._next:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Who tells a person, or a program, what happens; an OSError of its methods means that nobody reads it."""
+    """Shows a person, or a program, what happens; an OSError of its methods means that the reader is gone."""
 
     def begin(self, slots: list[Slot]) -> None:
         """All is checked and the study is open; workers start after this."""
@@ -103,7 +103,7 @@ def _supervised(opened: OpenStudy, supervisor: Supervisor, listener: Listener, s
     try:
         try:
             listener.begin(slots)
-        except OSError:  # nobody reads it
+        except OSError:  # the reader is gone
             return Ending.INTERRUPTED
         ending = supervisor.run()
         if ending in (Ending.DONE, Ending.GOAL):
@@ -155,7 +155,7 @@ def _without_interrupt() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet_optuna() -> Iterator[None]:
-    """Optuna's own lines are left out: what they tell is told by the listener."""
+    """Optuna's own lines are left out: the listener shows the same."""
     import optuna
 
     level = optuna.logging.get_verbosity()

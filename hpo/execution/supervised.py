@@ -62,7 +62,7 @@ class Supervised:
             self._gone_by = time.monotonic() + message.within_s
 
     def hold_to(self, limits: Limits, grace: float, now: float) -> None:
-        """End what is beyond a limit: ask first, kill later.
+        """End what exceeds a limit: ask first, kill later.
 
         Args:
             limits: What a trial may use.
@@ -96,7 +96,7 @@ class Supervised:
     def excuse(self, now: float) -> None:
         """Count no time until now against its trial: it could not advance."""
         if self.running is not None and self.running.verdict is None:
-            # Time before the trouble counts; the last batch tells when that was.
+            # Time before the trouble counts; the last batch shows when that was.
             before = max(self.running.since, min(now, self.worker.beat)) - self.running.since
             self.running.spent_s += before
             self.running.since = now

@@ -25,7 +25,7 @@ from hpo.trial.report import TrialReport
 
 #: Seconds between two looks at limits.
 _TICK: Final = 1.0
-#: Seconds that a worker has to put down a trial that broke a limit.
+#: Seconds that a worker has to end a trial that broke a limit.
 _GRACE: Final = 30.0
 _HANG_UP: Final = b"h"
 _SIGNALS: Final = {signal.SIGINT: b"!", signal.SIGTERM: b"!", signal.SIGHUP: _HANG_UP}
@@ -50,10 +50,10 @@ class Supervisor:
     Args:
         opened: The study; this process owns no trial.
         launcher: Places the workers.
-        report: Called with a worker's label and each message of its; an OSError of it means that nobody reads
+        report: Called with a worker's label and each message of its; an OSError of it means: the reader is gone
             any more, which is a request to stop.
-        timeout: Seconds until workers are asked to put their trials down; None for no limit.
-        grace: Seconds that a worker has to put down a trial that broke a limit, or whose database is gone, before
+        timeout: Seconds until workers are asked to checkpoint their trials and stop; None for no limit.
+        grace: Seconds that a worker has to end a trial that broke a limit, or whose database is gone, before
             it is killed.
     """
 
@@ -71,7 +71,7 @@ class Supervisor:
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._grace = grace
         self._limits = Limits.of(opened.spec.run)
-        self._upkeep = Upkeep(opened, self._tell)
+        self._upkeep = Upkeep(opened, self._notify)
         self._failures = Failures(opened, len(launcher.slots))
         self._workers: dict[str, Supervised] = {}
         self._ending = Ending.DONE
@@ -85,17 +85,17 @@ class Supervisor:
     def run(self) -> Ending:
         """Work until every trial has ended, the time is over, or a signal comes.
 
-        Trials that run elsewhere are waited for: should their worker die, they go on here. Paused trials are
+        It waits for trials that run elsewhere: should their worker die, they resume here. Paused trials are
         pruned when nothing is left to be done; any other ending leaves them paused, for a later run.
 
         Raises:
-            DatabaseError: The database fails for good. Workers have been asked to checkpoint and to leave before.
-            StudyError: The study can't go on: its trials fail alike from the start, or workers keep dying.
+            DatabaseError: The database fails permanently. Workers have been asked to checkpoint and leave.
+            StudyError: The study failed: its trials fail alike from the start, or workers keep dying.
         """
         with self._handled_signals():
             try:
                 for note in self._opened.notes:
-                    self._tell("", Notice(note))
+                    self._notify("", Notice(note))
                 self._stop_at_goal()
                 self._refill()
                 while self._workers or (self._ending is Ending.DONE and not self._has_ended()):
@@ -135,7 +135,7 @@ class Supervisor:
             self._tick()
 
     def _tick(self) -> None:
-        """Look after what nobody tells: limits, the deadline, workers elsewhere."""
+        """Check what no message reports: limits, the deadline, workers elsewhere."""
         now = time.monotonic()
         self._next_tick = now + _TICK
         if self._deadline is not None and now >= self._deadline:
@@ -154,7 +154,7 @@ class Supervisor:
         self._upkeep.look(now, [each.worker.trial_pid for each in self._workers.values()])
         self._stop_at_goal()
         self._refill()
-        self._tell("", Tick())
+        self._notify("", Tick())
 
     def _take_changes(self) -> None:
         """Hear what workers have said, settle what those held that have ended, and replace them."""
@@ -172,7 +172,7 @@ class Supervisor:
         self._workers[said.worker.label].hear(said.message)
         if isinstance(said.message, Ready | Leaving):
             return
-        self._tell(said.worker.label, said.message)
+        self._notify(said.worker.label, said.message)
         if self._failed is None:
             self._failures.hear(said.message, self._launcher.logs(said.worker.label))
         self._ended_one |= isinstance(said.message, TrialReport) and said.message.outcome is not None
@@ -187,7 +187,7 @@ class Supervisor:
         if self._ending is Ending.DONE and not ended.worker.advanced:
             self._failures.died(verdict, self._launcher.logs(ended.worker.label))
 
-    def _tell(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+    def _notify(self, label: str, message: Message | Settled | Notice | Tick) -> None:
         try:
             self._reporter(label, message)
         except OSError:  # the terminal has been closed, or what read our output has ended
@@ -197,17 +197,17 @@ class Supervisor:
     # ---- stopping
 
     def _stop_at_goal(self) -> None:
-        """Stop where the study has reached what it is after; trials that run are put down and could go on."""
+        """Stop where the study has reached its goal; running trials are interrupted and could resume."""
         self._ended_one = False
         if self._ending is Ending.DONE and (reached := self._upkeep.goal_reached()) is not None:
-            self._tell("", Notice(reached))
+            self._notify("", Notice(reached))
             self._ask_to_stop(Ending.GOAL)
 
     def _give_up(self, error: DatabaseError) -> None:
         """Let workers write checkpoints of what can't be stored any more; then the error ends the run."""
         if self._failed is None:
             self._failed, self._kill_at = error, time.monotonic() + self._grace
-            self._tell("", Notice(f"stopping: {str(error).partition(chr(10))[0]}"))
+            self._notify("", Notice(f"stopping: {str(error).partition(chr(10))[0]}"))
             self._ask_to_stop(Ending.INTERRUPTED)
 
     def _ask_to_stop(self, ending: Ending) -> None:
@@ -232,7 +232,7 @@ class Supervisor:
             how = (
                 "stopping: each worker finishes its batch and checkpoints; a second Ctrl-C stops them immediately"
             )
-            self._tell("", Notice(how))
+            self._notify("", Notice(how))
 
     def _kill_all(self) -> None:
         """End every worker left, with its children, and give their trials back."""
@@ -241,7 +241,7 @@ class Supervisor:
         for change in self._launcher.changes():
             if isinstance(change, Said):
                 self._workers[change.worker.label].hear(change.message)
-                self._tell(change.worker.label, change.message)
+                self._notify(change.worker.label, change.message)
                 continue
             verdict = self._workers.pop(change.worker.label).verdict(change)
             with contextlib.suppress(DatabaseError):  # a full disk; the others are settled all the same

@@ -58,7 +58,7 @@ class Ended(Enum):
     TRIAL = "it has dealt with a trial"
     NOTHING = "there is no trial left to take"
     ASKED = "it was asked to leave"
-    FAILED = "it can't continue, and has told the supervisor why"
+    FAILED = "it can't continue, and has sent the supervisor the reason"
 
 
 @dataclass
@@ -104,7 +104,7 @@ class TrialProcess:
                     self._train(trial, request)
                 elif not request.leaving:
                     return Ended.NOTHING
-        except Exception as error:  # noqa: BLE001 - the supervisor is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - every error is sent to the supervisor
             traceback.print_exc()
             fail(self.channel, error)
             return Ended.FAILED
@@ -167,7 +167,7 @@ def obey(orders: Connection[Any, Stop], request: StopRequest) -> None:
 
 
 def _listen(orders: Connection[Any, Stop], request: StopRequest) -> None:
-    # When whoever gives orders is gone, that is a request to leave as well.
+    # When the sender of orders is gone, that is a request to leave as well.
     with contextlib.suppress(EOFError, OSError):
         while True:
             pass_on(orders.recv(), request)

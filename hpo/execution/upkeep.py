@@ -32,12 +32,12 @@ class Upkeep:
 
     Args:
         opened: The study; this process owns no trial.
-        tell: Called with a worker's label (or an empty text) and what a person should know.
+        notify: Called with a worker's label (or an empty text) and what a person should know.
     """
 
-    def __init__(self, opened: OpenStudy, tell: Callable[[str, Settled | Notice], None]) -> None:
+    def __init__(self, opened: OpenStudy, notify: Callable[[str, Settled | Notice], None]) -> None:
         self._opened = opened
-        self._tell = tell
+        self._notify = notify
         self._interval = min(_LOOK, opened.spec.run.lost_after / _LOOKS)
         self._next_look = self._next_quota = 0.0
         self._over_quota = False
@@ -69,29 +69,29 @@ class Upkeep:
         if self._unsettled:
             self._try(self._settle_all)
         for settled in self._try(lambda: self._opened.requeue_dead(self._sightings, ours)) or ():
-            self._tell("", settled)
+            self._notify("", settled)
         if now >= self._next_quota:
             self._try(self._keep_to_quota)
             self._next_quota = now + _QUOTA_SHARE * (time.monotonic() - now)
 
     def claimable(self) -> int:
-        """How many trials a worker could take now; 0 as long as nobody can tell."""
+        """How many trials a worker could take now; 0 while that is unknown."""
         return self._try(lambda: claimable(self._opened)) or 0
 
     def goal_reached(self) -> str | None:
-        """Why the study is done before its trials are used up; None if it is not, or nobody can tell for now."""
+        """Why the study is done before its trials are used up; None if it is not, or unknown for now."""
         study = self._opened.spec.study
         if study.target_value is None and study.stop_after_no_improvement is None:
             return None
         return self._try(lambda: goal_reached(study, own_trials(self._opened)))
 
     def is_more_to_come(self) -> bool:
-        """Whether trials run elsewhere, or can't be counted for now: they may have to go on here."""
+        """Whether trials run elsewhere, or can't be counted for now: they may have to resume here."""
         if self._unsettled:
             return True
         running = self._try(self._opened.running)
         if running and running != self._waiting_for:
-            self._tell("", Notice(f"waiting for {running} trials that run elsewhere"))
+            self._notify("", Notice(f"waiting for {running} trials that run elsewhere"))
             self._waiting_for = running
         return running is None or running > 0 or self.claimable() > 0
 
@@ -100,7 +100,7 @@ class Upkeep:
 
         def prune() -> bool:
             for pruned in prune_paused(self._opened.storage, self._opened.study_id):
-                self._tell("", pruned)
+                self._notify("", pruned)
             return True
 
         return self._try(prune) is True
@@ -115,7 +115,7 @@ class Upkeep:
         else:
             said, over = str(report or ""), report is not None and report.exceeded
         if said and not (over and self._over_quota):
-            self._tell("", Notice(said))
+            self._notify("", Notice(said))
         self._over_quota = over
 
     def _settle_all(self) -> list[Settled]:
@@ -132,7 +132,7 @@ class Upkeep:
             )
             self._unsettled.pop(0)
             for each in settled:
-                self._tell(label, each)
+                self._notify(label, each)
             done += settled
         return done
 
@@ -143,10 +143,10 @@ class Upkeep:
                 result = chore()
         except DatabaseAwayError as error:
             if not self._away:
-                self._tell("", Notice(f"the database is unreachable; waiting for it: {error.problem}"))
+                self._notify("", Notice(f"the database is unreachable; waiting for it: {error.problem}"))
             self._away = True
             return None
         if self._away:
-            self._tell("", Notice("the database is reachable again"))
+            self._notify("", Notice("the database is reachable again"))
         self._away = False
         return result

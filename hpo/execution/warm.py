@@ -64,7 +64,7 @@ def is_forkable() -> bool:
 
 
 def _open_files() -> set[tuple[str, int]]:
-    """Regular files that this process has open, with their descriptors; empty where the system does not tell."""
+    """Regular files that this process has open, with their descriptors; empty if the system lists none."""
     found = set()
     for descriptor in _FDS.iterdir() if _FDS.is_dir() else ():
         with contextlib.suppress(OSError):  # the listing's own

@@ -56,7 +56,7 @@ def work(order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse) -
         try:
             _check_preload()
             in_order = _Worker(order, channel, pulse, wake).run()
-        except Exception as error:  # noqa: BLE001 - the supervisor is told, whatever it is
+        except Exception as error:  # noqa: BLE001 - every error is sent to the supervisor
             traceback.print_exc()
             fail(channel, error)
             in_order = False

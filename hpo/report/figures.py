@@ -188,7 +188,7 @@ WORK_COLORS: Final = {
     "requeued": "#cc79a7",
     "lost": "#56708a",
 }
-_TOLD: Final = (
+_ATTEMPT_TEXT: Final = (
     "trial %{customdata[0]}, attempt %{customdata[1]}: %{customdata[2]}<br>from %{customdata[3]}<extra></extra>"
 )
 
@@ -214,7 +214,7 @@ def work_by_worker(timeline: Timeline) -> go.Figure:
             width=_BAR,
             marker={"color": WORK_COLORS.get(outcome, GREY), "line": {"width": 0}},
             name=drawn_text(outcome.replace("_", " ")),
-            hovertemplate=_TOLD,
+            hovertemplate=_ATTEMPT_TEXT,
         )
     laid_out(drawn, f"{name} that the study has run", "")
     order = [drawn_text(lane.name) for lane in reversed(timeline.lanes)]

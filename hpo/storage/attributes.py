@@ -22,7 +22,7 @@ CODE_ATTR: Final = "hpo:code"
 #: Its initial trials are there: all of them, or it has none.
 BEGUN_ATTR: Final = "hpo:begun"
 #: The process that adds its initial trials.
-BEGINNING_ATTR: Final = "hpo:beginning"
+INITIAL_TRIALS_ATTR: Final = "hpo:initial_trials"
 
 # ---- of a trial: user attributes
 #: How it ended, where Optuna's state does not say: an `Outcome`.
@@ -61,5 +61,5 @@ IMPORTED_ATTR: Final = "hpo:imported"
 ORIGIN_ATTR: Final = "hpo:imported_from"
 #: The epoch at which the pruner decided against it first; it runs on to measure the pruner's errors.
 AUDIT_ATTR: Final = "hpo:audited_at"
-#: Begins the key under which Optuna keeps how far a trial is outside the bounds.
+#: Begins the key under which Optuna keeps how far a trial violates a bound.
 CONSTRAINT_ATTR: Final = "constraints:"

@@ -37,7 +37,7 @@ def marked(template: FrozenTrial, *, budgeted: bool) -> FrozenTrial:
 def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:
     """Whether the study may have one more trial; imported ones don't count.
 
-    The caller holds the study's row lock (SQLite: the write lock), so nobody else is numbering a trial.
+    The caller holds the study's row lock (SQLite: the write lock), so no other process is numbering a trial.
 
     Returns:
         How many trials the study has.

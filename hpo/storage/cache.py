@@ -21,7 +21,7 @@ class StudyCache(CachedStorage):
     """Optuna's cache in front of a storage, with cheaper answers to "which trials are there?".
 
     Optuna's reads every unfinished trial with its whole curve each time it is asked for any trials, and sorts
-    all that it knows. Here one small statement tells what has changed, and only what has finished or was asked
+    all that it knows. Here one small statement shows what has changed, and only what has finished or was asked
     for is read: a pruner that compares with finished trials and a look for waiting ones read no curves.
 
     Args:
@@ -135,7 +135,7 @@ class _Seen:
     def finished_in(self, states: frozenset[TrialState]) -> list[FrozenTrial]:
         """The finished trials in these states, by number; the list is the caller's."""
         states &= _FINISHED
-        if states not in self._finished:  # kept from now on: whoever asks will ask again
+        if states not in self._finished:  # kept from now on: the caller will ask again
             every = self._finished[_FINISHED]
             self._finished[states] = [trial for trial in every if trial.state in states]
         return self._finished[states].copy()

@@ -1,7 +1,7 @@
 """Databases: URLs, engines tuned for many small writers, and the creation of the schema.
 
 SQLite is used as recommended for concurrent writers: a write-ahead log, a busy timeout, and the write lock taken
-at the beginning of a writing transaction. Readers take no lock at all and never wait.
+at the start of a writing transaction. Readers take no lock at all and never wait.
 
 No client waits without limit: neither for a lock that another one holds, nor for a server that does not answer.
 What has waited too long is broken off, and tried again with patience (`hpo.storage.outage`). A server ends
@@ -148,7 +148,7 @@ def begin_immediate(engine: sa.Engine, intent: WriteIntent) -> None:
     """Make SQLite transactions that write take the write lock with their first statement.
 
     What only reads runs outside of any transaction. A transaction begun as a reader can't become a writer once
-    another process has written: SQLite answers "database is locked" at once, whatever the busy timeout.
+    another process has written: SQLite answers "database is locked" immediately, with any busy timeout.
     """
 
     def begin(
@@ -233,7 +233,7 @@ def _wrong_revision(url: sa.URL, revision: str) -> StudyError:
 
 
 def create_schema(url: sa.URL) -> None:
-    """Create what is missing of Optuna's tables and the ledger; safe when several processes do it at once.
+    """Create what is missing of Optuna's tables and the ledger; safe when several processes do it together.
 
     On SQLite and PostgreSQL it is one transaction: a process killed inside leaves nothing half made.
     """

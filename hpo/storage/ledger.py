@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's constant for the namespace of the machine itself
 _NAME_LENGTH = 255
-_HIDDEN = 0.0  # the start of a process that its system tells nothing of
+_HIDDEN = 0.0  # the start of a process that its system does not show
 _CLOCK_STEPS = 10.0  # seconds by which a process's start may seem to move where it is reported by the clock
 
 metadata = sa.MetaData()
@@ -73,10 +73,10 @@ class Executor(Protocol):
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that runs trials, described so that others can tell whether it still lives.
+    """The process that runs trials, described so that others can see whether it still lives.
 
     Attributes:
-        host: Name of the machine; with the PID namespace where the process has one of its own, for nobody
+        host: Name of the machine; with the PID namespace where the process has one of its own, for no one
             outside can look into it.
         boot_id: Identifies the machine's boot; empty where the system has none.
         pid: Process id.
@@ -300,7 +300,7 @@ def end(
 
 
 def end_open(conn: Executor, trial_id: int, outcome: str) -> None:
-    """End whatever attempt of the trial is open, whoever has it."""
+    """End the open attempt of the trial, if any, of any owner."""
     conn.execute(
         sa.update(ATTEMPTS)
         .where(ATTEMPTS.c.trial_id == trial_id, ATTEMPTS.c.ended_at.is_(None))
@@ -362,14 +362,14 @@ def forget_trials(conn: Executor, trial_ids: sa.Select[tuple[int]]) -> None:
 class Heartbeat:
     """A thread that beats for what a worker holds, and says when a lease has been lost.
 
-    A beat that fails, whatever the reason, is tried again at the next interval: without beats a living worker
+    A beat that fails, for any reason, is tried again at the next interval: without beats a living worker
     would be taken for dead.
 
     Args:
         beat: Beats once for every held trial; returns the leases that are lost.
         interval: Seconds between beats.
         on_lost: Called from the thread, once for each lease that is lost.
-        on_gone: Called from the thread when the database is gone for good.
+        on_gone: Called from the thread when the database is gone permanently.
     """
 
     def __init__(

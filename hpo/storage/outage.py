@@ -1,11 +1,11 @@
-"""A database that is away for a while: operations wait for it and go on.
+"""A database that is unreachable for a while: operations wait for it, then continue.
 
 A server may be restarted, drop a connection or break off a transaction (deadlock) at any instant. A listener on
 the engine (`tell_outages`) turns such errors into `DatabaseAwayError`, all others stay what they are. Operations
 wrapped with `patient` are tried again until the database is back, or patience ends. An operation is tried again as
 a whole, from its first statement: what is nested in it doesn't wait on its own.
 
-When a connection breaks while a commit is under way, nobody knows whether it was stored. So an operation must find
+When a connection breaks while a commit is under way, it may be stored or not. So an operation must find
 out, when it is tried again, what the try before has done (``patience.tries`` is not 0 then), or be harmless to do
 twice.
 """
@@ -97,7 +97,7 @@ OPERATIONS: Final = (
 
 
 class DatabaseError(StudyError, StorageInternalError):
-    """The database fails for good: nothing can be stored, and running trials stay as they are for a later run."""
+    """The database fails permanently: nothing can be stored; running trials stay for a later run."""
 
 
 class DatabaseGoneError(DatabaseError):

@@ -1,7 +1,7 @@
 """What it means that a trial is paused, for who reads trials and who writes statements.
 
-A paused trial's row stays RUNNING, so no tool's ``ask`` takes it, and nobody holds its lease. The attribute
-``hpo:paused`` tells it from a trial that runs: the transaction that ends the lease adds it, the one that gives the
+A paused trial's row stays RUNNING, so no tool's ``ask`` takes it, and no process holds its lease. The attribute
+``hpo:paused`` marks it: the transaction that ends the lease adds it, the one that gives the
 trial to the worker that resumes it removes it.
 """
 

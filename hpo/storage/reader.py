@@ -31,7 +31,7 @@ from hpo.storage.transactions import TransactionalStorage
 
 # Ids in one statement: far below what any database takes, and enough for the statement's own cost not to count.
 _AT_ONCE: Final = 500
-# Rows in hand at a time: all that are held at once count as new objects, which start long garbage collections.
+# Rows held at a time: all that are held together count as new objects, which start long garbage collections.
 _FETCHED: Final = 200
 _FINITE: Final = "FINITE"
 _NOT_FINITE: Final = {"INF_POS": math.inf, "INF_NEG": -math.inf, "NAN": math.nan}

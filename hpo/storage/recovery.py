@@ -1,4 +1,4 @@
-"""What becomes of a trial whose worker is gone: it waits to go on, or fails for good.
+"""Reaping a trial whose worker is gone: it is requeued, or fails.
 
 Whoever notices a death (another worker's supervisor, a timer, a person with `hpo repair`) ends the dead owner's
 attempt and changes the trial's state in one transaction. The lease is the fence: an owner that was taken for dead
@@ -50,7 +50,7 @@ class Verdict:
         outcome: ``lost`` counts against ``max_retries``; ``stopped`` (we ended the process ourselves) does not;
             with ``final``, the trial's outcome.
         reason: For people.
-        final: The trial fails, whatever retries it has left.
+        final: The trial fails, with any number of retries left.
     """
 
     outcome: str
@@ -76,7 +76,7 @@ class Settled:
     Attributes:
         number: The trial.
         attempt: The attempt that ended; 0 where the trial ran without a lease.
-        state: WAITING to go on, FAIL, or PRUNED for one that was paused.
+        state: WAITING to resume, FAIL, or PRUNED for one that was paused.
         outcome: The attempt's outcome; of a FAILed trial its own.
         reason: For people.
     """
@@ -91,9 +91,9 @@ class Settled:
 class Sightings:
     """For how long a process that looks again and again has seen each lease without a new beat.
 
-    It goes by that process's own clock, so another machine's may be wrong. While nobody looked (the database was
-    away, the machine asleep) nobody may have been able to beat either: of the time between two looks no more
-    than a third of the grace counts.
+    It goes by that process's own clock, so another machine's may be wrong. While no one looked (the database was
+    unreachable, the machine asleep), workers may have been unable to beat as well: of the
+    time between two looks no more than a third of the grace counts.
     """
 
     def __init__(self) -> None:

@@ -96,7 +96,7 @@ class StudyStorage(LeasedStorage):
         except DuplicatedStudyError:
             if not self.patience.tries or study_name is None:
                 raise
-            return self.get_study_id_from_name(study_name)  # by the last try, as far as anybody can tell
+            return self.get_study_id_from_name(study_name)  # by the last try, most likely
 
     def delete_study(self, study_id: int) -> None:
         """Delete a study with its trials and their attempts."""
@@ -158,7 +158,7 @@ class StudyStorage(LeasedStorage):
         """Whether an earlier try of this operation has got the trial after all."""
         if trial_id is None or not self.patience.tries:
             return False
-        if self.owner is None or self._claim.attempt is None:  # without a lease only the id tells; it is new
+        if self.owner is None or self._claim.attempt is None:  # without a lease there is only the id; it is new
             return session.get(models.TrialModel, trial_id) is not None
         return ledger.is_held_by(session, trial_id, self._claim.attempt, self.owner)
 

@@ -83,7 +83,7 @@ class TransactionalStorage(RDBStorage):
         """Make the transactions begun inside take SQLite's write lock with their first statement.
 
         Optuna reads before it writes. A transaction that has read on SQLite can't become a writer once another
-        process has written: it fails at once, whatever the busy timeout.
+        process has written: it fails immediately, with any busy timeout.
         """
         self._intent.writing += 1
         try:

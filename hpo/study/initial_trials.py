@@ -24,12 +24,12 @@ from hpo.search.distinct import point_key
 from hpo.search.samplers import ExhaustiveSampler
 from hpo.storage.attributes import (
     BASELINE_ATTR,
-    BEGINNING_ATTR,
     BEGUN_ATTR,
     BEST_ATTR,
     BUDGET_ATTR,
     CONSTRAINT_ATTR,
     IMPORTED_ATTR,
+    INITIAL_TRIALS_ATTR,
     ORIGIN_ATTR,
     OUTCOME_ATTR,
 )
@@ -46,7 +46,7 @@ _PATIENCE: Final = 30.0
 _LOOK: Final = 0.2
 
 
-def check_beginning(spec: StudySpec, space: SearchSpace) -> None:
+def check_initial_trials(spec: StudySpec, space: SearchSpace) -> None:
     """Refuse a base config outside of the search space, and a study to start from that does not fit.
 
     A study that has its initial trials does not need it any more: the other one may be gone by now.
@@ -212,7 +212,7 @@ def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:
     last: object = None
     end = 0.0
     while BEGUN_ATTR not in (attrs := storage.get_study_system_attrs(study_id)):
-        theirs, now = attrs.get(BEGINNING_ATTR), time.monotonic()
+        theirs, now = attrs.get(INITIAL_TRIALS_ATTR), time.monotonic()
         with storage.engine.connect() as conn:
             seen = (theirs, count_trials(conn, study_id, tuple(TrialState)))
         if seen != last:  # it gets on
@@ -227,8 +227,12 @@ def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:
 def _take_over(storage: StudyStorage, study_id: int, theirs: object, ours: object) -> bool:
     """Record who adds the initial trials, in place of an earlier process (or None); False if too late."""
     table = STUDY_SYSTEM_ATTRS
-    row = {"study_id": study_id, "key": BEGINNING_ATTR, "value_json": json.dumps(ours)}
-    mine = (table.c.study_id == study_id, table.c.key == BEGINNING_ATTR, table.c.value_json == json.dumps(theirs))
+    row = {"study_id": study_id, "key": INITIAL_TRIALS_ATTR, "value_json": json.dumps(ours)}
+    mine = (
+        table.c.study_id == study_id,
+        table.c.key == INITIAL_TRIALS_ATTR,
+        table.c.value_json == json.dumps(theirs),
+    )
     with storage.engine.begin() as conn:
         if theirs is not None:
             return conn.execute(sa.update(table).where(*mine).values(row)).rowcount == 1

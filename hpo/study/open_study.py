@@ -31,7 +31,7 @@ from hpo.storage.recovery import Settled, Sightings, requeue_dead
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
 from hpo.study.folders import stop_note
-from hpo.study.initial_trials import begin, budget_of, check_beginning
+from hpo.study.initial_trials import begin, budget_of, check_initial_trials
 from hpo.study.note import write_note
 from hpo.study.ranking import study_directions
 from trainer.data.seeding import derive_seed
@@ -135,7 +135,7 @@ def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_chang
     space = SearchSpace.from_spec(spec)
     sampler, pruner = make_sampler(spec, space), make_pruner(spec)
     _try_out(spec, space, sampler, pruner)
-    check_beginning(spec, space)
+    check_initial_trials(spec, space)
     storage = _opened_storage(spec, create=True)
     is_new = False
     try:

@@ -87,7 +87,7 @@ def _put(spec: StudySpec, number: int, folder: Path, name: str) -> bool:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Make ``target`` the same file as ``source``, else a copy of it; at once, whatever lay there before."""
+    """Make ``target`` the same file as ``source``, else a copy of it; in one step, in place of an earlier one."""
     aside = target.with_name(f".{target.name}.{os.getpid()}")
     aside.unlink(missing_ok=True)
     try:

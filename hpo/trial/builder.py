@@ -73,9 +73,9 @@ class Builder:
 
     def import_targets(self) -> None:
         """Import all that the study names, always in the same order: what a module changes when it is imported is
-        then the same for each trial, whatever the trial uses.
+        then the same for each trial, no matter what it uses.
 
-        A target that can't be imported is passed over: whoever builds it says what is wrong.
+        A target that can't be imported is skipped: building it says what is wrong.
         """
         if self._imported:
             return
@@ -113,10 +113,10 @@ class Builder:
     def laid_out(
         self, config: Mapping[str, Any], data: Mapping[str, Any], after: Progress = NO_PROGRESS
     ) -> dict[str, Any]:
-        """A resolved config with the lengths of its training, which the data tells: see `hpo.trial.run_length`.
+        """A resolved config with the lengths of its training, which the data decides: see `hpo.trial.run_length`.
 
         Raises:
-            InputError: The config names a length that the data does not tell, or a OneCycleLR is too short for it.
+            InputError: The config names a length that the data does not have, or a OneCycleLR is too short for it.
         """
         kinds = []
         for name, arguments in configured(config).items():

@@ -162,7 +162,7 @@ class TrialEnd:
         self.opened.study.tell(self.trial, state=TrialState.FAIL)
 
     def _keep_constraints(self, epoch: int | None) -> None:
-        """Store how far the trial is beyond each bound, at its best epoch, or its last where none is the best."""
+        """Store how far the trial violates each bound, at its best epoch, or its last where none is the best."""
         if not self._history:
             return
         metrics = self._history[-1 if epoch is None else epoch - 1]
@@ -170,7 +170,7 @@ class TrialEnd:
             self._set_constraint(bound.metric, bound.violation(metrics.get(bound.metric, math.nan)))
 
     def _set_constraint(self, metric: str, violation: float) -> None:
-        # Trial.set_constraint keeps the value of an attempt that was killed before it could tell the outcome.
+        # Trial.set_constraint keeps the value of an attempt that was killed before it could store the outcome.
         storage, trial_id = self.trial.storage, id_of_trial(self.trial)
         storage.set_trial_system_attr(trial_id, f"{CONSTRAINT_ATTR}{metric}", violation)
 

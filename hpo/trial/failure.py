@@ -10,7 +10,7 @@ from trainer.error_text import error_message
 
 _NO_DEVICE_MEMORY: Final = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
 #: Plain RuntimeErrors are raised by the CPU's allocator (on Linux, on Windows), by CUDA calls that are not torch's
-#: own, and by a loader whose process has no shared memory left; their text is all there is to tell them by.
+#: own, and by a loader whose process has no shared memory left; only their text identifies them.
 _NO_MEMORY: Final = (
     "can't allocate memory",
     "not enough memory",

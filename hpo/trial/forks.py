@@ -16,7 +16,7 @@ from trainer.error_text import traceback_text
 
 
 def end_fork(process: int, error: BaseException | None = None) -> None:
-    """End this process, at once and without a trace, where it is a fork of ``process``; its log says so.
+    """End this process, immediately and without a trace, where it is a fork of ``process``; its log says so.
 
     Args:
         process: Id of the process whose work it is.
@@ -39,7 +39,7 @@ def end_fork(process: int, error: BaseException | None = None) -> None:
 
 @contextlib.contextmanager
 def only_in(process: int) -> Iterator[None]:
-    """Let nobody but ``process`` leave this block; what is forked inside ends at its end."""
+    """Let only ``process`` leave this block; what is forked inside ends at its end."""
     try:
         yield
     except BaseException as error:

@@ -12,7 +12,7 @@ class PrunerCallback(Callback):
 
     A trial that pauses ends its run after this epoch's checkpoint, unless the epoch is its last, or another
     callback ends the run with it. On resume the storage is brought to the checkpoint's history; see
-    `hpo.trial.reports.Reports`. Where the database fails for good, the run ends with this epoch and its
+    `hpo.trial.reports.Reports`. Where the database fails permanently, the run ends with this epoch and its
     checkpoint.
 
     Args:

@@ -1,4 +1,4 @@
-"""What a trial process tells of its trial when that ends; without torch, which a supervisor does without."""
+"""What a trial process reports of its trial when that ends; imports no torch, for the supervisor."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hpo.study.outcome import Outcome
 
 @dataclass(frozen=True)
 class TrialReport:
-    """What a worker tells its supervisor about a trial.
+    """What a worker reports to its supervisor about a trial.
 
     Attributes:
         number: The trial.
@@ -19,7 +19,7 @@ class TrialReport:
         value: Its best value of the study's metric, None where there is none.
         epochs: Epochs it has finished.
         duration_s: Seconds that this attempt took.
-        reason: The error's text, for a failure; why it was put back, where there is more to say.
+        reason: The error's text, for a failure; why it was requeued, where there is more to say.
         params: Its parameters.
         paused: Whether it is paused, after the last of those epochs.
     """

@@ -39,7 +39,7 @@ class Reports:
         self._trial = trial
         self._scheduler = scheduler
         self._asked = 0
-        self._decided = Decision.GO_ON
+        self._decided = Decision.CONTINUE
         self._decided_at = 0
 
     def resume(self, history: Sequence[Mapping[str, float]]) -> Decision:
@@ -58,8 +58,8 @@ class Reports:
             if value is not None and (step not in stored or not _same(stored[step], value)):
                 self._store(step, value)
         self._asked = max(stored, default=0) - 1
-        self._decided = next((each for each, key in _KEYS.items() if key in frozen.user_attrs), Decision.GO_ON)
-        if self._decided is not Decision.GO_ON:  # a late decision was reported past
+        self._decided = next((each for each, key in _KEYS.items() if key in frozen.user_attrs), Decision.CONTINUE)
+        if self._decided is not Decision.CONTINUE:  # a late decision was reported past
             self._decided_at = max(frozen.user_attrs[_KEYS[self._decided]], *stored)
         return self._due(len(history))
 
@@ -75,24 +75,24 @@ class Reports:
             What the trial is to do now.
         """
         # With a decision the checkpoint lay before the epoch of it: the trial gets there again.
-        ask = ask and self._decided is Decision.GO_ON and step > self._asked
+        ask = ask and self._decided is Decision.CONTINUE and step > self._asked
         decision = self._send(step, value, ask=ask)
-        return self._due(step) if decision is Decision.GO_ON else decision
+        return self._due(step) if decision is Decision.CONTINUE else decision
 
     def finish(self) -> Decision:
         """Wait for what is under way; what the trial is to do by that."""
-        return Decision.GO_ON
+        return Decision.CONTINUE
 
     def close(self) -> None:
         """Give up what reporting needs; the next report takes it again."""
 
     def _due(self, step: int) -> Decision:
-        return self._decided if step >= self._decided_at else Decision.GO_ON
+        return self._decided if step >= self._decided_at else Decision.CONTINUE
 
     def _send(self, step: int, value: float, *, ask: bool) -> Decision:
         self._store(step, value)
-        decision = self._scheduler.decide(self._trial, step) if ask else Decision.GO_ON
-        if decision is not Decision.GO_ON:
+        decision = self._scheduler.decide(self._trial, step) if ask else Decision.CONTINUE
+        if decision is not Decision.CONTINUE:
             self._trial.set_user_attr(_KEYS[decision], step)
         return decision
 
@@ -124,7 +124,7 @@ class LateReports(Reports):
     def finish(self) -> Decision:
         """Wait for what is under way; what the trial is to do by that."""
         under_way, self._under_way = self._under_way, None
-        return Decision.GO_ON if under_way is None else under_way.result()
+        return Decision.CONTINUE if under_way is None else under_way.result()
 
     def close(self) -> None:
         """End the thread."""
@@ -134,13 +134,13 @@ class LateReports(Reports):
 
     def _send(self, step: int, value: float, *, ask: bool) -> Decision:
         """Begin to store a step's value and to ask about it; what to do by the step before."""
-        if (late := self.finish()) is not Decision.GO_ON:
+        if (late := self.finish()) is not Decision.CONTINUE:
             self._store(step, value)
             return late
         if self._thread is None:
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpo-reports")
         self._under_way = self._thread.submit(super()._send, step, value, ask=ask)
-        return Decision.GO_ON
+        return Decision.CONTINUE
 
 
 def _same(left: float, right: float) -> bool:

@@ -131,7 +131,7 @@ class TrialRun:
         """A trial with the same parameters whose result is to be taken over."""
         if self.opened.spec.study.duplicates != "reuse":
             return None
-        # One that has begun to train resumes, whatever has ended meanwhile.
+        # One that has started to train resumes, even if the study has ended meanwhile.
         if RUN_ATTR in self.trial.user_attrs:
             return None
         known = twin(self.opened.study, self.trial.number, self.opened.space.suggest(self.trial))
@@ -149,7 +149,7 @@ class TrialRun:
             raise
         except optuna.TrialPruned:
             return Outcome.PRUNED
-        except BaseException as error:  # noqa: BLE001 - whatever a study's code raises; a worker ignores SIGINT
+        except BaseException as error:  # noqa: BLE001 - a study's code may raise anything; a worker ignores SIGINT
             self._failure = self._failure_of(error)
             print_error(self._failure.traceback)
             return None if self._failure.parts else self._failure.outcome

@@ -46,7 +46,7 @@ class RunLength:
     """The length of one training, as its Trainer counts it.
 
     Attributes:
-        total_steps: Optimizer steps in all; None where nothing tells.
+        total_steps: Optimizer steps in all; None if unknown.
         steps_per_epoch: Optimizer steps of one pass over the training data, which ``max_epochs`` counts; None
             where the data has no length.
         epochs: Epochs in all, which end with a validation.
@@ -111,7 +111,7 @@ def with_numbers(
         after: What is trained already, which does not count.
 
     Raises:
-        InputError: A number is needed that the data does not tell, or that changes as the training runs, or a
+        InputError: A number is needed that the data does not have, or that changes as the training runs, or a
             OneCycleLR is over before the training is.
         TypeError: As `run_length`, like ValueError.
     """

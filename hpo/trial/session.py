@@ -1,4 +1,4 @@
-"""Session: what a running trial offers to the code that trains it, whatever that is."""
+"""Session: what a running trial offers to the code that trains it, of any kind."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from trainer.state import DIVERGED, INTERRUPTED, PAUSED, PRUNED, Mode
 _VERSION: Final = 1
 #: Reasons to stop; a later one takes the place of an earlier one.
 _RANKS: Final = (None, PAUSED, INTERRUPTED, PRUNED, DIVERGED)
-_REASONS: Final = {Decision.GO_ON: None, Decision.PAUSE: PAUSED, Decision.STOP: PRUNED}
+_REASONS: Final = {Decision.CONTINUE: None, Decision.PAUSE: PAUSED, Decision.STOP: PRUNED}
 
 
 class TrainingStoppedError(Exception):
-    """Training went on past a request to stop, up to another report."""
+    """Training continued past a request to stop, up to another report."""
 
 
 class RunProgress(Protocol):
@@ -89,7 +89,7 @@ class Session:
         process: Id of the process that trains; a fork of it that comes here is ended.
         pulse: Called with the session again and again, as long as training advances.
         history: The metrics of each epoch that was reported, by this attempt or one that it resumes.
-        stop_reason: Why training is to end or has ended early, as far as the code was told: ``"diverged"``,
+        stop_reason: Why training is to end or has ended early, as far as the code knows: ``"diverged"``,
             ``"pruned"``, ``"interrupted"`` or ``"paused"``.
     """
 
@@ -111,7 +111,7 @@ class Session:
     history: list[Metrics] = field(default_factory=list)
     stop_reason: str | None = None
     _resumed: bool = False
-    _last_report: bool = False  # whoever reported was to stop by then
+    _last_report: bool = False  # training should have stopped by then
 
     @property
     def metric(self) -> str:
@@ -130,7 +130,7 @@ class Session:
 
         The study's metric is stored, and the scheduler asked about it. A value that is not finite means that the
         training has diverged. An epoch without the study's metric counts, but nothing is stored of it. Where the
-        database fails for good, the trial is to stop and resumes later.
+        database fails permanently, the trial is to stop and resumes later.
 
         Raises:
             ValueError: The epoch is not the one after the last one.

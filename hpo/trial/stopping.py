@@ -38,7 +38,7 @@ class StopRequest:
         self._verdicts[number] = verdict
 
     def verdict(self, number: int) -> Verdict | None:
-        """How trial ``number`` is to end, if somebody has said so."""
+        """How trial ``number`` is to end, if that was requested."""
         return self._verdicts.get(number)
 
     def lose(self, lease: Lease) -> None:

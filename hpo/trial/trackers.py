@@ -1,4 +1,4 @@
-"""What the service tells the callbacks that show runs elsewhere: W&B, MLflow, TensorBoard's HParams tab."""
+"""What the service gives the callbacks that show runs elsewhere: W&B, MLflow, TensorBoard's HParams tab."""
 
 from __future__ import annotations
 

@@ -236,7 +236,7 @@ def settle(watched: Watched) -> None:
         ("local", "exit", "its worker ended with exit code 5"),
         ("local", "killed", "its worker was killed by SIGKILL"),
         ("local", "storage", "its worker ended with exit code 1"),
-        ("in_process", "storage", "its thread ended: it can't continue, and has told the supervisor why"),
+        ("in_process", "storage", "its thread ended: it can't continue, and has sent the supervisor the reason"),
     ],
 )
 def test_a_worker_that_dies_by_itself_is_reported(studies: Studies, kind: str, do: str, cause: str) -> None:

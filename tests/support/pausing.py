@@ -26,9 +26,9 @@ class PauseAll(PrunerScheduler):
 
     def decide(self, trial: optuna.Trial, step: int) -> Decision:
         """PAUSE after that epoch."""
-        if (decision := super().decide(trial, step)) is not Decision.GO_ON:
+        if (decision := super().decide(trial, step)) is not Decision.CONTINUE:
             return decision
-        return Decision.PAUSE if step == self.epoch else Decision.GO_ON
+        return Decision.PAUSE if step == self.epoch else Decision.CONTINUE
 
     def next(self, standing: Standing) -> Next:
         """New trials first; none is resumed before all have come so far."""

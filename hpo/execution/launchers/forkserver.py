@@ -19,7 +19,7 @@ FORKABLE: Final = frozenset({"pytorch_optimizer", "schedulefree", "scipy", "skle
 
 
 def start_fork_server(spec: StudySpec) -> None:
-    """Start importing torch, Optuna and the study's libraries in the fork server; returns at once.
+    """Start importing torch, Optuna and the study's libraries in the fork server; does not wait.
 
     Signals meant for the terminal's processes pass it by: the supervisor answers them.
     """

@@ -14,7 +14,7 @@ class PrunerScheduler:
     def decide(self, trial: optuna.Trial, step: int) -> Decision:  # noqa: ARG002 - a pruner asks the trial itself
         """STOP where the pruner prunes the trial; see `Scheduler`."""
         if isinstance(trial.study.pruner, NopPruner) or not trial.should_prune():
-            return Decision.GO_ON
+            return Decision.CONTINUE
         return Decision.STOP
 
     def next(self, standing: Standing) -> Next:  # noqa: ARG002 - the same for any

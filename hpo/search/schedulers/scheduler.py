@@ -17,7 +17,7 @@ from hpo.storage.pausing import paused_at
 class Decision(Enum):
     """What a running trial does after an epoch."""
 
-    GO_ON = "go on"
+    CONTINUE = "continue"
     PAUSE = "pause"
     STOP = "stop"
 
@@ -101,7 +101,7 @@ class Scheduler(Protocol):
     def next(self, standing: Standing) -> Next:
         """What a free worker does.
 
-        Trials that wait (requeued ones, initial trials) are taken first, whatever the answer. A `New` beyond the
+        Trials that wait (requeued ones, initial trials) are taken first, with any answer. A `New` above the
         budget, and a `Wait` while no trial runs, mean that nothing is left to do; where that is so for the whole
         study, its paused trials are stored as pruned.
 

@@ -58,11 +58,11 @@ def test_a_fault_of_the_training_is_named(finished: Finished, plant: Callable[[F
     _is_named(audit(finished.spec), expected)
 
 
-def _is_named(found: list[str], beginnings: list[str]) -> None:
+def _is_named(found: list[str], starts: list[str]) -> None:
     """Just these problems, in this order."""
-    assert len(found) == len(beginnings), found
-    for problem, beginning in zip(found, beginnings, strict=True):
-        assert problem.startswith(beginning), found
+    assert len(found) == len(starts), found
+    for problem, start in zip(found, starts, strict=True):
+        assert problem.startswith(start), found
 
 
 def test_parameters_that_were_changed_afterwards(finished: Finished) -> None:

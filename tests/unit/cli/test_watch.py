@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sqlalchemy as sa
 
-from hpo.cli.watch import _as_line, _look, _teller, study_view
+from hpo.cli.watch import _as_line, _look, _view, study_view
 from hpo.console.snapshot import Look, has_ended, look_at, thinned
 from hpo.errors import StudyError
 from hpo.storage.outage import DatabaseAwayError
@@ -120,9 +120,9 @@ def test_a_database_that_is_away_is_waited_for(
         away.append("no route")
         assert _look(view) == (None, "the database is unreachable; waiting for it: no route")
         assert _look(view)[1] == ""
-        told = _teller(view, json_=True)
+        out = _view(view, json_=True)
         for each in (_look(view), (None, "away"), _look(view)):
-            told.tell(*each)
+            out.show(*each)
     first, second, third = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["problem"], third["finished"]) == (None, 1)
     assert list(second) == ["time", "problem"]
@@ -131,12 +131,12 @@ def test_a_database_that_is_away_is_waited_for(
 
 def test_lines_are_printed_where_something_is_new(studies: Studies, capsys: pytest.CaptureFixture[str]) -> None:
     with studies.open() as (view,):
-        lines = _teller(view, json_=False)
+        lines = _view(view, json_=False)
         for _ in range(2):
-            lines.tell(*_look(view))
-        lines.tell(None, "the database is away")
+            lines.show(*_look(view))
+        lines.show(None, "the database is away")
         report(view, [1.0])
-        lines.tell(*_look(view))
+        lines.show(*_look(view))
     assert capsys.readouterr().out.splitlines() == ["0/6 trials", "the database is away", "0/6 trials, 1 running"]
 
 

@@ -102,7 +102,7 @@ class TestPrunerScheduler(SchedulerContract):
                 trial, _ = ask(view)
                 for step, value in enumerate(curve, start=1):
                     trial.report(value, step)
-                    expected.append(Decision.STOP if trial.should_prune() else Decision.GO_ON)
+                    expected.append(Decision.STOP if trial.should_prune() else Decision.CONTINUE)
                 view.study.tell(trial, curve[-1])
         assert decided == expected
         assert (Decision.STOP in decided) == (pruner not in {"none", "patient"})

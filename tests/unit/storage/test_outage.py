@@ -147,7 +147,7 @@ def test_waiting_is_told_once_and_given_up_with_a_fix(
     def told() -> list[str]:
         ours = [record for record in caplog.records if record.name == "hpo.storage.outage"]  # not the pool's
         said = [record.getMessage() for record in ours]
-        return [message.partition("the database ")[2][:7] for message in said]
+        return [message.partition("the database ")[2][:8] for message in said]
 
     with opened(url, owner=Owner.current()) as storage:
         trial = load(storage).ask()
@@ -158,7 +158,7 @@ def test_waiting_is_told_once_and_given_up_with_a_fix(
             while not told():
                 trial.set_user_attr("note", 1)
             back.join()
-        assert told() == ["is away", "is back"]
+        assert told() == ["is unrea", "is reach"]
         server.stop()
         with pytest.raises(DatabaseAwayError, match="fix: see that the database runs"):
             storage.engine.connect()

@@ -543,7 +543,7 @@ def test_the_same_trainer_goes_on_inside_a_group_and_may_be_set_back() -> None:
     for _ in range(6):
         trainer.fit(double(20))
     plain = make_trainer([GradientAccumulation(2)], model=network(), max_epochs=3)
-    beginning = through_file(plain.state_dict())
+    start = through_file(plain.state_dict())
     plain.fit(double(20))
     assert trainer.state.step == plain.state.step == 9
     assert_same(trainer.model.state_dict(), plain.model.state_dict())
@@ -551,7 +551,7 @@ def test_the_same_trainer_goes_on_inside_a_group_and_may_be_set_back() -> None:
     inside = make_trainer([GradientAccumulation(4), stop_behind(3)], model=network(), max_epochs=3)
     inside.fit(double(20))
     assert inside.state.batch_index == 3
-    inside.load_state_dict(beginning)
+    inside.load_state_dict(start)
     inside.fit(double(20))
     fours = make_trainer([GradientAccumulation(4)], model=network(), max_epochs=3)
     fours.fit(double(20))

@@ -96,7 +96,7 @@ def test_the_model_ends_with_the_mean_of_the_last_steps(last_steps: float, count
     assert trainer.validate(regression(9, seed=8))["val_loss"] == trainer.state.metrics["val_loss"]
 
 
-def test_epochs_before_the_beginning_are_those_of_training() -> None:
+def test_epochs_before_the_start_are_those_of_training() -> None:
     watch = Weights()
     fit(build(WeightAveraging(5), watch))
     for epoch in (1, 2):
@@ -140,7 +140,10 @@ def test_a_plan_in_steps_is_one_even_without_a_length() -> None:
 
 def test_a_run_of_unknown_length_is_refused() -> None:
     trainer = build(WeightAveraging(3), max_epochs=2)
-    with pytest.raises(ValueError, match=r"last_steps is 3, but nobody knows .*: give max_steps"):
+    with pytest.raises(
+        ValueError,
+        match=r"last_steps is 3, but the number of steps of this run is unknown, because .*: give max_steps",
+    ):
         trainer.fit(Stream(), regression())
     assert trainer.state.step == 0
 
@@ -161,7 +164,7 @@ def test_a_run_that_ends_early_keeps_what_was_averaged(caplog: pytest.LogCapture
     assert not caplog.records
 
 
-def test_a_run_that_ends_before_the_beginning_keeps_its_weights_and_says_so(
+def test_a_run_that_ends_before_the_start_keeps_its_weights_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     watch = Weights()

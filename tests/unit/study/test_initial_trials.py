@@ -99,7 +99,9 @@ def test_processes_that_start_together_begin_once(studies: Studies) -> None:
             each.storage.close()
 
 
-def test_a_beginning_whose_process_died_is_made_good(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_initial_trials_of_a_process_that_died_are_completed(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def die(*_: Any, **__: Any) -> None:
         raise RuntimeError("the power is gone")
 
@@ -131,7 +133,7 @@ def test_processes_begin_once_on_every_database(studies: Studies, database_url: 
         assert len(opened) == 3
         assert [BASELINE_ATTR in trial.user_attrs for trial in own(opened[0])] == [True]
         assert not _take_over(storage, study_id, None, ["somebody"])
-        theirs = storage.get_study_system_attrs(study_id)["hpo:beginning"]
+        theirs = storage.get_study_system_attrs(study_id)["hpo:initial_trials"]
         assert [_take_over(storage, study_id, theirs, ["heir", number]) for number in range(2)] == [True, False]
     finally:
         for each in opened:
@@ -139,7 +141,7 @@ def test_processes_begin_once_on_every_database(studies: Studies, database_url: 
 
 
 @pytest.mark.parametrize("holder", ["dead", "alive"])
-def test_a_beginning_is_taken_over_from_a_dead_process_only(
+def test_initial_trials_are_taken_over_from_a_dead_process_only(
     studies: Studies, monkeypatch: pytest.MonkeyPatch, holder: str
 ) -> None:
     with studies.open() as _:
@@ -151,7 +153,7 @@ def test_a_beginning_is_taken_over_from_a_dead_process_only(
     owner = Owner.current()
     pid = owner.pid if holder == "alive" else 2**22 + 1  # no process has that id
     said = [owner.host, owner.boot_id, pid, owner.start_time]
-    opened.storage.set_study_system_attr(opened.study_id, "hpo:beginning", said)
+    opened.storage.set_study_system_attr(opened.study_id, "hpo:initial_trials", said)
     done = threading.Event()
 
     def go() -> None:
