@@ -255,7 +255,7 @@ def test_ctrl_c_puts_trials_down_and_they_go_on(tmp_path: Path) -> None:
 def test_a_timeout_puts_trials_down_and_is_no_failure(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     printed = hpo("run", study, "--timeout", "3", "model.delay=0.2", "trainer.max_epochs=20").stdout
-    assert "the time is over" in printed
+    assert "the time limit is reached" in printed
     status = hpo_json("status", study)
     assert (status["running"], status["finished"]) == (0, 0)
 
