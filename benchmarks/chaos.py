@@ -58,6 +58,7 @@ def blow(kind: str, folder: Path, arguments: argparse.Namespace) -> bool:
             seed=arguments.seed,
             workers=arguments.workers,
             mines=arguments.mines,
+            pauses=arguments.pauses,
             limit=arguments.limit,
         )
         storm = Storm(spec, weather, hosts=hosts, server=server)
@@ -131,6 +132,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="of each supervisor")
     parser.add_argument("--trials", type=int, default=40, help="to begin with; raised while faults are left")
     parser.add_argument("--mines", type=float, default=0.005, help="chance of a death in each hook of a mine")
+    parser.add_argument("--pauses", action="store_true", help="pause and resume trials again and again")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for each database")
     parser.add_argument("overrides", nargs="*", help="of the study, such as run.max_retries=2")
     arguments = parser.parse_args()

@@ -22,12 +22,15 @@ from hpo.storage.attributes import (
     BEST_ATTR,
     IMPORTED_ATTR,
     OUTCOME_ATTR,
+    PAUSE_AT_ATTR,
+    PAUSED_ATTR,
     PRUNED_ATTR,
     REASON_ATTR,
     RETRIED_ATTR,
     RUN_ATTR,
 )
 from hpo.storage.ledger import Attempt
+from hpo.storage.pausing import PAUSED
 from hpo.storage.recovery import LOST
 from hpo.study.folders import attempt_folders, trial_folder
 from hpo.study.open_study import OpenStudy, load_study
@@ -139,6 +142,11 @@ class _Case:
         return outcome_of(self.trial)
 
     @cached_property
+    def ended_paused(self) -> bool:
+        """Whether it was pruned because the study ended while it was paused."""
+        return self.outcome == Outcome.PRUNED and [each.outcome for each in self.attempts[-1:]] == [PAUSED]
+
+    @cached_property
     def epochs(self) -> int:
         """Epochs that were reported."""
         return max(self.trial.intermediate_values, default=0)
@@ -202,7 +210,8 @@ class _Case:
             if attempt.ended_at is None:
                 yield f"attempt {attempt.attempt} is open"
         last = self.attempts[-1] if self.attempts else None
-        if last is not None and last.ended_at is not None and last.outcome != self.outcome:
+        ended = last is not None and last.ended_at is not None and not self.ended_paused
+        if last is not None and ended and last.outcome != self.outcome:
             yield f"it is {self.outcome}, its last attempt {last.outcome}"
         for number in self.folders:
             if number not in numbers:
@@ -240,15 +249,18 @@ class _Case:
                 yield f"attempt {attempt} trained with another config than its parameters give"
 
     def _outcome(self) -> Iterator[str]:
+        if PAUSED_ATTR in self.trial.user_attrs:
+            yield "it has ended, and is marked as paused"
         trial, values = self.trial, [metrics.get(self._metric, math.nan) for metrics in self.truth]
         if trial.state == TrialState.FAIL:
             for name in (OUTCOME_ATTR, REASON_ATTR):
                 if name not in trial.user_attrs:
                     yield f"it failed without {name}"
         elif self.outcome == Outcome.PRUNED:
-            late = self.opened.spec.run.background_reports
-            if trial.user_attrs.get(PRUNED_ATTR) not in {self.epochs, self.epochs - late}:
-                yield f"it was to be pruned at {trial.user_attrs.get(PRUNED_ATTR)}, and was at {self.epochs}"
+            late, paused = self.opened.spec.run.background_reports, self.ended_paused
+            decided = trial.user_attrs.get(PAUSE_AT_ATTR if paused else PRUNED_ATTR)
+            if decided not in {self.epochs, self.epochs - late}:
+                yield f"it was to be {'paused' if paused else 'pruned'} at {decided}, and was at {self.epochs}"
             if values[self.epochs - 1 : self.epochs] != [trial.value]:
                 yield f"its value {trial.value!r} is not that of its last epoch"
         elif self.outcome == Outcome.COMPLETE:

@@ -33,6 +33,7 @@ from tests.acceptance.chaos.weather import Fault, Weather, faults
 from tests.support.servers import DatabaseServer
 
 _MARK: Final = "CHAOS_STORM"
+_ROOT: Final = Path(__file__).parents[3]
 #: Seconds between two looks at the supervisors.
 _TICK: Final = 0.02
 
@@ -270,7 +271,8 @@ class Storm:
     def _start(self, supervisor: _Supervisor) -> None:
         options = {"--workers": self._weather.workers, "--n-trials": self._n_trials}
         options |= {"--storage": self._spec.storage_url, "--output-dir": self._spec.output_dir}
-        command = [sys.executable, "-m", "hpo", "run", self._spec.path]
+        module = "tests.acceptance.chaos.pausing" if self._weather.pauses else "hpo"
+        command = [sys.executable, "-m", module, "run", self._spec.path]
         command += [part for option in options.items() for part in option]
         if supervisor.host:
             command = [*_ON_OTHER_HOST, supervisor.host, *command]
@@ -281,6 +283,7 @@ class Storm:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=self._environment,
+                cwd=_ROOT,
                 start_new_session=True,
             )
         supervisor.expected = set()

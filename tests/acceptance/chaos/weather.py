@@ -53,6 +53,7 @@ class Weather:
         pause: Seconds between two faults, at least and at most.
         longest_stop: Seconds for which a process is stopped, at most.
         delay: Seconds that each batch sleeps.
+        pauses: Whether the study's trials are paused and resumed, by `tests.acceptance.chaos.pausing.PauseOften`.
         mines: How likely a worker kills itself in each of the hooks where that would hurt most.
         limit: Seconds after which a storm that does not end has failed.
     """
@@ -64,6 +65,7 @@ class Weather:
     pause: tuple[float, float] = (0.05, 1.0)
     longest_stop: float = 6.0
     delay: float = 0.01
+    pauses: bool = False
     mines: float = 0.005
     limit: float = 600.0
 
