@@ -12,6 +12,7 @@ from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Decision, New, Next, Resume, Scheduler, Standing, Wait
 from hpo.storage.attributes import BUDGET_ATTR
 from hpo.study import open_study
+from tests.support.pausing import PauseAll
 from tests.support.studies import Studies, ask
 
 PRUNERS = [
@@ -81,6 +82,25 @@ class SchedulerContract(ABC):
                 if answer == New():
                     ask(view)
             assert not isinstance(self.scheduler().next(Standing(view.study)), Resume)
+
+
+class TestPauseAll(SchedulerContract):
+    """A scheduler that pauses and resumes."""
+
+    def scheduler(self) -> Scheduler:
+        return PauseAll()
+
+    def test_it_resumes_the_latest_when_all_have_paused(self, studies: Studies) -> None:
+        with studies.open("study.n_trials=3") as (view,):
+            for expected in (New(), New(), New(), Wait()):
+                assert self.scheduler().next(Standing(view.study)) == expected
+                if expected == New():
+                    ask(view)[0].report(1.0, 1)
+            for trial in view.study.get_trials():
+                view.storage.set_trial_intermediate_value(trial._trial_id, 2, 1.0)
+                view.storage.pause(trial._trial_id, 2)
+            assert [each.number for each in Standing(view.study).paused] == [0, 1, 2]
+            assert self.scheduler().next(Standing(view.study)) == Resume(2)
 
 
 @pytest.mark.parametrize("pruner", PRUNERS)

@@ -7,17 +7,20 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 import torch
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.spec import load_spec
-from hpo.storage.attributes import BEST_ATTR, PRUNED_ATTR, REASON_ATTR
+from hpo.storage.attributes import BEST_ATTR, PAUSE_AT_ATTR, PRUNED_ATTR, REASON_ATTR
 from hpo.storage.ledger import Lease, Owner
 from hpo.storage.outage import DatabaseGoneError
+from hpo.storage.pausing import paused_at
 from hpo.storage.recovery import LOST, STOPPED, Verdict
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome, outcome_of
@@ -29,6 +32,7 @@ from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import FunctionCode, TrainingCode
 from tests.support.owners import forked
+from tests.support.pausing import PauseAll
 from tests.support.plain_training import train
 from tests.support.studies import Studies
 from tests.unit.trainer.support import assert_same
@@ -191,6 +195,57 @@ class SessionContract(ABC):
             report = self.run(later)
             assert (report.outcome, report.epochs, pruner.steps) == (Outcome.PRUNED, 2, [])
             assert list(stored(later).intermediate_values) == [1, 2]
+
+    # ---- pausing
+
+    @pytest.mark.parametrize(("background", "ends"), [("false", 2), ("true", 3)])
+    def test_a_paused_trial_waits_with_its_checkpoint_and_resumes_to_equal_bits(
+        self, studies: Studies, background: str, ends: int
+    ) -> None:
+        expected = self.undisturbed(studies)
+        late = f"run.background_reports={background}"
+        with self.open(studies, late, at="paused", views=2) as (view, later):
+            report = self.run(replace(view, scheduler=PauseAll()))
+            assert (report.outcome, report.paused, report.epochs) == (None, True, ends)
+            trial = stored(view)
+            assert (outcome_of(trial), paused_at(trial), trial.last_step) == ("paused", ends, ends)
+            assert trial.user_attrs[PAUSE_AT_ATTR] == 2
+            found = newest_checkpoint(self.folders(view))
+            assert found is not None
+            assert found[0].progress == (ends, 0)
+            assert later.storage.resume(trial._trial_id)
+            resumed = optuna.Trial(later.study, trial._trial_id)
+            code = type(self).make(later)
+            later = replace(later, scheduler=PauseAll())
+            report = TrialRun(later, resumed, code, torch.device("cpu"), StopRequest(), lambda _: None).run()
+            assert (report.outcome, report.paused) == (Outcome.COMPLETE, False)
+            assert_same(self.result(later), expected)
+
+    def test_a_decision_to_pause_holds_for_a_trial_that_was_stopped_before_it_paused(
+        self, studies: Studies
+    ) -> None:
+        with self.open(studies, views=2) as (view, later):
+            trial, request = view.study.ask(), StopRequest()
+            seen: list[int] = []
+
+            def decide(progress: RunProgress) -> None:
+                seen.append(progress.epoch)
+                if seen.count(2) == 2:
+                    trial.set_user_attr(PAUSE_AT_ATTR, 2)
+                    request.leave()
+
+            code, device = type(self).make(view), torch.device("cpu")
+            assert TrialRun(view, trial, code, device, request, decide).run().paused is False
+            assert outcome_of(stored(view)) == "waiting"
+            report = self.run(later)
+            assert (report.outcome, report.paused) == (None, True)
+            assert paused_at(stored(later)) == report.epochs
+            assert report.epochs in {2, 3}, "code that has begun an epoch ends it"
+
+    def test_a_trial_that_has_had_its_last_epoch_is_not_paused(self, studies: Studies) -> None:
+        with self.open(studies) as (view,):
+            report = self.run(replace(view, scheduler=PauseAll(EPOCHS)))
+            assert (report.outcome, report.paused) == (Outcome.COMPLETE, False)
 
     # ---- the end is asked for, or comes
 

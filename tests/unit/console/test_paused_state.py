@@ -1,0 +1,118 @@
+"""What people and other commands see of a paused trial."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+
+import pytest
+from optuna.trial import TrialState
+from rich.console import Console
+
+from hpo.cli.watch import study_view
+from hpo.console.events import EventWriter
+from hpo.console.lines import Reporter
+from hpo.console.live import picture
+from hpo.console.snapshot import has_ended, look_at
+from hpo.console.tally import Tally
+from hpo.errors import StudyError
+from hpo.execution.messages import Started
+from hpo.storage.recovery import Settled
+from hpo.study.open_study import OpenStudy
+from hpo.study.repair import repair
+from hpo.study.retention import clean
+from hpo.study.retry import reopen
+from hpo.study.status import study_status, study_trials
+from hpo.trial.report import TrialReport
+from tests.support.commands import hpo
+from tests.support.studies import Studies, ask
+from trainer.checkpoint.manager import CheckpointManager
+
+
+@pytest.fixture
+def view(studies: Studies) -> Iterator[OpenStudy]:
+    """A study of three trials: one is paused, one runs, one has not begun."""
+    with studies.open("study.n_trials=3") as (view,):
+        trial, _ = ask(view)
+        for step in (1, 2):
+            trial.report(1.0 / step, step)
+        folder = view.spec.output_dir / "trials" / "0" / "attempt-1" / "checkpoints"
+        folder.mkdir(parents=True)
+        view.storage.pause(trial._trial_id, 2)
+        ask(view)
+        yield view
+
+
+def test_status_counts_it_apart(view: OpenStudy) -> None:
+    status = study_status(view)
+    assert (status["paused"], status["running"], status["waiting"], status["finished"]) == (1, 1, 0, 0)
+    assert [each["trial"] for each in status["running_trials"]] == [1]
+    assert not has_ended({**status, "finished": 3, "running": 0})
+    entry = study_trials(view)[0]
+    assert (entry["outcome"], entry["value"], entry["epochs"]) == ("paused", 0.5, 2)
+    assert [(each["outcome"], each["reason"]) for each in entry["attempts"]] == [("paused", "after epoch 2")]
+    assert view.claimable() == 1, "it counts in the budget"
+    assert view.running() == 1
+
+
+def test_the_commands_show_it(view: OpenStudy) -> None:
+    status = hpo("status", view.spec.path, "study.n_trials=3")
+    assert [line.split() for line in status.stdout.splitlines() if "paused" in line] == [["paused", "1"]]
+    trials = json.loads(hpo("trials", view.spec.path, "study.n_trials=3", "--json").stdout)
+    assert [each["outcome"] for each in trials] == ["paused", "running"]
+
+
+def test_the_live_view_shows_how_many_there_are(view: OpenStudy) -> None:
+    tally = Tally(view)
+    assert tally.view().paused == study_view(view, look_at(view)).paused == 1
+    tally.heard("worker-1", TrialReport(1, None, 0.5, 2, 1.0, paused=True))
+    assert (tally.view().paused, tally.finished) == (2, 0)
+    tally.heard("worker-1", Started(0))
+    assert tally.view().paused == 1
+    assert "1 paused" in _picture(tally)
+
+
+def _picture(tally: Tally) -> str:
+    out = io.StringIO()
+    Console(width=100, file=out).print(picture(tally.view(), 100, 20))
+    return out.getvalue()
+
+
+def test_a_line_and_an_event_tell_of_it(view: OpenStudy, capsys: pytest.CaptureFixture[str]) -> None:
+    report = TrialReport(1, None, 0.5, 2, 1.0, paused=True)
+    Reporter(view).heard("worker-1", report)
+    assert "trial 1    paused        val_loss 0.5           2 epochs" in capsys.readouterr().out
+    out = io.StringIO()
+    EventWriter(view, out).heard("worker-1", report)
+    event = json.loads(out.getvalue())
+    assert (event["event"], event["trial"], event["epochs"], event["value"]) == ("trial_paused", 1, 2, 0.5)
+
+
+def test_the_end_of_one_is_told(view: OpenStudy, capsys: pytest.CaptureFixture[str]) -> None:
+    settled = Settled(0, 0, TrialState.PRUNED, "pruned", "it was paused after epoch 2 when the study ended")
+    Reporter(view).heard("", settled)
+    assert "[1/3] trial 0    pruned, it was paused after epoch 2" in capsys.readouterr().out
+    Reporter(view, quiet=True).heard("", settled)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_repair_leaves_it_alone(view: OpenStudy) -> None:
+    report = repair(view)
+    assert report.done == []
+    assert [each.trial for each in report.left] == [1]
+    assert study_status(view)["paused"] == 1
+
+
+def test_it_cannot_be_retried(view: OpenStudy) -> None:
+    with pytest.raises(StudyError, match="it is paused"):
+        reopen(view, [0])
+
+
+def test_its_newest_checkpoint_stays(view: OpenStudy) -> None:
+    folder = view.spec.output_dir / "trials" / "0" / "attempt-1" / "checkpoints"
+    for epoch in (1, 2):
+        CheckpointManager(folder).write({"state": {"epoch": epoch}}, epoch, 0)
+    assert [each.number for each in clean(view).removed] == [0], "the spare one goes"
+    assert [path.name for path in folder.iterdir()] == ["epoch-00002.pt"]
+    assert clean(view).removed == []

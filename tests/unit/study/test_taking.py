@@ -1,0 +1,101 @@
+"""Which trial a free worker takes, by what the scheduler says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import optuna
+import pytest
+
+from hpo.search.schedulers.pruner import PrunerScheduler
+from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait
+from hpo.storage.pausing import paused_at
+from hpo.study.open_study import OpenStudy
+from hpo.study.taking import claimable, take
+from tests.support.studies import Studies, ask
+
+
+@dataclass(frozen=True)
+class Says(PrunerScheduler):
+    """Says the same always."""
+
+    answer: Next
+
+    def next(self, standing: Standing) -> Next:
+        return self.answer
+
+
+def saying(view: OpenStudy, answer: Next) -> OpenStudy:
+    return replace(view, scheduler=Says(answer))
+
+
+def paused(view: OpenStudy) -> int:
+    trial, _ = ask(view)
+    trial.report(1.0, 1)
+    view.storage.pause(trial._trial_id, 1)
+    return trial.number
+
+
+def number_of(taken: optuna.Trial | Wait | None) -> int:
+    assert isinstance(taken, optuna.Trial)
+    return taken.number
+
+
+@pytest.mark.parametrize("answer", [New(), Wait(), Resume(0)])
+def test_what_waits_is_taken_first(answer: Next, studies: Studies) -> None:
+    with studies.open("study.n_trials=3", views=2) as (view, other):
+        assert paused(view) == 0
+        trial, _ = ask(view)
+        view.storage.requeue(trial._trial_id)
+        assert claimable(saying(other, answer)) >= 1
+        taken = take(saying(other, answer))
+        assert number_of(taken) == 1
+        assert isinstance(taken, optuna.Trial)
+        assert taken.params == trial.params
+
+
+def test_a_paused_trial_is_resumed_as_itself(studies: Studies) -> None:
+    with studies.open("study.n_trials=3", views=2) as (view, other):
+        paused(view)
+        params = view.study.get_trials()[0].params
+        assert claimable(saying(other, Resume(0))) == 1
+        taken = take(saying(other, Resume(0)))
+        assert number_of(taken) == 0
+        assert isinstance(taken, optuna.Trial)
+        assert other.space.suggest(taken) == params
+        assert paused_at(other.storage.get_trial(taken._trial_id)) is None
+
+
+def test_a_worker_that_was_slower_asks_again(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
+    with studies.open("study.n_trials=3") as (view,):
+        paused(view)
+        monkeypatch.setattr(view.storage, "resume", lambda _: False)
+        assert take(saying(view, Resume(0))) == Wait()
+
+
+def test_it_waits_only_while_a_trial_runs(studies: Studies) -> None:
+    with studies.open("study.n_trials=3", views=2) as (view, other):
+        paused(view)
+        assert take(saying(view, Wait())) is None
+        assert claimable(saying(view, Wait())) == 0
+        trial, _ = ask(other)
+        assert take(saying(view, Wait())) == Wait()
+        other.study.tell(trial, 1.0)
+        assert take(saying(view, Wait())) is None
+
+
+def test_nothing_is_taken_beyond_the_budget(studies: Studies) -> None:
+    with studies.open("study.n_trials=2") as (view,):
+        paused(view)
+        assert claimable(saying(view, New())) == 1
+        assert number_of(take(saying(view, New()))) == 1
+        assert take(saying(view, New())) is None
+        assert claimable(saying(view, New())) == 0
+
+
+def test_a_scheduler_that_resumes_what_is_not_paused_is_refused(studies: Studies) -> None:
+    with studies.open("study.n_trials=2") as (view,):
+        ask(view)
+        for number in (0, 7):
+            with pytest.raises(ValueError, match=f"resumes trial {number}, which is not paused"):
+                take(saying(view, Resume(number)))
