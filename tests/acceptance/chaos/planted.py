@@ -93,6 +93,19 @@ def a_trial_is_still_running(study: Finished) -> list[str]:
     return [f"trial {number} is RUNNING"]
 
 
+def a_mark_of_a_pause_is_left(study: Finished) -> list[str]:
+    number = study.number("COMPLETE")
+    columns = "(trial_id, key, value_json)"
+    study.sql(f"INSERT INTO trial_user_attributes {columns} VALUES (?, 'hpo:paused', '2')", study.id(number))
+    return [f"trial {number}: it has ended, and is marked as paused"]
+
+
+def a_pruned_trial_was_never_to_be_paused(study: Finished) -> list[str]:
+    number = study.number("PRUNED")
+    study.sql("UPDATE hpo_attempts SET outcome = 'paused' WHERE trial_id = ?", study.id(number))
+    return [f"trial {number}: it was to be paused at None, and was at {study.epochs(number)}"]
+
+
 def the_budget_is_larger(study: Finished) -> list[str]:
     study.sql("UPDATE study_user_attributes SET value_json = ? WHERE key = 'hpo:n_trials'", str(N_TRIALS + 1))
     return [f"{N_TRIALS} trials count, the budget is {N_TRIALS + 1}"]
@@ -299,6 +312,8 @@ FAULTS: Sequence[Callable[[Finished], list[str]]] = [
     a_trial_is_gone,
     a_number_is_taken_twice,
     a_trial_is_still_running,
+    a_mark_of_a_pause_is_left,
+    a_pruned_trial_was_never_to_be_paused,
     the_budget_is_larger,
     a_lease_is_open,
     an_attempt_is_missing,

@@ -31,6 +31,12 @@ def test_nothing_is_lost_or_doubled_on_sqlite(tmp_path: Path) -> None:
     _survives(spec, Weather(kills=12, seed=39, pause=(0.05, 0.5), longest_stop=4.5), hosts)
 
 
+def test_paused_trials_are_resumed_or_pruned_whatever_happens(tmp_path: Path) -> None:
+    spec = load_spec(make_study(tmp_path / "study", ["study.pruner=none", "run.background_reports=true"]))
+    weather = Weather(kills=10, seed=5, pause=(0.05, 0.5), longest_stop=2.0, pauses=True, mines=0.02)
+    _survives(spec, weather, ["", ""])
+
+
 def test_nothing_is_lost_or_doubled_on_postgresql(tmp_path: Path, postgres_server: PostgresServer) -> None:
     spec = load_spec(make_study(tmp_path / "study")).with_options(storage=postgres_server.new_database())
     weather = Weather(kills=8, restarts=1, seed=25, workers=3, pause=(0.05, 0.5), longest_stop=2.0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import optuna
@@ -13,6 +14,7 @@ import torch
 
 from hpo.errors import LeaseLostError
 from hpo.storage.attributes import PRUNED_ATTR
+from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 from hpo.trial.report import TrialReport
@@ -20,6 +22,7 @@ from hpo.trial.run import TrialRun
 from hpo.trial.session import Session, TrainingStoppedError
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import FunctionCode
+from tests.support.pausing import PauseAll
 from tests.support.studies import Studies, ask, session_of
 from tests.unit.trial.test_callbacks import AskedAt
 from tests.unit.trial.test_objective import stored
@@ -337,3 +340,23 @@ def test_a_function_may_prune_itself(studies: Studies) -> None:
 
     with studies.open() as (view,):
         assert run(view, train).outcome == Outcome.PRUNED
+
+
+def test_a_function_that_saves_nothing_is_not_paused(studies: Studies) -> None:
+    """It could not resume: the trial's error says so, in place of a pause that loses its work."""
+    with studies.open() as (view,):
+        report = run(replace(view, scheduler=PauseAll()), report_all)
+        assert (report.outcome, report.paused, report.epochs) == (Outcome.ERROR, False, 2)
+        assert report.reason.startswith("it can't be paused: there is no checkpoint of epoch 2")
+
+
+def test_a_function_that_does_not_look_is_paused_at_its_next_report(studies: Studies) -> None:
+    def save_each(session: Session) -> None:
+        for epoch, loss in enumerate(LOSSES, start=1):
+            session.report(epoch, val_loss=loss)
+            session.save_checkpoint({"epoch": epoch})
+
+    with studies.open("trainer.max_epochs=5") as (view,):
+        report = run(replace(view, scheduler=PauseAll()), save_each)
+        assert (report.outcome, report.paused, report.epochs) == (None, True, 2)
+        assert paused_at(stored(view)) == 2
