@@ -114,6 +114,7 @@ def test_quiet_and_events_exclude_each_other(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flag", [(), ("--json",), ("--quiet",)])
 def test_an_error_in_the_study_is_one_in_every_mode(tmp_path: Path, flag: tuple[str, ...]) -> None:
-    result = hpo("run", make_study(tmp_path), "optimizer.lt=1", *flag, code=2)
-    assert result.stdout == ""
+    study = make_study(tmp_path)
+    result = hpo("run", study, "optimizer.lt=1", *flag, code=2)
+    assert result.stdout == ("" if flag else f"checking {study}\n")
     assert "takes no argument `lt`" in result.stderr
