@@ -105,7 +105,7 @@ def _counts(counter: Counter[str]) -> str:
 
 
 def came_back(attempts: Sequence[Attempt]) -> int:
-    """Lost attempts whose process went on to others: it was alive, and what it did meanwhile did not count."""
+    """Lost attempts whose process took other trials: it was alive, and what it did meanwhile did not count."""
     last: dict[tuple[str, int, float], float] = {}
     for each in sorted(attempts, key=lambda attempt: attempt.started_at):
         last[each.host, each.pid, each.start_time] = each.started_at

@@ -7,7 +7,7 @@ out. The probability's base and slope are a logistic regression of "ended as the
 decisions that the fitted model would meet.
 
 A folder is judged by the mean over its tasks; what is minimised adds, over folders, the share of epochs and the
-excess regret in units of what is acceptable (see `Goal`), with a steep price beyond.
+excess regret in units of what is acceptable (see `Goal`), with a steep price above.
 """
 
 import argparse

@@ -15,8 +15,8 @@ times. What is shown:
 - best 5 % pruned: of the best twentieth of the configurations, by their last values.
 - ms: what a decision takes, median and longest.
 
-A value that is not finite is reported as the worst there is (--keep-nan: as it stands), and the trial goes on
-unless it is pruned. --horizon tells the pruner how long a trial is, as `hpo run` does; without, it has to see.
+A value that is not finite is reported as the worst there is (--keep-nan: as it stands), and the trial continues
+unless it is pruned. --horizon gives the pruner the length of a trial, as `hpo run` does; without, it has to see.
 Wilcoxon's pruner is not here: it is for trials that repeat a measurement in another order, not for curves. A
 threshold would have to be chosen for each task.
 """
@@ -163,7 +163,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--orders", type=int, default=4)
     parser.add_argument("--configs", type=int, default=100)
     parser.add_argument("--workers", type=int, nargs="+", default=[1])
-    parser.add_argument("--horizon", action="store_true", help="tell the pruner how long a trial is")
+    parser.add_argument("--horizon", action="store_true", help="give the pruner the length of a trial")
     parser.add_argument("--keep-nan", action="store_true", help="report what is not finite as it stands")
     parser.add_argument("--per-task", action="store_true", help="a second table, of each task")
     return parser.parse_args()

@@ -145,7 +145,7 @@ def eight(folder: Path, epochs: int) -> list[Callback]:
     return [callback for callback in nine(folder, epochs) if not isinstance(callback, GradientMonitor)]
 
 
-def nobody(folder: Path, epochs: int) -> list[Callback]:  # noqa: ARG001
+def no_callbacks(folder: Path, epochs: int) -> list[Callback]:  # noqa: ARG001
     return []
 
 
@@ -179,7 +179,7 @@ def main() -> None:
         "Trainer, DataLoader, all nine": partial(run, callbacks=nine, loader=True),
         "Trainer, in memory, all nine": partial(run, callbacks=nine),
         "Trainer, in memory, without the gradient monitor": partial(run, callbacks=eight),
-        "Trainer, in memory, no callbacks": partial(run, callbacks=nobody),
+        "Trainer, in memory, no callbacks": partial(run, callbacks=no_callbacks),
     }
     if device.startswith("cuda"):
         contestants["Trainer, in memory, all nine, CUDA graph"] = partial(run, callbacks=nine, cuda_graph=True)

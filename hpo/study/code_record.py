@@ -92,7 +92,7 @@ def code_fix(spec: StudySpec) -> str:
 
 
 def trial_codes(storage: StudyStorage, trial: FrozenTrial) -> list[str]:
-    """The code that a trial ran under, the latest last; more than one where it went on under other code."""
+    """The code that a trial ran under, the latest last; more than one where it resumed under other code."""
     return codes_of(storage.attempts_of_trial(id_of_trial(trial)))
 
 

@@ -49,7 +49,7 @@ class Reports:
             history: The metrics of each finished epoch; one that was not validated lacks the reported metric.
 
         Returns:
-            What an earlier attempt was told to do at an epoch that the history holds, and did not come to do.
+            A decision on an earlier attempt, at an epoch that the history holds, that was not carried out.
         """
         frozen = self._trial.storage.get_trial(id_of_trial(self._trial))
         stored = frozen.intermediate_values

@@ -1,4 +1,4 @@
-"""A study whose code changes: refused, accepted, and told of everywhere."""
+"""A study whose code changes: refused, accepted, and shown everywhere."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_trial_that_goes_on_under_other_code_says_so(study: Path) -> None:
 
 
 def test_a_model_of_other_code_says_so(study: Path) -> None:
-    """Training goes on only by leave; weights are given out with a warning."""
+    """Training continues only with permission; weights are given out with a warning."""
     hpo("run", study, *QUICK, "--n-trials", 1)
     ((old,),) = codes(study).values()
     exported = study.parent / "model.safetensors"

@@ -107,7 +107,7 @@ def test_objectives_that_can_not_be_are_refused(tmp_path: Path, override: str, f
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_trial_beyond_a_bound_is_never_the_best(tmp_path: Path) -> None:
+def test_a_trial_outside_the_bounds_is_never_the_best(tmp_path: Path) -> None:
     study = make_study(tmp_path, BOUNDED)
     hpo("run", study, "--workers", 2, "--n-trials", 8)
     trials = hpo_json("trials", study)

@@ -235,7 +235,7 @@ def test_four_workers_start_at_four_points(tmp_path: Path) -> None:
     assert len(set(points)) == 8
 
 
-def test_ctrl_c_puts_trials_down_and_they_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_interrupts_trials_and_they_resume(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     process = start_hpo("run", study, "--workers", 2, *SLOW)
     wait_until(lambda: finished(study) >= 1)
@@ -252,7 +252,7 @@ def test_ctrl_c_puts_trials_down_and_they_go_on(tmp_path: Path) -> None:
         assert all(int(after[0]) == int(before[0]) + 1 for before, after in pairwise(rows))
 
 
-def test_a_timeout_puts_trials_down_and_is_no_failure(tmp_path: Path) -> None:
+def test_a_timeout_interrupts_trials_and_is_no_failure(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     printed = hpo("run", study, "--timeout", "3", "model.delay=0.2", "trainer.max_epochs=20").stdout
     assert "the time limit is reached" in printed

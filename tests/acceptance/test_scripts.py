@@ -73,7 +73,7 @@ def test_no_guard_is_needed_for_a_study_file(tmp_path: Path, how: str) -> None:
 
 
 def test_a_study_with_the_scripts_own_classes(tmp_path: Path) -> None:
-    """The script is imported for them, under its own name; then the command line goes on with the study."""
+    """The script is imported for them, under its own name; then the command line resumes the study."""
     path = script(tmp_path, OWN, model=MODEL)
     first, *imported, last = python(tmp_path, str(path)).stdout.splitlines()
     assert first == "the top level of __main__"

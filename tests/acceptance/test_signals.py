@@ -1,4 +1,4 @@
-"""A run that is to end: signals, a closed terminal, a pipe that nobody reads."""
+"""A run that is to end: signals, a closed terminal, a pipe without a reader."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_a_signal_puts_trials_down_with_all_they_have_done(tmp_path: Path, numbe
     assert (status["running"], status["waiting"]) == (0, 2)
     ends = {(each.outcome, each.reason) for each in ledger_of(study)}
     assert ends == {("requeued", "interrupted")}
-    assert list(tmp_path.rglob("epoch-*-batch-*.pt")), "put down inside an epoch"
+    assert list(tmp_path.rglob("epoch-*-batch-*.pt")), "interrupted inside an epoch"
 
 
 def test_a_second_ctrl_c_stops_at_once_and_costs_no_retry(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_run_that_is_to_ignore_the_hang_up_goes_on(tmp_path: Path) -> None:
     assert hpo_json("status", study)["finished"] == 6
 
 
-def test_a_pipe_that_nobody_reads_any_more_ends_the_run_in_order(tmp_path: Path) -> None:
+def test_a_pipe_whose_reader_is_gone_ends_the_run_in_order(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     process = start_hpo("run", study, "--workers", 2, "model.delay=0.05")
     assert process.stdout is not None

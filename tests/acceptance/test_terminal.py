@@ -17,7 +17,7 @@ import pytest
 from tests.support.commands import hpo_json, make_study
 
 LONG = ("model.delay=0.05", "trainer.max_epochs=40")
-#: What a terminal does on being told, but write text: cursor, colours, erasing.
+#: What a terminal is ordered to do, apart from text: cursor, colours, erasing.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
 
@@ -143,7 +143,7 @@ def test_a_terminal_that_becomes_narrow_is_drawn_anew(tmp_path: Path) -> None:
         assert ended(child) == 130
 
 
-def test_colours_are_off_where_nobody_wants_them(tmp_path: Path) -> None:
+def test_colours_are_off_where_they_are_unwanted(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     with terminal("run", study, "--n-trials", 1, NO_COLOR="1") as child:
         assert ended(child) == 0

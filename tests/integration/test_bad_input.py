@@ -388,5 +388,5 @@ def test_callbacks_are_checked_by_name(tmp_path: Path) -> None:
 def test_any_argument_is_a_warning(tmp_path: Path) -> None:
     spec = load_spec(study(tmp_path, GOOD), ["model={_target_: model.Open, width: 3}"])
     (warning,) = check_spec(spec)
-    told = "command line: model.width: `model.Open` takes any argument, so `width` can't be checked"
-    assert str(warning) == told
+    expected_text = "command line: model.width: `model.Open` takes any argument, so `width` can't be checked"
+    assert str(warning) == expected_text

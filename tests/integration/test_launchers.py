@@ -223,7 +223,7 @@ def test_a_kill_is_reported_with_its_cause_and_its_trial_can_be_settled(studies:
 
 
 def settle(watched: Watched) -> None:
-    """As a supervisor does: first what it knows of the worker, then what nobody holds any more."""
+    """As a supervisor does: first what it knows of the worker, then the leases that no process holds."""
     (ended,) = watched.ended
     verdict = Verdict(LOST, ended.cause)
     settle_process(watched.view.storage, watched.view.study_id, ended.worker.trial_pid, verdict)

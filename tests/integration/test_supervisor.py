@@ -186,8 +186,8 @@ def status(studies: Studies, *overrides: str) -> dict[str, Any]:
 def test_every_trial_is_announced_and_reported(studies: Studies) -> None:
     ending, heard = supervise(studies, launch=InProcessLauncher)
     assert ending is Ending.DONE
-    told = [type(message) for message in heard if not isinstance(message, Tick)]
-    assert told == [Started, EpochsEnded, TrialReport] * 3
+    kinds = [type(message) for message in heard if not isinstance(message, Tick)]
+    assert kinds == [Started, EpochsEnded, TrialReport] * 3
     for message in of(EpochsEnded, heard):
         (report,) = [each for each in of(TrialReport, heard) if each.number == message.number]
         assert (message.first, message.values, message.max_epochs) == (1, (report.value,), 1)
@@ -212,7 +212,7 @@ def test_each_epoch_is_told_once_and_a_resumed_trials_curve_again(studies: Studi
 
 
 def test_training_does_not_wait_for_a_supervisor_that_does_not_listen() -> None:
-    """With the channel full, news wait; what was not told in time is told at the end, nothing twice."""
+    """With the channel full, news wait; what was not sent in time is sent at the end, nothing twice."""
     ours, theirs = multiprocessing.Pipe()
     news = News(theirs, 3, "val_loss")
     state = TrainState(max_epochs=100_000)
@@ -418,7 +418,7 @@ def test_trials_that_run_elsewhere_are_waited_for_and_taken_over(studies: Studie
         other.storage.close()
 
 
-def test_output_that_nobody_reads_any_more_puts_the_trials_down(studies: Studies) -> None:
+def test_output_whose_reader_is_gone_interrupts_the_trials(studies: Studies) -> None:
     def closed(_: str, message: object) -> None:
         if isinstance(message, Started):
             raise BrokenPipeError
@@ -444,7 +444,7 @@ def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -
         _check_preload()
 
 
-def test_checkpoints_beyond_the_quota_go_while_the_study_runs(studies: Studies) -> None:
+def test_checkpoints_above_the_quota_go_while_the_study_runs(studies: Studies) -> None:
     overrides = ("study.n_trials=4", "trainer.max_epochs=4", "model.delay=0.1", "run.keep_best=1")
     _, heard = supervise(studies, *overrides, "run.disk_quota=90kB", "run.lost_after=3", launch=InProcessLauncher)
     said = [notice.text for notice in of(Notice, heard)]

@@ -183,7 +183,7 @@ class MariaServer(DatabaseServer):
             time.sleep(0.02)
 
     def _answers(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as probe:  # the driver leaves sockets open that found nobody
+        with socket.socket(socket.AF_UNIX) as probe:  # the driver leaves sockets open that found no server
             try:
                 probe.connect(str(self.folder / "socket"))
             except OSError:

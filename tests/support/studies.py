@@ -28,7 +28,7 @@ class Studies:
     """Opens studies; their database is a copy of one that has the tables.
 
     Attributes:
-        folder: A study goes here when it is not told where.
+        folder: A study goes here unless it names a folder.
         ready: The database to copy.
     """
 

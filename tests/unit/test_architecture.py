@@ -108,7 +108,7 @@ def test_the_scan_sees_what_is_there() -> None:
 
 @pytest.mark.parametrize("package", ["trainer", "hpo"])
 def test_no_module_imports_itself_through_others(package: str) -> None:
-    """Imports under TYPE_CHECKING count: a cycle of names is a cycle to whoever reads.
+    """Imports under TYPE_CHECKING count: a cycle of names is a cycle to the reader.
 
     Those in functions don't: they run late, and are there so that `hpo --help` needs no torch.
     """
@@ -179,9 +179,9 @@ def test_the_tour_has_the_layers_and_names_no_module_that_is_gone() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text()
     tour = text.partition("### hpo/: the service")[2].partition("\n### A trial")[0]
     rows = re.findall(r"^\| (\d+) \| ([^|]+) \| (.*) \|$", tour, re.MULTILINE)
-    told = {(int(line), name) for line, names, _ in rows for name in re.findall(r"`(\w+)/?`", names)}
+    in_tour = {(int(line), name) for line, names, _ in rows for name in re.findall(r"`(\w+)/?`", names)}
     held = {(line, name) for line, names in enumerate(LAYERS) for name in names if line}
-    assert told == held, "the tour in CONTRIBUTING.md and LAYERS here differ"
+    assert in_tour == held, "the tour in CONTRIBUTING.md and LAYERS here differ"
     known = {path.stem for path in FILES} | {path.parent.name for path in FILES} | {"templates"}
     for line, names, files in rows:
         gone = {name for name in re.findall(r"`(\w+)(?:/|\*)?`", files) if name not in known}

@@ -28,7 +28,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def console_errors() -> list[str]:
-    """What the page has complained of so far: errors on its console, and exceptions that nobody caught.
+    """What the page has complained of so far: errors on its console, and uncaught exceptions.
 
     A test of a page ends with ``assert console_errors == []``, or names what it expects.
     """

@@ -125,7 +125,7 @@ def test_every_figure_is_drawn_and_nothing_of_the_study_runs(
     assert console_errors == []
 
 
-def test_a_front_and_what_is_beyond_a_bound_are_drawn(page: Page, front: Path, console_errors: list[str]) -> None:
+def test_a_front_and_trials_outside_bounds_are_drawn(page: Page, front: Path, console_errors: list[str]) -> None:
     shown(page, front)
     drawn = page.evaluate(FIGURES)
     assert {"front-0", "history-0", "history-1", "parallel-1", "slice-1-1", "contour-1"} <= set(drawn)

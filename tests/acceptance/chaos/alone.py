@@ -56,7 +56,7 @@ class _StopAfter(Callback):
 def train_alone(
     builder: Builder, params: Mapping[str, Any], *, seed: int, threads: int, epochs: int | None
 ) -> Alone:
-    """Train as `hpo.trial.run` does, without a pruner, a storage or anybody who disturbs.
+    """Train as `hpo.trial.run` does, without a pruner, a storage or a disturbance.
 
     Args:
         builder: The study's; its data may be there already.

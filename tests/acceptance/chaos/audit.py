@@ -176,14 +176,14 @@ class _Case:
 
     @cached_property
     def histories(self) -> dict[str, list[Metrics]]:
-        """What each file tells of the epochs, by its name in the trial's folder."""
+        """What each file records of the epochs, by its name in the trial's folder."""
         own = trial_folder(self.opened.spec, self.trial.number)
-        told = {f"attempt-{attempt}/metrics.csv": rows for attempt, rows in self.tables.items()}
-        return told | {str(f.path.relative_to(own)): held["state"]["history"] for f, held in self.checkpoints}
+        records = {f"attempt-{attempt}/metrics.csv": rows for attempt, rows in self.tables.items()}
+        return records | {str(f.path.relative_to(own)): held["state"]["history"] for f, held in self.checkpoints}
 
     @cached_property
     def alone(self) -> Alone | None:
-        """The trial trained alone, as far as anything tells of it."""
+        """The trial trained alone, as far as its files record it."""
         run = self.trial.user_attrs.get(RUN_ATTR)
         if self.builder is None or run is None or self.outcome == Outcome.OUT_OF_MEMORY:
             return None

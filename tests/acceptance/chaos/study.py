@@ -1,4 +1,4 @@
-"""The study that storms blow on: everything that makes going on hard to get right, and slow enough to be hit."""
+"""The study that storms blow on: everything that makes resuming hard to get right, and slow enough to be hit."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ def _survives(
 
 def test_nothing_is_lost_or_doubled_on_sqlite(tmp_path: Path) -> None:
     spec = load_spec(make_study(tmp_path / "study"))
-    # Where nobody may make up a host name, both are on this host: then nobody is taken for dead who lives.
+    # Where host names can't be set, both are on this host: then no living worker counts as dead.
     hosts = ["", "other" if other_hosts_work() else ""]
     _survives(spec, Weather(kills=12, seed=39, pause=(0.05, 0.5), longest_stop=4.5), hosts)
 

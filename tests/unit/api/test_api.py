@@ -225,10 +225,10 @@ def test_warnings_are_warnings_at_the_line_that_calls(tmp_path: Path) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         hpo.run(path, {"trainer.max_epochs": 1}, progress=False)
-    told = [
+    warned = [
         each for each in caught if issubclass(each.category, UserWarning) and "study.sampler" in str(each.message)
     ]
-    assert [each.filename for each in told] == [__file__]
+    assert [each.filename for each in warned] == [__file__]
 
 
 def test_other_threads_are_refused(tmp_path: Path) -> None:

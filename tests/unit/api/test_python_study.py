@@ -235,7 +235,7 @@ def test_what_workers_could_not_make_is_refused(tmp_path: Path, model: Any, said
 def test_the_reader_of_study_files_has_the_last_word(tmp_path: Path, changes: Any, said: str) -> None:
     with pytest.raises(hpo.InputError) as error:
         study(tmp_path, **changes).spec()
-    # No line: nobody wrote one.
+    # No line: none was written.
     assert str(error.value).startswith(f'hpo.Study("tiny"): {said}'), str(error.value)
 
 
@@ -280,17 +280,17 @@ def test_a_namesake_in_the_studys_folder_is_refused(tmp_path: Path) -> None:
     assert "rename one of the two" in error.value.fix
 
 
-def test_its_file_is_written_anew_and_nobody_elses_is(tmp_path: Path) -> None:
+def test_its_own_file_is_rewritten_and_no_other_is(tmp_path: Path) -> None:
     made = study(tmp_path / "new")
     assert made.write() == tmp_path / "new/tiny.yaml"
     assert load_spec(made.path).config_hash() == made.spec().config_hash()
     study(tmp_path / "new", n_trials=7).write()
     assert load_spec(made.path).study.n_trials == 7
-    made.path.write_text("# somebody's own\n")
+    made.path.write_text("# written by a person\n")
     with pytest.raises(hpo.InputError, match="is in the way") as error:
         made.write()
     assert "another name" in error.value.fix
-    assert made.path.read_text() == "# somebody's own\n"
+    assert made.path.read_text() == "# written by a person\n"
 
 
 def test_a_folder_that_can_not_be_written_to(tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ def test_warnings_do_not_fail_the_check(file: Path) -> None:
 
 
 def test_people_read_a_line_for_each_stage_and_what_it_costs(file: Path) -> None:
-    told = hpo("check", file, "--device", "cpu", "lr_scheduler.T_max=7").stdout
-    lines = told.splitlines()
+    printed = hpo("check", file, "--device", "cpu", "lr_scheduler.T_max=7").stdout
+    lines = printed.splitlines()
     assert lines[:2] == ["structure  ok", "imports    ok"]
     assert lines[2] == "meaning    1 warning"
     assert lines[3].startswith(

@@ -89,7 +89,7 @@ def test_a_server_is_asked_for_its_version(look: Look, postgres_url: str) -> Non
 
 
 def test_a_server_that_is_not_there_and_a_password_that_stays_hidden(look: Look) -> None:
-    with socket.socket() as free:  # bound and not listening: whoever connects is refused
+    with socket.socket() as free:  # bound and not listening: every connection is refused
         free.bind(("127.0.0.1", 0))
         line = look(storage=f"postgresql://ann:secret@127.0.0.1:{free.getsockname()[1]}/x")["database"]
     assert line.status == "error"
@@ -237,8 +237,8 @@ def test_a_gpu_that_does_not_compute(no_gpu: Path, look: Look, monkeypatch: pyte
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     study = make_study(tmp_path / "study")
-    told = hpo("doctor", study, code=0).stdout
-    assert [line.split()[0] for line in told.splitlines() if not line.startswith(" ")].count("ok") >= 9
+    printed = hpo("doctor", study, code=0).stdout
+    assert [line.split()[0] for line in printed.splitlines() if not line.startswith(" ")].count("ok") >= 9
     assert {"name", "status", "found", "fix"} == set(hpo_json("doctor")[0])
     failed = hpo("doctor", "--storage", "oracle://me:secret@host/x", code=3).stdout
     assert "error    database" in failed

@@ -1,4 +1,4 @@
-"""SQLite on network file systems, told from tables of mounts as the kernel writes them."""
+"""SQLite on network file systems, found in tables of mounts as the kernel writes them."""
 
 from pathlib import Path
 

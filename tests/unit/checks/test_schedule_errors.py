@@ -235,7 +235,7 @@ class TestMetricsThatNothingRecords:
             (["step={_target_: own.step}", "loss=null", "study.metric=mae"], "study.metric"),
         ],
     )
-    def test_whoever_follows_them_is_named(self, file: Path, overrides: list[str], path: str) -> None:
+    def test_their_reader_is_named(self, file: Path, overrides: list[str], path: str) -> None:
         with pytest.raises(InputError, match="nothing records this metric") as raised:
             check_imports(spec_of(file, "study.direction=minimize", *overrides))
         assert raised.value.path == path

@@ -84,7 +84,7 @@ def test_brackets_in_what_is_shown_are_no_markup(studies: Studies) -> None:
 
 @pytest.fixture
 def closed_pipe() -> Iterator[int]:
-    """The writing end of a pipe that nobody reads from any more."""
+    """The writing end of a pipe whose reader is gone."""
     reading, writing = os.pipe()
     os.close(reading)
     yield writing

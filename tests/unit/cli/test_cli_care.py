@@ -164,7 +164,7 @@ def test_a_clean_says_what_goes_and_training_on_from_it_says_that_it_went(small:
 
 @pytest.fixture
 def answered(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """A terminal as standard input, at which somebody answers."""
+    """A terminal as standard input, at which a person answers."""
     keyboard, screen = pty.openpty()
     with open(screen) as terminal:  # noqa: PTH123 - a descriptor
         monkeypatch.setattr(sys, "stdin", terminal)

@@ -113,9 +113,9 @@ def test_each_pruner_is_judged_by_hand(finished: Path) -> None:
 
 
 def test_the_table_says_what_it_leaves_out(finished: Path) -> None:
-    told = hpo("replay", finished, "--pruner", "threshold,upper=5.5", "--orders", "1")
-    shown = [line.rstrip() for line in told.stdout.splitlines()]
-    assert told.stderr == ""
+    printed = hpo("replay", finished, "--pruner", "threshold,upper=5.5", "--orders", "1")
+    shown = [line.rstrip() for line in printed.stdout.splitlines()]
+    assert printed.stderr == ""
     assert shown[0] == "replay of tiny: 7 trials of 16 epochs, 1 order, 1 worker"
     assert shown[1].split()[:4] == ["pruner", "epochs", "of", "all"]
     assert shown[2].split()[:-1] == ["threshold,upper=5.5", "12", "75.0%", "0.6667", "0.6667", "1.0", "100%"]
@@ -201,10 +201,10 @@ def test_a_study_that_maximises_is_judged_the_other_way(studies: Studies) -> Non
 def test_a_mistyped_pruner_is_named_as_it_was_typed(
     finished: Path, typed: str, first_line: str, rest: str
 ) -> None:
-    told = hpo("replay", finished, "--pruner", typed, code=2).stderr
-    assert told.startswith(first_line)
-    assert rest in told
-    assert "study.pruner" not in told
+    printed = hpo("replay", finished, "--pruner", typed, code=2).stderr
+    assert printed.startswith(first_line)
+    assert rest in printed
+    assert "study.pruner" not in printed
 
 
 def test_nothing_to_judge_by_is_an_error(studies: Studies) -> None:
@@ -212,9 +212,9 @@ def test_nothing_to_judge_by_is_an_error(studies: Studies) -> None:
         play(view, 2.0, 1.0)
         play(view, 3.0, state=TrialState.PRUNED)
         play(view, math.nan, final=math.inf)
-    told = hpo("replay", studies.folder / "study.yaml", "--pruner", "none", code=3).stderr
-    assert "fewer than 2 trials that ran to their end with a finite value" in told
-    assert "fix: finish more trials" in told
+    printed = hpo("replay", studies.folder / "study.yaml", "--pruner", "none", code=3).stderr
+    assert "fewer than 2 trials that ran to their end with a finite value" in printed
+    assert "fix: finish more trials" in printed
 
 
 def test_a_study_that_is_not_there_is_an_error(studies: Studies) -> None:

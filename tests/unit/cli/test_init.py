@@ -26,10 +26,10 @@ each = pytest.mark.parametrize("template", TEMPLATES)
 @each
 def test_a_template_is_a_whole_study(template: str, tmp_path: Path) -> None:
     folder = tmp_path / "new" / "study"
-    told = hpo("init", folder, "--template", template, code=0).stdout
+    printed = hpo("init", folder, "--template", template, code=0).stdout
     assert {path.name for path in folder.iterdir()} == FILES
     for command in ("check", "run", "train"):
-        assert f"  hpo {command} {folder}/study.yaml" in told
+        assert f"  hpo {command} {folder}/study.yaml" in printed
     spec = load_spec(folder / "study.yaml", require_search_space=True)
     assert check_study(spec) == []
     check_search(spec)

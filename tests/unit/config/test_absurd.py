@@ -23,7 +23,7 @@ def lines(*, levels: int, parts: int, line: str) -> str:
     return "".join(line.format(n, ", ".join([f"*a{n - 1}"] * parts)) for n in range(1, levels))
 
 
-#: What is written after the study, or in its place; and how the error goes on behind the file.
+#: What is written after the study, or in its place; and how the error continues after the file.
 FILES = {
     "laughs": ("x0: &a0 [lol]\n" + lines(levels=30, parts=10, line="x{0}: &a{0} [{1}]\n"), "x4"),
     "merged laughs": ("x0: &a0 {a: 1}\n" + lines(levels=30, parts=10, line="x{0}: &a{0} {{<<: [{1}]}}\n"), "x4"),

@@ -123,7 +123,7 @@ def keys_of(model: type[BaseModel], above: str = "") -> Iterator[tuple[str, str,
             yield f"{above}{name}", name, field
 
 
-def test_every_key_is_described_and_read_by_somebody() -> None:
+def test_every_key_is_described_and_read_by_code() -> None:
     package = Path(inspect.getfile(StudyFile)).parents[1]
     code = "\n".join(file.read_text() for file in package.rglob("*.py") if not file.name.startswith("schema"))
     for path, name, field in keys_of(StudyFile):

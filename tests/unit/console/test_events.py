@@ -79,8 +79,8 @@ def test_a_resumed_trials_epochs_are_not_told_again(tmp_path: Path) -> None:
     second = events(hpo("run", study, *slow).stdout)
     assert first[-1]["ending"] == "timeout"
     assert len(of("trial_requeued", first)) == len(of("trial_started", first))
-    told = [event["epoch"] for event in [*of("epoch_ended", first), *of("epoch_ended", second)]]
-    assert told == [1, 2, 3, 4]
+    reported_epochs = [event["epoch"] for event in [*of("epoch_ended", first), *of("epoch_ended", second)]]
+    assert reported_epochs == [1, 2, 3, 4]
 
 
 @pytest.mark.usefixtures("in_process")

@@ -143,7 +143,7 @@ def at(seconds: float, epoch: int, *, of: int | None = 10, resumed: int | None =
 IDLE = WorkerView("w", "cpu")
 CASES: Mapping[str, tuple[int, list[float], list[WorkerView], float | None]] = {
     "nothing to go by": (5, [], [at(3.0, 0)], None),
-    "nobody works": (5, [10.0], [], None),
+    "no worker is busy": (5, [10.0], [], None),
     "all done": (0, [10.0], [IDLE], 0.0),
     "one worker": (3, [10.0, 20.0], [IDLE], 45.0),
     "shared by two": (3, [10.0, 20.0], [IDLE, IDLE], 22.5),

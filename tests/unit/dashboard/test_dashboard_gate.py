@@ -1,4 +1,4 @@
-"""The dashboard's gate: who gets in, from where, and what browsers are told; without a server in between."""
+"""The dashboard's gate: who gets in, from where, and what browsers are sent; without a server in between."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HOME = "/dashboard/studies/7"
 
 @dataclass
 class Clock:
-    """Time that goes on when it is told to."""
+    """Time that passes only on request."""
 
     now: float = 100.0
 
@@ -189,7 +189,7 @@ def test_a_session_ends_by_time_and_by_logging_out() -> None:
     assert visit("GET", "/api/studies", cookie=second).status == 401
 
 
-def test_guesses_are_slowed_down_for_everybody_by_and_by() -> None:
+def test_guesses_are_slowed_down_for_all_visitors() -> None:
     clock = Clock()
     visit, _ = visitor(clock=clock)
     assert [visit("POST", "/login", {"token": f"guess-{n}"}).status for n in range(12)] == [403] * 10 + [429] * 2
@@ -308,7 +308,7 @@ def test_every_answer_is_kept_from_other_pages() -> None:
         assert "frame-ancestors 'none'" in policy
     dashboard, artifact, *_ = (answer.headers["Content-Security-Policy"] for answer in answers)
     assert dashboard.startswith("script-src 'self' 'unsafe-eval';")
-    assert "sandbox allow-same-origin;" in artifact  # an SVG that somebody uploads has no script that runs
+    assert "sandbox allow-same-origin;" in artifact  # an SVG that a visitor uploads has no script that runs
     assert visit("GET", "/static/bundle.js", cookie=cookie).headers["Cache-Control"] == "private, no-cache"
 
 

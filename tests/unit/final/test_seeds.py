@@ -219,9 +219,9 @@ def test_several_objectives_have_no_leaders(studies: Studies) -> None:
     ],
 )
 def test_what_makes_no_sense_is_refused(view: OpenStudy, options: tuple[str, ...], text: str) -> None:
-    told = hpo("train", view.spec.path, *options, code=2).stderr
-    assert text in told
-    assert "fix:" in told
+    refusal = hpo("train", view.spec.path, *options, code=2).stderr
+    assert text in refusal
+    assert "fix:" in refusal
 
 
 def test_the_command_prints_seeds_and_ranks(view: OpenStudy) -> None:

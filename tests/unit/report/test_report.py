@@ -280,16 +280,16 @@ def test_a_report_that_fails_leaves_the_one_before(
 def test_a_place_that_cannot_be_written_to_is_an_error(finished: OpenStudy, studies: Studies) -> None:
     folder = studies.folder / "folder"
     folder.mkdir()
-    told = hpo("report", studies.folder / "study.yaml", *OVERRIDES, "-o", folder, code=2).stderr
-    assert told.startswith("--output: can't be written: ")
-    assert f"value: {folder}" in told
-    assert "fix: " in told
+    printed = hpo("report", studies.folder / "study.yaml", *OVERRIDES, "-o", folder, code=2).stderr
+    assert printed.startswith("--output: can't be written: ")
+    assert f"value: {folder}" in printed
+    assert "fix: " in printed
     assert not list(folder.iterdir())
 
 
 def test_a_study_that_is_not_there_is_the_error_of_status(studies: Studies) -> None:
     studies.spec()
-    told = hpo("report", studies.folder / "study.yaml", code=3)
-    assert (told.stdout, told.stderr) == ("", hpo("status", studies.folder / "study.yaml", code=3).stderr)
-    assert "hpo run" in told.stderr
+    printed = hpo("report", studies.folder / "study.yaml", code=3)
+    assert (printed.stdout, printed.stderr) == ("", hpo("status", studies.folder / "study.yaml", code=3).stderr)
+    assert "hpo run" in printed.stderr
     assert not list(studies.folder.rglob("report.html"))

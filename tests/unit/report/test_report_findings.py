@@ -118,7 +118,7 @@ def test_the_time_at_work_leaves_pauses_out() -> None:
     assert [lane["busy_share"] for lane in totals["workers"]] == [pytest.approx(1.0), pytest.approx(0.37)]
 
 
-def test_machines_are_named_where_there_are_several_and_nobody_is_busy_twice() -> None:
+def test_machines_are_named_where_there_are_several_and_no_worker_is_busy_twice() -> None:
     work = [
         work_of(0, start=0, end=10),
         work_of(1, start=5, end=20),  # taken over before it was known to be lost

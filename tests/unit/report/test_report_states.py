@@ -185,21 +185,23 @@ def test_pictures_that_cannot_be_written_are_an_error(studies: Studies, tmp_path
     with studies.open(N_TRIALS) as (view,):
         one(view)
     (tmp_path / "file").touch()
-    told = hpo("report", studies.folder / "study.yaml", N_TRIALS, "--png", tmp_path / "file", code=2).stderr
-    assert told.startswith("--png: can't be written: ")
-    assert "fix: " in told
+    error = hpo("report", studies.folder / "study.yaml", N_TRIALS, "--png", tmp_path / "file", code=2).stderr
+    assert error.startswith("--png: can't be written: ")
+    assert "fix: " in error
 
 
 def test_without_matplotlib_the_fix_is_said(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
     with studies.open(N_TRIALS) as (view,):
         one(view)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    told = hpo("report", studies.folder / "study.yaml", N_TRIALS, "--png", studies.folder / "png", code=3).stderr
-    assert told == "matplotlib draws the pictures, and is not installed\n  fix: pip install 'hpo-service[plots]'\n"
+    error = hpo("report", studies.folder / "study.yaml", N_TRIALS, "--png", studies.folder / "png", code=3).stderr
+    assert (
+        error == "matplotlib draws the pictures, and is not installed\n  fix: pip install 'hpo-service[plots]'\n"
+    )
 
 
 def lose_note(view: OpenStudy) -> None:
-    """As if somebody had edited it in the dashboard."""
+    """As if a person had edited it in the dashboard."""
     view.storage.set_study_system_attr(view.study_id, "dashboard:note_str:0", "mine ```yaml\n{")
 
 

@@ -1,4 +1,4 @@
-"""PredictedLossPruner: what it ends, what it lets go on, and that all it knows is in the storage."""
+"""PredictedLossPruner: what it ends, what it lets continue, and that all it knows is in the storage."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def test_hpo_writes_how_long_a_trial_is(studies: Studies, length: tuple[str, ...
         assert view.study.user_attrs.get(MAX_EPOCHS_ATTR) == known
 
 
-def test_workers_decide_alike_whoever_asks(studies: Studies) -> None:
+def test_all_workers_decide_alike(studies: Studies) -> None:
     overrides = ("study.pruner=predicted_loss", f"trainer.max_epochs={EPOCHS}", "study.n_trials=20")
     with studies.open(*overrides, views=2) as (one, other):
         for number, curve in enumerate(SOME):

@@ -57,7 +57,7 @@ def play(
 
 
 def play_all(view: OpenStudy, best: float, good: float, bad: float) -> None:
-    """Three audited trials that tell: the best, a good one, a diverged one; and what must not be counted."""
+    """Three audited trials that count: the best, a good one, a diverged one; and what must not be counted."""
     play(view, [bad] * 9 + [good], audited_at=4)
     play(view, [bad] * 9 + [best], audited_at=3)
     play(view, [bad] * 10)
@@ -74,7 +74,7 @@ EXPECTED = {
     "ended": 7,
     "pruned": 2,
     "epochs_used": 10 + 10 + 10 + 2 + 5 + 4 + 3,
-    "horizon": 12,  # as the study says; nobody ran that long
+    "horizon": 12,  # as the study says; no trial ran that long
     "epochs_saved": 10 + 7,
     "epochs_unpruned": 44 + 17,
     "top_k": 1,

@@ -210,7 +210,7 @@ def test_configurations_of_different_speed_drift_apart_the_same_way_each_time() 
 
 
 def plain_loop(rows: NDArray[np.float64], pruner: pruners.BasePruner) -> list[tuple[int, bool]]:
-    """The epochs of each trial and whether it was pruned, as anybody would write it."""
+    """The epochs of each trial and whether it was pruned, as written by hand."""
     study, ended = optuna.create_study(study_name="replay", pruner=pruner), []
     for row in rows:
         trial = study.ask()

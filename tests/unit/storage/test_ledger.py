@@ -67,7 +67,7 @@ def test_a_stopped_process_lives_and_a_zombie_does_not(child: "subprocess.Popen[
     deadline = time.monotonic() + 5
     while alive(owner) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert child.returncode is None, "nobody has waited for it: a zombie"
+    assert child.returncode is None, "not waited for: a zombie"
     assert Path(f"/proc/{child.pid}").exists()
     assert alive(owner) is False
     child.wait()
@@ -89,7 +89,7 @@ def test_the_heartbeat_survives_whatever_goes_wrong(caplog: pytest.LogCaptureFix
         [sa.exc.OperationalError("update", {}, Exception("gone")), KeyError(1), [], [LEASE], [LEASE], [], [LEASE]]
     )
     beats: list[int] = []
-    told: list[Lease] = []
+    lost_leases: list[Lease] = []
 
     def beat() -> list[Lease]:
         beats.append(1)
@@ -98,12 +98,12 @@ def test_the_heartbeat_survives_whatever_goes_wrong(caplog: pytest.LogCaptureFix
             raise answer
         return answer
 
-    heart = Heartbeat(beat, interval=0.005, on_lost=told.append).start()
+    heart = Heartbeat(beat, interval=0.005, on_lost=lost_leases.append).start()
     deadline = time.monotonic() + 5
     while len(beats) < 9 and time.monotonic() < deadline:
         time.sleep(0.005)
     heart.stop()
-    assert told == [LEASE, LEASE], "once for each loss, not for each beat"
+    assert lost_leases == [LEASE, LEASE], "once for each loss, not for each beat"
     (said,) = caplog.messages  # once for each time of trouble
     assert said.startswith("a sign of life could not be given")
     count = len(beats)

@@ -138,13 +138,13 @@ def test_a_queued_trial_whose_commits_answer_is_lost_is_queued_once(
     assert [trial.state for trial in load(storage).trials] == [TrialState.WAITING]
 
 
-def test_waiting_is_told_once_and_given_up_with_a_fix(
+def test_waiting_is_logged_once_and_given_up_with_a_fix(
     server: DatabaseServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     url = server.new_database(ready=True)
     make_study(url, 1)
 
-    def told() -> list[str]:
+    def reported_events() -> list[str]:
         ours = [record for record in caplog.records if record.name == "hpo.storage.outage"]  # not the pool's
         said = [record.getMessage() for record in ours]
         return [message.partition("the database ")[2][:8] for message in said]
@@ -155,10 +155,10 @@ def test_waiting_is_told_once_and_given_up_with_a_fix(
         caplog.clear()
         with caplog.at_level(logging.WARNING, "hpo.storage.outage"):
             back.start()
-            while not told():
+            while not reported_events():
                 trial.set_user_attr("note", 1)
             back.join()
-        assert told() == ["is unrea", "is reach"]
+        assert reported_events() == ["is unrea", "is reach"]
         server.stop()
         with pytest.raises(DatabaseAwayError, match="fix: see that the database runs"):
             storage.engine.connect()
@@ -174,10 +174,10 @@ def test_waiting_is_told_once_and_given_up_with_a_fix(
 def test_the_heart_beats_on_after_an_outage(server: DatabaseServer, caplog: pytest.LogCaptureFixture) -> None:
     url = server.new_database(ready=True)
     make_study(url, 1)
-    told: list[ledger.Lease] = []
+    reported_events: list[ledger.Lease] = []
     with opened(url, owner=Owner.current()) as storage:
         load(storage).ask()
-        with Heartbeat(storage.beat, interval=0.02, on_lost=told.append):
+        with Heartbeat(storage.beat, interval=0.02, on_lost=reported_events.append):
             server.stop(immediate=True)
             while not any("sign of life" in message for message in caplog.messages):
                 time.sleep(0.01)
@@ -185,7 +185,7 @@ def test_the_heart_beats_on_after_an_outage(server: DatabaseServer, caplog: pyte
             came_back = time.time()
             while (lease := running(storage)[0].lease) is None or lease.beat_at < came_back:
                 time.sleep(0.01)
-        assert told == []
+        assert reported_events == []
 
 
 def test_a_worker_may_start_while_the_database_is_away(server: DatabaseServer) -> None:
@@ -262,7 +262,7 @@ def test_a_server_that_does_not_answer_is_given_up(
         conn.execute(sa.text("SELECT SLEEP(30)"))
 
 
-def test_tables_are_not_made_beside_somebody_who_makes_them(
+def test_tables_are_not_made_beside_a_process_that_makes_them(
     mariadb_server: DatabaseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(database, "_LOCK_SECONDS", 1)
@@ -313,7 +313,7 @@ def test_a_full_disk_is_said_and_leaves_the_file_intact(tmp_path: Path) -> None:
 
 
 def on_one_mebibyte(root: str) -> None:
-    """Run in a process of its own: report until the disk is full, make room and go on."""
+    """Run in a process of its own: report until the disk is full, make room and continue."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     url, ballast = f"sqlite:///{root}/study.db", Path(root) / "ballast"
     make_study(url, 10)

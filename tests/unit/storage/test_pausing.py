@@ -45,7 +45,7 @@ def paused_trial(storage: StudyStorage, step: int = 2, value: float = 0.5) -> in
     return trial._trial_id
 
 
-def test_a_paused_trial_is_taken_by_nobody_but_who_resumes_it(two_owners: Owners) -> None:
+def test_a_paused_trial_is_taken_only_by_who_resumes_it(two_owners: Owners) -> None:
     first, second = two_owners
     trial_id = paused_trial(first)
     (trial,) = first.get_all_trials(study_id(first))
@@ -61,7 +61,7 @@ def test_a_paused_trial_is_taken_by_nobody_but_who_resumes_it(two_owners: Owners
     assert optuna.load_study(study_name="study", storage=optunas).ask().number == 3
     optunas.remove_session()
     optunas.engine.dispose()
-    assert not second.set_trial_state_values(trial_id, TrialState.RUNNING), "it waits for nobody"
+    assert not second.set_trial_state_values(trial_id, TrialState.RUNNING), "it waits for no worker"
     assert second.resume(trial_id)
     assert not first.resume(trial_id)
     again = second.get_trial(trial_id)
@@ -211,7 +211,7 @@ class PausingMachine(RuleBasedStateMachine):
         self.ids: dict[int, int] = {}
 
     def new_worker(self) -> StudyStorage:
-        """A worker whose process, by its number, is not there: it is dead whenever somebody looks."""
+        """A worker whose process, by its number, is not there: it is dead whenever it is checked."""
         self.generation += 1
         owner = Owner(ledger.host_name(), ledger.boot_id(), 2**22 + self.generation, 1.0, str(self.generation))
         return open_storage(self.url, create=False, owner=owner)

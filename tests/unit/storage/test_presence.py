@@ -64,7 +64,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("harm", "problem"), HARMS)
 def test_every_use_notices_that_the_files_are_gone(file: Path, harm: Callable[[Path], None], problem: str) -> None:
-    told = threading.Event()
+    noticed = threading.Event()
     with opened(f"sqlite:///{file}", owner=Owner.current()) as storage:
         study = load(storage)
         trial = study.ask()
@@ -83,8 +83,8 @@ def test_every_use_notices_that_the_files_are_gone(file: Path, harm: Callable[[P
                 DatabaseGoneError, match=f"{problem}.* while it was in use(.|\n)*fix: put the file back"
             ):
                 use()
-        with Heartbeat(storage.beat, interval=0.01, on_gone=told.set):
-            assert told.wait(60)
+        with Heartbeat(storage.beat, interval=0.01, on_gone=noticed.set):
+            assert noticed.wait(60)
         assert {path.name for path in file.parent.glob("*")} <= left, "nothing is made in its place"
 
 

@@ -57,7 +57,7 @@ def test_who_looks_again_and_again_goes_by_what_it_has_seen(sqlite_url: str) -> 
         time.sleep(0.1)
         assert look() == [], "it has only just been seen"
         time.sleep(0.1)
-        assert look() == [], "nobody looked in the meantime: an outage, maybe"
+        assert look() == [], "not checked in the meantime: an outage, perhaps"
         for _ in range(4):
             time.sleep(0.1)
             remote.beat()
@@ -158,7 +158,7 @@ def test_a_clock_that_is_set_makes_no_attempt_longer_or_shorter(
     assert [0 <= each.seconds < 600 for each in attempts(sqlite_url)] == [True] * 4
 
 
-def test_a_clock_that_is_set_gives_nobody_elsewhere_away_who_lives(
+def test_a_clock_that_is_set_reaps_no_living_worker_elsewhere(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_study(sqlite_url, 5)

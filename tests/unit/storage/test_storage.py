@@ -325,20 +325,20 @@ def test_a_new_trial_inherits_nothing_with_a_deleted_ones_id(sqlite_url: str, en
 def test_a_stopped_heartbeat_tells_what_it_lost(two_owners: tuple[StudyStorage, ...]) -> None:
     first, second = two_owners
     trial = load(first).ask()
-    told: list[Lease] = []
-    with Heartbeat(first.beat, interval=0.01, on_lost=told.append):
+    lost_leases: list[Lease] = []
+    with Heartbeat(first.beat, interval=0.01, on_lost=lost_leases.append):
         time.sleep(0.05)
-        assert told == []
+        assert lost_leases == []
         (seen,) = running(second)
         assert seen.lease is not None
         assert seen.lease.beat_at > seen.lease.started_at
         with second.transaction() as session:
             ledger.end(session, trial._trial_id, 1, "lost")
         deadline = time.monotonic() + 5
-        while not told and time.monotonic() < deadline:
+        while not lost_leases and time.monotonic() < deadline:
             time.sleep(0.01)
         time.sleep(0.05)
-    assert told == [(trial._trial_id, 1)]
+    assert lost_leases == [(trial._trial_id, 1)]
 
 
 # ---------------------------------------------------------------------- opening

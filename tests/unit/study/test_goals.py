@@ -41,10 +41,10 @@ def test_without_goals_nothing_is_reached() -> None:
     [("minimize", 0.5, True), ("minimize", 0.49, False), ("maximize", 0.9, True), ("maximize", 0.91, False)],
 )
 def test_a_target_is_reached_by_a_value_as_good(direction: str, target: float, reached: bool) -> None:
-    told = goal_reached(section(direction=direction, target_value=target), ended(0.9, 0.5, None))
-    assert (told is not None) == reached
-    if told:
-        assert "target_value" in told
+    why = goal_reached(section(direction=direction, target_value=target), ended(0.9, 0.5, None))
+    assert (why is not None) == reached
+    if why:
+        assert "target_value" in why
 
 
 def test_trials_without_an_improvement_are_counted_from_the_best_on() -> None:
@@ -72,7 +72,7 @@ def test_one_as_good_as_the_best_is_no_improvement() -> None:
     assert goal_reached(goal, trials) is not None
 
 
-def test_a_trial_beyond_a_bound_reaches_no_target() -> None:
+def test_a_trial_outside_the_bounds_reaches_no_target() -> None:
     trials = ended(0.1)
     trials[0].system_attrs["constraints:parameters"] = 1.0
     assert goal_reached(section(target_value=0.5), trials) is None

@@ -310,8 +310,8 @@ def test_another_studys_trials_are_held_to_this_studys_bounds(studies: Studies) 
 def test_an_enqueued_trial_runs_first(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     assert "trial 0 waits" in hpo("enqueue", study, "optimizer.lr=1e-2", "model.hidden=5").stdout
-    told = hpo_json("enqueue", study, "optimizer.lr=1e-2", "model.hidden=5.0")
-    assert told == {
+    queued = hpo_json("enqueue", study, "optimizer.lr=1e-2", "model.hidden=5.0")
+    assert queued == {
         "study": "tiny",
         "trial": 1,
         "params": {"optimizer.lr": 0.01, "model.hidden": 5.0},

@@ -1,4 +1,4 @@
-"""What became of a trial, told from its state, its value and what was stored with it."""
+"""What became of a trial, from its state, its value and what was stored with it."""
 
 from __future__ import annotations
 

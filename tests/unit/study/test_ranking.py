@@ -82,7 +82,7 @@ def test_a_bound_that_is_just_kept_is_kept() -> None:
     ("text", "value", "violation"),
     [("<= 1e6", 2e6, 1e6), ("<=1_000", 400.0, -600.0), (">= 0.9", 0.5, 0.4), (" >=  -2 ", -1.0, -1.0)],
 )
-def test_a_bound_says_how_far_a_value_is_beyond_it(text: str, value: float, violation: float) -> None:
+def test_a_bound_says_how_far_a_value_violates_it(text: str, value: float, violation: float) -> None:
     section = StudySection.model_validate({"name": "tiny", "constraints": {"parameters": text}})
     (bound,) = section.bounds
     assert isinstance(bound, Bound)
@@ -98,14 +98,14 @@ def test_a_bound_says_how_far_a_value_is_beyond_it(text: str, value: float, viol
         (">= 1", math.inf, -FARTHEST),
     ],
 )
-def test_how_far_it_is_beyond_is_always_finite(text: str, value: float, violation: float) -> None:
+def test_a_violation_is_always_finite(text: str, value: float, violation: float) -> None:
     (bound,) = StudySection.model_validate({"name": "tiny", "constraints": {"lr": text}}).bounds
     assert bound.violation(value) == violation
     assert math.isnan(bound.value(violation))
 
 
 @given(st.floats(-1e6, 1e6), st.sampled_from(["<= 3", ">= 3"]))
-def test_a_value_is_known_from_how_far_it_is_beyond(value: float, text: str) -> None:
+def test_a_value_is_known_from_its_violation(value: float, text: str) -> None:
     (bound,) = StudySection.model_validate({"name": "tiny", "constraints": {"lr": text}}).bounds
     assert bound.value(bound.violation(value)) == pytest.approx(value, abs=1e-6)
 

@@ -145,14 +145,14 @@ def everything(opened: OpenStudy) -> set[Path]:
 
 
 def loaded(opened: OpenStudy, number: int, epoch: int | None = None) -> Path | None:
-    """The file that a worker, or final training, would go on from."""
+    """The file that a worker, or final training, would resume from."""
     folders = checkpoints(opened, number)
     found = newest_checkpoint(folders) if epoch is None else find_checkpoint(folders, epoch)
     return None if found is None else found[0].path
 
 
 def matters(opened: OpenStudy, trials: Sequence[Made], best: int) -> list[set[Path | None]]:
-    """For each trial what somebody may still load; for a running one all that there is."""
+    """For each trial what may still be loaded; for a running one all that there is."""
     order = sorted((min(one.values), number) for number, one in enumerate(trials) if one.kind == "complete")
     first = {number for _, number in order[:best]}
     needed: list[set[Path | None]] = []
@@ -171,7 +171,7 @@ def matters(opened: OpenStudy, trials: Sequence[Made], best: int) -> list[set[Pa
 
 @settings(max_examples=25, deadline=None)
 @given(trials=st.lists(TRIALS, min_size=1, max_size=7), best=st.integers(1, 3))
-def test_what_somebody_may_load_stays_and_a_second_clean_finds_nothing(
+def test_what_may_be_loaded_stays_and_a_second_clean_finds_nothing(
     ready_sqlite_file: Path, trials: list[Made], best: int
 ) -> None:
     with TemporaryDirectory() as folder, study_of(Studies(Path(folder), ready_sqlite_file), trials) as opened:

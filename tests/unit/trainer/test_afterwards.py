@@ -1,4 +1,4 @@
-"""What a run leaves behind: random state as it was, no worker processes, counts with which the next goes on."""
+"""What a run leaves behind: random state as it was, no worker processes, counts with which the next resumes."""
 
 from __future__ import annotations
 

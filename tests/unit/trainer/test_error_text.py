@@ -1,4 +1,4 @@
-"""Text of exceptions that anybody's code makes."""
+"""Text of exceptions that any code makes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes on after something went wrong, or was asked for at an odd moment."""
+"""What resumes after something went wrong, or was asked for at an odd moment."""
 
 import logging
 from collections.abc import Callable
@@ -313,7 +313,7 @@ class TestLoading:
             results.append(frozen(trainer))
         assert_same(*results)
 
-    def test_state_that_nobody_takes_is_a_warning(self, caplog: pytest.LogCaptureFixture) -> None:
+    def test_state_that_no_callback_takes_is_a_warning(self, caplog: pytest.LogCaptureFixture) -> None:
         with_average = make_trainer([EMA(0.9)])
         with_average.fit(regression())
         with caplog.at_level(logging.WARNING):

@@ -157,7 +157,7 @@ def uninterrupted(run: Run) -> dict[str, Any]:
 
 
 def resumed(run: Run, checkpoint: dict[str, Any], *callbacks: Any) -> Trainer:
-    """A new trainer, with other weights and generators elsewhere, that goes on from the checkpoint."""
+    """A new trainer, with other weights and generators elsewhere, that resumes from the checkpoint."""
     trainer = run.build(*callbacks, model_seed=99)
     trainer.load_state_dict(checkpoint)
     return run.fit(trainer)

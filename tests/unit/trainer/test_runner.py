@@ -136,7 +136,7 @@ class TestReadersAndWriters:
 
         CallbackRunner([Reader(), EarlyWriter()])
 
-    def test_a_reader_of_what_nobody_writes_is_accepted(self) -> None:
+    def test_a_reader_of_what_no_callback_writes_is_accepted(self) -> None:
         CallbackRunner([Reader()])
 
     def test_a_callback_may_read_what_it_writes(self) -> None:
@@ -271,7 +271,7 @@ class TestRegistration:
         assert runner.list_callbacks("on_epoch_end") == (early_stopping,)
 
 
-def test_a_hook_that_nobody_overrides_costs_nothing() -> None:
+def test_a_hook_that_no_callback_overrides_costs_nothing() -> None:
     class Silent(Callback):
         pass
 
@@ -306,7 +306,7 @@ class TestExceptions:
         assert log[-3:] == ends or (event in {"on_fit_end", "teardown"} and log[-2:] == ends[1:])
 
     @pytest.mark.parametrize("error", [KeyboardInterrupt(), SystemExit(3), MemoryError(), StopIteration()])
-    def test_errors_beyond_exception_keep_their_type_too(self, error: BaseException) -> None:
+    def test_errors_outside_exception_keep_their_type_too(self, error: BaseException) -> None:
         log: list[str] = []
         trainer = make_trainer([At("on_train_batch_end", fails_with(error)), Recorder(log)])
         with pytest.raises(type(error)) as caught:

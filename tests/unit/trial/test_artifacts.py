@@ -189,7 +189,7 @@ def shown(view: OpenStudy) -> str:
 
 
 def blocks(text: str) -> list[str]:
-    """The content of the fenced blocks, as CommonMark tells where they end."""
+    """The content of the fenced blocks, with their ends as in CommonMark."""
     return [body for _, body in re.findall(r"^(`{3,})yaml\n(.*?)^ {0,3}\1`*$", text, re.MULTILINE | re.DOTALL)]
 
 
@@ -230,7 +230,7 @@ def test_nothing_secret_is_in_the_note_and_nothing_gets_out_of_its_block(studies
 
 @pytest.fixture
 def git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
-    """Runs git in the test's folder, with nobody's settings."""
+    """Runs git in the test's folder, without personal settings."""
     for name, value in {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_SYSTEM": os.devnull}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))

@@ -113,7 +113,7 @@ def check(spec: StudySpec) -> None:
         (("model={_target_: own.Complex}", "search_space={}"), None),
     ],
 )
-def test_an_optimizer_is_fused_where_it_can_be_and_nobody_said_otherwise(
+def test_an_optimizer_is_fused_where_it_can_be_unless_forbidden(
     studies: Studies, overrides: tuple[str, ...], fused: bool | None
 ) -> None:
     assert build(studies, *overrides).optimizer.param_groups[0].get("fused") is fused

@@ -157,7 +157,7 @@ def run(view: OpenStudy, request: StopRequest | None = None) -> TrialReport:
 
 
 def stored(view: OpenStudy, number: int = 0) -> FrozenTrial:
-    """The trial as somebody else reads it."""
+    """The trial as another process reads it."""
     other = load_study(view.spec)
     try:
         return other.study.get_trials()[number]

@@ -227,7 +227,7 @@ class TestInAStudyFile:
         with pytest.raises(InputError, match="is only known once the data is loaded, but is needed earlier"):
             studies.spec(override)
 
-    def test_nobody_gives_it(self, studies: Studies) -> None:
+    def test_it_is_not_given(self, studies: Studies) -> None:
         with pytest.raises(InputError, match=r"trainer\.total_steps: unknown key"):
             studies.spec("trainer={max_epochs: 3, total_steps: 5}")
 

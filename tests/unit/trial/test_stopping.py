@@ -10,7 +10,7 @@ from hpo.trial.stopping import StopRequest
 VERDICT = Verdict("timed_out", "too long", final=True)
 
 
-def test_nothing_stops_a_trial_that_nobody_asked_to() -> None:
+def test_nothing_stops_a_trial_without_a_request() -> None:
     request = StopRequest()
     assert not request.stops(1, Lease(1, 1))
     assert not request.leaving

@@ -1,4 +1,4 @@
-"""BestWeights: a finished run's model is its best, and an unfinished one goes on as if it were not there."""
+"""BestWeights: a finished run's model is its best, and an unfinished one resumes as if it were not there."""
 
 import logging
 import math

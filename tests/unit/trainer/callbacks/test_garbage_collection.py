@@ -52,7 +52,7 @@ def seen(*events: str) -> tuple[list[bool], list[Callback]]:
 
 @pytest.fixture
 def collections(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Gets ``"young"`` or ``"all"`` at each collection that somebody asks for."""
+    """Gets ``"young"`` or ``"all"`` at each collection that is asked for."""
     calls: list[Any] = []
     collect = gc.collect
 

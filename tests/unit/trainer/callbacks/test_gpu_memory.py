@@ -18,7 +18,7 @@ NAMES = ("gpu_memory_peak_mb", "gpu_memory_reserved_mb")
 
 
 class Allocator:
-    """Peaks since the last reset; asserts that nobody asks for another device."""
+    """Peaks since the last reset; asserts that no other device is asked for."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.peak = self.resets = 0

@@ -43,7 +43,7 @@ def double(samples: int) -> Any:
 
 
 class Cut:
-    """Ready batches of these sizes, cut from tensors in order; it does not tell how many there are."""
+    """Ready batches of these sizes, cut from tensors in order; it does not know how many there are."""
 
     def __init__(self, tensors: tuple[Tensor, ...], *sizes: int) -> None:
         self._tensors, self._sizes = tensors, list(sizes)

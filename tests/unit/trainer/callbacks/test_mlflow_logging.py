@@ -35,7 +35,7 @@ def _here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def experiment(request: pytest.FixtureRequest) -> str:
-    """A name that no other test uses: the file is everybody's."""
+    """A name that no other test uses: all tests share the file."""
     return str(request.node.name)
 
 

@@ -123,8 +123,8 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
 def _no_secret_is_told(caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
     caplog.set_level(logging.DEBUG)
     yield
-    told = [record.getMessage() + str(record.exc_info) for record in caplog.get_records("call")]
-    assert "SECRET" not in "".join([*told, *capfd.readouterr()])
+    sent = [record.getMessage() + str(record.exc_info) for record in caplog.get_records("call")]
+    assert "SECRET" not in "".join([*sent, *capfd.readouterr()])
 
 
 def titles(server: Server) -> list[str]:
@@ -247,7 +247,7 @@ class TestOn:
         return [title.split()[1] for title in titles(server)]
 
     @pytest.mark.parametrize(
-        ("on", "told"),
+        ("on", "sent"),
         [
             (("fit_end", "exception"), ["ended", "diverged", "failed"]),
             (("fit_end",), ["ended", "diverged"]),
@@ -256,8 +256,8 @@ class TestOn:
             (("diverged", "exception"), ["diverged", "failed"]),
         ],
     )
-    def test_only_what_was_asked_for_is_told(self, on: tuple[str, ...], told: list[str], server: Server) -> None:
-        assert self.endings(server, on) == told
+    def test_only_what_was_asked_for_is_told(self, on: tuple[str, ...], sent: list[str], server: Server) -> None:
+        assert self.endings(server, on) == sent
 
 
 class TestRetries:
@@ -291,7 +291,7 @@ class TestRetries:
         assert "within 0.2 s" in warnings(caplog)[0]
 
     def test_a_refused_connection_is_said(self, caplog: pytest.LogCaptureFixture) -> None:
-        with socket.socket() as taken:  # bound, but nobody listens
+        with socket.socket() as taken:  # bound, but not listening
             taken.bind(("127.0.0.1", 0))
             self.run(f"json://127.0.0.1:{taken.getsockname()[1]}{SECRET}")
         assert len(warnings(caplog)) == 1

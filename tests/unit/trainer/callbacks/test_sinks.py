@@ -129,7 +129,7 @@ class TestFilesOfTheHistory:
         assert disk.path.read_text() == "kept"
         assert [item.name for item in tmp_path.iterdir()] == ["metrics"]
 
-    def test_a_file_that_somebody_removed_comes_back_whole(self, kind: Any, tmp_path: Path) -> None:
+    def test_a_removed_file_comes_back_whole(self, kind: Any, tmp_path: Path) -> None:
         path = tmp_path / "metrics"
         lengths: list[int] = []
         remove = At("on_epoch_end", lambda trainer: path.unlink(), lambda trainer: trainer.state.epoch == 2)

@@ -341,7 +341,7 @@ def test_a_resumed_run_stays_one_session_with_its_first_start(tmp_path: Path) ->
     hparams, run = {"lr": 0.1}, tmp_path / "0"
     callbacks = [TensorBoardLogging(run, hparams), checkpoint_of(2, kept), interrupt_at(3, now=False)]
     run_scripted(callbacks, [5.0, 4.0, 3.0], max_epochs=4)
-    assert status_of(tmp_path) == api_pb2.STATUS_UNKNOWN  # it may go on
+    assert status_of(tmp_path) == api_pb2.STATUS_UNKNOWN  # it may resume
     started = hparams_tab(tmp_path)[1][0].sessions[0].start_time_secs
     resumed([TensorBoardLogging(run, hparams)], kept[0], [3.0, 2.0], max_epochs=4)
     (group,) = hparams_tab(tmp_path)[1]

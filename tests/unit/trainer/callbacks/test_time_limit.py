@@ -115,7 +115,7 @@ class TestResume:
             for _ in stops:
                 assert trainer.state.stop_reason == "interrupted"
                 checkpoint = through_file(trainer.state_dict())
-                clock.now += pause  # nobody trains meanwhile
+                clock.now += pause  # no training meanwhile
                 trainer = fit(make(clock, TimeLimit(10), interruptions), checkpoint)
         assert (trainer.state.step, trainer.state.stop_reason) == (10, TIME_LIMIT)
 

@@ -287,7 +287,7 @@ print("trained", run_scripted([WandbLogging("p", folder="wandb-here")], [2.0, 1.
 """
 
 
-def test_on_a_terminal_nobody_is_asked_for_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_terminal_does_not_ask_for_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     online(monkeypatch, tmp_path, PYTHONPATH=str(Path(__file__).parents[4]))
     parent, child = pty.openpty()
     process = subprocess.Popen(
@@ -341,7 +341,7 @@ class Answers(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
 
-def test_a_server_that_goes_away_in_the_middle_is_said_once_and_holds_nobody_up(
+def test_a_server_that_goes_away_in_the_middle_is_said_once_and_does_not_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Answers)

@@ -51,7 +51,7 @@ def hidden(folder: Path) -> list[Path]:
 
 @contextmanager
 def file_size_limit(size: int) -> Iterator[None]:
-    """A file system on which no file may grow beyond ``size``."""
+    """A file system on which no file may grow above ``size``."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:

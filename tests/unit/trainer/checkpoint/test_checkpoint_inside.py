@@ -1,4 +1,4 @@
-"""Checkpoints inside epochs: when they are written, which stay, and that runs go on from them to the same bits."""
+"""Checkpoints inside epochs: when they are written, which stay, and that runs resume to the same bits."""
 
 import logging
 import shutil

@@ -174,7 +174,7 @@ class TestRestarts:
         resumed.fit(one_batch(), one_batch())
         assert on_disk(tmp_path) == [(1, 0), (7, 0)]
 
-    def test_a_run_that_goes_back_replaces_what_lies_beyond(
+    def test_a_run_that_goes_back_replaces_later_files(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture
     ) -> None:
         run_scripted([Checkpoint(tmp_path, keep_last=9, max_overhead=1)], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0])

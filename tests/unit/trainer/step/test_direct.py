@@ -225,7 +225,7 @@ def test_a_graph_is_gone_after_its_backward() -> None:
 
 
 class TestWhatWatches:
-    """Torch's own methods are called where somebody replaced one or looks on, from the moment on that they do."""
+    """Torch's own methods are called where other code replaced one or looks on, from that moment on."""
 
     def test_a_step_that_is_replaced_for_the_class_after_the_first_is_taken(
         self, monkeypatch: pytest.MonkeyPatch

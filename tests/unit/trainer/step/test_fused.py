@@ -1,4 +1,4 @@
-"""Fused optimizers: only where there is one and nobody said otherwise."""
+"""Fused optimizers: only where there is one and the arguments don't forbid it."""
 
 from __future__ import annotations
 
