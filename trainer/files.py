@@ -14,7 +14,7 @@ from typing import TextIO
 def replacing(path: Path) -> Iterator[TextIO]:
     """Open a text file (UTF-8) that takes the place of ``path`` when the block ends, in one step.
 
-    Whoever reads ``path`` meanwhile, and a process that is killed, finds what lay there before.
+    Until then a reader of ``path``, or a killed process, finds the earlier file.
 
     Raises:
         OSError: It can't be written; what lay there before is untouched, and nothing is left aside.

@@ -182,7 +182,7 @@ class Warmup(LRScheduler):
         return {**own, "main": self.main.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on where the saved scheduler was."""
+        """Restore the saved scheduler."""
         vars(self).update({key: value for key, value in state_dict.items() if key != "main"})
         self.main.load_state_dict(dict(state_dict["main"]))  # CyclicLR takes keys out of it
 

@@ -74,7 +74,7 @@ class EventWriter:
         """Write what a worker or the supervisor says.
 
         Raises:
-            OSError: Nobody reads it.
+            OSError: The reader is gone.
         """
         if isinstance(message, Started):
             self._write("trial_started", trial=message.number, worker=label)

@@ -53,7 +53,7 @@ class Reporter:
         """Print what a worker or the supervisor says.
 
         Raises:
-            OSError: Nobody reads it: the terminal or the pipe is closed.
+            OSError: The reader is gone: the terminal or the pipe is closed.
         """
         self._tally.heard(label, message)
         with flushed():

@@ -25,7 +25,7 @@ def flushed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_by_others() -> Iterator[None]:
-    """Whoever reads what is printed inside may stop reading, as `head` does."""
+    """The reader of what is printed inside may stop reading, as `head` does."""
     with contextlib.suppress(OSError), flushed():
         yield
 

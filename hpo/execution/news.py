@@ -16,7 +16,7 @@ _LENGTH: Final = 100
 
 
 class News:
-    """Tells the supervisor which epochs a trial has finished.
+    """Reports to the supervisor which epochs a trial has finished.
 
     Training never waits for that. What can't be sent now, because the channel is full or has just been used,
     is said with a later batch, and the rest when the trial has ended.
@@ -46,7 +46,7 @@ class News:
                 self._say(state)
 
     def finish(self) -> None:
-        """Tell the rest: training is over."""
+        """Report the rest: training is over."""
         while self._state is not None and self._told < len(self._state.history):
             self._say(self._state)
 

@@ -89,7 +89,7 @@ class TrialProcess:
         request = self.request
         torch.set_num_threads(self.order.slot.threads)
         storage = self.opened.storage
-        # Whoever trains holds the lease.
+        # The process that trains holds the lease.
         assert storage.owner is not None
         storage.owner = storage.owner.in_this_process()
         interval = min(_SLOWEST_BEAT, self.order.spec.run.lost_after / _BEATS)
@@ -150,7 +150,7 @@ class TrialProcess:
 
 
 def fail(channel: Connection[Message, Stop], error: Exception) -> None:
-    """Tell the supervisor what keeps a worker from its work."""
+    """Report to the supervisor what keeps a worker from its work."""
     text = str(error) if isinstance(error, HpoError) else error_text(error)
     send(channel, Failed(text, final=isinstance(error, OtherCodeError)))
 

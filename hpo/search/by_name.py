@@ -18,7 +18,7 @@ def find_class(
     """The class that a node's ``name`` stands for: its short name, Optuna's own class name, or one of OptunaHub.
 
     Raises:
-        InputError: Nobody has that name; the nearest one is given.
+        InputError: There is no such name; the nearest one is given.
     """
     name = str(node["name"])
     if name.startswith(PREFIX):
@@ -67,7 +67,7 @@ def construct(spec: StudySpec, path: str, kind: type, arguments: Mapping[str, An
     """Build it; what the constructor finds wrong becomes an InputError at ``path``."""
     try:
         with warnings.catch_warnings():
-            # Whoever names an experimental part in the study file has asked for it.
+            # A study file that names an experimental part asks for it.
             warnings.simplefilter("ignore", ExperimentalWarning)
             return kind(**arguments)
     except (TypeError, ValueError, ArithmeticError, AssertionError, ImportError) as error:

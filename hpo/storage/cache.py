@@ -103,7 +103,7 @@ class _Seen:
     """What is known of a study's trials.
 
     Attributes:
-        last_id: All trials up to this id have been looked at. Whoever adds a trial holds the study's row lock
+        last_id: All trials up to this id have been looked at. A process that adds a trial holds the row lock
             until the commit, so ids become visible in their order.
         unfinished: Those among them that had not finished then.
         fresh_until: The monotonic clock until which that holds well enough.

@@ -49,7 +49,7 @@ _EXAMPLES = "write sqlite:///study.db, postgresql://user@host/name or mysql://us
 
 
 class WriteIntent(Protocol):
-    """Tells whether the current thread is inside a writing transaction."""
+    """Whether the current thread is inside a writing transaction."""
 
     writing: int
 
@@ -112,7 +112,7 @@ def _mysql_options(url: sa.URL) -> dict[str, Any]:
         "init_command": f"SET innodb_lock_wait_timeout={_LOCK_SECONDS}, wait_timeout={_SILENCE_SECONDS}",
     }
     if "unix_socket" in url.query:
-        # Nobody listens in there; the driver would read the system's certificates for each connection.
+        # No one can listen in there; the driver would read the system's certificates for each connection.
         options["ssl_disabled"] = True
     return _unless_given(url, options)
 

@@ -20,7 +20,7 @@ from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import own_trials
 
-#: Whoever tries a pruner out on fewer curves may not reach what it does after its start-up trials.
+#: A trial of a pruner on fewer curves may not reach what it does after its start-up trials.
 _TRIED = 12
 
 

@@ -73,6 +73,7 @@ def report_of(
         "finished": len(ended),
         "running": len(trials) - len(ended),
         "waiting": 0,
+        "paused": 0,
         "outcomes": {str(outcome): ended.count(outcome) for outcome in Outcome},
         "code": {"hash": None, "versions": [], "mixed_trials": None},
         "pruning": pruning,

@@ -79,7 +79,7 @@ class AveragedWeights(Callback):
         return {"updates": self._updates, "average": self._average, "training": self._training}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with a saved average; it comes to the model's device when the fit starts."""
+        """Resume a saved average; it comes to the model's device when the fit starts."""
         self._updates = state["updates"]
         # Copied, because updates change it in place.
         self._average = {name: tensor.clone() for name, tensor in state["average"].items()}

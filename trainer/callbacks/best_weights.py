@@ -82,7 +82,7 @@ class BestWeights(Callback):
         return {"best": self._best, "epoch": self._epoch, "model": self._model}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the best so far."""
+        """Restore the best so far."""
         self._best, self._epoch = state["best"], state["epoch"]
         self._model = snapshot(state["model"])
 

@@ -76,6 +76,6 @@ class EarlyStopping(Callback):
         return {"best": self.best, "wait": self.wait}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on waiting where the saved run was."""
+        """Resume the patience of the saved run."""
         self.best = state["best"]
         self.wait = state["wait"]

@@ -88,7 +88,7 @@ class GradientMonitor(Callback):
         return {"largest": self._largest}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from the maximum so far."""
+        """Restore the maximum so far."""
         self._norms, self._largest = [], state["largest"]
 
     def _fold(self) -> None:

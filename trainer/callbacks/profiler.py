@@ -90,7 +90,7 @@ class Profiler(Callback):
         self._start()
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
-        """Tell the profiler that a step is over."""
+        """Signal the profiler that a step is over."""
         if self._profile is None or trainer.state.step == self._step:
             return
         self._step = trainer.state.step

@@ -107,7 +107,7 @@ class StabilityMonitor(Callback):
         return {"losses": self._losses.state_dict(), "norms": self._norms.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on inside the epoch."""
+        """Resume inside the epoch."""
         self._losses.load_state_dict(state["losses"])
         self._norms.load_state_dict(state["norms"])
 

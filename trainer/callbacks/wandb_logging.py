@@ -33,7 +33,7 @@ _READING_S: Final = 60.0
 
 
 class NotLoggedInError(Exception):
-    """Nobody has logged in to W&B on this machine."""
+    """There is no login to W&B on this machine."""
 
 
 class WandbLogging(Callback):

@@ -94,7 +94,7 @@ class Precision:
         return {} if self._scaler is None else {**self._scaler.state_dict(), "overflows": self.overflows}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the saved scale; a checkpoint of another precision has none, and the scale starts anew."""
+        """Restore the saved scale; a checkpoint of another precision has none, and the scale starts over."""
         if self._scaler is not None and state:
             self._unscaled = False
             self._scaler = torch.amp.GradScaler(self._device.type)
