@@ -1,6 +1,6 @@
 """Reaping a trial whose worker is gone: it is requeued, or fails.
 
-The first to notice a death (another worker's supervisor, a timer, a person with `hpo repair`) ends the dead owner's
+The first to notice a death (another supervisor, a timer, a person with `hpo repair`) ends the dead owner's
 attempt and changes the trial's state in one transaction. The lease is the fence: an owner that was taken for dead
 and wakes up finds its attempt ended, and can write nothing any more.
 """
