@@ -163,6 +163,7 @@ def test_a_kill_at_any_instant_of_a_pause_changes_nothing(
 ) -> None:
     (studies.folder / "mines.py").write_text(MINES)
     late = f"run.background_reports={str(background).lower()}"
+    deaths = 2 if background else 3  # mines in two threads may go off in one death
     with studies.open(*_OVERRIDES, *_MINED, late) as (view,):
         ending, heard = run(view, PauseAll(), workers)
         assert ending is Ending.DONE
@@ -171,8 +172,8 @@ def test_a_kill_at_any_instant_of_a_pause_changes_nothing(
             outcomes = [each.outcome for each in view.storage.attempts_of_trial(trial._trial_id)]
             assert outcomes[-1] == "complete"
             assert outcomes.count("paused") == 1, outcomes
-            assert outcomes.count("lost") >= 3, outcomes
-    assert len([each for each in heard if isinstance(each, Settled)]) >= 3 * _TRIALS
+            assert outcomes.count("lost") >= deaths, outcomes
+    assert len([each for each in heard if isinstance(each, Settled)]) >= deaths * _TRIALS
 
 
 def test_the_end_of_the_study_prunes_what_is_paused(studies: Studies) -> None:
