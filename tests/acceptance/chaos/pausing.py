@@ -27,7 +27,7 @@ class PauseOften(PrunerScheduler):
     def decide(self, trial: optuna.Trial, step: int) -> Decision:
         """STOP where the pruner does, else PAUSE after every third epoch."""
         decision = super().decide(trial, step)
-        return Decision.PAUSE if decision is Decision.GO_ON and step % self.every == 0 else decision
+        return Decision.PAUSE if decision is Decision.CONTINUE and step % self.every == 0 else decision
 
     def next(self, standing: Standing) -> Next:
         """A few paused trials gather before one of them is resumed, as long as there are new ones to start."""
