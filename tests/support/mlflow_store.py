@@ -12,14 +12,19 @@ from trainer.callbacks import mlflow_logging
 
 
 @cache
-def uri() -> str:
-    """The tracking URI of a SQLite file that all tests share."""
+def _empty() -> Path:
+    """A SQLite file with MLflow's tables, to copy."""
     folder = Path(tempfile.mkdtemp(prefix="mlflow-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    made = f"sqlite:///{folder / 'mlflow.db'}"
     with mlflow_logging._sqlalchemys_warning_ignored():
-        mlflow_logging._make_database(MlflowClient, made)
-    return made
+        mlflow_logging._make_database(MlflowClient, f"sqlite:///{folder / 'empty.db'}")
+    return folder / "empty.db"
+
+
+@cache
+def uri() -> str:
+    """The tracking URI of a SQLite file that all tests share."""
+    return f"sqlite:///{shutil.copy(_empty(), _empty().with_name('mlflow.db'))}"
 
 
 def client() -> MlflowClient:
@@ -30,4 +35,4 @@ def client() -> MlflowClient:
 def put_copy(folder: Path) -> None:
     """Put an empty ``mlflow.db`` into a folder, where a callback with no tracking URI looks for it."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(uri().removeprefix("sqlite:///"), folder / "mlflow.db")
+    shutil.copy(_empty(), folder / "mlflow.db")
