@@ -32,6 +32,7 @@ STATUS_KEYS = [
     "n_trials",
     "finished",
     "running",
+    "paused",
     "waiting",
     "outcomes",
     "best",
