@@ -249,7 +249,8 @@ class Storm:
             self._n_trials += self._spec.study.n_trials
             self._say(f"all trials are finished: on to {self._n_trials}")
             for each in self._supervisors:
-                each.done = False
+                if each.done:  # its process has ended, and been heard of
+                    each.process, each.done = None, False
 
     def _take_leave(self, supervisor: _Supervisor, code: int) -> None:
         finished = self._is_finished()
