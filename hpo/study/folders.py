@@ -3,7 +3,7 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -39,18 +39,28 @@ def attempt_folder(spec: StudySpec, number: int, attempt: int) -> Path:
     return folder
 
 
-def set_aside(spec: StudySpec, number: int, attempt: int) -> list[str]:
+def set_aside(spec: StudySpec, number: int, attempt: int, known: Callable[[], Collection[int]]) -> list[str]:
     """Rename what lies where an attempt that begins now, and those after it, write.
 
     It was written for another database: one that was removed or put back to an earlier state. A trial of other
     parameters must not resume from it.
 
+    Args:
+        spec: The study.
+        number: The trial.
+        attempt: The attempt that begins.
+        known: The trial's attempts that the database knows. A process that was stopped before this may have lost
+            the trial by now: the folder of the attempt after its own is then in use. A folder is made later than
+            its attempt's row, so the database is asked after the folders have been listed.
+
     Returns:
         The new names.
     """
+    there = [folder for folder in attempt_folders(spec, number) if attempt_of(folder) >= attempt]
+    later = set(known()) - {attempt} if there else set()
     names = []
-    for folder in attempt_folders(spec, number):
-        if int(folder.name.removeprefix("attempt-")) < attempt:
+    for folder in there:
+        if attempt_of(folder) in later:
             continue
         count = 1
         while (aside := folder.with_name(f"{folder.name}.other-database-{count}")).exists():
@@ -62,7 +72,12 @@ def set_aside(spec: StudySpec, number: int, attempt: int) -> list[str]:
 def attempt_folders(spec: StudySpec, number: int) -> list[Path]:
     """Folders of all attempts at a trial so far, the first attempt first."""
     found = (folder for folder in trial_folder(spec, number).glob("attempt-*") if is_attempt(folder.name))
-    return sorted(found, key=lambda folder: int(folder.name.removeprefix("attempt-")))
+    return sorted(found, key=attempt_of)
+
+
+def attempt_of(folder: Path) -> int:
+    """The number of the attempt whose folder it is."""
+    return int(folder.name.removeprefix("attempt-"))
 
 
 def is_attempt(name: str) -> bool:
@@ -70,10 +85,10 @@ def is_attempt(name: str) -> bool:
     return name.startswith("attempt-") and name.removeprefix("attempt-").isdecimal()
 
 
-def note_stop(folder: Path, reason: str) -> None:
+def note_stop(spec: StudySpec, number: int, attempt: int, reason: str) -> None:
     """Note in an attempt's folder why it ends where that can't be stored; see `stop_note`."""
     with contextlib.suppress(OSError):  # the disk may be what has failed
-        (folder / _STOP_NOTE).write_text(reason, encoding="utf-8")
+        (attempt_folder(spec, number, attempt) / _STOP_NOTE).write_text(reason, encoding="utf-8")
 
 
 def stop_note(spec: StudySpec, number: int, attempt: int) -> str | None:

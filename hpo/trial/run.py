@@ -83,7 +83,7 @@ class TrialRun:
         value: float | None
         try:
             attempt = storage.attempt_of(self._id)
-            foreign = set_aside(self.opened.spec, number, attempt)
+            foreign = set_aside(self.opened.spec, number, attempt, self._attempts)
             folder = attempt_folder(self.opened.spec, number, attempt)
             with redirect_output(folder / "log.txt"):
                 for name in foreign:
@@ -94,7 +94,7 @@ class TrialRun:
                     keep_artifacts(self.opened, self._id, number, folder)
             value = self._store(outcome, known)
         except StorageInternalError as error:
-            note_stop(folder, f"the database failed: {first_line(error)}")
+            note_stop(self.opened.spec, number, attempt, f"the database failed: {first_line(error)}")
             raise
         except LeaseLostError:
             # Another attempt has the trial: nothing of this one counts any more.
@@ -122,6 +122,9 @@ class TrialRun:
     @property
     def _id(self) -> int:
         return id_of_trial(self.trial)
+
+    def _attempts(self) -> set[int]:
+        return {each.attempt for each in self.opened.storage.attempts_of_trial(self._id)}
 
     @property
     def _end(self) -> TrialEnd:

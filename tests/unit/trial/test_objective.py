@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR, PREDICTION_ATTR, REASON_ATTR, RUN_ATTR, TRACEBACK_ATTR
 from hpo.storage.ledger import Lease, Owner
@@ -150,7 +150,10 @@ class From(StopRequest):
 
 
 def run(view: OpenStudy, request: StopRequest | None = None) -> TrialReport:
-    trial = view.study.ask()
+    return run_trial(view, view.study.ask(), request)
+
+
+def run_trial(view: OpenStudy, trial: Trial, request: StopRequest | None = None) -> TrialReport:
     return TrialRun(
         view, trial, TrainerCode(Builder(view.spec)), torch.device("cpu"), request or StopRequest(), lambda _: None
     ).run()
@@ -340,6 +343,23 @@ def test_a_trial_whose_lease_is_lost_ends_quietly_and_writes_nothing_more(studie
             "attempt-1",
             "attempt-2",
         ]
+        late.storage.close()
+
+
+def test_a_process_that_wakes_before_its_first_folder_leaves_the_next_attempts_alone(studies: Studies) -> None:
+    with studies.open() as (other,):
+        late, woken = dying(other), []
+        asked = late.study.ask()  # stopped here, until another process trains the trial
+
+        def wake() -> None:
+            folder = other.spec.output_dir / "trials" / "0" / "attempt-2"
+            assert (folder / "config.yaml").is_file()
+            woken.append(run_trial(late, asked).outcome)
+            assert (folder / "config.yaml").is_file()
+
+        assert [(each.number, each.attempt) for each in other.requeue_dead()] == [(0, 1)]
+        assert run(other, From(3, wake)).outcome == Outcome.COMPLETE
+        assert woken == [None]
         late.storage.close()
 
 
