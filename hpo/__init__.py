@@ -8,8 +8,9 @@ model = hpo.load_best_model("study.yaml")
 ```
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trainer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from hpo.api.functions import best_params, load_best_model, load_study, run
@@ -36,23 +37,14 @@ __all__ = [
     "run",
 ]
 
-_HOMES = {
-    "hpo.api.functions": ("best_params", "load_best_model", "load_study", "run"),
-    "hpo.errors": ("HpoError", "InputError", "StudyError"),
-    "hpo.api.study": ("Study",),
-    "hpo.api.values": ("Call", "Categorical", "Float", "Int"),
-    "hpo.api.run_result": ("RunResult",),
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Imported when it is asked for: `import hpo` is part of every command, `hpo --help` included.
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(home), name)
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# Not imported at once: `import hpo` is part of every command, `hpo --help` included.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "hpo.api.functions": ("best_params", "load_best_model", "load_study", "run"),
+        "hpo.errors": ("HpoError", "InputError", "StudyError"),
+        "hpo.api.study": ("Study",),
+        "hpo.api.values": ("Call", "Categorical", "Float", "Int"),
+        "hpo.api.run_result": ("RunResult",),
+    },
+)

@@ -1,7 +1,8 @@
 """A callback-driven PyTorch training loop that stands on its own."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from trainer.lazy import lazy_names
 
 if TYPE_CHECKING:
     from trainer.callback import Callback, register_global_callback
@@ -21,24 +22,15 @@ __all__ = [
     "register_global_callback",
 ]
 
-_HOMES = {
-    "trainer.callback": ("Callback", "register_global_callback"),
-    "trainer.checkpoint.manager": ("newest_checkpoint",),
-    "trainer.data.batches": ("BatchOptions",),
-    "trainer.state": ("TrainState",),
-    "trainer.trainer": ("Trainer",),
-    "trainer.metrics.whole_set": ("WholeSet",),
-}
-
-
-def __getattr__(name: str) -> Any:
-    # Imported when it is asked for: what reads a study takes predictions and seeds from here, and no torch.
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(importlib.import_module(home), name)
-    msg = f"module {__name__!r} has no attribute {name!r}"
-    raise AttributeError(msg)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+# Not imported at once: what reads a study takes predictions and seeds from here, and no torch.
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "trainer.callback": ("Callback", "register_global_callback"),
+        "trainer.checkpoint.manager": ("newest_checkpoint",),
+        "trainer.data.batches": ("BatchOptions",),
+        "trainer.state": ("TrainState",),
+        "trainer.trainer": ("Trainer",),
+        "trainer.metrics.whole_set": ("WholeSet",),
+    },
+)

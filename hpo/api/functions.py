@@ -89,15 +89,7 @@ def run(
         ending = run_study(spec, listen, _warn, accept_code_change=accept_code_change)
     if ending.value == "interrupted":
         raise KeyboardInterrupt
-    from hpo.study.status import study_status
-
-    with _opened(spec) as opened:
-        status = study_status(opened)
-        return RunResult(
-            study=_for_reading(opened),
-            **{name: status[name] for name in ("n_trials", "finished", "outcomes", "best")},
-            ending=ending.value,
-        )
+    return _result(spec, ending.value)
 
 
 def load_study(
@@ -190,6 +182,15 @@ def load_best_model(
         spec = _spec(study, overrides, storage=storage, output_dir=output_dir)
         forget_modules(spec.folder)
         return load_model(spec, _which(trial), device=device, warn=_warn)
+
+
+def _result(spec: StudySpec, ending: str) -> RunResult:
+    from hpo.study.status import study_status
+
+    with _opened(spec) as opened:
+        status = study_status(opened)
+        names = ("n_trials", "finished", "outcomes", "best")
+        return RunResult(study=_for_reading(opened), **{name: status[name] for name in names}, ending=ending)
 
 
 def _spec(study: str | Path | Study, overrides: Overrides, *, search: bool = False, **options: Any) -> StudySpec:

@@ -20,27 +20,35 @@ if TYPE_CHECKING:
     from hpo.study.open_study import OpenStudy
 
 
+_Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default=False)]
+_NTrials = Annotated[
+    int | None, typer.Option(min=1, help="Trials to finish in all, earlier runs included.", show_default=False)
+]
+_Timeout = Annotated[
+    str | None,
+    typer.Option(metavar="2h", help="Time limit; the next run resumes unfinished trials.", show_default=False),
+]
+_Devices = Annotated[
+    str | None, typer.Option(metavar="auto|cpu|cuda:0,cuda:1", help="Devices to share.", show_default=False)
+]
+_Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
+_Json = Annotated[
+    bool, typer.Option("--json", help="Print one event a line, as JSON; docs/reference/events.md lists them.")
+]
+
+
 def run(
     study: StudyFile,
     overrides: Overrides = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default=False)] = None,
-    n_trials: Annotated[
-        int | None, typer.Option(min=1, help="Trials to finish in all, earlier runs included.", show_default=False)
-    ] = None,
-    timeout: Annotated[
-        str | None,
-        typer.Option(metavar="2h", help="Time limit; the next run resumes unfinished trials.", show_default=False),
-    ] = None,
+    workers: _Workers = None,
+    n_trials: _NTrials = None,
+    timeout: _Timeout = None,
     storage: Storage = None,
-    devices: Annotated[
-        str | None, typer.Option(metavar="auto|cpu|cuda:0,cuda:1", help="Devices to share.", show_default=False)
-    ] = None,
+    devices: _Devices = None,
     output_dir: OutputDir = None,
     accept_code_change: AcceptCodeChange = False,
-    quiet: Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")] = False,
-    json_: Annotated[
-        bool, typer.Option("--json", help="Print one event a line, as JSON; docs/reference/events.md lists them.")
-    ] = False,
+    quiet: _Quiet = False,
+    json_: _Json = False,
     debug: Debug = False,
 ) -> None:
     """Start or resume a study, and run it until its trials are done.
@@ -52,43 +60,39 @@ def run(
     del debug  # `main` looks for it
     if quiet and json_:
         raise InputError("give one of them, not both", path="--quiet, --json", fix="leave `--quiet` out")
-    spec = read_spec(
-        study,
-        overrides,
-        require_search_space=True,
-        workers=workers,
-        n_trials=n_trials,
-        timeout=timeout,
-        storage=storage,
-        devices=devices,
-        output_dir=output_dir,
-    )
+    options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
+    places = {"storage": storage, "output_dir": output_dir}
+    spec = read_spec(study, overrides, require_search_space=True, **options, **places)
     if not (quiet or json_):
         with read_by_others():
             print(f"checking {spec.path}")
-    from hpo.execution.run import run_study
-
-    out = sys.stdout
-    # What a study's own code prints when it is imported is no event.
-    with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
-        ending = run_study(
-            spec,
-            lambda opened: _reporter(opened, out, quiet=quiet, json_=json_),
-            _warn,
-            accept_code_change=accept_code_change,
-        ).value
+    ending = _run(spec, quiet=quiet, json_=json_, accept_code_change=accept_code_change)
     from hpo.console.lines import kept_arguments, same_command
 
-    interrupted, timed_out = ending == "interrupted", ending == "timeout"
+    interrupted = ending == "interrupted"
     if interrupted:
         with read_by_others():
             print(f"interrupted; resume with:\n  {same_command()}", file=sys.stderr)
     if not (quiet or json_):
         # The database may be away: an interrupted run ends as one all the same.
         with contextlib.suppress(*[StudyError] if interrupted else []):
-            _summarise(spec, kept_arguments(study, overrides, storage, output_dir), timed_out)
+            _summarise(spec, kept_arguments(study, overrides, storage, output_dir), ending == "timeout")
     if interrupted:
         raise typer.Exit(130)
+
+
+def _run(spec: StudySpec, *, quiet: bool, json_: bool, accept_code_change: bool) -> str:
+    """Run the study and show what happens; returns its ending."""
+    from hpo.execution.run import run_study
+
+    out = sys.stdout
+
+    def listen(opened: OpenStudy) -> Reporter | EventWriter:
+        return _reporter(opened, out, quiet=quiet, json_=json_)
+
+    # What a sampler from the hub prints when it is imported is no event.
+    with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
+        return run_study(spec, listen, _warn, accept_code_change=accept_code_change).value
 
 
 def _warn(finding: Finding) -> None:
