@@ -134,6 +134,19 @@ class PrunerSection(Section):
         return dict(self.model_extra or {})
 
 
+class SchedulerSection(Section):
+    """Which scheduler pauses and resumes trials; further keys are its arguments."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str = Field(description="The scheduler's name.", examples=["freeze_thaw"])
+
+    @property
+    def kwargs(self) -> dict[str, Any]:
+        """The further arguments of the scheduler."""
+        return dict(self.model_extra or {})
+
+
 Constraints = Annotated[
     dict[str, Any],
     AfterValidator(_bounds),
@@ -141,6 +154,11 @@ Constraints = Annotated[
 ]
 Sampler = Annotated[SamplerSection, BeforeValidator(_named), WithJsonSchema(_NAMED_SCHEMA)]
 Pruner = Annotated[PrunerSection, BeforeValidator(_named), WithJsonSchema(_NAMED_SCHEMA)]
+Scheduler = Annotated[
+    SchedulerSection | None,
+    BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
+    WithJsonSchema(_NAMED_SCHEMA),
+]
 
 
 class StudySection(Section):
@@ -165,7 +183,18 @@ class StudySection(Section):
         examples=[{"parameters": "<= 1e6"}],
     )
     n_trials: Annotated[int, MAY_CHANGE] = Field(
-        default=100, ge=1, le=MAX_NUMBER, description="Trials to finish.", examples=[100]
+        default=100,
+        ge=1,
+        le=MAX_NUMBER,
+        description="Trials to finish.",
+        examples=[100],
+    )
+    epochs: Annotated[int | None, MAY_CHANGE] = Field(
+        default=None,
+        ge=1,
+        le=MAX_NUMBER,
+        description="Epochs that all trials may train together.",
+        examples=[1000],
     )
     target_value: Annotated[float | None, MAY_CHANGE] = Field(
         default=None, description="The study is done once its best value is as good as this.", examples=[0.05]
@@ -192,6 +221,24 @@ class StudySection(Section):
     )
     sampler: Sampler = Field(default=SamplerSection(), description="A name, or a mapping.", examples=["tpe"])
     pruner: Pruner = Field(default=PrunerSection(), description="A name, or a mapping.", examples=["median"])
+    scheduler: Scheduler = Field(
+        default=None,
+        description="Pauses trials and resumes the promising ones, in place of a pruner. A name, or a mapping.",
+        examples=["asha"],
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _budget_and_scheduler(cls, data: Any) -> Any:
+        """``epochs`` limits the trials, too: each has one at least. Beside a scheduler no pruner is needed."""
+        if not isinstance(data, Mapping):
+            return data
+        filled = dict(data)
+        if data.get("epochs") is not None:
+            filled.setdefault("n_trials", data["epochs"])
+        if data.get("scheduler") is not None:
+            filled.setdefault("pruner", NO_PRUNER)
+        return filled
 
     @model_validator(mode="before")
     @classmethod
@@ -215,6 +262,18 @@ class StudySection(Section):
         if self.objectives is not None and self.pruner.name not in (NO_PRUNER, "NopPruner"):
             fix = "write `pruner: none`: a pruner compares trials by one value"
             raise fail("can't be used with several objectives", fix, "pruner")
+        return self
+
+    @model_validator(mode="after")
+    def _schedules_by_one_value(self) -> Self:
+        if self.scheduler is None:
+            return self
+        if self.objectives is not None:
+            fix = "leave it out: a scheduler compares trials by one value"
+            raise fail("can't be used with several objectives", fix, "scheduler")
+        if self.pruner.name not in (NO_PRUNER, "NopPruner"):
+            fix = "leave one of the two out: a scheduler decides by itself which trials are worth more epochs"
+            raise fail("can't stand beside `scheduler`", fix, "pruner")
         return self
 
     @property

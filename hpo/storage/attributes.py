@@ -9,6 +9,12 @@ from typing import Final
 # ---- of a study: user attributes
 #: How many trials a study may claim; its budget.
 BUDGET_ATTR: Final = "hpo:n_trials"
+#: How many epochs all its trials may train together; its other budget.
+EPOCHS_ATTR: Final = "hpo:n_epochs"
+#: How many grants its scheduler has given.
+GRANTED_ATTR: Final = "hpo:granted"
+#: What its scheduler has stored for its later decisions.
+SCHEDULER_ATTR: Final = "hpo:scheduler"
 #: Epochs of a run to its end, where every trial has as many.
 MAX_EPOCHS_ATTR: Final = "hpo:max_epochs"
 #: The study file that it was started with, as one mapping.
@@ -39,10 +45,12 @@ BEST_ATTR: Final = "hpo:best"
 PREDICTION_ATTR: Final = "hpo:prediction"
 #: The epoch at whose end the pruner decided to stop it.
 PRUNED_ATTR: Final = "hpo:pruned_at"
-#: Epochs that a paused trial has finished; only a paused trial has it while it is unfinished.
+#: Epochs that a paused trial has finished; of a finished trial, those after which the study's end has pruned it.
 PAUSED_ATTR: Final = "hpo:paused"
 #: The epoch at whose end the scheduler decided to pause it, stored before that is acted on.
 PAUSE_AT_ATTR: Final = "hpo:pause_at"
+#: What its scheduler has granted it, the latest last: up to which epoch, and why; see `hpo.storage.grants`.
+GRANTS_ATTR: Final = "hpo:grants"
 #: Its seed, threads and the like: what its run had beside its config.
 RUN_ATTR: Final = "hpo:run"
 #: The earlier trial with the same parameters whose value it has.

@@ -54,7 +54,7 @@ class StudyCache(CachedStorage):
         try:
             return super().create_new_trial(study_id, template_trial)
         finally:
-            self._looks_are_old()
+            self.forget_looks()
 
     def set_trial_state_values(
         self, trial_id: int, state: TrialState, values: Sequence[float] | None = None
@@ -63,7 +63,7 @@ class StudyCache(CachedStorage):
         try:
             return super().set_trial_state_values(trial_id, state, values)
         finally:
-            self._looks_are_old()
+            self.forget_looks()
 
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
@@ -84,7 +84,8 @@ class StudyCache(CachedStorage):
             bisect.insort(trials, trial, key=_number)
         return copy.deepcopy(trials) if deepcopy else trials
 
-    def _looks_are_old(self) -> None:
+    def forget_looks(self) -> None:
+        """Let the next look at a study's trials find all that has been stored until then."""
         with self._lock:
             for seen in self._seen.values():
                 seen.fresh_until = 0.0

@@ -29,6 +29,7 @@ OVERRIDDEN: Final = frozenset(
     {"_create_new_trial", "_get_best_trial_id", "_get_prepared_new_trial", "_get_trials", "_set_trial_param"}
 )
 
+STUDIES: Final = cast("sa.Table", models.StudyModel.__table__)
 TRIALS: Final = cast("sa.Table", models.TrialModel.__table__)
 PARAMS: Final = cast("sa.Table", models.TrialParamModel.__table__)
 VALUES: Final = cast("sa.Table", models.TrialValueModel.__table__)
@@ -72,6 +73,11 @@ def reports_of(trial: Trial) -> dict[int, float]:
 def set_user_attr(storage: RDBStorage, session: orm.Session, trial_id: int, key: str, value: Any) -> None:
     """Set a trial's user attribute in a transaction of the caller's."""
     storage._set_trial_attr_without_commit(session, models.TrialUserAttributeModel, trial_id, key, value)
+
+
+def set_system_attr(storage: RDBStorage, session: orm.Session, trial_id: int, key: str, value: Any) -> None:
+    """Set a trial's system attribute in a transaction of the caller's."""
+    storage._set_trial_attr_without_commit(session, models.TrialSystemAttributeModel, trial_id, key, value)
 
 
 def started_utc(trial: models.TrialModel) -> Any:

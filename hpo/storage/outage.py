@@ -81,6 +81,7 @@ OPERATIONS: Final = (
     "requeue",
     "pause",
     "resume",
+    "begin_grants",
     "set_trial_intermediate_value",
     "set_trial_user_attr",
     "set_trial_system_attr",

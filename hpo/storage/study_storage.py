@@ -16,7 +16,7 @@ import copy
 import functools
 import json
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, cast
 
 import sqlalchemy as sa
@@ -34,9 +34,10 @@ from sqlalchemy import orm
 from hpo.errors import LeaseLostError, StudyError
 from hpo.storage import engines as database
 from hpo.storage import ledger
-from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR, PAUSED_ATTR
+from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, OUTCOME_ATTR, PAUSED_ATTR
 from hpo.storage.budget import insert_running, marked, refuse_beyond_budget
 from hpo.storage.engines import display_url
+from hpo.storage.grants import Grant, begin_grants, is_granted, store_grant
 from hpo.storage.guarded import guarded_insert, set_state
 from hpo.storage.leased import LeasedStorage, lease_lost
 from hpo.storage.ledger import Owner
@@ -62,6 +63,7 @@ class _Claim(threading.local):
 
     trial_id: int | None = None
     attempt: int | None = None
+    grant: Grant | None = None
 
 
 @all_patient
@@ -118,6 +120,27 @@ class StudyStorage(LeasedStorage):
         """Set how many trials the study may have, imported ones aside; None for any number."""
         self.set_study_user_attr(study_id, BUDGET_ATTR, n_trials)
 
+    def set_epochs(self, study_id: int, n_epochs: int | None) -> None:
+        """Set how many epochs the study's trials may train together, imported ones aside; None for any number."""
+        self.set_study_user_attr(study_id, EPOCHS_ATTR, n_epochs)
+
+    def begin_grants(self, study_id: int) -> None:
+        """Let the study number its grants; see `hpo.storage.grants`."""
+        with self.transaction() as session:
+            begin_grants(session, study_id)
+
+    @contextlib.contextmanager
+    def granting(self, grant: Grant | None) -> Iterator[None]:
+        """Store a grant with the trial that is taken inside: a new one, one that waits without one, a paused one.
+
+        What takes the trial raises OldGrantError, and takes nothing, where the grant is not the study's next one.
+        """
+        self._claim.grant = grant
+        try:
+            yield
+        finally:
+            self._claim.grant = None
+
     # ------------------------------------------------------------------ new trials
 
     def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
@@ -130,7 +153,7 @@ class StudyStorage(LeasedStorage):
             trial = super()._create_new_trial(study_id, template)
         if self._claim.attempt is not None:
             self._hold(id_of_trial(trial), self._claim.attempt)
-        if self._claim.attempt is not None and template is None:
+        if self._claim.attempt is not None and template is None and self._claim.grant is None:
             # Optuna reads next what it has just made. It is this owner's, who has not written to it yet.
             self._untouched = {id_of_trial(trial): copy.deepcopy(trial)}
         return trial
@@ -152,7 +175,12 @@ class StudyStorage(LeasedStorage):
             ledger.forget_trials(session, sa.select(sa.literal(self._claim.trial_id)))
         if self.owner is not None and trial.state == TrialState.RUNNING:
             self._claim.attempt = ledger.claim(session, self._claim.trial_id, self.owner)
+            self._store_grant(session, self._claim.trial_id)
         return trial
+
+    def _store_grant(self, session: orm.Session, trial_id: int) -> None:
+        if self._claim.grant is not None:
+            store_grant(session, self, trial_id, self._claim.grant)
 
     def _claimed_before(self, session: orm.Session, trial_id: int | None) -> bool:
         """Whether an earlier try of this operation has got the trial after all."""
@@ -272,6 +300,7 @@ class StudyStorage(LeasedStorage):
             if not won and (won := lock_paused(session, trial_id)):
                 forget_pause(session, trial_id, decision=True)
                 self._claim.attempt = ledger.claim(session, trial_id, self.owner)
+                self._store_grant(session, trial_id)
         if won:
             self._hold(trial_id, cast("int", self._claim.attempt))
         return won
@@ -285,6 +314,8 @@ class StudyStorage(LeasedStorage):
             if self.owner is not None and session.execute(query).scalar() == TrialState.WAITING:
                 forget_pause(session, trial_id, decision=False)  # of one that another tool has let wait
                 self._claim.attempt = ledger.claim(session, trial_id, self.owner)
+                if not is_granted(session, trial_id):
+                    self._store_grant(session, trial_id)
             won = won or super().set_trial_state_values(trial_id, TrialState.RUNNING, values)
         if won and self._claim.attempt is not None:
             self._hold(trial_id, self._claim.attempt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import optuna
 from optuna.pruners import BasePruner
@@ -19,6 +19,7 @@ from hpo.config.spec import StudySpec, diff_configs
 from hpo.errors import InputError, OtherCodeError, StudyError
 from hpo.search.pruners import make_pruner
 from hpo.search.samplers import ExhaustiveSampler, make_sampler
+from hpo.search.schedulers.by_name import make_scheduler
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Scheduler
 from hpo.storage import ledger
@@ -27,6 +28,7 @@ from hpo.storage.budget import claimable, count_trials
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
+from hpo.storage.optuna_private import storage_of
 from hpo.storage.recovery import Settled, Sightings, requeue_dead
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
@@ -100,6 +102,10 @@ class OpenStudy:
             problem = code_problem(record, code_identity(self.spec))
             raise OtherCodeError(f"{problem}\n  fix: {code_fix(self.spec)}")
 
+    def forget_looks(self) -> None:
+        """Let the next look at the trials find all that has been stored until then."""
+        cast("StudyCache", storage_of(self.study)).forget_looks()
+
     def requeue_dead(self, sightings: Sightings | None = None, spare: Collection[int] = ()) -> list[Settled]:
         """Take back the trials whose workers are dead, by the study file's patience: `hpo.storage.recovery`."""
         run = self.spec.run
@@ -133,7 +139,7 @@ def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_chang
         StudyError: The storage can't be opened.
     """
     space = SearchSpace.from_spec(spec)
-    sampler, pruner = make_sampler(spec, space), make_pruner(spec)
+    sampler, pruner, scheduler = make_sampler(spec, space), make_pruner(spec), make_scheduler(spec)
     _try_out(spec, space, sampler, pruner)
     check_initial_trials(spec, space)
     storage = _opened_storage(spec, create=True)
@@ -153,10 +159,12 @@ def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_chang
             storage=StudyCache(storage), study_name=spec.study.name, sampler=sampler, pruner=pruner
         )
         _refuse_other_config(spec, study)
-    opened = OpenStudy(spec, space, storage, study)
+    opened = OpenStudy(spec, space, storage, study, scheduler=scheduler)
     accepted = [] if is_new or keep_budget else _settle_code(opened, accept=accept_code_change)
     set_budget = not keep_budget or BUDGET_ATTR not in study.user_attrs
     if set_budget:  # before the first trial is added
+        storage.begin_grants(opened.study_id)
+        storage.set_epochs(opened.study_id, spec.study.epochs)
         storage.set_budget(opened.study_id, budget_of(spec, study))
     if is_new:
         write_note(opened)
@@ -190,7 +198,7 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
             sampler=make_sampler(spec, space),
             pruner=make_pruner(spec),
         )
-        opened = OpenStudy(spec, space, storage, study)
+        opened = OpenStudy(spec, space, storage, study, scheduler=make_scheduler(spec))
         opened.refuse_other_code()
         cache.expect(opened.study_id, space.distributions)
     except KeyError:

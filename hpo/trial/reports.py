@@ -15,6 +15,7 @@ import optuna
 
 from hpo.search.schedulers.scheduler import Decision, Scheduler
 from hpo.storage.attributes import PAUSE_AT_ATTR, PRUNED_ATTR
+from hpo.storage.grants import granted_until
 from hpo.storage.optuna_private import id_of_trial, reports_of
 
 #: Under which key the epoch of a decision is stored; the first outranks the second.
@@ -26,7 +27,8 @@ class Reports:
 
     A step that the storage already held below its last one when the trial was resumed was asked about then, and is
     not again. A decision to prune or to pause is stored before it is acted on, so it holds for a trial that was
-    lost in between: that one trains up to the epoch of the decision, and ends or pauses there.
+    lost in between: that one trains up to the epoch of the decision, and ends or pauses there. A trial also pauses
+    where what it has been granted ends.
 
     Args:
         trial: The running trial; nothing else reports to it.
@@ -41,6 +43,7 @@ class Reports:
         self._asked = 0
         self._decided = Decision.CONTINUE
         self._decided_at = 0
+        self._until: int | None = None
 
     def resume(self, history: Sequence[Mapping[str, float]]) -> Decision:
         """Bring the storage to a history: send what it lacks, rewrite what differs.
@@ -53,6 +56,7 @@ class Reports:
         """
         frozen = self._trial.storage.get_trial(id_of_trial(self._trial))
         stored = frozen.intermediate_values
+        self._until = granted_until(frozen)
         for step, metrics in enumerate(history, start=1):
             value = metrics.get(self.metric)
             if value is not None and (step not in stored or not _same(stored[step], value)):
@@ -87,7 +91,9 @@ class Reports:
         """Give up what reporting needs; the next report takes it again."""
 
     def _due(self, step: int) -> Decision:
-        return self._decided if step >= self._decided_at else Decision.CONTINUE
+        if self._decided is not Decision.CONTINUE and step >= self._decided_at:
+            return self._decided
+        return Decision.PAUSE if self._until is not None and step >= self._until else Decision.CONTINUE
 
     def _send(self, step: int, value: float, *, ask: bool) -> Decision:
         self._store(step, value)

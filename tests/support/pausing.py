@@ -32,11 +32,11 @@ class PauseAll(PrunerScheduler):
 
     def next(self, standing: Standing) -> Next:
         """New trials first; none is resumed before all have come so far."""
-        if standing.left != 0:
+        if standing.new_left != 0:
             return New()
-        if any((trial.last_step or 0) <= self.epoch for trial in standing.running):
+        if any(trial.epochs <= self.epoch for trial in standing.running):
             return Wait()
-        beyond = sum((trial.last_step or 0) > self.epoch for trial in standing.trials)
+        beyond = sum(trial.epochs > self.epoch for trial in standing.own)
         if standing.paused and (self.resumed is None or beyond < self.resumed):
             return Resume(standing.paused[-1].number)
         return Wait()

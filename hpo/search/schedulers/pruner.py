@@ -17,6 +17,9 @@ class PrunerScheduler:
             return Decision.CONTINUE
         return Decision.STOP
 
+    def first(self, standing: Standing) -> None:
+        """None: no trial pauses; see `Scheduler`."""
+
     def next(self, standing: Standing) -> Next:  # noqa: ARG002 - the same for any
         """Always `New`; see `Scheduler`."""
         return New()

@@ -1,17 +1,15 @@
-"""The interface of a scheduler, and what it is shown."""
+"""The interface of a scheduler: what it is shown, and what it may answer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
-from typing import Protocol
+from typing import Any, Literal, Protocol
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
-
-from hpo.storage.attributes import BUDGET_ATTR, IMPORTED_ATTR
-from hpo.storage.pausing import paused_at
+from optuna.distributions import BaseDistribution
 
 
 class Decision(Enum):
@@ -23,8 +21,39 @@ class Decision(Enum):
 
 
 @dataclass(frozen=True)
+class Why:
+    """Why a scheduler has granted a trial epochs; people read it beside the trial.
+
+    Attributes:
+        kind: What decided, such as ``"initial"``, ``"promotion"`` or ``"model"``; each scheduler has its own.
+        predicted: The value that the trial was expected to end at, in the metric's unit; None where nothing was.
+        low: Lower end of that prediction's 80 % interval.
+        high: Its upper end.
+        incumbent: The study's best value at that time.
+    """
+
+    kind: str = ""
+    predicted: float | None = None
+    low: float | None = None
+    high: float | None = None
+    incumbent: float | None = None
+
+
+@dataclass(frozen=True)
 class New:
-    """Start a new trial, if the study's budget allows one."""
+    """Start a new trial, if the study's budget allows one.
+
+    Attributes:
+        params: Its parameters, dotted path → value; None: the study's sampler draws them.
+        until: The epoch after which it pauses, to be decided about again; None: it trains to its end.
+        why: The reason.
+        state: What the scheduler wants to be shown with later decisions, as JSON; None: what it is shown now.
+    """
+
+    params: Mapping[str, Any] | None = None
+    until: int | None = None
+    why: Why = Why()
+    state: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -33,9 +62,15 @@ class Resume:
 
     Attributes:
         number: The trial.
+        until: As of `New`.
+        why: As of `New`.
+        state: As of `New`.
     """
 
     number: int
+    until: int | None = None
+    why: Why = Why()
+    state: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -46,37 +81,107 @@ class Wait:
 Next = New | Resume | Wait
 
 
-class Standing:
-    """The study's own trials at one moment; they are read when one of these is first asked for.
+@dataclass(frozen=True)
+class Seen:
+    """A trial as a scheduler sees it.
 
-    Args:
-        study: The study.
+    Attributes:
+        number: Its number.
+        params: Dotted path → value; a parameter whose condition does not hold is left out.
+        values: Finished epochs → the metric as it was reported after them; it may be NaN or infinite, and epochs
+            may be left out.
+        state: ``"waiting"`` for a worker, ``"running"``, ``"paused"`` or ``"ended"``.
+        until: The epoch to which it has been granted; None: its end, or nothing was granted.
+        kinds: `Why.kind` of each grant, the first one first; empty for a trial that was never granted anything.
+        whole: It has trained to its end.
+        imported: It was trained in another study: it counts against no budget.
     """
 
-    def __init__(self, study: optuna.Study) -> None:
-        self.study = study
+    number: int
+    params: Mapping[str, Any]
+    values: Mapping[int, float]
+    state: Literal["waiting", "running", "paused", "ended"]
+    until: int | None = None
+    kinds: Sequence[str] = ()
+    whole: bool = False
+    imported: bool = False
+
+    @property
+    def epochs(self) -> int:
+        """Epochs that it has finished, as far as they were reported."""
+        return max(self.values, default=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """A study at the moment of a decision.
+
+    Attributes:
+        read: Returns every trial, by number; called when `trials` is first asked for.
+        space: Optuna's distribution of each parameter.
+        conditions: Parameter → other parameter → the values of it under which it exists, for those that depend on
+            others.
+        horizon: Epochs of a whole trial; None where that is not known.
+        minimize: Whether the metric is to fall.
+        seed: The study's.
+        workers: How many workers there are about.
+        n_trials: How many trials the study may have, imported ones aside; None: any number.
+        n_epochs: How many epochs all its trials may train together; None: any number.
+        state: What the scheduler has stored with an earlier decision; empty at first.
+    """
+
+    read: Callable[[], Sequence[Seen]]
+    space: Mapping[str, BaseDistribution] = field(default_factory=dict)
+    conditions: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+    horizon: int | None = None
+    minimize: bool = True
+    seed: int = 0
+    workers: int = 1
+    n_trials: int | None = None
+    n_epochs: int | None = None
+    state: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
-    def trials(self) -> list[FrozenTrial]:
-        """All of them, by number; trials imported from other studies are left out."""
-        trials = self.study.get_trials(deepcopy=False)
-        return [trial for trial in trials if IMPORTED_ATTR not in trial.system_attrs]
+    def trials(self) -> Sequence[Seen]:
+        """Every trial, by number; imported ones among them."""
+        return self.read()
 
     @cached_property
-    def running(self) -> list[FrozenTrial]:
+    def own(self) -> list[Seen]:
+        """The trials that were not imported, by number."""
+        return [trial for trial in self.trials if not trial.imported]
+
+    @cached_property
+    def running(self) -> list[Seen]:
         """Those that a worker has, by number."""
-        return [each for each in self.trials if each.state == TrialState.RUNNING and paused_at(each) is None]
+        return [trial for trial in self.own if trial.state == "running"]
 
     @cached_property
-    def paused(self) -> list[FrozenTrial]:
-        """Those that are paused, by number; `hpo.storage.pausing.paused_at` has their epoch."""
-        return [each for each in self.trials if paused_at(each) is not None]
+    def paused(self) -> list[Seen]:
+        """Those that are paused, by number."""
+        return [trial for trial in self.own if trial.state == "paused"]
 
     @cached_property
-    def left(self) -> int | None:
+    def decision(self) -> int:
+        """How many grants there have been: the number of this decision, from which its randomness comes."""
+        return sum(len(trial.kinds) for trial in self.own)
+
+    @cached_property
+    def new_left(self) -> int | None:
         """New trials that the budget still allows; None for any number."""
-        budget = self.study.user_attrs.get(BUDGET_ATTR)
-        return None if budget is None else max(0, int(budget) - len(self.trials))
+        return None if self.n_trials is None else max(0, self.n_trials - len(self.own))
+
+    @cached_property
+    def epochs_left(self) -> int | None:
+        """Epochs that no trial has trained or been granted; None for any number."""
+        return None if self.n_epochs is None else max(0, self.n_epochs - sum(map(self.claimed, self.own)))
+
+    def claimed(self, trial: Seen) -> int:
+        """Epochs of a trial that count against the budget: those it has trained, and those it may still train."""
+        if trial.state in ("paused", "ended") or not (trial.kinds or trial.state == "running"):
+            return trial.epochs
+        granted = self.horizon if trial.until is None else trial.until
+        return max(trial.epochs, granted or 0)
 
 
 class Scheduler(Protocol):
@@ -85,10 +190,13 @@ class Scheduler(Protocol):
     Workers on several machines ask their own copies of one scheduler, and must come to the same answers: a
     scheduler decides from what the study stores, and keeps nothing between two calls but what it can read again.
     It is sent to worker processes by pickle.
+
+    An answer with an ``until``, or with parameters, is a *grant*: it is stored with the trial in the transaction
+    that gives the trial to the worker, unless another grant came in between; then the scheduler is asked again.
     """
 
     def decide(self, trial: optuna.Trial, step: int) -> Decision:
-        """What a trial does after an epoch whose value it has reported.
+        """What a trial does after an epoch whose value it has reported, below the end of its grant.
 
         PAUSE and STOP end the trial's process after this epoch has been logged and checkpointed. A trial that has
         had its last epoch, has diverged or stops early is not paused.
@@ -98,6 +206,9 @@ class Scheduler(Protocol):
             step: Epochs that it has finished.
         """
 
+    def first(self, standing: Standing) -> int | None:
+        """The epoch after which a trial that a person has enqueued pauses first; None: it trains to its end."""
+
     def next(self, standing: Standing) -> Next:
         """What a free worker does.
 
@@ -106,5 +217,5 @@ class Scheduler(Protocol):
         study, its paused trials are stored as pruned.
 
         Args:
-            standing: The study's trials now.
+            standing: The study now.
         """

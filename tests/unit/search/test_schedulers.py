@@ -9,9 +9,10 @@ from collections.abc import Callable
 import pytest
 
 from hpo.search.schedulers.pruner import PrunerScheduler
-from hpo.search.schedulers.scheduler import Decision, New, Next, Resume, Scheduler, Standing, Wait
+from hpo.search.schedulers.scheduler import Decision, New, Next, Resume, Scheduler, Wait
 from hpo.storage.attributes import BUDGET_ATTR
 from hpo.study import open_study
+from hpo.study.standing import standing_of
 from tests.support.pausing import PauseAll
 from tests.support.studies import Studies, ask
 
@@ -72,16 +73,16 @@ class SchedulerContract(ABC):
 
     def test_a_free_worker_of_a_new_study_starts_a_trial(self, studies: Studies) -> None:
         with studies.open(*self.overrides) as (view,):
-            assert self.scheduler().next(Standing(view.study)) == New()
+            assert self.scheduler().next(standing_of(view)) == New()
 
     def test_only_a_paused_trial_is_resumed(self, studies: Studies) -> None:
         with studies.open(*self.overrides) as (view,):
             for _ in range(6):
-                answer: Next = self.scheduler().next(Standing(view.study))
+                answer: Next = self.scheduler().next(standing_of(view))
                 assert answer in (New(), Wait())
                 if answer == New():
                     ask(view)
-            assert not isinstance(self.scheduler().next(Standing(view.study)), Resume)
+            assert not isinstance(self.scheduler().next(standing_of(view)), Resume)
 
 
 class TestPauseAll(SchedulerContract):
@@ -93,14 +94,14 @@ class TestPauseAll(SchedulerContract):
     def test_it_resumes_the_latest_when_all_have_paused(self, studies: Studies) -> None:
         with studies.open("study.n_trials=3") as (view,):
             for expected in (New(), New(), New(), Wait()):
-                assert self.scheduler().next(Standing(view.study)) == expected
+                assert self.scheduler().next(standing_of(view)) == expected
                 if expected == New():
                     ask(view)[0].report(1.0, 1)
             for trial in view.study.get_trials():
                 view.storage.set_trial_intermediate_value(trial._trial_id, 2, 1.0)
                 view.storage.pause(trial._trial_id, 2)
-            assert [each.number for each in Standing(view.study).paused] == [0, 1, 2]
-            assert self.scheduler().next(Standing(view.study)) == Resume(2)
+            assert [each.number for each in standing_of(view).paused] == [0, 1, 2]
+            assert self.scheduler().next(standing_of(view)) == Resume(2)
 
 
 @pytest.mark.parametrize("pruner", PRUNERS)
@@ -130,9 +131,9 @@ class TestPrunerScheduler(SchedulerContract):
 
 def test_standing_tells_what_the_budget_allows(studies: Studies) -> None:
     with studies.open("study.n_trials=2") as (view,):
-        assert Standing(view.study).left == 2
+        assert standing_of(view).new_left == 2
         ask(view)
-        now = Standing(view.study)
-        assert (now.left, [each.number for each in now.running], now.paused) == (1, [0], [])
+        now = standing_of(view)
+        assert (now.new_left, [each.number for each in now.running], now.paused) == (1, [0], [])
         view.study.set_user_attr(BUDGET_ATTR, None)
-        assert Standing(view.study).left is None
+        assert standing_of(view).new_left is None

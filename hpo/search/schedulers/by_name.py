@@ -1,0 +1,32 @@
+"""Schedulers by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final, cast
+
+from hpo.config.paths import suggest_name
+from hpo.config.spec import StudySpec
+from hpo.search.by_name import check_arguments, construct
+from hpo.search.schedulers.pruner import PrunerScheduler
+from hpo.search.schedulers.scheduler import Scheduler
+
+SCHEDULERS: Final[Mapping[str, type[Scheduler]]] = MappingProxyType({})
+
+
+def make_scheduler(spec: StudySpec) -> Scheduler:
+    """The scheduler of ``study.scheduler``; without one the study's pruner decides.
+
+    Raises:
+        InputError: The name or an argument does not fit.
+    """
+    section, path = spec.study.scheduler, "study.scheduler"
+    if section is None:
+        return PrunerScheduler()
+    kind = SCHEDULERS.get(section.name)
+    if kind is None:
+        fix = suggest_name(section.name, tuple(SCHEDULERS))
+        raise spec.error("no scheduler has this name", path=f"{path}.name", value=section.name, fix=fix)
+    check_arguments(spec, path, kind, section.kwargs)
+    return cast("Scheduler", construct(spec, path, kind, section.kwargs))

@@ -1,0 +1,123 @@
+"""Grants: how many epochs a scheduler lets a trial train, stored with the claim on the trial.
+
+Grants of a study are numbered. One is stored only if it is the next, in the transaction that gives the trial to a
+worker: so each was decided with all earlier ones in sight, and no two workers spend the same epochs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict, cast
+
+import sqlalchemy as sa
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial
+from sqlalchemy import orm
+
+from hpo.storage.attributes import GRANTED_ATTR, GRANTS_ATTR, SCHEDULER_ATTR
+from hpo.storage.optuna_private import (
+    STUDIES,
+    STUDY_USER_ATTRS,
+    TRIAL_USER_ATTRS,
+    set_system_attr,
+    set_user_attr,
+)
+
+
+class OldGrantError(Exception):
+    """Another grant of the study was stored after the state of the study was read that this one was decided by."""
+
+
+class Granted(TypedDict):
+    """A grant as it is stored with its trial.
+
+    Attributes:
+        number: Its number in the study, from 0.
+        until: The epoch after which the trial pauses; None: its end.
+        why: Why, as `hpo.search.schedulers.scheduler.Why` has it.
+    """
+
+    number: int
+    until: int | None
+    why: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A grant that is to be stored.
+
+    Attributes:
+        study_id: Optuna's id of the study.
+        granted: What is stored with the trial.
+        params: The parameters of a new trial; None: its sampler draws them.
+        state: What the scheduler stores for later; None: what is there stays.
+    """
+
+    study_id: int
+    granted: Granted
+    params: Mapping[str, Any] | None = None
+    state: Mapping[str, Any] | None = None
+
+
+def grants_of(trial: FrozenTrial) -> Sequence[Granted]:
+    """A trial's grants, the first one first; none in a study without a scheduler."""
+    return cast("Sequence[Granted]", trial.user_attrs.get(GRANTS_ATTR, ()))
+
+
+def granted_until(trial: FrozenTrial) -> int | None:
+    """The epoch after which a trial pauses; None where it trains to its end."""
+    grants = grants_of(trial)
+    return grants[-1]["until"] if grants else None
+
+
+def begin_grants(session: orm.Session, study_id: int) -> None:
+    """Let a study number its grants, from 0 where it has none; any number of processes may do so at a time."""
+    session.execute(sa.select(STUDIES.c.study_id).where(STUDIES.c.study_id == study_id).with_for_update())
+    if session.execute(sa.select(STUDY_USER_ATTRS.c.key).where(_is(study_id, GRANTED_ATTR))).first() is None:
+        _add(session, study_id, GRANTED_ATTR, 0)
+
+
+def store_grant(session: orm.Session, storage: RDBStorage, trial_id: int, grant: Grant) -> None:
+    """Store a grant in the transaction that gives its trial to a worker.
+
+    Raises:
+        OldGrantError: It is not the study's next one.
+    """
+    number = grant.granted["number"]
+    is_next = STUDY_USER_ATTRS.c.value_json == json.dumps(number)
+    if not _change(session, _is(grant.study_id, GRANTED_ATTR) & is_next, number + 1):
+        raise OldGrantError(f"grant {number} is not the study's next one")
+    set_user_attr(storage, session, trial_id, GRANTS_ATTR, [*_stored(session, trial_id), grant.granted])
+    if grant.params is not None:
+        set_system_attr(storage, session, trial_id, "fixed_params", dict(grant.params))
+    if grant.state is not None and not _change(session, _is(grant.study_id, SCHEDULER_ATTR), grant.state):
+        _add(session, grant.study_id, SCHEDULER_ATTR, grant.state)
+
+
+def is_granted(session: orm.Session, trial_id: int) -> bool:
+    """Whether a trial has a grant."""
+    return bool(_stored(session, trial_id))
+
+
+def _stored(session: orm.Session, trial_id: int) -> list[Granted]:
+    query = sa.select(TRIAL_USER_ATTRS.c.value_json).where(
+        TRIAL_USER_ATTRS.c.trial_id == trial_id, TRIAL_USER_ATTRS.c.key == GRANTS_ATTR
+    )
+    found = session.execute(query).scalar()
+    return [] if found is None else cast("list[Granted]", json.loads(found))
+
+
+def _is(study_id: int, key: str) -> sa.ColumnElement[bool]:
+    return (STUDY_USER_ATTRS.c.study_id == study_id) & (STUDY_USER_ATTRS.c.key == key)
+
+
+def _change(session: orm.Session, row: sa.ColumnElement[bool], value: object) -> bool:
+    """Change an attribute of a study; whether it is there."""
+    change = sa.update(STUDY_USER_ATTRS).where(row).values(value_json=json.dumps(value))
+    return cast("sa.CursorResult[tuple[()]]", session.execute(change)).rowcount == 1
+
+
+def _add(session: orm.Session, study_id: int, key: str, value: object) -> None:
+    session.execute(sa.insert(STUDY_USER_ATTRS).values(study_id=study_id, key=key, value_json=json.dumps(value)))

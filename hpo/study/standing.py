@@ -1,0 +1,61 @@
+"""A study as its scheduler sees it, read from the storage."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.search.schedulers.scheduler import Seen, Standing
+from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, IMPORTED_ATTR, MAX_EPOCHS_ATTR, SCHEDULER_ATTR
+from hpo.storage.grants import granted_until, grants_of
+from hpo.storage.pausing import paused_at
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome, outcome_of
+
+
+def standing_of(opened: OpenStudy) -> Standing:
+    """The study now; its trials are read when they are first asked for, then all that is stored about them."""
+    attrs = opened.study.user_attrs
+    params = opened.space.params
+    return Standing(
+        read=lambda: _seen(opened),
+        space=opened.space.distributions,
+        conditions={path: param.when for path, param in params.items() if param.when},
+        horizon=attrs.get(MAX_EPOCHS_ATTR),
+        minimize=opened.spec.study.direction == "minimize",
+        seed=opened.spec.seed,
+        workers=opened.spec.run.workers or 1,
+        n_trials=attrs.get(BUDGET_ATTR),
+        n_epochs=attrs.get(EPOCHS_ATTR),
+        state=attrs.get(SCHEDULER_ATTR, {}),
+    )
+
+
+def _seen(opened: OpenStudy) -> Sequence[Seen]:
+    opened.forget_looks()
+    return [seen(trial) for trial in opened.study.get_trials(deepcopy=False)]
+
+
+def seen(trial: FrozenTrial) -> Seen:
+    """A trial as a scheduler sees it."""
+    fixed: dict[str, Any] = trial.system_attrs.get("fixed_params") or {}
+    return Seen(
+        number=trial.number,
+        params=fixed | trial.params,
+        values=trial.intermediate_values,
+        state=_state(trial),
+        until=granted_until(trial),
+        kinds=[grant["why"].get("kind", "") for grant in grants_of(trial)],
+        whole=outcome_of(trial) == Outcome.COMPLETE,
+        imported=IMPORTED_ATTR in trial.system_attrs,
+    )
+
+
+def _state(trial: FrozenTrial) -> Any:
+    if trial.state.is_finished():
+        return "ended"
+    if trial.state == TrialState.WAITING:
+        return "waiting"
+    return "running" if paused_at(trial) is None else "paused"
