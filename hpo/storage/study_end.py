@@ -1,4 +1,8 @@
-"""What the end of a study does to its paused trials: they are pruned at their last epoch."""
+"""What the end of a study does to its paused trials: they are pruned at their last epoch.
+
+They keep the mark of a paused trial (`hpo.storage.pausing`), which counts only where a trial is RUNNING: with a
+larger budget they are paused again.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +13,9 @@ import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.storage.guarded import set_state
-from hpo.storage.optuna_private import TRIALS
+from hpo.storage.optuna_private import TRIALS, VALUES
 from hpo.storage.outage import patient
-from hpo.storage.pausing import IS_PAUSED, forget_pause, lock_paused
+from hpo.storage.pausing import IS_PAUSED, lock_paused
 from hpo.storage.recovery import Settled
 from hpo.storage.study_storage import StudyStorage
 
@@ -53,7 +57,19 @@ def _prune(storage: StudyStorage, trial_id: int, number: int, *, single: bool) -
         trial = storage.get_trial(trial_id)  # what it has reported does not change while it is paused
         step = trial.last_step
         values = [] if step is None or not single else [trial.intermediate_values[step]]
-        forget_pause(session, trial_id, decision=False)
         set_state(session, trial_id, TrialState.PRUNED, [] if any(map(math.isnan, values)) else values)
     reason = f"it was paused after epoch {step or 0} when the study ended"
     return Settled(number, 0, TrialState.PRUNED, "pruned", reason)
+
+
+@patient
+def pause_pruned(storage: StudyStorage, study_id: int) -> None:
+    """Let the trials that the study's end has pruned be paused again, all of them in one transaction."""
+    ended = sa.select(TRIALS.c.trial_id).where(
+        TRIALS.c.study_id == study_id, TRIALS.c.state == TrialState.PRUNED, IS_PAUSED
+    )
+    with storage.transaction() as session:
+        ids = list(session.execute(ended.with_for_update()).scalars())
+        session.execute(sa.delete(VALUES).where(VALUES.c.trial_id.in_(ids)))
+        again = {"state": TrialState.RUNNING, "datetime_complete": None}
+        session.execute(sa.update(TRIALS).where(TRIALS.c.trial_id.in_(ids)).values(again))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -23,13 +23,14 @@ from hpo.search.schedulers.by_name import make_scheduler
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Scheduler
 from hpo.storage import ledger
-from hpo.storage.attributes import BUDGET_ATTR, CONFIG_ATTR, HASH_ATTR, MAX_EPOCHS_ATTR
+from hpo.storage.attributes import BUDGET_ATTR, CONFIG_ATTR, EPOCHS_ATTR, HASH_ATTR, MAX_EPOCHS_ATTR
 from hpo.storage.budget import claimable, count_trials
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import storage_of
 from hpo.storage.recovery import Settled, Sightings, requeue_dead
+from hpo.storage.study_end import pause_pruned
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
 from hpo.study.folders import stop_note
@@ -163,9 +164,7 @@ def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_chang
     accepted = [] if is_new or keep_budget else _settle_code(opened, accept=accept_code_change)
     set_budget = not keep_budget or BUDGET_ATTR not in study.user_attrs
     if set_budget:  # before the first trial is added
-        storage.begin_grants(opened.study_id)
-        storage.set_epochs(opened.study_id, spec.study.epochs)
-        storage.set_budget(opened.study_id, budget_of(spec, study))
+        _set_budgets(opened)
     if is_new:
         write_note(opened)
     opened = replace(opened, notes=[*accepted, *begin(spec, space, storage, study)])
@@ -174,6 +173,23 @@ def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_chang
     if spec.trainer.known_epochs is not None:
         study.set_user_attr(MAX_EPOCHS_ATTR, spec.trainer.known_epochs)
     return opened
+
+
+def _set_budgets(opened: OpenStudy) -> None:
+    """Store how many trials and epochs the study may have; where it may have more than before, it resumes."""
+    spec, study, storage = opened.spec, opened.study, opened.storage
+    attrs, n_trials = study.user_attrs, budget_of(spec, study)
+    storage.begin_grants(opened.study_id)
+    if _more(attrs, BUDGET_ATTR, n_trials) or _more(attrs, EPOCHS_ATTR, spec.study.epochs):
+        pause_pruned(storage, opened.study_id)
+    storage.set_epochs(opened.study_id, spec.study.epochs)
+    storage.set_budget(opened.study_id, n_trials)
+
+
+def _more(attrs: Mapping[str, Any], key: str, now: int | None) -> bool:
+    """Whether a budget is larger than the one that is stored; None is without a limit."""
+    before = attrs.get(key, now)
+    return before is not None and (now is None or now > before)
 
 
 def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:

@@ -1,7 +1,11 @@
-"""Which trials are the best: by one metric, or the Pareto front of several; always within the bounds."""
+"""Which trials are the best: by one metric, or the Pareto front of several; always within the bounds.
+
+A trial that a scheduler has paused counts with its best epoch, also where it is pruned when the study ends.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -11,7 +15,8 @@ from optuna.trial import FrozenTrial
 
 from hpo.config.schema_study import Direction
 from hpo.storage import optuna_private
-from hpo.study.outcome import Outcome, outcome_of
+from hpo.storage.attributes import BEST_ATTR
+from hpo.study.outcome import UNFINISHED, Outcome, outcome_of
 
 _DIRECTIONS: Final = {"minimize": StudyDirection.MINIMIZE, "maximize": StudyDirection.MAXIMIZE}
 
@@ -27,7 +32,7 @@ def is_feasible(trial: FrozenTrial) -> bool:
 
 
 def is_ranked(trial: FrozenTrial) -> bool:
-    """Whether a trial can be among the best: complete, its values finite, and within the bounds."""
+    """Whether a trial is complete, its values finite, and within the bounds."""
     return (
         outcome_of(trial) == Outcome.COMPLETE
         and trial.values is not None
@@ -36,22 +41,40 @@ def is_ranked(trial: FrozenTrial) -> bool:
     )
 
 
+def judged(trial: FrozenTrial, goals: Mapping[str, Direction]) -> FrozenTrial | None:
+    """A trial with the values by which it can be among the best; None for one that can't be.
+
+    A complete trial has them. One that was paused, and has resumed or was pruned since, gets those of its best
+    epoch until it last paused.
+    """
+    outcome, best = outcome_of(trial), trial.user_attrs.get(BEST_ATTR)
+    if outcome not in (*UNFINISHED, Outcome.PRUNED) or best is None:
+        return trial if is_ranked(trial) else None
+    trial = copy.copy(trial)
+    trial.values = [best["metrics"][name] for name in goals]
+    return trial if is_feasible(trial) else None
+
+
 def ranked(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
     """The trials that can be among the best, the best first, the earlier of equals first.
 
     With several goals those on the Pareto front come first; within it, and behind it, the leading metric decides.
     """
     sign = 1 if next(iter(goals.values())) == "minimize" else -1
-    eligible = [trial for trial in trials if is_ranked(trial)]
+    eligible = _eligible(trials, goals)
     front = {trial.number for trial in pareto_front(eligible, goals)} if len(goals) > 1 else set()
     return sorted(eligible, key=lambda t: (t.number not in front, sign * t.values[0], t.number))
 
 
 def pareto_front(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
     """The trials that none other beats in one metric without losing in another, in the order of their numbers."""
-    eligible = [trial for trial in trials if is_ranked(trial)]
+    eligible = _eligible(trials, goals)
     front = optuna_private.pareto_front(eligible, study_directions(goals))
     return sorted(front, key=lambda trial: trial.number)
+
+
+def _eligible(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
+    return [found for trial in trials if (found := judged(trial, goals)) is not None]
 
 
 def best_of(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:

@@ -25,7 +25,7 @@ from hpo.study.goals import goal_reached
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
-from hpo.study.ranking import best_of, ranked
+from hpo.study.ranking import best_of, judged, ranked
 
 
 def study_status(opened: OpenStudy) -> dict[str, Any]:
@@ -140,13 +140,15 @@ def no_best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> StudyError:
 
 
 def refuse_without_result(opened: OpenStudy) -> None:
-    """Refuse a study whose trials have ended without a complete one among them.
+    """Refuse a study whose trials have ended without one among them that can be the best.
 
     Raises:
         StudyError: It is such a one; the error says what they ended as.
     """
-    ends = Counter(outcome_of(trial) for trial in own_trials(opened) if trial.state.is_finished())
-    if not ends or Outcome.COMPLETE in ends:
+    ended = [trial for trial in own_trials(opened) if trial.state.is_finished()]
+    ends = Counter(map(outcome_of, ended))
+    # A study of paused trials may end before one is complete: their best epochs are its result.
+    if not ends or Outcome.COMPLETE in ends or any(judged(trial, opened.spec.study.goals) for trial in ended):
         return
     counts = ", ".join(f"{ends[each]} {each.replace('_', ' ')}" for each in map(str, Outcome) if ends[each])
     spec = opened.spec

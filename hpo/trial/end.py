@@ -116,8 +116,11 @@ class TrialEnd:
 
     def pause(self) -> None:
         """Store that the trial is paused after its last epoch, and all that one keeps that is pruned there."""
+        epoch = self.best_epoch
         self._keep_prediction()
-        self._keep_constraints(self.best_epoch)
+        self._keep_constraints(epoch)
+        if epoch is not None:
+            self.trial.set_user_attr(BEST_ATTR, finite(self._best(epoch)))
         self.opened.storage.pause(id_of_trial(self.trial), len(self._history))
 
     def take_over(self, known: FrozenTrial) -> float | None:

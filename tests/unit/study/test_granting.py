@@ -1,0 +1,278 @@
+"""Grants: epochs are spent exactly, each grant knows all earlier ones, and its end pauses the trial."""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass, replace
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from optuna.trial import TrialState
+
+from hpo.config.schema_study import StudySection
+from hpo.errors import InputError
+from hpo.search.schedulers.pruner import PrunerScheduler
+from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
+from hpo.storage.grants import Grant, OldGrantError, grants_of
+from hpo.storage.study_end import prune_paused
+from hpo.study.open_study import OpenStudy, start_study
+from hpo.study.ranking import best_of
+from hpo.study.standing import standing_of
+from hpo.study.status import refuse_without_result, study_best
+from hpo.study.taking import claimable, take
+from hpo.trial.builder import Builder
+from hpo.trial.report import TrialReport
+from hpo.trial.run import TrialRun
+from hpo.trial.stopping import StopRequest
+from hpo.trial.trainer_code import TrainerCode
+from tests.support.studies import Studies, ask
+
+
+@dataclass(frozen=True)
+class TwoByTwo(PrunerScheduler):
+    """Two epochs at a time: new trials first, then the paused ones in turn."""
+
+    def first(self, standing: Standing) -> int:
+        return 2
+
+    def next(self, standing: Standing) -> Next:
+        if standing.new_left:
+            return New(until=2, why=Why("breadth"), state={"decision": standing.decision})
+        if not standing.paused:
+            return Wait()
+        trial = min(standing.paused, key=lambda each: (each.epochs, each.number))
+        return Resume(trial.number, trial.epochs + 2, Why("promotion", predicted=1.5, low=1.0, high=math.inf))
+
+
+def two_by_two(view: OpenStudy) -> OpenStudy:
+    return replace(view, scheduler=TwoByTwo())
+
+
+def train(view: OpenStudy, trial: optuna.Trial) -> TrialReport:
+    code, device = TrainerCode(Builder(view.spec)), torch.device("cpu")
+    return TrialRun(view, trial, code, device, StopRequest(), lambda _: None).run()
+
+
+def run_all(view: OpenStudy) -> list[tuple[int, int]]:
+    """Train until nothing is left; of each attempt the trial and its epochs."""
+    done = []
+    while isinstance(taken := take(view), optuna.Trial):
+        report = train(view, taken)
+        done.append((report.number, report.epochs))
+    assert taken is None
+    return done
+
+
+def epochs_of(view: OpenStudy) -> list[int]:
+    return [trial.last_step or 0 for trial in view.study.get_trials()]
+
+
+def test_a_trial_trains_to_the_end_of_its_grant_and_pauses(studies: Studies) -> None:
+    with studies.open("study.n_trials=2", "trainer.max_epochs=5") as (view,):
+        assert run_all(two_by_two(view)) == [(0, 2), (1, 2), (0, 4), (1, 4), (0, 5), (1, 5)]
+        trials = view.study.get_trials()
+        assert [trial.state for trial in trials] == [TrialState.COMPLETE] * 2
+        assert [[(each["number"], each["until"]) for each in grants_of(trial)] for trial in trials] == [
+            [(0, 2), (2, 4), (4, 6)],
+            [(1, 2), (3, 4), (5, 6)],
+        ]
+        why = {"kind": "promotion", "predicted": 1.5, "low": 1.0, "high": None, "incumbent": None}
+        assert grants_of(trials[0])[1]["why"] == why
+        assert standing_of(view).state == {"decision": 1}
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(7, [3, 2, 2]), (3, [2, 1]), (1, [1]), (100, [5, 5, 5])])
+def test_epochs_are_spent_exactly(epochs: int, expected: list[int], studies: Studies) -> None:
+    with studies.open("study.n_trials=3", f"study.epochs={epochs}", "trainer.max_epochs=5") as (view,):
+        run_all(two_by_two(view))
+        assert epochs_of(view) == expected
+        assert claimable(two_by_two(view)) == 0
+
+
+@pytest.mark.parametrize(("epochs", "expected"), [(12, [5, 5, 2]), (4, [4]), (15, [5, 5, 5])])
+def test_they_limit_a_study_with_a_pruner_too(epochs: int, expected: list[int], studies: Studies) -> None:
+    overrides = ("study.n_trials=3", f"study.epochs={epochs}", "trainer.max_epochs=5", "study.pruner=none")
+    with studies.open(*overrides) as (view,):
+        run_all(view)
+        assert epochs_of(view) == expected
+
+
+def test_epochs_that_a_trial_did_not_use_are_left_for_others(studies: Studies) -> None:
+    early = ("callbacks.early_stopping.patience=1", "callbacks.early_stopping.min_delta=0.99")
+    with studies.open("study.n_trials=9", "study.epochs=7", "trainer.max_epochs=5", *early) as (view,):
+        run_all(view)
+        assert epochs_of(view) == [2, 2, 2, 1]
+
+
+def test_a_trial_that_waits_resumes_with_the_grant_that_it_has(studies: Studies) -> None:
+    with studies.open("study.n_trials=2", "study.epochs=2", views=2) as (view, other):
+        taken = take(two_by_two(view))
+        assert isinstance(taken, optuna.Trial)
+        view.storage.requeue(taken._trial_id)
+        again = take(two_by_two(other))
+        assert isinstance(again, optuna.Trial)
+        assert again.number == 0
+        assert len(grants_of(other.storage.get_trial(again._trial_id))) == 1
+        assert train(other, again).epochs == 2
+        assert take(two_by_two(other)) is None
+
+
+def test_an_enqueued_trial_is_granted_its_first_epochs(studies: Studies) -> None:
+    with studies.open("study.n_trials=2", "study.epochs=3") as (view,):
+        point = view.study.ask().params | {"optimizer.lr": 0.05}
+        view.study.tell(0, state=TrialState.FAIL)
+        view.study.enqueue_trial(point)
+        taken = take(two_by_two(view))
+        assert isinstance(taken, optuna.Trial)
+        assert grants_of(view.storage.get_trial(taken._trial_id))[0]["why"]["kind"] == "enqueued"
+        assert train(two_by_two(view), taken).epochs == 2
+        assert view.space.suggest(taken)["optimizer.lr"] == 0.05
+
+
+def test_a_trial_that_waits_is_left_where_no_epoch_is(studies: Studies) -> None:
+    with studies.open("study.n_trials=3", "study.epochs=2") as (view,):
+        assert run_all(two_by_two(view)) == [(0, 2)]
+        view.study.enqueue_trial({"optimizer.lr": 0.05})
+        assert take(two_by_two(view)) is None
+        assert claimable(two_by_two(view)) == 0
+
+
+def test_the_parameters_of_a_grant_are_the_trials(studies: Studies) -> None:
+    @dataclass(frozen=True)
+    class Proposes(TwoByTwo):
+        def next(self, standing: Standing) -> Next:
+            return New(params={"optimizer.lr": 0.01 + 0.001 * standing.decision}, until=1)
+
+    with studies.open("study.n_trials=3") as (view,):
+        proposing = replace(view, scheduler=Proposes())
+        taken = [take(proposing) for _ in range(3)]
+        assert take(proposing) == Wait()
+        drawn = [view.space.suggest(each)["optimizer.lr"] for each in taken if isinstance(each, optuna.Trial)]
+        assert drawn == pytest.approx([0.01, 0.011, 0.012])
+        assert [each.params["optimizer.lr"] for each in standing_of(view).trials] == pytest.approx(drawn)
+
+
+# ---- several workers
+
+
+def grant(view: OpenStudy, number: int) -> Grant:
+    return Grant(view.study_id, {"number": number, "until": 2, "why": {}})
+
+
+def test_a_grant_that_is_not_the_next_one_takes_nothing(studies: Studies) -> None:
+    with studies.open("study.n_trials=3", views=2) as (view, other):
+        for number in (1, -1):
+            with view.storage.granting(grant(view, number)), pytest.raises(OldGrantError):
+                view.study.ask()
+        assert view.study.get_trials() == []
+        with view.storage.granting(grant(view, 0)):
+            trial, _ = ask(view)
+        trial.report(1.0, 1)
+        view.storage.pause(trial._trial_id, 1)
+        with other.storage.granting(grant(view, 0)), pytest.raises(OldGrantError):
+            other.storage.resume(trial._trial_id)
+        with other.storage.granting(grant(view, 1)):
+            assert other.storage.resume(trial._trial_id)
+
+
+def test_workers_that_decide_at_once_spend_no_epoch_twice(studies: Studies) -> None:
+    """Every worker reads, then all of them decide, then all store: one grant of a number is kept."""
+    workers = 4
+    meet = threading.Barrier(workers)
+
+    @dataclass(frozen=True)
+    class Together(TwoByTwo):
+        def next(self, standing: Standing) -> Next:
+            step = super().next(standing)
+            if standing.decision == 0:
+                meet.wait(30)
+            return step
+
+    taken: list[Any] = []
+    with studies.open("study.n_trials=9", "study.epochs=7", views=workers) as views:
+
+        def work(view: OpenStudy) -> None:
+            taken.append(take(replace(view, scheduler=Together())))
+            view.storage.close()
+
+        threads = [threading.Thread(target=work, args=(view,)) for view in views]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(each.until or 0 for each in standing_of(views[0]).trials) == [1, 2, 2, 2]
+        assert sorted(trial.number for trial in taken) == [0, 1, 2, 3]
+        numbers = [entry["number"] for trial in views[0].study.get_trials() for entry in grants_of(trial)]
+        assert sorted(numbers) == [0, 1, 2, 3]
+
+
+# ---- the best, the end, and a larger budget
+
+
+def test_the_best_epoch_of_any_trial_is_the_studys_best(studies: Studies) -> None:
+    with studies.open("study.n_trials=3", "study.epochs=6", "trainer.max_epochs=9") as (view,):
+        run_all(two_by_two(view))
+        values = [min(trial.intermediate_values.values()) for trial in view.study.get_trials()]
+        assert study_best(view)["value"] == min(values)  # type: ignore[call-overload]
+        assert [each.number for each in prune_paused(view.storage, view.study_id)] == [0, 1, 2]
+        view.forget_looks()
+        best = study_best(view)
+        assert isinstance(best, dict)
+        assert (best["trial"], best["value"]) == (values.index(min(values)), min(values))
+        assert (view.spec.output_dir / "trials" / str(best["trial"])).is_dir()
+        assert best["checkpoint"] is not None
+        refuse_without_result(view)
+        assert len(best_of(view.study.get_trials(), view.spec.study.goals)) == 1
+
+
+def test_a_larger_budget_resumes_what_the_end_has_pruned(studies: Studies) -> None:
+    overrides = ("study.n_trials=2", "trainer.max_epochs=6")
+    with studies.open(*overrides, "study.epochs=4") as (view,):
+        run_all(two_by_two(view))
+        assert len(list(prune_paused(view.storage, view.study_id))) == 2
+    with studies.open(*overrides, "study.epochs=4") as (view,):  # the same budget changes nothing
+        assert [trial.state for trial in view.study.get_trials()] == [TrialState.PRUNED] * 2
+    with studies.open(*overrides, "study.epochs=10") as (view,):
+        assert [trial.state for trial in standing_of(view).trials] == ["paused"] * 2  # type: ignore[comparison-overlap]
+        assert [trial.values for trial in view.study.get_trials()] == [None, None]
+        run_all(two_by_two(view))
+        assert epochs_of(view) == [6, 4]
+        assert len(list(prune_paused(view.storage, view.study_id))) == 1
+        assert [trial.state.name for trial in view.study.get_trials()] == ["COMPLETE", "PRUNED"]
+
+
+def test_a_study_that_is_given_epochs_later_counts_those_it_has_trained(studies: Studies) -> None:
+    overrides = ("study.n_trials=9", "trainer.max_epochs=3", "study.pruner=none")
+    with studies.open(*overrides) as (view,):
+        trial = view.study.ask()
+        train(view, trial)
+    with studies.open(*overrides, "study.epochs=5") as (view,):
+        run_all(view)
+        assert epochs_of(view) == [3, 2]
+
+
+# ---- the study file
+
+
+@pytest.mark.parametrize(
+    ("overrides", "problem"),
+    [
+        (("study.scheduler=assha",), "no scheduler has this name"),
+        (("study.scheduler=asha", "study.pruner=median"), "can't stand beside `scheduler`"),
+        (("study.epochs=0",), "must be at least 1"),
+    ],
+)
+def test_a_scheduler_that_can_not_be_is_refused(
+    overrides: tuple[str, ...], problem: str, studies: Studies
+) -> None:
+    with pytest.raises(InputError) as caught:
+        start_study(studies.spec(*overrides))
+    assert problem in str(caught.value)
+
+
+def test_epochs_alone_limit_the_trials() -> None:
+    assert StudySection.model_validate({"name": "tiny", "epochs": 7}).n_trials == 7
+    assert StudySection.model_validate({"name": "tiny", "epochs": 7, "n_trials": 6}).n_trials == 6
