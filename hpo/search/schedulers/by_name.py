@@ -9,10 +9,15 @@ from typing import Final, cast
 from hpo.config.paths import suggest_name
 from hpo.config.spec import StudySpec
 from hpo.search.by_name import check_arguments, construct
+from hpo.search.schedulers.asha import Asha
+from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
+from hpo.search.schedulers.hyperband import Hyperband
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Scheduler
 
-SCHEDULERS: Final[Mapping[str, type[Scheduler]]] = MappingProxyType({})
+SCHEDULERS: Final[Mapping[str, type[Scheduler]]] = MappingProxyType(
+    {"freeze_thaw": FreezeThaw, "asha": Asha, "hyperband": Hyperband}
+)
 
 
 def make_scheduler(spec: StudySpec) -> Scheduler:

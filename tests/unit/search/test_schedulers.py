@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
+from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Decision, New, Next, Resume, Scheduler, Wait
 from hpo.storage.attributes import BUDGET_ATTR
@@ -73,14 +74,14 @@ class SchedulerContract(ABC):
 
     def test_a_free_worker_of_a_new_study_starts_a_trial(self, studies: Studies) -> None:
         with studies.open(*self.overrides) as (view,):
-            assert self.scheduler().next(standing_of(view)) == New()
+            assert isinstance(self.scheduler().next(standing_of(view)), New)
 
     def test_only_a_paused_trial_is_resumed(self, studies: Studies) -> None:
         with studies.open(*self.overrides) as (view,):
             for _ in range(6):
                 answer: Next = self.scheduler().next(standing_of(view))
-                assert answer in (New(), Wait())
-                if answer == New():
+                assert isinstance(answer, New | Wait)
+                if isinstance(answer, New):
                     ask(view)
             assert not isinstance(self.scheduler().next(standing_of(view)), Resume)
 
@@ -102,6 +103,23 @@ class TestPauseAll(SchedulerContract):
                 view.storage.pause(trial._trial_id, 2)
             assert [each.number for each in standing_of(view).paused] == [0, 1, 2]
             assert self.scheduler().next(standing_of(view)) == Resume(2)
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+class TestByName(SchedulerContract):
+    """The schedulers of the study file."""
+
+    @pytest.fixture(autouse=True)
+    def _name(self, name: str) -> None:
+        self.overrides = (*type(self).overrides, f"study.scheduler={name}")
+
+    def scheduler(self) -> Scheduler:
+        return SCHEDULERS[self.overrides[-1].partition("=")[2]]()
+
+    def test_it_grants_a_first_rung(self, name: str, studies: Studies) -> None:
+        with studies.open(*self.overrides) as (view,):
+            assert type(view.scheduler) is SCHEDULERS[name]
+            assert view.scheduler.first(standing_of(view)) in (1, 2, 3, None)
 
 
 @pytest.mark.parametrize("pruner", PRUNERS)

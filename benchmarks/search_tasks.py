@@ -1,0 +1,257 @@
+"""Tasks for search.py: spaces with learning curves, from LCBench's surrogate, tables of curves, and formulas.
+
+A task's curves are losses: the least is best. Its regret is 0 at the best loss known of any epoch, 1 at the median
+of the final losses of configurations drawn evenly.
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+
+from hpo.search.schedulers.freeze_thaw.encoding import Encoding
+
+Floats = NDArray[np.float64]
+Params = Mapping[str, Any]
+
+#: Noise of an epoch's loss where the source has none, in distances of the median from the best.
+_NOISE = 0.02
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What training a configuration gives.
+
+    Attributes:
+        seen: The loss reported after each epoch; infinite once it diverged.
+        true: The loss without noise.
+        seconds: Virtual seconds of an epoch.
+    """
+
+    seen: Floats
+    true: Floats
+    seconds: float
+
+
+class Task(Protocol):
+    """A space with curves."""
+
+    name: str
+    space: Mapping[str, BaseDistribution]
+    horizon: int
+    best: float
+    median: float
+
+    def train(self, params: Params, seed: int) -> Trained:
+        """The curve of a configuration; the noise depends on the seed."""
+
+
+def regret(task: Task, losses: Floats) -> Floats:
+    """Losses as regret."""
+    return (losses - task.best) / (task.median - task.best)
+
+
+def _rng(*parts: Any) -> np.random.Generator:
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
+    return np.random.default_rng(int.from_bytes(digest, "big"))
+
+
+def _with_noise(task: Task, true: Floats, params: Params, seed: int) -> Floats:
+    noise = _rng(task.name, seed, sorted(params.items())).normal(size=len(true))
+    return true + _NOISE * (task.median - task.best) * noise
+
+
+# LCBench: https://github.com/automl/LCBench, as the surrogate of YAHPO Gym (Pfisterer et al., 2022).
+_LCBENCH: Mapping[str, BaseDistribution] = {  # the order of the surrogate's inputs
+    "batch_size": IntDistribution(16, 512, log=True),
+    "learning_rate": FloatDistribution(1e-4, 1e-1, log=True),
+    "momentum": FloatDistribution(0.1, 0.99),
+    "weight_decay": FloatDistribution(1e-5, 1e-1),
+    "num_layers": IntDistribution(1, 5),
+    "max_units": IntDistribution(64, 1024, log=True),
+    "max_dropout": FloatDistribution(0.0, 1.0),
+}
+_LCBENCH_EPOCHS = 50
+#: Places of the surrogate's outputs.
+_SECONDS, _ACCURACY, _CROSS_ENTROPY = 0, 1, 2
+
+
+@cache
+def _surrogate(folder: Path) -> tuple[Any, dict[str, Any]]:
+    try:
+        import onnxruntime
+    except ImportError:
+        raise SystemExit("LCBench's surrogate needs onnxruntime: pip install onnxruntime") from None
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    instances = json.loads((folder / "instances.json").read_text())
+    return onnxruntime.InferenceSession(str(folder / "surrogate.onnx"), options), instances
+
+
+class LCBench:
+    """An instance of LCBench: 50 epochs of a network on tabular data; error (``lc``) or cross-entropy (``ce``)."""
+
+    def __init__(self, folder: Path, instance: str, metric: str) -> None:
+        self.name, self.space, self.horizon = f"{metric}-{instance}", _LCBENCH, _LCBENCH_EPOCHS
+        self._folder, self._instance, self._metric = folder, instance, metric
+        reference = _surrogate(folder)[1]["reference"]
+        self.best, self.median = reference[f"{instance}/{'error' if metric == 'lc' else 'ce'}"]
+
+    def train(self, params: Params, seed: int) -> Trained:
+        """See `Task`."""
+        session, instances = _surrogate(self._folder)
+        inputs = np.empty((_LCBENCH_EPOCHS, 8), np.float32)
+        inputs[:, 0] = np.arange(1, _LCBENCH_EPOCHS + 1)
+        inputs[:, 1:] = [params[name] for name in _LCBENCH]
+        which = np.full((_LCBENCH_EPOCHS, 1), instances["instances"][self._instance], np.int32)
+        found = session.run(None, {"x_cat": which, "x_cont": inputs})[0].astype(np.float64)
+        true = 1 - found[:, _ACCURACY] / 100 if self._metric == "lc" else found[:, _CROSS_ENTROPY]
+        seconds = max(float(found[-1, _SECONDS]) / _LCBENCH_EPOCHS, 1e-3)
+        return Trained(_with_noise(self, true, params, seed), true, seconds)
+
+
+#: TaskSet (Metz et al., 2020): the ranges that its configurations were drawn from.
+_TASKSET = {
+    "learning_rate": (1e-8, 10.0),
+    "beta1": (1e-4, 1.0),  # 1 - beta
+    "beta2": (1e-6, 1.0),
+    "epsilon": (1e-10, 1e3),
+    "l1": (1e-8, 10.0),
+    "l2": (1e-8, 10.0),
+    "linear_decay": (1e-7, 1e-4),
+    "exponential_decay": (1e-6, 1e-3),
+}
+
+
+class Table:
+    """A table NAME.npz of configurations `hp` [rows, `hp_names`] and losses `valid` [rows, epochs].
+
+    A proposal is trained as the nearest row: a step function over the space. A parameter weighs by its importance
+    to the final loss (a random forest's), so that a row speaks for its neighbourhood.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with np.load(path, allow_pickle=False) as arrays:
+            names = [str(name) for name in arrays["hp_names"]]
+            values = arrays["hp"].astype(np.float64)
+            valid = arrays["valid"].astype(np.float64)
+        prefix = "ts" if set(names) <= set(_TASKSET) else "own"
+        self.name, self.horizon = f"{prefix}-{path.stem}", valid.shape[1]
+        self.space = {}
+        for index, name in enumerate(names):
+            values[:, index] = 1 - values[:, index] if name in ("beta1", "beta2") else values[:, index]
+            self.space[name.partition(":")[0]] = _distribution(name, values[:, index])
+        lost = np.maximum.accumulate(~np.isfinite(valid), axis=1)  # what diverged stays so
+        self._valid = np.where(lost, np.inf, valid)
+        self._encoding = Encoding(self.space, {})
+        rows = [dict(zip(self.space, self._as_params(row), strict=True)) for row in values]
+        self._rows = self._encoding.features(np.array([self._encoding.point(row) for row in rows]))
+        final = self._valid[:, -1]
+        self.best, self.median = float(self._valid.min()), float(np.median(final[np.isfinite(final)]))
+        self._weights: Floats | None = None
+
+    def train(self, params: Params, seed: int) -> Trained:  # noqa: ARG002 - a table has its noise in it
+        """See `Task`."""
+        at = self._encoding.features(self._encoding.point(params)[None])
+        row = int(np.argmin(((self._rows - at) ** 2) @ self._importance()))
+        seconds = float(np.exp(0.4 * _rng(self.name, row).normal()))
+        return Trained(self._valid[row], self._valid[row], seconds)
+
+    def _as_params(self, row: Floats) -> Iterator[Any]:
+        for value, distribution in zip(row, self.space.values(), strict=True):
+            yield int(value) if isinstance(distribution, CategoricalDistribution) else float(value)
+
+    def _importance(self) -> Floats:
+        if self._weights is None:
+            from sklearn.ensemble import RandomForestRegressor
+
+            ranks = np.argsort(np.argsort(self._valid[:, -1])) / len(self._valid)
+            forest = RandomForestRegressor(100, random_state=0, min_samples_leaf=3).fit(self._rows, ranks)
+            self._weights = forest.feature_importances_ + 0.01
+        return self._weights
+
+
+def _distribution(name: str, values: Floats) -> BaseDistribution:
+    """As TaskSet has it; else a choice (`name:a/b/c`, by index), or a range, logarithmic where it is wide."""
+    if name in _TASKSET:
+        return FloatDistribution(*_TASKSET[name], log=True)
+    if ":" in name:
+        return CategoricalDistribution(list(range(name.count("/") + 1)))
+    low, high = float(values.min()), float(values.max())
+    return FloatDistribution(low, high, log=low > 0 and high > 20 * low)
+
+
+class Formula:
+    """Curves by formula over eight parameters, two of them categorical: how well early epochs rank is its kind's.
+
+    The final loss is smooth in the parameters, with an optimum drawn for each instance; the curve falls towards it
+    as a power of the epoch, with a speed that depends on the parameters, too. ``agree``: what ends well is fast;
+    ``silent``: the speed has nothing to do with the end; ``cross``: what ends best is slow, and leads late only.
+    """
+
+    def __init__(self, kind: str, instance: int, horizon: int = 40) -> None:
+        self.name, self.horizon, self._kind = f"formula-{kind}-{instance}", horizon, kind
+        self.space = {f"x{k}": FloatDistribution(0.0, 1.0) for k in range(6)}
+        self.space |= {f"c{k}": CategoricalDistribution(["a", "b", "c"]) for k in range(2)}
+        rng = _rng("formula", instance)
+        self._optima, self._weights = rng.random((2, 6)), rng.dirichlet(np.ones(6), size=2)
+        self._choices = rng.random((2, 2, 3))
+        self._encoding = Encoding(self.space, {})
+        even = np.random.default_rng(0).random((4000, 8))
+        losses = [self._loss(self._encoding.params(point)) for point in self._encoding.snap(even)]
+        ends = np.array([each[-1] for each in losses])
+        self.best, self.median = 0.0, float(np.median(ends))
+        self.best = float(min(each.min() for each in losses)) * 0.9
+
+    def train(self, params: Params, seed: int) -> Trained:
+        """See `Task`."""
+        true = self._loss(params)
+        seconds = float(np.exp(0.4 * _rng(self.name, sorted(params.items())).normal()))
+        return Trained(_with_noise(self, true, params, seed), true, seconds)
+
+    def _loss(self, params: Params) -> Floats:
+        x = np.array([params[f"x{k}"] for k in range(6)])
+        chosen = ["abc".index(params[f"c{k}"]) for k in range(2)]
+        parts = [
+            float(weights @ np.abs(x - optimum) ** 1.5) + 0.05 * sum(choices[k][c] for k, c in enumerate(chosen))
+            for weights, optimum, choices in zip(self._weights, self._optima, self._choices, strict=True)
+        ]
+        end, other = parts
+        slow = {"agree": end, "silent": other, "cross": 0.5 - end}[self._kind]
+        power = math.exp(0.6 - 5.0 * (slow - 0.2))
+        epochs = np.arange(1, self.horizon + 1)
+        return end + (1 - end) * ((1 + epochs) / 2.0) ** -min(max(power, 0.2), 3.0)
+
+
+def split(name: str, data: Path | None) -> list[Task]:
+    """`lc` and `ce` (LCBench, error and cross-entropy), `ts` (tables), `formula`; the first or second half of one.
+
+    ``lc:0`` are the instances at even places, ``lc:1`` those at odd ones: to develop on, and to hold out.
+    """
+    kind, _, half = name.partition(":")
+    tasks = list(_tasks(kind, data))
+    return tasks[int(half) :: 2] if half else tasks
+
+
+def _tasks(kind: str, data: Path | None) -> Iterator[Task]:
+    if kind == "formula":
+        for each in ("agree", "silent", "cross"):
+            yield from (Formula(each, instance) for instance in range(4))
+        return
+    if data is None:
+        raise SystemExit(f"the tasks `{kind}` need --data FOLDER with lcbench/ and learning_curves/")
+    if kind in ("lc", "ce"):
+        folder = data / "lcbench"
+        yield from (LCBench(folder, each, kind) for each in _surrogate(folder)[1]["instances"])
+    elif kind == "ts":
+        yield from (Table(path) for path in sorted((data / "learning_curves").glob("*.npz")))
+    else:
+        raise SystemExit(f"no tasks are named `{kind}`: there are lc, ce, ts and formula")

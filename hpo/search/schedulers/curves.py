@@ -1,0 +1,98 @@
+"""What was seen of a study's trials, as losses: the least is best, whatever the study's direction."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from hpo.search.schedulers.scheduler import Seen, Standing
+
+#: A horizon that is not known is taken to be this many times the largest epoch seen, and no less than that.
+_ROOM: Final = 3
+_LEAST: Final = 9
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A trial with its losses: less is better, infinite where nothing finite was reported.
+
+    Attributes:
+        seen: The trial.
+        steps: Epochs with a report, ascending.
+        losses: The losses there.
+    """
+
+    seen: Seen
+    steps: Sequence[int]
+    losses: Sequence[float]
+
+    @property
+    def number(self) -> int:
+        """The trial's number."""
+        return self.seen.number
+
+    @property
+    def done(self) -> int:
+        """The last epoch with a report; 0: none."""
+        return self.steps[-1] if self.steps else 0
+
+    @property
+    def last(self) -> float:
+        """The loss after it."""
+        return self.losses[-1] if self.losses else math.inf
+
+    @cached_property
+    def best(self) -> float:
+        """The least loss."""
+        return min(self.losses, default=math.inf)
+
+    @property
+    def resumable(self) -> bool:
+        """Whether it is paused, and has not diverged."""
+        return self.seen.state == "paused" and math.isfinite(self.last)
+
+    def at(self, epoch: int) -> float:
+        """The loss at the last report up to an epoch; infinite before the first."""
+        index = bisect_right(self.steps, epoch)
+        return self.losses[index - 1] if index else math.inf
+
+
+def curves_of(standing: Standing) -> list[Curve]:
+    """Every trial as a curve of losses."""
+    sign = 1.0 if standing.minimize else -1.0
+    return [_curve(seen, sign) for seen in standing.trials]
+
+
+def _curve(seen: Seen, sign: float) -> Curve:
+    steps = sorted(seen.values)
+    values = [sign * seen.values[step] for step in steps]
+    if not math.isfinite(sum(values)):  # a sum is finite only where all of them are
+        values = [value if math.isfinite(value) else math.inf for value in values]
+    return Curve(seen, steps, values)
+
+
+def horizon_of(standing: Standing, curves: Sequence[Curve]) -> int:
+    """Epochs of a whole trial; where the study does not say, those of the longest that trained to its end.
+
+    Where none has, three times the largest epoch seen: room for the leaders to go further.
+    """
+    if standing.horizon is not None:
+        return standing.horizon
+    if whole := max((curve.done for curve in curves if curve.seen.whole), default=0):
+        return whole
+    return max(_LEAST, _ROOM * max((curve.done for curve in curves), default=0))
+
+
+def affordable(standing: Standing, done: int, goal: int) -> int:
+    """The goal of a trial that has ``done`` epochs, or as far towards it as the budget of epochs allows."""
+    return goal if standing.epochs_left is None else min(goal, done + standing.epochs_left)
+
+
+def until(standing: Standing, curves: Sequence[Curve], goal: int) -> int | None:
+    """A goal as a grant has it: None for the trial's end, which is certain only where the horizon is known."""
+    certain = standing.horizon is not None or any(curve.seen.whole for curve in curves)
+    return None if certain and goal >= horizon_of(standing, curves) else goal

@@ -1,0 +1,58 @@
+"""What granting a trial epochs is worth: expected improvement at its end, or the chance to be ahead soon."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy.special import log_ndtr, ndtr
+
+from hpo.search.schedulers.freeze_thaw.encoding import Floats
+
+#: How far below the best seen a chance is asked for, as powers of ten of the spread of what was seen.
+_NEARER, _FARTHER = -4.0, -1.0
+#: Below this many standard deviations the expected improvement's logarithm is taken from its asymptote.
+_DEEP: Final = -5.0
+
+
+@dataclass(frozen=True)
+class Aim:
+    """What a decision is after.
+
+    Attributes:
+        goal: The warped loss to get below.
+        ahead: How many epochs from where a trial is.
+        expected: Whether to ask how far below is expected; else, how likely it is.
+    """
+
+    goal: float
+    ahead: int
+    expected: bool
+
+
+def drawn_aim(rng: np.random.Generator, horizon: int, incumbent: float, spread: float) -> Aim:
+    """By coin, expected improvement at the end, or the chance of an improvement by some amount after some epochs.
+
+    The second is MFPI-random of Rakotoarison et al., In-Context Freeze-Thaw Bayesian Optimization (2024).
+    """
+    expected = bool(rng.random() < 0.5)
+    ahead = int(rng.integers(1, horizon + 1))
+    threshold = 10.0 ** rng.uniform(_NEARER, _FARTHER)
+    if expected:
+        return Aim(incumbent, horizon, expected=True)
+    return Aim(incumbent - threshold * spread, ahead, expected=False)
+
+
+def worth(aim: Aim, mean: Floats, std: Floats) -> Floats:
+    """The logarithm of what is expected or likely; comparable within one decision."""
+    u = (aim.goal - mean) / std
+    if not aim.expected:
+        return np.asarray(log_ndtr(u))
+    shallow = np.maximum(u, _DEEP)
+    density = np.exp(-0.5 * shallow * shallow) / math.sqrt(2 * math.pi)
+    expected = np.log(shallow * ndtr(shallow) + density)
+    # Far below, E[max(0, u - x)] is the density / u².
+    far = -0.5 * u * u - 0.5 * math.log(2 * math.pi) - 2 * np.log(np.maximum(-u, -_DEEP))
+    return np.asarray(np.log(std) + np.where(u < _DEEP, far, expected))

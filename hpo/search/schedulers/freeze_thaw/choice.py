@@ -1,0 +1,171 @@
+"""The model's choice: of the paused trials that stand best and of new points, the one worth most."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Final
+
+import numpy as np
+from scipy.linalg import LinAlgError
+from scipy.special import ndtr
+
+from hpo.search.schedulers.curves import Curve
+from hpo.search.schedulers.freeze_thaw import kernel
+from hpo.search.schedulers.freeze_thaw.acquisition import Aim, drawn_aim, worth
+from hpo.search.schedulers.freeze_thaw.encoding import Floats
+from hpo.search.schedulers.freeze_thaw.kernel import Rows
+from hpo.search.schedulers.freeze_thaw.model import CurveModel, fitted
+from hpo.search.schedulers.freeze_thaw.study_view import StudyView
+from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
+from hpo.search.schedulers.rungs import ladder
+from hpo.search.schedulers.scheduler import Next, Why
+
+#: Rows that the model reads, at most.
+_ROWS: Final = 300
+#: Paused trials that are looked at, those with the best last values.
+_LEADERS: Final = 60
+#: The scales are fitted again when the rows have grown by this, or fallen as much.
+_GROWN: Final = 1.15
+#: Rungs of the model's grants grow by this.
+_FACTOR: Final = 1.5
+#: Where only the trials are counted, one that is less likely to become the best is left paused.
+_HOPE: Final = 0.05
+#: Standard deviations from the middle to the ends of an 80 % interval.
+_EIGHTY: Final = 1.2815515655446004
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A grant that the model would make.
+
+    Attributes:
+        curve: The paused trial; None: a new one.
+        params: The new one's parameters.
+        at: Its place at its end.
+        worth: See `acquisition.worth`.
+    """
+
+    curve: Curve | None
+    params: Mapping[str, Any]
+    at: Rows
+    worth: float
+
+
+class ModelChoice:
+    """What the model would do at this decision.
+
+    Args:
+        view: The study.
+        first: Where a new trial pauses first.
+    """
+
+    def __init__(self, view: StudyView, first: int) -> None:
+        self._view, self._first = view, first
+        self._warp = Warp(view.curves)
+        self._rungs = ladder(view.horizon, _FACTOR, first)
+        self._state: dict[str, Any] | None = None
+
+    def best(self) -> Next | None:
+        """A grant for the candidate that is worth most; None without a model or without a candidate."""
+        try:
+            model = self._believing()
+        except LinAlgError:
+            return None
+        known = self._table.curves
+        now, _ = model.predict(self._at(known, [curve.done for curve in known]))
+        incumbent = min(float(now.min()), float(self._table.z.min()))
+        aim = drawn_aim(self._view.rng, self._view.horizon, incumbent, self._table.spread)
+        found = [self._best_paused(model, aim), self._best_new(model, aim, now)]
+        candidates = [each for each in found if each is not None]
+        if not candidates:
+            return None
+        return self._grant(max(candidates, key=lambda each: each.worth), model)
+
+    def _grant(self, chosen: Candidate, model: CurveModel) -> Next:
+        mean, std = (float(each[0]) for each in model.predict(chosen.at))
+        wide = _EIGHTY * math.hypot(std, model.noise)
+        ends = [self._value(mean + self._table.centre + off) for off in (0.0, -wide, wide)]
+        incumbent = self._view.as_value(self._warp.best)
+        why = Why("model", ends[0], min(ends), max(ends), incumbent)
+        if chosen.curve is None:
+            return self._view.new(chosen.params, self._first, why, self._state)
+        rung = next(rung for rung in self._rungs if rung > chosen.curve.done)
+        return self._view.resume(chosen.curve, rung, why, self._state)
+
+    def _value(self, z: float) -> float:
+        return self._view.as_value(self._warp.loss(z))
+
+    def _best_paused(self, model: CurveModel, aim: Aim) -> Candidate | None:
+        leaders = self._table.curves[:_LEADERS]
+        paused = [curve for curve in leaders if curve.resumable and curve.done < self._view.horizon]
+        if not paused:
+            return None
+        targets = [min(curve.done + aim.ahead, self._view.horizon) for curve in paused]
+        value = worth(aim, *model.predict(self._at(paused, targets)))
+        best = int(np.argmax(value))
+        at = self._at([paused[best]], [self._view.horizon])
+        if self._view.may_end and self._chance(model, at, float(self._table.z.min())) < _HOPE:
+            return None
+        return Candidate(paused[best], {}, at, float(value[best]))
+
+    def _chance(self, model: CurveModel, at: Rows, goal: float) -> float:
+        mean, std = model.predict(at)
+        return float(ndtr((goal - mean[0]) / std[0]))
+
+    def _best_new(self, model: CurveModel, aim: Aim, now: Floats) -> Candidate | None:
+        if not self._view.may_start:
+            return None
+        horizon = self._view.horizon
+        place = float(places(np.array(min(aim.ahead, horizon)), horizon))
+
+        def value(points: Floats) -> Floats:
+            return worth(aim, *model.predict(self._new(points, place)))
+
+        points = self._view.proposals.candidates(self._table.points[np.argsort(now, kind="stable")])
+        found = self._view.proposals.refined(points, value(points), value)
+        if found is None:
+            return None
+        params, point, gain = found
+        return Candidate(None, params, self._new(point[None], 1.0), gain)
+
+    def _new(self, points: Floats, place: float) -> Rows:
+        count = len(points)
+        features = self._view.encoding.features(points)
+        return Rows(features, np.full(count, place), np.full(count, -1, dtype=np.int64))
+
+    def _at(self, curves: Sequence[Curve], epochs: Sequence[int]) -> Rows:
+        points = np.array([self._view.encoding.point(curve.seen.params) for curve in curves])
+        features = self._view.encoding.features(points.reshape(len(curves), -1))
+        numbers = np.array([curve.number for curve in curves], dtype=np.int64)
+        return Rows(features, places(np.array(epochs, dtype=np.float64), self._view.horizon), numbers)
+
+    def _believing(self) -> CurveModel:
+        """The model as if each running trial had come to its goal as predicted."""
+        table = self._table
+        model = CurveModel(self._scales, self._view.encoding.groups, table.rows, table.z)
+        running = [curve for curve in self._view.curves if curve.seen.state == "running"]
+        if not running:
+            return model
+        return model.believing(self._at(running, [self._view.goal(curve) for curve in running]))
+
+    @cached_property
+    def _table(self) -> Table:
+        return table_of(self._view.curves, self._view.encoding, self._warp, self._view.horizon, _ROWS)
+
+    @cached_property
+    def _scales(self) -> Floats:
+        """The stored scales, or new ones where the rows have changed much since they were fitted."""
+        groups = self._view.encoding.groups
+        lengths = int(groups.max(initial=-1)) + 1
+        stored, rows = self._view.standing.state, len(self._table.rows)
+        theta = np.array(stored.get("scales", ()), dtype=np.float64)
+        if len(theta) != kernel.LENGTHS + lengths:
+            theta = kernel.prior(lengths)[0]
+        elif stored["rows"] / _GROWN < rows < stored["rows"] * _GROWN:
+            return theta
+        theta = fitted(theta, groups, self._table.rows, self._table.z)
+        self._state = {"scales": theta.tolist(), "rows": rows}
+        return theta

@@ -1,0 +1,163 @@
+"""The covariance of the curve model, and its derivatives.
+
+A warped loss of trial i at configuration x and place t = ln(epoch) / ln(horizon) is the sum of independent
+Gaussian processes:
+
+    constant + trend(t) + level(x) + shape(x, t) + own level(i) + own walk(i, t) + noise
+
+with the kernels 1, s0²·kt, s1²·kx, s2²·kx·kt, s3²·[i = i'], s4²·[i = i']·ko and σ²; kx is Matérn-5/2 with a length
+for each parameter, kt and ko are Matérn-3/2 in t. After Swersky, Snoek and Adams, Freeze-Thaw Bayesian
+Optimization (2014), with products in place of their exponential decay.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+#: Scales are exp(theta): places of theta before the lengths of the parameters.
+TREND, LEVEL, SHAPE, OWN_LEVEL, OWN_WALK, NOISE, LENGTH_T, LENGTH_OWN = range(8)
+LENGTHS: Final = 8
+#: Mean and standard deviation of the normal prior of theta, in that order.
+_PRIORS: Final = (
+    (-0.5, 1.0),
+    (-0.5, 1.0),
+    (-1.0, 1.0),
+    (-2.0, 1.0),
+    (-1.5, 1.0),
+    (-3.0, 1.0),
+    (-0.7, 0.5),
+    (-0.3, 0.5),
+)
+_JITTER: Final = 1e-6
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Places where curves are seen or asked for.
+
+    Attributes:
+        x: Columns of the configurations [rows, columns].
+        t: ln(epoch) / ln(horizon) [rows].
+        trial: Number of the trial [rows]; -1: one that is not known yet.
+    """
+
+    x: Floats
+    t: Floats
+    trial: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.t)
+
+    def joined(self, other: Rows) -> Rows:
+        """These and others behind them."""
+        return Rows(
+            np.concatenate([self.x, other.x]),
+            np.concatenate([self.t, other.t]),
+            np.concatenate([self.trial, other.trial]),
+        )
+
+
+def prior(lengths: int) -> tuple[Floats, Floats]:
+    """Mean and standard deviation of theta for so many parameters; lengths grow with their root."""
+    mean = [each for each, _ in _PRIORS] + [0.5 * np.log(max(lengths, 1))] * lengths
+    return np.array(mean), np.array([each for _, each in _PRIORS] + [1.0] * lengths)
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The kernels between two sets of rows [rows, other rows], and the scaled distances that they are of.
+
+    Attributes:
+        kx: Over configurations.
+        kt: Over epochs.
+        ko: Over the epochs of one trial.
+        own: 1 where both rows are of one trial; None: nowhere.
+        far_x: √5 times the distance of the configurations.
+        far_t: √3 times the distance of the epochs, for kt.
+        far_o: The same for ko.
+    """
+
+    kx: Floats
+    kt: Floats
+    ko: Floats
+    own: Floats | None
+    far_x: Floats
+    far_t: Floats
+    far_o: Floats
+
+    def covariance(self, theta: Floats) -> Floats:
+        """The covariance of the noise-free curves."""
+        squares = np.exp(2 * theta[:NOISE])
+        total: Floats = squares[SHAPE] * self.kt
+        total += squares[LEVEL]
+        total *= self.kx
+        total += 1.0
+        total += squares[TREND] * self.kt
+        if self.own is not None:
+            total += self.own * (squares[OWN_LEVEL] + squares[OWN_WALK] * self.ko)
+        return total
+
+
+def parts(theta: Floats, groups: NDArray[np.int64], a: Rows, b: Rows) -> Parts:
+    """The kernels for scales exp(theta); ``groups`` has the length of each column of x."""
+    lengths = np.exp(theta[LENGTHS:])[groups]
+    one, two = np.sqrt(5.0) * a.x / lengths, np.sqrt(5.0) * b.x / lengths
+    square = one @ (-2 * two).T
+    square += (one * one).sum(1)[:, None]
+    square += (two * two).sum(1)
+    far_x = np.sqrt(np.maximum(square, 0.0, out=square), out=square)
+    kx = far_x * far_x
+    kx /= 3
+    kx += far_x
+    kx += 1
+    kx *= np.exp(-far_x)
+    # Rows stand at few different epochs: the exponentials are those of pairs of epochs.
+    (at, which), (other, whose) = (np.unique(rows.t, return_inverse=True) for rows in (a, b))
+    pairs, apart = np.ix_(which, whose), np.sqrt(3.0) * np.abs(at[:, None] - other)
+    far_t, far_o = apart / np.exp(theta[LENGTH_T]), apart / np.exp(theta[LENGTH_OWN])
+    kt, ko = (1 + far_t) * np.exp(-far_t), (1 + far_o) * np.exp(-far_o)
+    own = None
+    if (a.trial >= 0).any():
+        own = ((a.trial[:, None] == b.trial) & (a.trial >= 0)[:, None]).astype(np.float64)
+    return Parts(kx, kt[pairs], ko[pairs], own, far_x, far_t[pairs], far_o[pairs])
+
+
+def noisy(covariance: Floats, theta: Floats) -> Floats:
+    """The covariance of what is reported: noise on the diagonal, in place."""
+    covariance[np.diag_indices_from(covariance)] += np.exp(2 * theta[NOISE]) + _JITTER
+    return covariance
+
+
+def variance(theta: Floats) -> float:
+    """The prior variance of a noise-free value."""
+    return 1.0 + float(np.exp(2 * theta[:NOISE]).sum())
+
+
+def slopes(theta: Floats, groups: NDArray[np.int64], rows: Rows, found: Parts, weight: Floats) -> Floats:
+    """The sum of weight · dK/dtheta over all pairs of rows, for a symmetric weight [rows, rows]."""
+    squares = np.exp(2 * theta[: NOISE + 1])
+    by_x, by_own = weight * found.kx, weight * (0.0 if found.own is None else found.own)
+    result = np.empty_like(theta)
+    result[TREND] = 2 * squares[TREND] * np.vdot(weight, found.kt)
+    result[LEVEL] = 2 * squares[LEVEL] * by_x.sum()
+    result[SHAPE] = 2 * squares[SHAPE] * np.vdot(by_x, found.kt)
+    result[OWN_LEVEL] = 2 * squares[OWN_LEVEL] * by_own.sum()
+    result[OWN_WALK] = 2 * squares[OWN_WALK] * np.vdot(by_own, found.ko)
+    result[NOISE] = 2 * squares[NOISE] * np.trace(weight)
+    # With f the distance, d ln length: (1 + f) e^-f becomes f² e^-f = f² (1 + f) e^-f / (1 + f).
+    slope_t, slope_o = (far * far * k / (1 + far) for far, k in ((found.far_t, found.kt), (found.far_o, found.ko)))
+    result[LENGTH_T] = squares[TREND] * np.vdot(weight, slope_t) + squares[SHAPE] * np.vdot(by_x, slope_t)
+    result[LENGTH_OWN] = squares[OWN_WALK] * np.vdot(by_own, slope_o)
+    # (1 + f + f²/3) e^-f becomes (1 + f) e^-f / 3 times the share of f² that a parameter has.
+    steep = (5 / 3) * weight * (squares[LEVEL] + squares[SHAPE] * found.kt)
+    steep *= (1 + found.far_x) * np.exp(-found.far_x)
+    columns = 2 * ((steep.sum(1)[:, None] * rows.x**2).sum(0) - (rows.x * (steep @ rows.x)).sum(0))
+    lengths = np.exp(theta[LENGTHS:])
+    result[LENGTHS:] = np.bincount(groups, weights=columns, minlength=len(lengths)) / lengths**2
+    return result

@@ -1,0 +1,95 @@
+"""The curve model: a Gaussian process over configuration and epoch, its scales fitted to what was seen."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cho_solve, cholesky, solve_triangular
+from scipy.linalg.lapack import dpotri
+from scipy.optimize import minimize
+
+from hpo.search.schedulers.freeze_thaw import kernel
+from hpo.search.schedulers.freeze_thaw.kernel import Floats, Rows
+
+#: Steps of L-BFGS in one fit; the next fit starts where this one ends.
+_STEPS: Final = 12
+#: Standard deviations of the prior that the scales may leave its mean by.
+_WIDEST: Final = 4.0
+#: What a covariance that can't be decomposed counts as.
+_IMPOSSIBLE: Final = 1e10
+
+
+def negative_log_posterior(
+    theta: Floats, groups: NDArray[np.int64], rows: Rows, z: Floats
+) -> tuple[float, Floats]:
+    """-ln p(z | theta) - ln p(theta) without constants, and its gradient; see `kernel` for theta."""
+    mean, std = kernel.prior(len(theta) - kernel.LENGTHS)
+    found = kernel.parts(theta, groups, rows, rows)
+    covariance = kernel.noisy(found.covariance(theta), theta)
+    try:
+        factor = cholesky(covariance, lower=True, check_finite=False)
+    except LinAlgError:
+        return _IMPOSSIBLE, np.zeros_like(theta)
+    lower, _ = dpotri(factor, lower=1)
+    inverse = lower + np.tril(lower, -1).T
+    alpha = inverse @ z
+    off = (theta - mean) / std
+    value = 0.5 * float(z @ alpha) + float(np.log(np.diag(factor)).sum()) + 0.5 * float(off @ off)
+    weight = 0.5 * (inverse - np.outer(alpha, alpha))
+    return value, kernel.slopes(theta, groups, rows, found, weight) + off / std
+
+
+def fitted(start: Floats, groups: NDArray[np.int64], rows: Rows, z: Floats) -> Floats:
+    """Scales of the maximum a posteriori near ``start``; the prior's means where none is found."""
+    mean, std = kernel.prior(len(start) - kernel.LENGTHS)
+    bounds = list(zip(mean - _WIDEST * std, mean + _WIDEST * std, strict=True))
+    found = minimize(
+        negative_log_posterior,
+        np.clip(start, mean - _WIDEST * std, mean + _WIDEST * std),
+        args=(groups, rows, z),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds,
+        options={"maxiter": _STEPS, "maxfun": 2 * _STEPS},
+    )
+    return np.asarray(found.x) if np.isfinite(found.x).all() else mean
+
+
+class CurveModel:
+    """The process after what was seen.
+
+    Args:
+        theta: Logarithms of the scales; see `kernel`.
+        groups: For each column of x, the index of its length.
+        rows: Where something was seen.
+        z: Warped losses there [rows].
+
+    Raises:
+        LinAlgError: The covariance is not positive definite.
+    """
+
+    def __init__(self, theta: Floats, groups: NDArray[np.int64], rows: Rows, z: Floats) -> None:
+        self.theta, self.groups, self.rows, self.z = theta, groups, rows, z
+        covariance = kernel.parts(theta, groups, rows, rows).covariance(theta)
+        self._factor = cholesky(kernel.noisy(covariance, theta), lower=True, check_finite=False)
+        self._alpha = cho_solve((self._factor, True), z, check_finite=False)
+
+    @property
+    def noise(self) -> float:
+        """Standard deviation of a report around its curve."""
+        return math.exp(self.theta[kernel.NOISE])
+
+    def predict(self, at: Rows) -> tuple[Floats, Floats]:
+        """Mean and standard deviation of the noise-free value at each row."""
+        covariance = kernel.parts(self.theta, self.groups, at, self.rows).covariance(self.theta)
+        explained = solve_triangular(self._factor, covariance.T, lower=True, check_finite=False)
+        left = kernel.variance(self.theta) - (explained * explained).sum(0)
+        return covariance @ self._alpha, np.sqrt(np.maximum(left, 1e-10))
+
+    def believing(self, at: Rows) -> CurveModel:
+        """The process had each of these rows been seen where it is predicted."""
+        mean, _ = self.predict(at)
+        return CurveModel(self.theta, self.groups, self.rows.joined(at), np.concatenate([self.z, mean]))

@@ -1,0 +1,137 @@
+"""New points: drawn evenly, near the best, and moved about to where they are worth most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, Final
+
+import numpy as np
+
+from hpo.search.schedulers.freeze_thaw.encoding import Encoding, Floats
+
+#: Points drawn evenly and near the best, for one decision.
+_EVEN: Final = 300
+_NEAR: Final = 200
+#: How many of the best paused and of the best new points are moved about, and how often each round.
+_PARENTS: Final = 6
+_REFINED: Final = 3
+_MOVES: Final = 16
+#: Standard deviations of the moves, a round each.
+_ROUNDS: Final = (0.15, 0.07, 0.03, 0.015)
+#: Draws before one of the untried points of a finite space is looked for.
+_DRAWS: Final = 16
+#: Digits of the even sequence end here.
+_DIGITS: Final = 1e-9
+#: How often a move of a choice takes another.
+_SWAP: Final = 0.3
+
+
+class Proposals:
+    """Points that no trial of the study has.
+
+    Args:
+        encoding: The space.
+        tried: `Encoding.key` of each trial's parameters.
+        rng: Where all randomness comes from.
+    """
+
+    def __init__(self, encoding: Encoding, tried: set[Hashable], rng: np.random.Generator) -> None:
+        self._encoding, self._tried, self._rng = encoding, tried, rng
+        self._kept = np.array([axis.count != 1 for axis in encoding.axes], dtype=np.bool_)
+        self._unordered = np.array([not axis.ordered for axis in encoding.axes], dtype=np.bool_)
+
+    def spread(self, index: int, seed: int) -> dict[str, Any] | None:
+        """The point of this index in the study's even sequence, or the next one that is untried.
+
+        None where every point of the space is tried.
+        """
+        for later in range(_DRAWS):
+            units = even_point(index + later, len(self._encoding), seed)
+            params = self._encoding.params(self._encoding.snap(units[None])[0])
+            if self._encoding.key(params) not in self._tried:
+                return params
+        return self.any_left()
+
+    def any_left(self) -> dict[str, Any] | None:
+        """An untried point by chance; None where there is none."""
+        left = [
+            params
+            for params in map(self._encoding.params, self._encoding.every_point())
+            if self._encoding.key(params) not in self._tried
+        ]
+        if left:
+            return left[int(self._rng.integers(len(left)))]
+        drawn = self._encoding.snap(self._rng.random((_EVEN, len(self._encoding))))
+        found = self._best_untried(drawn, np.zeros(len(drawn)))
+        return None if found is None else found[0]
+
+    def candidates(self, parents: Floats) -> Floats:
+        """Snapped points [candidates, parameters]: even ones, and ones near the parents, the best first."""
+        even = self._rng.random((_EVEN, len(self._encoding)))
+        base = parents[:_PARENTS]
+        picks = base[self._rng.integers(len(base), size=_NEAR)]
+        near = self._moved(picks, 10 ** self._rng.uniform(-2, -0.5, size=(_NEAR, 1)))
+        return self._encoding.snap(np.concatenate([even, near]))
+
+    def refined(
+        self, points: Floats, worth: Floats, value: Callable[[Floats], Floats]
+    ) -> tuple[dict[str, Any], Floats, float] | None:
+        """The best untried point near the best of these: its parameters, coordinates and worth."""
+        order = np.argsort(-worth, kind="stable")
+        near, gains = points[order[:_REFINED]], worth[order[:_REFINED]]
+        best = self._best_untried(points, worth)
+        for scale in _ROUNDS:
+            moved = self._encoding.snap(self._moved(np.repeat(near, _MOVES, axis=0), scale))
+            near, gains = np.concatenate([near, moved]), np.concatenate([gains, value(moved)])
+            order = np.argsort(-gains, kind="stable")
+            found = self._best_untried(near, gains)
+            if found is not None and (best is None or found[2] > best[2]):
+                best = found
+            near, gains = near[order[:_REFINED]], gains[order[:_REFINED]]
+        return best
+
+    def _best_untried(self, points: Floats, worth: Floats) -> tuple[dict[str, Any], Floats, float] | None:
+        for index in np.argsort(-worth, kind="stable"):
+            params = self._encoding.params(points[index])
+            if self._encoding.key(params) not in self._tried:
+                return params, points[index], float(worth[index])
+        return None
+
+    def _moved(self, points: Floats, scale: float | Floats) -> Floats:
+        """Points with about half of their coordinates moved; a parameter that did not apply gets a value."""
+        shape, rng = points.shape, self._rng
+        filled = np.where(np.isnan(points), rng.random(shape), points)
+        mask = rng.random(shape) < 0.5
+        varying = np.nonzero(self._kept)[0]
+        if len(varying):
+            mask[np.arange(len(points)), rng.choice(varying, size=len(points))] = True
+        near = filled + mask * scale * rng.normal(size=shape)
+        near = np.clip(np.where(near < 0, -near, np.where(near > 1, 2 - near, near)), 0.0, 1.0)
+        swap = mask & (rng.random(shape) < _SWAP)
+        return np.where(self._unordered, np.where(swap, rng.random(shape), filled), near)
+
+
+def even_point(index: int, count: int, seed: int) -> Floats:
+    """A point of a scrambled Halton sequence, which fills the unit cube of ``count`` dimensions evenly.
+
+    Each digit of each dimension has its own random permutation (Owen, A randomized Halton algorithm in R, 2017).
+    """
+    rng = np.random.default_rng(seed)
+    units = np.empty(count)
+    for dimension, base in enumerate(_primes(count)):
+        left, weight, unit = index, 1.0 / base, 0.0
+        while weight > _DIGITS:
+            unit += weight * float(rng.permutation(base)[left % base])
+            left, weight = left // base, weight / base
+        units[dimension] = unit
+    return units
+
+
+def _primes(count: int) -> list[int]:
+    found: list[int] = []
+    number = 2
+    while len(found) < count:
+        if all(number % prime for prime in found):
+            found.append(number)
+        number += 1
+    return found

@@ -1,0 +1,125 @@
+"""The warped rows of what was seen, which the curve model reads."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from hpo.search.schedulers.curves import Curve
+from hpo.search.schedulers.freeze_thaw.encoding import Encoding, Floats
+from hpo.search.schedulers.freeze_thaw.kernel import Rows
+
+#: What a loss that is not finite is warped to, and the largest warped loss: 28 times as far from the best as half.
+_WORST: Final = 1.0
+#: How far below the best seen the logarithm of the warp ends, in distances from the best to the median.
+_BELOW: Final = 0.1
+_STEEP: Final = math.log((1 + _BELOW) / _BELOW)
+#: Slope of the warp above the median, in logarithms of distances.
+_FLAT: Final = 0.3
+#: A trial's rows stand at epochs that grow by this.
+_SPACING: Final = 2.0
+
+
+class Warp:
+    """Losses to a scale on which what matters has about the same size in every study.
+
+    With u the distance from the best loss seen, in distances of the median of the trials' last losses from it:
+    z = ln((u + .1) / 1.1) / ln 11 up to the median, .3 ln u above it, at most 1. Minus the median of all z.
+    """
+
+    def __init__(self, curves: Sequence[Curve]) -> None:
+        losses = np.array([loss for curve in curves for loss in curve.losses])
+        lasts = np.array([curve.last for curve in curves if math.isfinite(curve.last)])
+        finite = losses[np.isfinite(losses)]
+        self.best = float(finite.min()) if len(finite) else 0.0
+        half = float(np.median(lasts)) if len(lasts) else self.best
+        self._scale = max(half - self.best, 1e-12 + 1e-6 * abs(self.best))
+
+    def __call__(self, losses: Floats) -> Floats:
+        """Warped losses; the worst for what is not finite."""
+        u = np.maximum((np.where(np.isfinite(losses), losses, np.inf) - self.best) / self._scale, -0.99 * _BELOW)
+        with np.errstate(divide="ignore"):
+            above = _FLAT * np.log(np.maximum(u, 1e-12))
+        return np.minimum(np.where(u > 1, above, np.log((u + _BELOW) / (1 + _BELOW)) / _STEEP), _WORST)
+
+    def loss(self, z: float) -> float:
+        """The loss that is warped to z."""
+        u = math.exp(min(z, _WORST) / _FLAT) if z > 0 else (1 + _BELOW) * math.exp(z * _STEEP) - _BELOW
+        return self.best + self._scale * u
+
+
+def places(epochs: Floats, horizon: int) -> Floats:
+    """Epochs on the model's scale: ln(epoch) / ln(horizon)."""
+    return np.log(np.maximum(epochs, 1.0)) / math.log(max(horizon, 2))
+
+
+@dataclass(frozen=True, eq=False)
+class Table:
+    """What the model reads of the curves.
+
+    Attributes:
+        rows: Some epochs of each trial that was chosen, its last among them.
+        z: Warped losses there, the median taken off.
+        centre: That median.
+        curves: The trials that were chosen, the best last loss first.
+        points: Their snapped unit coordinates [trials, parameters].
+    """
+
+    rows: Rows
+    z: Floats
+    centre: float
+    curves: Sequence[Curve]
+    points: Floats
+
+    @property
+    def spread(self) -> float:
+        """How far the best lies below the middle."""
+        return max(-float(self.z.min()), 1e-3)
+
+
+def table_of(curves: Sequence[Curve], encoding: Encoding, warp: Warp, horizon: int, most: int) -> Table:
+    """The rows of the trials with reports, at most ``most``.
+
+    Epochs 1, 2, 4, 8 … and the last; where these are too many, the poorer trials keep their last alone, and where
+    the trials are, every so-manieth of the poorer half stands for its neighbours.
+    """
+    ranked = _chosen(sorted((curve for curve in curves if curve.steps), key=lambda curve: curve.last), most)
+    wanted = [_anchors(curve) for curve in ranked]
+    left = most - len(ranked)
+    full = sorted(range(len(ranked)), key=lambda index: ranked[index].best)
+    for index in full:
+        left -= len(wanted[index]) - 1
+        if left < 0:
+            wanted[index] = wanted[index][-1:]
+    points = np.array([encoding.point(curve.seen.params) for curve in ranked]).reshape(-1, len(encoding))
+    which = np.repeat(np.arange(len(ranked)), [len(places) for places in wanted])
+    at = np.array([index for indices in wanted for index in indices], dtype=np.int64)
+    epochs = np.array([ranked[k].steps[i] for k, i in zip(which, at, strict=True)], dtype=np.float64)
+    z = warp(np.array([ranked[k].losses[i] for k, i in zip(which, at, strict=True)]))
+    numbers = np.array([curve.number for curve in ranked], dtype=np.int64)
+    centre = float(np.median(z))
+    rows = Rows(encoding.features(points)[which], places(epochs, horizon), numbers[which])
+    return Table(rows, z - centre, centre, ranked, points)
+
+
+def _anchors(curve: Curve) -> list[int]:
+    """Indices of the reports that become rows: the last, and those nearest below 1, 2, 4, 8 …"""
+    indices, anchor = {len(curve.steps) - 1}, 1.0
+    while anchor < curve.done:
+        if index := bisect_right(curve.steps, anchor):
+            indices.add(index - 1)
+        anchor *= _SPACING
+    return sorted(indices)
+
+
+def _chosen(ranked: list[Curve], most: int) -> list[Curve]:
+    if len(ranked) <= most:
+        return ranked
+    kept = most // 2
+    stride = np.linspace(kept, len(ranked) - 1, most - kept).round().astype(int)
+    return ranked[:kept] + [ranked[index] for index in stride]

@@ -1,0 +1,205 @@
+"""What the freeze-thaw scheduler grants: any study at any moment, whole studies, and what it must never do."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from optuna.distributions import CategoricalDistribution, FloatDistribution
+
+from hpo.search.schedulers.asha import Asha
+from hpo.search.schedulers.freeze_thaw.encoding import Encoding
+from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
+from hpo.search.schedulers.hyperband import Hyperband
+from hpo.search.schedulers.scheduler import New, Resume, Scheduler, Standing, Wait
+from tests.support.standings import after, grown, seen, standing, standings
+
+
+def bowl(params: Mapping[str, Any], epoch: int) -> float:
+    """A loss that falls with the epochs, least at a learning rate of .003 and four layers."""
+    off = (math.log10(params["optimizer.lr"]) + 2.5) ** 2 + 0.2 * (params["model.layers"] - 4) ** 2
+    return off + 0.5 * params.get("optimizer.momentum", 0.5) + 2.0 / epoch
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(standings())
+@pytest.mark.parametrize("scheduler", [FreezeThaw(), Asha(), Hyperband()], ids=lambda each: type(each).__name__)
+def test_any_study_gets_an_answer_that_its_rules_allow(scheduler: Scheduler, study: Standing) -> None:
+    answer = scheduler.next(study)
+    if isinstance(answer, Wait):
+        return
+    assert study.epochs_left != 0
+    done = 0
+    if isinstance(answer, Resume):
+        (trial,) = [each for each in study.trials if each.number == answer.number]
+        done = trial.epochs
+        assert trial.state == "paused"
+        assert not trial.imported
+        assert math.isfinite(trial.values[done])
+    else:
+        assert study.new_left != 0
+        if answer.params is not None:
+            check_params(study, answer.params)
+    assert answer.until is None or answer.until > done
+    assert answer.until is None or study.horizon is None or answer.until < study.horizon
+    if study.epochs_left is not None and study.horizon is not None:
+        assert (answer.until or study.horizon) - done <= study.epochs_left
+    json.dumps(answer.state, allow_nan=False)
+
+
+def check_params(study: Standing, params: Mapping[str, Any]) -> None:
+    encoding = Encoding(study.space, study.conditions)
+    for name, value in params.items():
+        assert study.space[name]._contains(study.space[name].to_internal_repr(value))
+        for other, values in study.conditions.get(name, {}).items():
+            assert any(params[other] is each or params[other] == each for each in values)
+    keys = {encoding.key(trial.params) for trial in study.own}
+    left = [point for point in encoding.every_point() if encoding.key(encoding.params(point)) not in keys]
+    finite = all(axis.count is not None for axis in encoding.axes)
+    assert encoding.key(params) not in keys or (finite and not left)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@given(standings())
+def test_a_decision_depends_on_the_study_alone(study: Standing) -> None:
+    one, other = FreezeThaw(), pickle.loads(pickle.dumps(FreezeThaw()))
+    assert one.next(study) == other.next(replace(study)) == one.next(study)
+
+
+def test_a_study_within_a_budget_of_epochs_is_exact_and_the_same_twice() -> None:
+    start = standing(n_epochs=200, seed=3)
+    end, answers = grown(FreezeThaw(), start, bowl)
+    assert sum(trial.epochs for trial in end.trials) == 200
+    assert end.state["rows"] > 0
+    again, _ = grown(FreezeThaw(), start, bowl)
+    assert list(again.trials) == list(end.trials)
+    other, _ = grown(FreezeThaw(), replace(start, seed=4), bowl)
+    assert [trial.params for trial in other.trials] != [trial.params for trial in end.trials]
+    encoding = Encoding(end.space, end.conditions)
+    assert len({encoding.key(trial.params) for trial in end.trials}) == len(end.trials)
+    kinds = {kind for trial in end.trials for kind in trial.kinds}
+    assert kinds >= {"initial", "model"}
+    predicted = [answer.why for answer in answers if not isinstance(answer, Wait) and answer.why.kind == "model"]
+    for why in predicted:
+        assert why.predicted is not None
+        assert why.low is not None
+        assert why.high is not None
+        assert why.low <= why.predicted <= why.high
+    assert min(bowl(trial.params, 27) for trial in end.trials) < 0.35
+
+
+def test_a_study_of_so_many_trials_ends_and_leaves_most_of_them_paused() -> None:
+    end, answers = grown(FreezeThaw(), standing(n_trials=20), bowl)
+    assert len(end.trials) == 20
+    assert isinstance(answers[-1], Wait)
+    assert 1 <= sum(trial.whole for trial in end.trials) < 20
+    # A larger budget resumes from there.
+    more, _ = grown(FreezeThaw(), replace(end, n_trials=25), bowl)
+    assert len(more.trials) == 25
+
+
+def test_a_metric_that_is_to_rise_makes_the_mirrored_study() -> None:
+    down, _ = grown(FreezeThaw(), standing(n_epochs=120), bowl)
+    up, answers = grown(FreezeThaw(), standing(n_epochs=120, minimize=False), lambda params, e: -bowl(params, e))
+    assert [trial.params for trial in up.trials] == [trial.params for trial in down.trials]
+    whys = [answer.why for answer in answers if not isinstance(answer, Wait) and answer.why.kind == "model"]
+    best = max(max(trial.values.values()) for trial in up.trials)
+    assert whys[-1].incumbent is not None
+    assert whys[-1].incumbent <= best
+
+
+def test_what_diverges_is_left_alone_and_teaches_the_model() -> None:
+    def steep(params: Mapping[str, Any], epoch: int) -> float:
+        return math.nan if params["optimizer.lr"] > 1e-2 else bowl(params, epoch)
+
+    end, _ = grown(FreezeThaw(), standing(n_epochs=200), steep)
+    drawn = [trial.params["optimizer.lr"] > 1e-2 for trial in end.trials]
+    late = drawn[len(drawn) // 2 :]
+    assert np.mean(late) < 0.2  # a quarter of the range
+    assert all(len(trial.kinds) == 1 for trial, lost in zip(end.trials, drawn, strict=True) if lost)
+
+
+def test_a_metric_that_never_changes_is_no_trouble() -> None:
+    end, _ = grown(FreezeThaw(), standing(n_epochs=100), lambda params, epoch: 1.0)
+    assert sum(trial.epochs for trial in end.trials) == 100
+
+
+def test_a_finite_space_is_tried_whole_and_no_point_of_it_twice() -> None:
+    space = {"a": CategoricalDistribution(["x", "y", "z"]), "b": CategoricalDistribution([1, 2])}
+    study = standing(space=space, conditions={"b": {"a": ["x"]}}, n_trials=4, horizon=3)
+    end, _ = grown(FreezeThaw(), study, lambda params, epoch: "xyz".index(params["a"]) + 1 / epoch)
+    assert sorted(str(trial.params) for trial in end.trials) == sorted(
+        map(str, [{"a": "x", "b": 1}, {"a": "x", "b": 2}, {"a": "y"}, {"a": "z"}])
+    )
+    # A budget of more trials than points: what is left is resumed, then points are tried again.
+    more, _ = grown(FreezeThaw(), replace(end, n_trials=6), lambda params, epoch: 1 / epoch)
+    assert len(more.trials) == 6
+    assert all(trial.epochs == 3 for trial in more.trials[:4])
+
+
+def test_a_space_of_one_point_and_one_epoch() -> None:
+    study = standing(space={"a": FloatDistribution(1.0, 1.0)}, conditions={}, horizon=1, n_trials=3)
+    end, _ = grown(FreezeThaw(), study, lambda params, epoch: 1.0)
+    assert [trial.params for trial in end.trials] == [{"a": 1.0}] * 3
+
+
+def test_running_trials_are_no_candidates_and_others_are_granted_beside_them() -> None:
+    study = standing(n_epochs=10_000, workers=8)
+    granted: list[int] = []
+    for _ in range(40):  # eight workers: a grant is trained when seven others have been made
+        answer = FreezeThaw().next(study)
+        assert isinstance(answer, New | Resume)
+        before, study = study, after(study, answer, bowl)
+        number = answer.number if isinstance(answer, Resume) else len(study.trials) - 1
+        trials = list(study.trials)
+        finished, trials[number] = trials[number], replace(trials[number], state="running")
+        old = before.trials[number].values if isinstance(answer, Resume) else {}
+        trials[number] = replace(trials[number], values=old)
+        assert number not in granted
+        granted.append(number)
+        done = {number: finished}
+        if len(granted) > 8:
+            ready = granted.pop(0)
+            goal = trials[ready].until or 27
+            values = {epoch: bowl(trials[ready].params, epoch) for epoch in range(1, goal + 1)}
+            trials[ready] = replace(trials[ready], values=values, state="ended" if goal == 27 else "paused")
+        study = replace(study, read=lambda found=tuple(trials): found)
+        assert done[number].number == number
+
+
+def test_trials_of_another_study_feed_the_model() -> None:
+    lrs = np.geomspace(1e-5, 1e-1, 40)
+    layers = 1 + np.arange(40) % 5
+    pasts = [
+        {"optimizer.lr": float(lr), "model.layers": int(n), "optimizer._target_": "AdamW"}
+        for lr, n in zip(lrs, layers, strict=True)
+    ]
+    past = [
+        seen(k, [bowl(params, epoch) for epoch in range(1, 28)], "ended", params=params, whole=True, imported=True)
+        for k, params in enumerate(pasts)
+    ]
+    cold, _ = grown(FreezeThaw(), standing(n_epochs=40, seed=1), bowl)
+    warm, _ = grown(FreezeThaw(), standing(past, n_epochs=40, seed=1), bowl)
+    ends = [min(bowl(trial.params, 27) for trial in study.own) for study in (cold, warm)]
+    assert ends[1] < ends[0]
+    assert all(trial.number >= 40 for trial in warm.own)
+
+
+def test_an_unknown_horizon_leaves_room_until_a_trial_is_whole() -> None:
+    end, answers = grown(FreezeThaw(), standing(n_epochs=300, horizon=None), bowl, most=60)
+    goals = [answer.until for answer in answers if not isinstance(answer, Wait)]
+    assert None not in goals[:10]
+    assert max(trial.epochs for trial in end.trials) > 9
+
+
+def test_a_space_that_has_changed_does_not_use_the_stored_scales() -> None:
+    end, _ = grown(FreezeThaw(), standing(n_epochs=100), bowl)
+    other = replace(end, space={"optimizer.lr": end.space["optimizer.lr"]}, conditions={}, n_epochs=200)
+    assert not isinstance(FreezeThaw().next(other), Wait)

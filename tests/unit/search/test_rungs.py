@@ -1,0 +1,121 @@
+"""Rungs and promotions, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from hpo.search.schedulers.asha import Asha
+from hpo.search.schedulers.curves import curves_of, horizon_of
+from hpo.search.schedulers.hyperband import Hyperband
+from hpo.search.schedulers.rungs import ladder, promotion
+from hpo.search.schedulers.scheduler import New, Resume, Wait
+from tests.support.standings import seen, standing
+
+
+@pytest.mark.parametrize(
+    ("horizon", "factor", "first", "rungs"),
+    [
+        (27, 3, 1, [1, 3, 9, 27]),
+        (50, 3, 1, [1, 3, 9, 27, 50]),
+        (30, 3, 1, [1, 3, 9, 30]),  # 27 is near 30
+        (50, 3, 3, [3, 9, 27, 50]),
+        (50, 1.5, 3, [3, 5, 8, 12, 18, 27, 50]),
+        (2, 3, 3, [2]),
+        (1, 3, 1, [1]),
+    ],
+)
+def test_rungs(horizon: int, factor: float, first: int, rungs: list[int]) -> None:
+    assert ladder(horizon, factor, first) == rungs
+
+
+def test_the_best_third_of_a_rung_is_promoted_the_highest_rung_first() -> None:
+    asha = Asha()
+    trials = [seen(number, [value]) for number, value in enumerate([0.5, 0.4])]
+    answer = asha.next(standing(trials))
+    assert isinstance(answer, New)  # a third of two is none
+    assert (answer.params, answer.until, answer.why.kind) == (None, 1, "breadth")
+    trials.append(seen(2, [0.6]))
+    answer = asha.next(standing(trials))
+    assert isinstance(answer, Resume)
+    assert (answer.number, answer.until, answer.why.kind) == (1, 3, "promotion")
+    trials[1] = seen(1, [0.4], "running", until=3)
+    assert isinstance(asha.next(standing(trials)), New)
+    # Three at epoch 3: the best of them comes before those that wait below.
+    trials += [seen(3, [0.1]), *(seen(4 + k, [0.4, 0.4, 0.3 - 0.1 * k]) for k in range(3))]
+    answer = asha.next(standing(trials))
+    assert isinstance(answer, Resume)
+    assert (answer.number, answer.until) == (6, 9)
+
+
+def test_the_last_promotion_is_to_the_end() -> None:
+    answer = Asha().next(standing([seen(k, [0.1 * k] * 9) for k in range(3)]))
+    assert answer == Resume(0, None, answer.why)  # type: ignore[union-attr]
+
+
+def test_a_larger_value_is_better_where_the_metric_is_to_rise() -> None:
+    answer = Asha().next(standing([seen(k, [0.1 * k]) for k in range(3)], minimize=False))
+    assert isinstance(answer, Resume)
+    assert answer.number == 2
+
+
+def test_what_diverged_is_last_and_never_resumed() -> None:
+    trials = [seen(0, [math.nan]), seen(1, [-math.inf]), seen(2, [0.5])]
+    answer = Asha().next(standing(trials))
+    assert isinstance(answer, Resume)
+    assert answer.number == 2
+    assert isinstance(Asha().next(standing([*trials[:2], seen(2, [math.inf])])), New)
+
+
+def test_epochs_between_reports_have_the_value_before_them() -> None:
+    trials = [seen(0, {2: 0.3, 5: 0.1}), seen(1, {1: 0.2, 4: 0.9}), seen(2, {4: 0.0})]
+    (curve, rung) = promotion(curves_of(standing(trials)), [3, 9], 3) or (None, 0)
+    # At epoch 3: .3, .2, and nothing at all.
+    assert curve is not None
+    assert (curve.number, rung) == (1, 9)
+
+
+def test_budgets_bound_what_is_granted() -> None:
+    trials = [seen(k, [0.1 * k]) for k in range(3)]
+    assert Asha().next(standing(trials, n_epochs=3)) == Wait()
+    answer = Asha().next(standing(trials, n_epochs=4))
+    assert isinstance(answer, Resume)
+    assert answer.until == 2  # one of the two epochs to the rung is left
+    assert isinstance(Asha().next(standing(trials[:2], n_trials=2)), Wait)
+
+
+def test_an_unknown_horizon_is_what_a_whole_trial_had_or_leaves_room() -> None:
+    def of(*trials: object) -> int:
+        study = standing(trials, horizon=None)  # type: ignore[arg-type]
+        return horizon_of(study, curves_of(study))
+
+    assert of() == 9
+    assert of(seen(0, [1.0] * 4)) == 12
+    assert of(seen(0, [1.0] * 4), seen(1, [1.0] * 7, "ended", whole=True)) == 7
+    # The way to a guessed end is a goal; a certain end needs none.
+    nine = [seen(k, [0.1 * k] * 9) for k in range(3)]
+    answer = Asha().next(standing(nine, horizon=None))
+    assert isinstance(answer, Resume)
+    assert answer.until == 27
+    answer = Asha().next(standing([*nine, seen(3, [1.0] * 10, "ended", whole=True)], horizon=None))
+    assert isinstance(answer, Resume)
+    assert answer.until is None
+
+
+def test_hyperband_promotes_inside_a_bracket() -> None:
+    hyperband, study = Hyperband(), standing()
+    brackets = [hyperband.bracket(study, number, 4) for number in range(400)]
+    shares = [brackets.count(k) / 400 for k in range(4)]
+    # 27, 9·2 (4/3 upwards), 3·2 and 4 of 55 trials.
+    assert shares == pytest.approx([27 / 55, 18 / 55, 6 / 55, 4 / 55], abs=0.07)
+    inside = [number for number in range(30) if brackets[number] == 1][:3]
+    other = next(number for number in range(30) if brackets[number] == 0)
+    trials = [seen(number, [0.1 * number] * 3) for number in inside] + [seen(other, [0.0] * 3)]
+    answer = hyperband.next(standing(trials))
+    assert isinstance(answer, Resume)
+    assert (answer.number, answer.until) == (inside[0], 9)  # the other is alone in its bracket
+    fresh = hyperband.next(standing())
+    assert isinstance(fresh, New)
+    assert (fresh.until or 27) == [1, 3, 9, 27][brackets[0]]
+    assert hyperband.first(standing()) == fresh.until
