@@ -1,6 +1,7 @@
 """The `hpo` command and its exit codes."""
 
 import contextlib
+import gc
 import os
 import signal
 import sys
@@ -65,6 +66,9 @@ def main() -> NoReturn:
         sys.exit(error.exit_code)
     except KeyboardInterrupt:
         sys.exit(130)
+    finally:
+        if "torch" not in sys.modules:  # the command has only read, and leaves nothing that is to be finalised
+            gc.freeze()  # Python's last look for garbage takes a sixth of such a command's time
     sys.exit(0)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec, uncollected
 from hpo.cli.show import cell, looked_up, print_json, print_table
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
@@ -54,7 +54,8 @@ def best(
     if export is not None:
         _export(spec, trial or "best", export, json_=json_)
         return
-    from hpo.study.status import study_best
+    with uncollected():
+        from hpo.study.status import study_best
 
     data = looked_up(spec, study_best)
     if json_:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec, uncollected
 from hpo.console.output import flushed, read_by_others
 from hpo.errors import StudyError
 
@@ -38,9 +38,10 @@ def logs(
     """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.study.open_study import load_study
+    with uncollected():
+        from hpo.study.open_study import load_study
 
-    opened = load_study(spec)
+        opened = load_study(spec)
     try:
         outcome = _outcome(opened, trial)
         log = _Log(opened, trial)

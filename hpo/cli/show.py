@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec, uncollected
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
 from hpo.wording import count_of, percent, shown
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Sequence
 
     from hpo.study.open_study import OpenStudy
 
@@ -51,8 +51,9 @@ def status(
 
         watch_study(spec, 2.0 if interval is None else interval, json_=json_)
         return
-    from hpo.study.outcome import UNFINISHED
-    from hpo.study.status import study_status
+    with uncollected():
+        from hpo.study.outcome import UNFINISHED
+        from hpo.study.status import study_status
 
     data = looked_up(spec, study_status)
     if json_:
@@ -122,7 +123,8 @@ def trials(
     """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.study.status import study_trials
+    with uncollected():
+        from hpo.study.status import study_trials
 
     data = looked_up(spec, study_trials)
     if json_:
@@ -177,9 +179,10 @@ def _first_line(reason: str | None) -> str:
 
 def looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
     """The answer to a question about a study that exists."""
-    from hpo.study.open_study import load_study
+    with uncollected():
+        from hpo.study.open_study import load_study
 
-    opened = load_study(spec)
+        opened = load_study(spec)
     try:
         return question(opened)
     finally:
@@ -200,6 +203,25 @@ cell = partial(shown, digits=4)
 
 def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]], *, below: str = "") -> None:
     """Print a table, with a line of text below it; no header where all its names are empty."""
+    names, cells = list(header), [list(row) for row in rows]
+    # Piped into a file or another program, a row stays a line.
+    piped = not sys.stdout.isatty()
+    simple = piped and all(cell.isascii() and cell.isprintable() for row in (names, *cells) for cell in row)
+    text = aligned(title, names, cells) if simple else _drawn(title, names, cells, 10_000 if piped else None)
+    with read_by_others():
+        print(text + below, end="")
+
+
+def aligned(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of printable ASCII, as `rich` draws it where there is room, in a fraction of its time."""
+    lines = [header, *rows] if any(header) else rows
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    total = sum(widths) + 2 * (len(widths) - 1)
+    drawn = ["  ".join(map(str.ljust, line, widths)) for line in lines]
+    return "".join(f"{line}\n" for line in (title.ljust(total), *drawn))
+
+
+def _drawn(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -209,11 +231,8 @@ def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]]
         table.add_column(name, overflow="fold")
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
-    # Piped into a file or another program, a row stays a line.
-    width = None if sys.stdout.isatty() else 10_000
     console = Console(width=width)
-    # Printed by ourselves: the console would end the process where the reader has stopped.
+    # Printed by the caller: the console would end the process where the reader has stopped.
     with console.capture() as printed:
         console.print(table)
-    with read_by_others():
-        print(printed.get() + below, end="")
+    return printed.get()

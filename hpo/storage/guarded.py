@@ -6,6 +6,7 @@ an ``INSERT … SELECT … ON CONFLICT``, so a write is one statement, and the w
 """
 
 import functools
+import importlib
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -13,7 +14,6 @@ from typing import Any, cast
 import sqlalchemy as sa
 from optuna.trial import TrialState
 from sqlalchemy import orm
-from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from hpo.storage.ledger import ATTEMPTS
 from hpo.storage.optuna_private import TRIALS, VALUES, models
@@ -52,7 +52,8 @@ def guarded_insert(
     names = ["trial_id", *columns]
     source = _allowed_trial(table, columns, fenced=fenced)
     updated = [column for column in columns if column != key]
-    insert: Any = {"sqlite": sqlite, "postgresql": postgresql, "mysql": mysql}[dialect].insert(table)
+    # Imported by name: each dialect's modules take time, and a process knows one.
+    insert: Any = importlib.import_module(f"sqlalchemy.dialects.{dialect}").insert(table)
     insert = insert.from_select(names, source)
     if dialect == "mysql":
         updates = {name: insert.inserted[name] if replace else table.c[name] for name in updated}

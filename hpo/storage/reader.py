@@ -15,8 +15,10 @@ from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from optuna.distributions import json_to_distribution
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.storage import study_rows
 from hpo.storage.optuna_private import (
     PARAMS,
     REPORTS,
@@ -62,6 +64,31 @@ _ROW = (
 
 class ReadingStorage(TransactionalStorage):
     """Optuna's storage with these ways to read."""
+
+    def get_study_id_from_name(self, study_name: str) -> int:
+        """Find a study; KeyError if there is none of this name."""
+        with self.single_statements() as conn:
+            return study_rows.study_id(conn, study_name)
+
+    def get_study_name_from_id(self, study_id: int) -> str:
+        """Read a study's name."""
+        with self.single_statements() as conn:
+            return study_rows.study_name(conn, study_id)
+
+    def get_study_directions(self, study_id: int) -> list[StudyDirection]:
+        """Read the directions of a study's objectives."""
+        with self.single_statements() as conn:
+            return study_rows.study_directions(conn, study_id)
+
+    def get_study_user_attrs(self, study_id: int) -> dict[str, Any]:
+        """Read a study's user attributes."""
+        with self.single_statements() as conn:
+            return study_rows.study_user_attrs(conn, study_id)
+
+    def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
+        """Read a study's system attributes."""
+        with self.single_statements() as conn:
+            return study_rows.study_system_attrs(conn, study_id)
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Read a trial."""

@@ -4,20 +4,18 @@ Sessions are thread-local and one transaction long. Optuna's methods open theirs
 check that must share the transaction runs on that session first, and Optuna's method then commits both.
 """
 
-import sqlite3
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import sqlalchemy as sa
 from optuna.exceptions import StorageInternalError
-from optuna.storages import RDBStorage
 from sqlalchemy import orm
 
 from hpo.storage import engines as database
 from hpo.storage.forks import keep_from_forks
 from hpo.storage.guarded import SINGLE
-from hpo.storage.optuna_private import scoped_transaction
+from hpo.storage.optuna_private import PreparedStorage, scoped_transaction
 from hpo.storage.outage import DatabaseAwayError, Patience, first_line, tell_outages
 from hpo.storage.presence import watch_file
 
@@ -28,7 +26,7 @@ class _Intent(threading.local):
     writing = 0
 
 
-class TransactionalStorage(RDBStorage):
+class TransactionalStorage(PreparedStorage):
     """Optuna's storage on tuned connections.
 
     Args:
@@ -39,17 +37,7 @@ class TransactionalStorage(RDBStorage):
     """
 
     def __init__(self, url: str) -> None:
-        # Optuna fills {SCHEMA_VERSION} in; a password may well hold a brace.
-        template = url.replace("{", "{{").replace("}", "}}")
-        kwargs = database.engine_kwargs(sa.make_url(url))
-        try:
-            super().__init__(template, kwargs, skip_compatibility_check=True, skip_table_creation=True)
-        except (StorageInternalError, sa.exc.OperationalError) as error:
-            # Optuna asks for the schema's version before there is an engine to listen to.
-            cause = error.__cause__ if isinstance(error, StorageInternalError) else error
-            if not isinstance(cause, sa.exc.OperationalError) or isinstance(cause.orig, sqlite3.Error):
-                raise
-            raise DatabaseAwayError(first_line(cause.orig or cause)) from error
+        super().__init__(url, database.engine_kwargs(sa.make_url(url)))
         shown = database.display_url(url)
         self.patience = Patience(shown)
         tell_outages(self.engine, shown)

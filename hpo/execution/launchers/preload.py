@@ -8,10 +8,6 @@ accelerator, which starts CUDA.
 
 import gc
 
-import alembic.command
-import alembic.config
-import alembic.migration
-import alembic.script
 import sqlalchemy.dialects.mysql
 import sqlalchemy.dialects.postgresql
 import sqlalchemy.dialects.sqlite
@@ -24,7 +20,7 @@ import torch.utils.serialization.config
 
 import hpo.execution.worker
 
-__all__ = ["alembic", "hpo", "sqlalchemy", "torch"]
+__all__ = ["hpo", "sqlalchemy", "torch"]
 
 
 def _warm_up() -> None:
