@@ -3,6 +3,9 @@ VENV := .venv
 HPO := $(VENV)/bin/hpo
 STUDY := studies/digits/study.yaml
 
+# Or each process of the tests, several hundred, compiles all modules anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: run test test-all lint reference docs docs-serve install clean
 
 run: install

@@ -1,5 +1,6 @@
 """What all tests share, and which of them `make test` leaves to `make test-all`."""
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,6 +29,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(_ACCEPTANCE) or _needs_a_server(item):
             item.add_marker("full")
+
+
+def pytest_collection_finish() -> None:
+    """Take what the collection made out of the garbage collector's sight: modules and thousands of tests stay.
+
+    Without this each full collection of each test visits them all.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _needs_a_server(item: pytest.Item) -> bool:

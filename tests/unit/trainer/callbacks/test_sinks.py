@@ -2,8 +2,6 @@
 
 import csv
 import math
-import resource
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -56,79 +54,8 @@ def set_metric(name: str, value: Any, when: Any = lambda trainer: True, **option
     )
 
 
-class FullDisk:
-    """A disk that takes five bytes more and then no others, while it is on: the limit of this process's files."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def switch(self, on: bool) -> None:
-        size = self.path.stat().st_size if self.path.exists() else 0
-        soft = size + 5 if on else self.limits[0]
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, self.limits[1]))
-
-    def during(self, *epochs: int) -> list[Callback]:
-        """Full while these epochs are logged."""
-        return [
-            At("on_epoch_end", lambda trainer: self.switch(True), lambda trainer: trainer.state.epoch in epochs),
-            At("on_epoch_end", lambda trainer: self.switch(False), priority=99),
-        ]
-
-    def at(self, event: str) -> list[Callback]:
-        """Full from this event on."""
-        return [At(event, lambda trainer: self.switch(True))]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[FullDisk]:
-    disk = FullDisk(tmp_path / "metrics")
-    yield disk
-    disk.switch(False)
-
-
 @pytest.mark.parametrize("kind", FILES)
 class TestFilesOfTheHistory:
-    def test_a_disk_that_is_full_for_a_while_leaves_no_gap_and_no_torn_line(
-        self, kind: Any, disk: FullDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        run_scripted([kind(tmp_path / "twin")], [6.0, 5.0, 4.0, 3.0, 2.0, 1.0])
-        lengths: list[int] = []
-        watch = At("on_epoch_end", lambda trainer: lengths.append(epochs(disk.path)), priority=99)
-        callbacks = [kind(disk.path), *disk.during(2, 3, 5), watch]
-        trainer = run_scripted(callbacks, [6.0, 5.0, 4.0, 3.0, 2.0, 1.0])
-        assert trainer.state.epoch == 6
-        assert disk.path.read_bytes() == (tmp_path / "twin").read_bytes()
-        assert (lengths[0], lengths[3], lengths[5]) == (1, 4, 6)
-        assert sum("File too large" in record.message for record in caplog.records) == 2
-        assert {item.name for item in tmp_path.iterdir()} == {"metrics", "twin"}
-
-    def test_a_disk_that_refuses_the_last_epoch_only_is_caught_up_with_at_the_end(
-        self, kind: Any, disk: FullDisk
-    ) -> None:
-        run_scripted([kind(disk.path), *disk.during(3)], [3.0, 2.0, 1.0])
-        assert epochs(disk.path) == 3
-
-    def test_a_disk_that_stays_full_is_said_at_the_end(
-        self, kind: Any, disk: FullDisk, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        run_scripted([kind(disk.path), *disk.during(2, 3), *disk.at("on_fit_end")], [3.0, 2.0, 1.0])
-        assert [record.message.split("metrics ")[1] for record in caplog.records] == [
-            "can't be written, and lacks epochs until it can: [Errno 27] File too large",
-            "lacks epochs of the run, which has ended",
-        ]
-        assert [item.name for item in tmp_path.iterdir()] == ["metrics"]
-
-    def test_a_disk_that_is_full_at_the_start_is_an_error(self, kind: Any, disk: FullDisk, tmp_path: Path) -> None:
-        before = run_scripted([], [3.0, 2.0])
-        disk.path.write_text("kept")
-        after = scripted_trainer([kind(disk.path), *disk.at("setup")], [2.0], max_epochs=3)
-        after.load_state_dict(through_file(before.state_dict()))
-        with pytest.raises(OSError, match="File too large"):
-            after.fit(one_batch(), one_batch())
-        assert disk.path.read_text() == "kept"
-        assert [item.name for item in tmp_path.iterdir()] == ["metrics"]
-
     def test_a_removed_file_comes_back_whole(self, kind: Any, tmp_path: Path) -> None:
         path = tmp_path / "metrics"
         lengths: list[int] = []

@@ -3,9 +3,6 @@
 import logging
 import math
 import os
-import resource
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -49,17 +46,6 @@ def hidden(folder: Path) -> list[Path]:
     return [path for path in folder.iterdir() if path.name.startswith(".")]
 
 
-@contextmanager
-def file_size_limit(size: int) -> Iterator[None]:
-    """A file system on which no file may grow above ``size``."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """After its first write, a checkpoint costs more than any share of the time allows."""
     monkeypatch.setattr(Checkpoint, "_affordable", lambda self: not self._on_disk(), raising=True)
@@ -70,16 +56,6 @@ class TestWriting:
         path = CheckpointManager(tmp_path / "a" / "b").write(CONTENT, 3)
         assert path.name == "epoch-00003.pt"
         assert_same(load_checkpoint(path), CONTENT)
-
-    @pytest.mark.parametrize("size", [100, 5_000, 100_000])
-    def test_a_full_disk_raises_oserror_and_leaves_the_older_files(self, tmp_path: Path, size: int) -> None:
-        manager = CheckpointManager(tmp_path)
-        manager.write(CONTENT, 1)
-        with file_size_limit(size), pytest.raises(OSError, match="File too large"):
-            manager.write({"tensor": torch.zeros(100_000)}, 2)
-        assert epochs(tmp_path) == [1]
-        assert hidden(tmp_path) == []
-        assert_same(load_checkpoint(manager.path(1)), CONTENT)
 
     def test_a_failure_before_the_rename_leaves_the_older_file_of_the_same_name(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
