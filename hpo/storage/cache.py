@@ -65,6 +65,10 @@ class StudyCache(CachedStorage):
         finally:
             self.forget_looks()
 
+    def set_trial_intermediate_values(self, trial_id: int, values: Mapping[int, float]) -> None:
+        """Store reported values; see `StudyStorage`."""
+        self._storage.set_trial_intermediate_values(trial_id, values)
+
     def get_all_trials(
         self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
     ) -> list[FrozenTrial]:

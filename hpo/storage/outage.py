@@ -83,6 +83,7 @@ OPERATIONS: Final = (
     "resume",
     "begin_grants",
     "set_trial_intermediate_value",
+    "set_trial_intermediate_values",
     "set_trial_user_attr",
     "set_trial_system_attr",
     "get_trial_params",

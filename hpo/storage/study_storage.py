@@ -16,7 +16,7 @@ import copy
 import functools
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import sqlalchemy as sa
@@ -56,6 +56,10 @@ from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
 
 #: How an attempt ends that leaves its trial unfinished, by the state that it leaves it in.
 _UNFINISHED: Final = {TrialState.WAITING: "requeued", TrialState.RUNNING: PAUSED}
+
+
+#: Columns of a reported value.
+_REPORT: Final = ("step", "intermediate_value", "intermediate_value_type")
 
 
 class _Claim(threading.local):
@@ -249,9 +253,23 @@ class StudyStorage(LeasedStorage):
 
     def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
         """Store a reported value, in place of what was reported for the step before."""
-        value, kind = models.TrialIntermediateValueModel.intermediate_value_to_stored_repr(intermediate_value)
-        row = {"step": step, "intermediate_value": value, "intermediate_value_type": kind}
-        self._write(REPORTS, trial_id, "step", row)
+        self._write(REPORTS, trial_id, "step", _report(step, intermediate_value))
+
+    def set_trial_intermediate_values(self, trial_id: int, values: Mapping[int, float]) -> None:
+        """Store reported values of several steps, all or none, in place of what was reported for them before."""
+        if len(values) == 1:
+            self.set_trial_intermediate_value(trial_id, *next(iter(values.items())))
+            return
+        statement = guarded_insert(
+            self.engine.name, REPORTS, _REPORT, "step", replace=True, fenced=trial_id in self._held
+        )
+        whose = {"trial": trial_id, "attempt": self._held.get(trial_id)}
+        rows = [{f"new_{name}": value for name, value in _report(*item).items()} for item in values.items()]
+        with self.transaction() as session:
+            self._fence(session, trial_id)
+            written = [_rows(session.execute(statement, row | whose)) for row in rows]
+        if 0 in written:
+            self._explain_refusal(trial_id)
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Read a trial; LeaseLostError for one held by this storage that runs no longer.
@@ -378,6 +396,16 @@ class StudyStorage(LeasedStorage):
             with contextlib.suppress(LeaseLostError):
                 write()
         self.forget(absent)
+
+
+def _rows(result: sa.Result[Any]) -> int:
+    return cast("sa.CursorResult[Any]", result).rowcount
+
+
+def _report(step: int, reported: float) -> dict[str, Any]:
+    """The row of a reported value."""
+    value, kind = models.TrialIntermediateValueModel.intermediate_value_to_stored_repr(reported)
+    return dict(zip(_REPORT, (step, value, kind), strict=True))
 
 
 def open_storage(url: str, *, create: bool, owner: Owner | None = None) -> StudyStorage:

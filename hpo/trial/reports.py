@@ -1,23 +1,28 @@
 """What a session stores while a trial trains: a value after each epoch, and what the scheduler decides about it.
 
 `Reports` does so while the training waits, `LateReports` beside it. Both keep the same order: a value is stored
-before the scheduler is asked about it, and a decision before it is acted on.
+before the scheduler is asked about it, and a decision before it is acted on. Where the scheduler watches no epoch,
+`GatheredReports` stores several together.
 """
 
 from __future__ import annotations
 
 import math
+import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final
+from typing import Final, cast
 
 import optuna
 
 from hpo.search.schedulers.scheduler import Decision, Scheduler
 from hpo.storage.attributes import PAUSE_AT_ATTR, PRUNED_ATTR
+from hpo.storage.cache import StudyCache
 from hpo.storage.grants import granted_until
 from hpo.storage.optuna_private import id_of_trial, reports_of
 
+#: Seconds within which a value is stored.
+_LATEST: Final = 0.25
 #: Under which key the epoch of a decision is stored; the first outranks the second.
 _KEYS: Final = {Decision.STOP: PRUNED_ATTR, Decision.PAUSE: PAUSE_AT_ATTR}
 
@@ -147,6 +152,73 @@ class LateReports(Reports):
             self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpo-reports")
         self._under_way = self._thread.submit(super()._send, step, value, ask=ask)
         return Decision.CONTINUE
+
+
+class GatheredReports(Reports):
+    """As `Reports`, for a scheduler that watches no epoch: values of several epochs are stored together.
+
+    A value is stored at most `_LATEST` seconds after its epoch, and before the trial pauses or ends. A trial that
+    is killed before loses none that its checkpoint holds: see `Reports.resume`. Errors come out of the next call,
+    with their type.
+
+    Args:
+        trial: The running trial; nothing else reports to it.
+        metric: The metric to report.
+        scheduler: The study's.
+    """
+
+    def __init__(self, trial: optuna.Trial, metric: str, scheduler: Scheduler) -> None:
+        super().__init__(trial, metric, scheduler)
+        self._lock = threading.Lock()
+        self._gathered: dict[int, float] = {}
+        self._hurry = threading.Event()
+        self._thread: ThreadPoolExecutor | None = None
+        self._under_way: Future[None] | None = None
+
+    def report(self, step: int, value: float, *, ask: bool) -> Decision:
+        """As of `Reports`; what was gathered is stored where the trial is to pause."""
+        decision = super().report(step, value, ask=ask)
+        if decision is not Decision.CONTINUE:
+            self.finish()
+        return decision
+
+    def finish(self) -> Decision:
+        """Store what was gathered; CONTINUE."""
+        under_way, self._under_way = self._under_way, None
+        if under_way is not None:
+            self._hurry.set()
+            under_way.result()
+        return Decision.CONTINUE
+
+    def close(self) -> None:
+        """End the thread."""
+        if self._thread is not None:
+            self._hurry.set()
+            self._thread.shutdown()
+            self._thread = None
+
+    def _send(self, step: int, value: float, *, ask: bool) -> Decision:  # noqa: ARG002 - nothing is asked
+        reports_of(self._trial)[step] = value
+        with self._lock:
+            first = not self._gathered
+            self._gathered[step] = value
+        if first:
+            self._store_soon()
+        return Decision.CONTINUE
+
+    def _store_soon(self) -> None:
+        if self._under_way is not None:
+            self._under_way.result()  # it has taken what it stores, and is done in a moment
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpo-reports")
+        self._hurry.clear()
+        self._under_way = self._thread.submit(self._store_gathered)
+
+    def _store_gathered(self) -> None:
+        self._hurry.wait(_LATEST)
+        with self._lock:
+            gathered, self._gathered = self._gathered, {}
+        cast("StudyCache", self._trial.storage).set_trial_intermediate_values(id_of_trial(self._trial), gathered)
 
 
 def _same(left: float, right: float) -> bool:

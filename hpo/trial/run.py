@@ -36,7 +36,7 @@ from hpo.trial.end import Failure, TrialEnd
 from hpo.trial.failure import failure_outcome, is_device_memory
 from hpo.trial.forks import only_in
 from hpo.trial.report import TrialReport
-from hpo.trial.reports import LateReports, Reports
+from hpo.trial.reports import GatheredReports, LateReports, Reports
 from hpo.trial.session import RunProgress, Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import TrainingCode
@@ -213,7 +213,9 @@ class TrialRun:
         opened, spec, trial = self.opened, self.opened.spec, self.trial
         seed = opened.trial_seed(trial.number)
         params = opened.space.suggest(trial)
-        reports = LateReports if spec.run.background_reports else Reports
+        reports: type[Reports] = GatheredReports
+        if opened.scheduler.watches(opened.study):
+            reports = LateReports if spec.run.background_reports else Reports
         session = Session(
             number=trial.number,
             params=params,

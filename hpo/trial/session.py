@@ -254,8 +254,7 @@ class Session:
         Raises:
             LeaseLostError: Another attempt has the trial.
         """
-        decision = self.reports.finish()
-        self._follow(decision)
+        decision = self._reported(self.reports.finish)
         return decision is Decision.STOP
 
     def raise_pruned(self) -> None:
@@ -275,13 +274,19 @@ class Session:
     def _store(self, epoch: int, value: float) -> None:
         if not math.isfinite(value):
             self._stop(DIVERGED)
+        ask = self.stop_reason != DIVERGED
+        self._reported(lambda: self.reports.report(epoch, value, ask=ask))
+
+    def _reported(self, report: Callable[[], Decision]) -> Decision:
+        """Do as the reports say; where the database fails permanently, stop, to resume later."""
         try:
-            decision = self.reports.report(epoch, value, ask=self.stop_reason != DIVERGED)
+            decision = report()
         except DatabaseError:
             self.request.leave()
             self._stop(INTERRUPTED)
-            return
+            return Decision.CONTINUE
         self._follow(decision)
+        return decision
 
     def _refuse_another(self) -> None:
         if self._last_report:

@@ -24,6 +24,10 @@ class PauseAll(PrunerScheduler):
     epoch: int = 2
     resumed: int | None = None
 
+    def watches(self, study: optuna.Study) -> bool:
+        """Always."""
+        return True
+
     def decide(self, trial: optuna.Trial, step: int) -> Decision:
         """PAUSE after that epoch."""
         if (decision := super().decide(trial, step)) is not Decision.CONTINUE:

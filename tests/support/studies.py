@@ -17,7 +17,7 @@ from hpo.storage.ledger import Lease, Owner
 from hpo.study.folders import attempt_folder, attempt_folders
 from hpo.study.open_study import OpenStudy, load_study, start_study
 from hpo.trial.checkpoints import Checkpoints
-from hpo.trial.reports import LateReports, Reports
+from hpo.trial.reports import Reports
 from hpo.trial.session import RunProgress, Session
 from hpo.trial.stopping import StopRequest
 from tests.support.commands import MODEL, STUDY, make_study
@@ -65,7 +65,7 @@ def session_of(
     view: OpenStudy,
     trial: optuna.Trial,
     *,
-    background: bool = False,
+    kind: type[Reports] = Reports,
     request: StopRequest | None = None,
     pulse: Callable[[RunProgress], None] = lambda _: None,
 ) -> Session:
@@ -81,7 +81,7 @@ def session_of(
         device=torch.device("cpu"),
         seed=view.trial_seed(trial.number),
         mode=spec.study.mode,
-        reports=(LateReports if background else Reports)(trial, spec.study.metric, view.scheduler),
+        reports=kind(trial, spec.study.metric, view.scheduler),
         checkpoints=Checkpoints(attempt_folders(spec, trial.number)),
         request=request or StopRequest(),
         lease=Lease(trial._trial_id, attempt),

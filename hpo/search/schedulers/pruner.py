@@ -11,11 +11,13 @@ from hpo.search.schedulers.scheduler import Decision, New, Next, Standing
 class PrunerScheduler:
     """Stops a trial where the study's pruner says so; a free worker takes what waits, else a new trial."""
 
+    def watches(self, study: optuna.Study) -> bool:
+        """Unless the study has no pruner; see `Scheduler`."""
+        return not isinstance(study.pruner, NopPruner)
+
     def decide(self, trial: optuna.Trial, step: int) -> Decision:  # noqa: ARG002 - a pruner asks the trial itself
         """STOP where the pruner prunes the trial; see `Scheduler`."""
-        if isinstance(trial.study.pruner, NopPruner) or not trial.should_prune():
-            return Decision.CONTINUE
-        return Decision.STOP
+        return Decision.STOP if self.watches(trial.study) and trial.should_prune() else Decision.CONTINUE
 
     def first(self, standing: Standing) -> None:
         """None: no trial pauses; see `Scheduler`."""

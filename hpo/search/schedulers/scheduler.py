@@ -195,6 +195,12 @@ class Scheduler(Protocol):
     that gives the trial to the worker, unless another grant came in between; then the scheduler is asked again.
     """
 
+    def watches(self, study: optuna.Study) -> bool:
+        """Whether `decide` is to be asked after each epoch; False: it would always say CONTINUE.
+
+        Where it is not, reports of several epochs are stored together, and an epoch's end costs next to nothing.
+        """
+
     def decide(self, trial: optuna.Trial, step: int) -> Decision:
         """What a trial does after an epoch whose value it has reported, below the end of its grant.
 

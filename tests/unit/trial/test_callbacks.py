@@ -17,6 +17,7 @@ from torch.utils.data import TensorDataset
 from hpo.storage.attributes import PRUNED_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.trial.pruner_callback import PrunerCallback
+from hpo.trial.reports import Reports
 from tests.support.studies import Studies, ask, session_of
 from trainer import Trainer
 from trainer.callbacks import CSVLogging, NaNDetection
@@ -51,7 +52,7 @@ class Losses:
 
 
 def make_trainer(
-    view: OpenStudy, trial: optuna.Trial, losses: Sequence[float], *, background: bool = False
+    view: OpenStudy, trial: optuna.Trial, losses: Sequence[float], *, kind: type[Reports] = Reports
 ) -> Trainer:
     model, step = nn.Linear(1, 1), Losses(losses)
     trainer = Trainer(
@@ -59,7 +60,7 @@ def make_trainer(
         torch.optim.SGD(model.parameters()),
         step=step,
         callbacks=[NaNDetection(), CSVLogging(view.spec.output_dir / "metrics.csv")],
-        core_callbacks=[PrunerCallback(session_of(view, trial, background=background))],
+        core_callbacks=[PrunerCallback(session_of(view, trial, kind=kind))],
         max_epochs=len(losses),
         device="cpu",
     )

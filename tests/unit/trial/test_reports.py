@@ -1,19 +1,25 @@
-"""Reports beside the training: in order, complete, acted on one epoch late; what fails there fails the run."""
+"""Reports beside the training, or gathered: in order and complete; what fails there fails the run."""
 
 from __future__ import annotations
 
+import math
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
 import optuna
 import pytest
-from optuna.exceptions import StorageInternalError
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 from optuna.trial import FrozenTrial
 
 from hpo.errors import LeaseLostError
 from hpo.storage.attributes import PRUNED_ATTR
+from hpo.storage.optuna_private import id_of_trial
+from hpo.storage.study_storage import StudyStorage
 from hpo.study.open_study import OpenStudy
+from hpo.trial import reports
+from hpo.trial.reports import GatheredReports, LateReports
 from tests.support.studies import Studies, ask
 from tests.unit.trial.test_callbacks import DATA, AskedAt, in_history, make_trainer, stored
 from trainer import Callback, Trainer
@@ -39,7 +45,7 @@ class Doing(AskedAt):
 def started(view: OpenStudy, pruner: AskedAt, *callbacks: Callback) -> tuple[optuna.Trial, Trainer]:
     view.study.pruner = pruner
     trial, _ = ask(view)
-    trainer = make_trainer(view, trial, LOSSES, background=True)
+    trainer = make_trainer(view, trial, LOSSES, kind=LateReports)
     for callback in callbacks:
         trainer.callbacks.add(callback)
     return trial, trainer
@@ -128,3 +134,104 @@ def test_what_is_under_way_is_stored_when_the_training_fails(studies: Studies) -
         assert stored(view, trial) == {1: 4.0}
         assert view.storage.get_trial(trial._trial_id).user_attrs[PRUNED_ATTR] == 1
         assert_no_thread_is_left()
+
+
+# ---- several epochs together
+
+
+@pytest.fixture
+def stores(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """The epochs of each time that values are stored."""
+    stored_together: list[list[int]] = []
+    store = StudyStorage.set_trial_intermediate_values
+
+    def note(self: StudyStorage, trial_id: int, values: dict[int, float]) -> None:
+        stored_together.append(list(values))
+        store(self, trial_id, values)
+
+    monkeypatch.setattr(StudyStorage, "set_trial_intermediate_values", note)
+    return stored_together
+
+
+def gathering(view: OpenStudy, *callbacks: Callback) -> tuple[optuna.Trial, Trainer]:
+    trial, _ = ask(view)
+    trainer = make_trainer(view, trial, LOSSES, kind=GatheredReports)
+    for callback in callbacks:
+        trainer.callbacks.add(callback)
+    return trial, trainer
+
+
+class Watching(Callback):
+    """Does something at the start of each epoch."""
+
+    def __init__(self, action: Callable[[int], None]) -> None:
+        self.action = action
+
+    def on_train_epoch_start(self, trainer: TrainerView) -> None:
+        self.action(trainer.state.epoch)
+
+
+def test_values_of_several_epochs_are_stored_together(
+    studies: Studies, stores: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "_LATEST", 600.0)
+    with studies.open() as (view,):
+        trial, trainer = gathering(view)
+        trainer.fit(DATA, DATA)
+        assert stored(view, trial) == in_history(trainer) == dict(enumerate(LOSSES, start=1))
+        assert stores == [[1, 2, 3, 4]]
+        assert_no_thread_is_left()
+
+
+def test_no_value_waits_for_the_next_epoch(
+    studies: Studies, stores: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An epoch may take hours: what is gathered is stored beside it."""
+    monkeypatch.setattr(reports, "_LATEST", 0.01)
+
+    def wait(epoch: int) -> None:
+        while sum(map(len, stores)) < epoch:
+            time.sleep(0.001)
+
+    with studies.open() as (view,):
+        _, trainer = gathering(view, Watching(wait))
+        trainer.fit(DATA, DATA)
+        assert stores == [[1], [2], [3], [4]]
+
+
+def test_what_is_gathered_is_stored_when_the_training_fails(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, trainer = gathering(view, Failing())
+        with pytest.raises(ValueError, match="mine"):
+            trainer.fit(DATA, DATA)
+        assert stored(view, trial) == {1: 4.0}
+        assert_no_thread_is_left()
+
+
+@pytest.mark.parametrize("latest", [0.0, 600.0])
+def test_a_lease_lost_meanwhile_ends_the_run(
+    studies: Studies, latest: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reports, "_LATEST", latest)
+    with studies.open() as (view,):
+        trial, trainer = gathering(view, Watching(lambda epoch: view.storage.forget(id_of_trial(trial))))
+        with pytest.raises(LeaseLostError):
+            trainer.fit(DATA, DATA)
+        assert stored(view, trial) == {}
+        assert_no_thread_is_left()
+
+
+def test_values_stored_together_are_all_there_or_none(studies: Studies) -> None:
+    values = {1: 2.0, 2: math.nan, 3: -math.inf, 5: 0.5}
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        view.storage.set_trial_intermediate_value(trial._trial_id, 1, 9.0)
+        view.storage.set_trial_intermediate_values(trial._trial_id, values)
+        assert repr(view.storage.get_trial(trial._trial_id).intermediate_values) == repr(values)
+        with pytest.raises(TypeError):
+            view.storage.set_trial_intermediate_values(trial._trial_id, {6: 1.0, 7: None})  # type: ignore[dict-item]
+        assert 6 not in view.storage.get_trial(trial._trial_id).intermediate_values
+        view.study.tell(trial, 1.0)
+        for later in (values, {6: 1.0}):
+            with pytest.raises(UpdateFinishedTrialError):
+                view.storage.set_trial_intermediate_values(trial._trial_id, later)

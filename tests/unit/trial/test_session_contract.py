@@ -339,7 +339,7 @@ class SessionContract(ABC):
             late.storage.close()
             file.with_name("kept.db").rename(file)
             assert request.leaving
-            assert list_checkpoints(self.folders(other))[-1].epoch == 3
+            assert list_checkpoints(self.folders(other))[-1].epoch >= 3
             assert [each.outcome for each in other.requeue_dead()] == [STOPPED]
             assert self.run(other).outcome == Outcome.COMPLETE
 
