@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import optuna
-
 from hpo.search.schedulers.curves import affordable, curves_of, horizon_of, until
+from hpo.search.schedulers.granting import GrantScheduler
 from hpo.search.schedulers.rungs import ladder, promotion
-from hpo.search.schedulers.scheduler import Decision, New, Next, Resume, Standing, Wait, Why
+from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
 
 
 @dataclass(frozen=True)
-class Asha:
+class Asha(GrantScheduler):
     """Trials pause at rungs; of those that came to a rung, the best ``1 / factor`` are promoted to the next.
 
     A free worker promotes whom it can, the highest rung first, else it starts a new trial, whose parameters the
@@ -27,10 +26,6 @@ class Asha:
 
     factor: int = 3
     first_rung: int = 1
-
-    def decide(self, trial: optuna.Trial, step: int) -> Decision:  # noqa: ARG002 - nothing stops below a rung
-        """CONTINUE; see `Scheduler`."""
-        return Decision.CONTINUE
 
     def first(self, standing: Standing) -> int | None:
         """The first rung."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import optuna
 
 from hpo.search.schedulers.curves import affordable, curves_of, horizon_of, until
+from hpo.search.schedulers.granting import GrantScheduler
 from hpo.search.schedulers.rungs import ladder, promotion
-from hpo.search.schedulers.scheduler import Decision, New, Next, Resume, Standing, Wait, Why
+from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
 
 
 @dataclass(frozen=True)
-class Hyperband:
+class Hyperband(GrantScheduler):
     """A trial belongs to a bracket by its number, and is promoted among the trials of its bracket.
 
     Bracket k starts at rung k of those of `Asha`; a trial's bracket is drawn with the shares that give each
@@ -29,10 +29,6 @@ class Hyperband:
 
     factor: int = 3
     first_rung: int = 1
-
-    def decide(self, trial: optuna.Trial, step: int) -> Decision:  # noqa: ARG002 - nothing stops below a rung
-        """CONTINUE; see `Scheduler`."""
-        return Decision.CONTINUE
 
     def first(self, standing: Standing) -> int | None:
         """The first rung of the bracket that the next new trial has."""

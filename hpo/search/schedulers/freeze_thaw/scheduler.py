@@ -4,21 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import optuna
-
-from hpo.search.schedulers.scheduler import Decision, Next, Standing
+from hpo.search.schedulers.granting import GrantScheduler
+from hpo.search.schedulers.scheduler import Next, Standing
 
 
 @dataclass(frozen=True)
-class FreezeThaw:
+class FreezeThaw(GrantScheduler):
     """Trials pause at rungs; a curve model, breadth and successive halving share the study's epochs.
 
     Kinds of its grants: ``"initial"``, ``"breadth"`` (a new trial, drawn evenly), ``"promotion"``, ``"model"``.
     """
-
-    def decide(self, trial: optuna.Trial, step: int) -> Decision:  # noqa: ARG002 - nothing stops below a rung
-        """CONTINUE; see `Scheduler`."""
-        return Decision.CONTINUE
 
     def first(self, standing: Standing) -> int | None:
         """The first rung."""

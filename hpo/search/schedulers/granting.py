@@ -1,0 +1,19 @@
+"""What schedulers have in common that only grant."""
+
+from __future__ import annotations
+
+import optuna
+
+from hpo.search.schedulers.scheduler import Decision
+
+
+class GrantScheduler:
+    """Decides where grants end, and nothing in between."""
+
+    def watches(self, study: optuna.Study) -> bool:  # noqa: ARG002 - the same for any
+        """False; see `Scheduler`."""
+        return False
+
+    def decide(self, trial: optuna.Trial, step: int) -> Decision:  # noqa: ARG002 - nothing stops below a rung
+        """CONTINUE; see `Scheduler`."""
+        return Decision.CONTINUE
