@@ -88,7 +88,7 @@ def test_what_is_forked_after_the_preload_trains(with_accelerator: dict[str, str
     assert (ended.stdout, ended.stderr) == ("True\n", "")
 
 
-@pytest.mark.parametrize("data", ["parts.load", "made.trained"])
+@pytest.mark.parametrize("data", [pytest.param("parts.load", marks=pytest.mark.full), "made.trained"])
 def test_a_study_trains_on_a_machine_with_an_accelerator(
     tmp_path: Path, with_accelerator: dict[str, str], data: str
 ) -> None:

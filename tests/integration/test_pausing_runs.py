@@ -157,23 +157,23 @@ def test_a_paused_trial_comes_to_the_same_bits(
     assert sorted((each.number, each.epochs) for each in paused) == [(number, 2) for number in range(_TRIALS)]
 
 
-@pytest.mark.parametrize(("workers", "background"), [(1, False), (3, True)])
+@pytest.mark.parametrize(("workers", "background", "n_trials"), [(1, False, 2), (3, True, 3)])
 def test_a_kill_at_any_instant_of_a_pause_changes_nothing(
-    workers: int, background: bool, studies: Studies, without_pauses: dict[int, dict[str, Any]]
+    workers: int, background: bool, n_trials: int, studies: Studies, without_pauses: dict[int, dict[str, Any]]
 ) -> None:
     (studies.folder / "mines.py").write_text(MINES)
     late = f"run.background_reports={str(background).lower()}"
     deaths = 2 if background else 3  # mines in two threads may go off in one death
-    with studies.open(*_OVERRIDES, *_MINED, late) as (view,):
+    with studies.open(*_OVERRIDES, *_MINED, late, f"study.n_trials={n_trials}") as (view,):
         ending, heard = run(view, PauseAll(), workers)
         assert ending is Ending.DONE
-        assert equal(results(view), without_pauses)
+        assert equal(results(view), {number: without_pauses[number] for number in range(n_trials)})
         for trial in view.study.get_trials():
             outcomes = [each.outcome for each in view.storage.attempts_of_trial(trial._trial_id)]
             assert outcomes[-1] == "complete"
             assert outcomes.count("paused") == 1, outcomes
             assert outcomes.count("lost") >= deaths, outcomes
-    assert len([each for each in heard if isinstance(each, Settled)]) >= deaths * _TRIALS
+    assert len([each for each in heard if isinstance(each, Settled)]) >= deaths * n_trials
 
 
 def test_the_end_of_the_study_prunes_what_is_paused(studies: Studies) -> None:
@@ -205,7 +205,7 @@ def test_an_interrupted_run_leaves_them_paused_and_the_next_resumes(
 
 def test_a_run_whose_time_is_over_leaves_them_paused(studies: Studies) -> None:
     with studies.open(*_OVERRIDES, "model.delay=0.05", "trainer.max_epochs=100") as (view,):
-        assert run(view, PauseAll(), 1, timeout=3.0)[0] is Ending.TIMEOUT
+        assert run(view, PauseAll(), 1, timeout=1.5)[0] is Ending.TIMEOUT
         assert TrialState.PRUNED not in {trial.state for trial in view.study.get_trials()}
 
 

@@ -198,7 +198,7 @@ def test_every_trial_is_announced_and_reported(studies: Studies) -> None:
 
 
 def test_each_epoch_is_told_once_and_a_resumed_trials_curve_again(studies: Studies) -> None:
-    overrides = ("model.delay=0.1", "trainer.max_epochs=8", "study.n_trials=1")
+    overrides = ("model.delay=0.04", "trainer.max_epochs=8", "study.n_trials=1")
     _, first = supervise(studies, *overrides, until=EpochsEnded, launch=InProcessLauncher)
     _, second = supervise(studies, *overrides, launch=InProcessLauncher)
     new, again = [], []
@@ -336,16 +336,16 @@ def test_a_trial_that_hangs_is_ended_with_all_its_processes(studies: Studies, do
 
 def test_a_trial_that_takes_too_long_ends_with_a_checkpoint(studies: Studies) -> None:
     overrides = ("model.delay=0.05", "trainer.max_epochs=1000", "study.n_trials=1")
-    _, heard = supervise(studies, *overrides, "run.trial_timeout=2", grace=60, launch=InProcessLauncher)
+    _, heard = supervise(studies, *overrides, "run.trial_timeout=1", grace=60, launch=InProcessLauncher)
     (report,) = of(TrialReport, heard)
     assert report.outcome == Outcome.TIMED_OUT
-    assert report.reason == "it took longer than trial_timeout, 2 s"
+    assert report.reason == "it took longer than trial_timeout, 1 s"
     assert list(studies.folder.rglob("checkpoints/epoch-*.pt"))
 
 
 def test_time_is_counted_over_attempts(studies: Studies) -> None:
-    overrides = ("model.delay=0.05", "trainer.max_epochs=1000", "study.n_trials=1", "run.trial_timeout=3")
-    ending, _ = supervise(studies, *overrides, timeout=2.5, launch=InProcessLauncher)
+    overrides = ("model.delay=0.05", "trainer.max_epochs=1000", "study.n_trials=1", "run.trial_timeout=2.5")
+    ending, _ = supervise(studies, *overrides, timeout=1, launch=InProcessLauncher)
     assert ending is Ending.TIMEOUT
     # As if the clock had been set while the attempt ran.
     with studies.open(*overrides) as (view,), view.storage.engine.begin() as conn:
@@ -445,7 +445,7 @@ def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_checkpoints_above_the_quota_go_while_the_study_runs(studies: Studies) -> None:
-    overrides = ("study.n_trials=4", "trainer.max_epochs=4", "model.delay=0.1", "run.keep_best=1")
+    overrides = ("study.n_trials=4", "trainer.max_epochs=4", "model.delay=0.04", "run.keep_best=1")
     _, heard = supervise(studies, *overrides, "run.disk_quota=90kB", "run.lost_after=3", launch=InProcessLauncher)
     said = [notice.text for notice in of(Notice, heard)]
     assert [text for text in said if text.startswith("disk_quota: removed ")]

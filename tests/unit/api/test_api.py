@@ -247,6 +247,7 @@ def test_other_threads_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_changed_code_is_refused_until_it_is_accepted(tmp_path: Path) -> None:
     path, overrides = make_study(tmp_path), {"trainer.max_epochs": 1}
     hpo.run(path, overrides, n_trials=1, progress=False)

@@ -169,6 +169,7 @@ def test_a_name_that_says_whole_set_is_warned_of_without_over_epoch(file: Path, 
     assert check_metrics(load_spec(file, ["metrics={precise: {_target_: parts.mean_error}}"])) == []
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_study_of_such_metrics_is_checked_and_run(file: Path) -> None:
     assert "Traceback" not in command("check", file).stdout
     command("run", file)

@@ -95,7 +95,7 @@ def test_a_reader_that_stops_reading_is_no_error(done: Path) -> None:
 @pytest.mark.usefixtures("in_process")
 def test_a_log_is_followed_over_attempts_to_the_trials_end(tmp_path: Path) -> None:
     study = make_study(tmp_path)
-    slow = ("--n-trials", 1, "model.delay=0.15", "trainer.max_epochs=6")
+    slow = ("--n-trials", 1, "model.delay=0.1", "trainer.max_epochs=6")
     hpo("run", study, *slow, "--timeout", "2s")
     following = start_hpo("logs", study, 0, "-f", *slow[2:])
     hpo("run", study, *slow)

@@ -74,8 +74,8 @@ def test_a_run_tells_each_thing_that_happens_once(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("in_process")
 def test_a_resumed_trials_epochs_are_not_told_again(tmp_path: Path) -> None:
     study = make_study(tmp_path)
-    slow = ("--n-trials", 1, "model.delay=0.3", "trainer.max_epochs=4", "--json")
-    first = events(hpo("run", study, "--timeout", "3s", *slow).stdout)
+    slow = ("--n-trials", 1, "model.delay=0.1", "trainer.max_epochs=4", "--json")
+    first = events(hpo("run", study, "--timeout", "1s", *slow).stdout)
     second = events(hpo("run", study, *slow).stdout)
     assert first[-1]["ending"] == "timeout"
     assert len(of("trial_requeued", first)) == len(of("trial_started", first))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import optuna
 import pytest
+from matplotlib.figure import Figure
 from optuna.trial import TrialState, create_trial
 
 from hpo.report.data import report_data, study_report
@@ -22,6 +23,15 @@ from tests.unit.report.test_report import Page, small_plotly
 from tests.unit.search.test_pruning import play
 
 __all__ = ["small_plotly"]
+
+
+@pytest.fixture
+def small_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures are drawn once and small: cutting off their margins takes a second drawing."""
+    save = Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda figure, path, **_: save(figure, path, dpi=20))
+
+
 N_TRIALS = "study.n_trials=20"
 
 
@@ -105,6 +115,7 @@ def test_a_study_in_any_state_has_a_report(
     studies: Studies,
     tmp_path: Path,
     small_plotly: None,
+    small_pictures: None,
     state: Callable[[OpenStudy], None],
     overrides: tuple[str, ...],
     figures: set[str],
@@ -131,7 +142,7 @@ SPACE = """search_space={
 
 
 def test_conditions_and_choices_of_any_kind_are_shown(
-    studies: Studies, tmp_path: Path, small_plotly: None
+    studies: Studies, tmp_path: Path, small_plotly: None, small_pictures: None
 ) -> None:
     with studies.open("study.n_trials=40", SPACE) as (view,):
         for number in range(24):
@@ -149,7 +160,9 @@ def test_conditions_and_choices_of_any_kind_are_shown(
 GOALS = "{val_loss: minimize, val_mae: maximize, parameters: minimize}"
 
 
-def test_several_objectives_have_a_front(studies: Studies, tmp_path: Path, small_plotly: None) -> None:
+def test_several_objectives_have_a_front(
+    studies: Studies, tmp_path: Path, small_plotly: None, small_pictures: None
+) -> None:
     text = STUDY.replace("  name: tiny", f"  name: tiny\n  objectives: {GOALS}")
     with studies.open(N_TRIALS, text=text) as (view,):
         for number in range(8):

@@ -325,5 +325,5 @@ class PausingMachine(RuleBasedStateMachine):
 
 def test_any_order_of_events_leaves_each_trial_in_one_state(sqlite_url: str) -> None:
     machine = type("Machine", (PausingMachine,), {"url": sqlite_url}).TestCase
-    machine.settings = settings(max_examples=15, stateful_step_count=20, deadline=None, database=None)
+    machine.settings = settings(max_examples=10, stateful_step_count=16, deadline=None, database=None)
     machine().runTest()

@@ -169,7 +169,7 @@ def matters(opened: OpenStudy, trials: Sequence[Made], best: int) -> list[set[Pa
     return needed
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(trials=st.lists(TRIALS, min_size=1, max_size=7), best=st.integers(1, 3))
 def test_what_may_be_loaded_stays_and_a_second_clean_finds_nothing(
     ready_sqlite_file: Path, trials: list[Made], best: int

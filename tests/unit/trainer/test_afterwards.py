@@ -320,11 +320,11 @@ ENDS: dict[str, tuple[str, Callable[..., Any], type[BaseException] | None]] = {
 def test_no_worker_process_outlives_the_fit(end: str, data: str) -> None:
     def loader() -> Any:
         source: Any = Endless() if data == "endless" else Samples()
-        return DataLoader(source, batch_size=4, num_workers=2, persistent_workers=data == "persistent")
+        return DataLoader(source, batch_size=4, num_workers=1, persistent_workers=data == "persistent")
 
     event, action, error = ENDS[end]
     before = children()
-    batching = BatchOptions(batch_size=4, num_workers=2)
+    batching = BatchOptions(batch_size=4, num_workers=1)
     limit = {"max_epochs": None, "max_steps": 4, "validate_every": 2} if data == "endless" else {"max_epochs": 1}
     trainer = make_trainer(batching=batching, **limit)
     handle = trainer.callbacks.add(At(event, action))

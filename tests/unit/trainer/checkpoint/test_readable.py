@@ -161,7 +161,7 @@ leaf = plain | st.binary(min_size=1) | st.binary().map(bytearray) | st.floats().
 @given(
     st.recursive(leaf, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner) | st.tuples(inner, inner))
 )
-@quick(200)
+@quick(80)
 def test_every_tree_comes_back_from_a_file_as_it_was_made_readable(tree: Any) -> None:
     made = readable({"tree": tree})
     assert_same(through_file(made), made)
