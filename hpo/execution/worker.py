@@ -30,6 +30,7 @@ from hpo.execution.warm import warm_up
 from hpo.storage.ledger import Owner
 from hpo.study.folders import redirect_output
 from hpo.study.open_study import load_study
+from hpo.study.standing import standing_of
 
 #: Seconds that a trial's process may take to end when its trial has: threads of the study's may hold it up.
 _LINGER: Final = 5.0
@@ -119,6 +120,8 @@ class _Worker:
             obey(self._channel, self._trial.request)
             return self._trial.run() is not Ended.FAILED
         self._opened.storage.rehearse()
+        # What deciding needs is imported once, and not by each trial's process.
+        self._opened.scheduler.next(standing_of(self._opened))
         ended = Ended.TRIAL
         while ended is Ended.TRIAL and not self._is_asked_to_leave():
             # Each trial's process inherits what is known by now, and reads what is new.

@@ -101,6 +101,11 @@ def is_granted(session: orm.Session, trial_id: int) -> bool:
     return bool(_stored(session, trial_id))
 
 
+def has_grant(session: orm.Session, trial_id: int, grant: Grant) -> bool:
+    """Whether an earlier try has stored it after all."""
+    return grant.granted in _stored(session, trial_id)
+
+
 def _stored(session: orm.Session, trial_id: int) -> list[Granted]:
     query = sa.select(TRIAL_USER_ATTRS.c.value_json).where(
         TRIAL_USER_ATTRS.c.trial_id == trial_id, TRIAL_USER_ATTRS.c.key == GRANTS_ATTR

@@ -81,6 +81,7 @@ OPERATIONS: Final = (
     "requeue",
     "pause",
     "resume",
+    "extend",
     "begin_grants",
     "set_trial_intermediate_value",
     "set_trial_intermediate_values",

@@ -16,7 +16,7 @@ import copy
 import functools
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, cast
 
 import sqlalchemy as sa
@@ -34,12 +34,12 @@ from sqlalchemy import orm
 from hpo.errors import LeaseLostError, StudyError
 from hpo.storage import engines as database
 from hpo.storage import ledger
-from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, OUTCOME_ATTR, PAUSED_ATTR
+from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR, PAUSED_ATTR
 from hpo.storage.budget import insert_running, marked, refuse_beyond_budget
 from hpo.storage.engines import display_url
-from hpo.storage.grants import Grant, begin_grants, is_granted, store_grant
+from hpo.storage.granting import GrantingStorage
 from hpo.storage.guarded import guarded_insert, set_state
-from hpo.storage.leased import LeasedStorage, lease_lost
+from hpo.storage.leased import lease_lost
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import (
     PARAMS,
@@ -67,11 +67,10 @@ class _Claim(threading.local):
 
     trial_id: int | None = None
     attempt: int | None = None
-    grant: Grant | None = None
 
 
 @all_patient
-class StudyStorage(LeasedStorage):
+class StudyStorage(GrantingStorage):
     """Optuna's storage with a budget, leases and fencing; made by `open_storage`.
 
     Args:
@@ -124,27 +123,6 @@ class StudyStorage(LeasedStorage):
         """Set how many trials the study may have, imported ones aside; None for any number."""
         self.set_study_user_attr(study_id, BUDGET_ATTR, n_trials)
 
-    def set_epochs(self, study_id: int, n_epochs: int | None) -> None:
-        """Set how many epochs the study's trials may train together, imported ones aside; None for any number."""
-        self.set_study_user_attr(study_id, EPOCHS_ATTR, n_epochs)
-
-    def begin_grants(self, study_id: int) -> None:
-        """Let the study number its grants; see `hpo.storage.grants`."""
-        with self.transaction() as session:
-            begin_grants(session, study_id)
-
-    @contextlib.contextmanager
-    def granting(self, grant: Grant | None) -> Iterator[None]:
-        """Store a grant with the trial that is taken inside: a new one, one that waits without one, a paused one.
-
-        What takes the trial raises OldGrantError, and takes nothing, where the grant is not the study's next one.
-        """
-        self._claim.grant = grant
-        try:
-            yield
-        finally:
-            self._claim.grant = None
-
     # ------------------------------------------------------------------ new trials
 
     def _create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> FrozenTrial:
@@ -157,7 +135,7 @@ class StudyStorage(LeasedStorage):
             trial = super()._create_new_trial(study_id, template)
         if self._claim.attempt is not None:
             self._hold(id_of_trial(trial), self._claim.attempt)
-        if self._claim.attempt is not None and template is None and self._claim.grant is None:
+        if self._claim.attempt is not None and template is None and not self.is_granting:
             # Optuna reads next what it has just made. It is this owner's, who has not written to it yet.
             self._untouched = {id_of_trial(trial): copy.deepcopy(trial)}
         return trial
@@ -181,10 +159,6 @@ class StudyStorage(LeasedStorage):
             self._claim.attempt = ledger.claim(session, self._claim.trial_id, self.owner)
             self._store_grant(session, self._claim.trial_id)
         return trial
-
-    def _store_grant(self, session: orm.Session, trial_id: int) -> None:
-        if self._claim.grant is not None:
-            store_grant(session, self, trial_id, self._claim.grant)
 
     def _claimed_before(self, session: orm.Session, trial_id: int | None) -> bool:
         """Whether an earlier try of this operation has got the trial after all."""
@@ -332,8 +306,7 @@ class StudyStorage(LeasedStorage):
             if self.owner is not None and session.execute(query).scalar() == TrialState.WAITING:
                 forget_pause(session, trial_id, decision=False)  # of one that another tool has let wait
                 self._claim.attempt = ledger.claim(session, trial_id, self.owner)
-                if not is_granted(session, trial_id):
-                    self._store_grant(session, trial_id)
+                self._store_grant(session, trial_id, only_first=True)
             won = won or super().set_trial_state_values(trial_id, TrialState.RUNNING, values)
         if won and self._claim.attempt is not None:
             self._hold(trial_id, self._claim.attempt)

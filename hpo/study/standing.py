@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
@@ -15,12 +16,17 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
 
 
-def standing_of(opened: OpenStudy) -> Standing:
-    """The study now; its trials are read when they are first asked for, then all that is stored about them."""
+def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
+    """The study now; its trials are read when they are first asked for, then all that is stored about them.
+
+    Args:
+        opened: The study.
+        here: A running trial whose grant ends: it is shown as if it had paused.
+    """
     attrs = opened.study.user_attrs
     params = opened.space.params
     return Standing(
-        read=lambda: _seen(opened),
+        read=lambda: _seen(opened, here),
         space=opened.space.distributions,
         conditions={path: param.when for path, param in params.items() if param.when},
         horizon=attrs.get(MAX_EPOCHS_ATTR),
@@ -30,12 +36,14 @@ def standing_of(opened: OpenStudy) -> Standing:
         n_trials=attrs.get(BUDGET_ATTR),
         n_epochs=attrs.get(EPOCHS_ATTR),
         state=attrs.get(SCHEDULER_ATTR, {}),
+        here=here,
     )
 
 
-def _seen(opened: OpenStudy) -> Sequence[Seen]:
+def _seen(opened: OpenStudy, here: int | None) -> Sequence[Seen]:
     opened.forget_looks()
-    return [seen(trial) for trial in opened.study.get_trials(deepcopy=False)]
+    found = [seen(trial) for trial in opened.study.get_trials(deepcopy=False)]
+    return [replace(each, state="paused") if each.number == here else each for each in found]
 
 
 def seen(trial: FrozenTrial) -> Seen:

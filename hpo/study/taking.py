@@ -38,6 +38,23 @@ def take(opened: OpenStudy) -> optuna.Trial | Wait | None:
             continue
 
 
+def extended(opened: OpenStudy, trial: optuna.Trial) -> int | None:
+    """Let a trial whose grant ends train on without a pause, if that is what the scheduler would resume now.
+
+    Returns:
+        The epoch to which it is granted from now on, None for its end; where it pauses, that of its last grant.
+    """
+    trial_id = id_of_trial(trial)
+    while True:
+        standing = standing_of(opened, trial.number)
+        step = _within_epochs(standing, opened.scheduler.next(standing))
+        if not isinstance(step, Resume) or step.number != trial.number:
+            return _numbered(standing, trial.number).until
+        with contextlib.suppress(OldGrantError):
+            opened.storage.extend(trial_id, _grant(opened, standing, step))
+            return step.until
+
+
 def claimable(opened: OpenStudy) -> int:
     """How many workers could take a trial now."""
     standing = standing_of(opened)

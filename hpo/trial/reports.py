@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final, cast
 
@@ -39,10 +39,19 @@ class Reports:
         trial: The running trial; nothing else reports to it.
         metric: The metric to report.
         scheduler: The study's; it is asked after each epoch.
+        extend: Called where the trial's grant ends; the epoch to which it trains on, None for its end. Without it
+            the trial pauses there.
     """
 
-    def __init__(self, trial: optuna.Trial, metric: str, scheduler: Scheduler) -> None:
+    def __init__(
+        self,
+        trial: optuna.Trial,
+        metric: str,
+        scheduler: Scheduler,
+        extend: Callable[[], int | None] | None = None,
+    ) -> None:
         self.metric = metric
+        self._extend = extend
         self._trial = trial
         self._scheduler = scheduler
         self._asked = 0
@@ -98,7 +107,13 @@ class Reports:
     def _due(self, step: int) -> Decision:
         if self._decided is not Decision.CONTINUE and step >= self._decided_at:
             return self._decided
-        return Decision.PAUSE if self._until is not None and step >= self._until else Decision.CONTINUE
+        if self._until is None or step < self._until:
+            return Decision.CONTINUE
+        if (late := self.finish()) is not Decision.CONTINUE:
+            return late
+        if self._extend is not None:
+            self._until = self._extend()
+        return Decision.CONTINUE if self._until is None or step < self._until else Decision.PAUSE
 
     def _send(self, step: int, value: float, *, ask: bool) -> Decision:
         self._store(step, value)
@@ -125,10 +140,17 @@ class LateReports(Reports):
         trial: The running trial; nothing else reports to it.
         metric: The metric to report.
         scheduler: The study's; it is asked after each epoch.
+        extend: As of `Reports`.
     """
 
-    def __init__(self, trial: optuna.Trial, metric: str, scheduler: Scheduler) -> None:
-        super().__init__(trial, metric, scheduler)
+    def __init__(
+        self,
+        trial: optuna.Trial,
+        metric: str,
+        scheduler: Scheduler,
+        extend: Callable[[], int | None] | None = None,
+    ) -> None:
+        super().__init__(trial, metric, scheduler, extend)
         self._thread: ThreadPoolExecutor | None = None
         self._under_way: Future[Decision] | None = None
 
@@ -165,10 +187,17 @@ class GatheredReports(Reports):
         trial: The running trial; nothing else reports to it.
         metric: The metric to report.
         scheduler: The study's.
+        extend: As of `Reports`.
     """
 
-    def __init__(self, trial: optuna.Trial, metric: str, scheduler: Scheduler) -> None:
-        super().__init__(trial, metric, scheduler)
+    def __init__(
+        self,
+        trial: optuna.Trial,
+        metric: str,
+        scheduler: Scheduler,
+        extend: Callable[[], int | None] | None = None,
+    ) -> None:
+        super().__init__(trial, metric, scheduler, extend)
         self._lock = threading.Lock()
         self._gathered: dict[int, float] = {}
         self._hurry = threading.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -30,6 +31,7 @@ from hpo.study.folders import (
 )
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.taking import extended
 from hpo.trial.artifacts import keep_artifacts
 from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.end import Failure, TrialEnd
@@ -224,7 +226,7 @@ class TrialRun:
             device=self.device,
             seed=seed,
             mode=spec.study.mode,
-            reports=reports(trial, spec.study.metric, opened.scheduler),
+            reports=reports(trial, spec.study.metric, opened.scheduler, partial(extended, opened, trial)),
             checkpoints=Checkpoints(attempt_folders(spec, trial.number), self.device),
             request=self.request,
             lease=Lease(self._id, opened.storage.attempt_of(self._id)),

@@ -128,6 +128,7 @@ class Standing:
         n_trials: How many trials the study may have, imported ones aside; None: any number.
         n_epochs: How many epochs all its trials may train together; None: any number.
         state: What the scheduler has stored with an earlier decision; empty at first.
+        here: The paused trial in whose process this is asked: it resumes at no cost. None: no trial is.
     """
 
     read: Callable[[], Sequence[Seen]]
@@ -140,6 +141,7 @@ class Standing:
     n_trials: int | None = None
     n_epochs: int | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
+    here: int | None = None
 
     @cached_property
     def trials(self) -> Sequence[Seen]:
@@ -216,7 +218,7 @@ class Scheduler(Protocol):
         """The epoch after which a trial that a person has enqueued pauses first; None: it trains to its end."""
 
     def next(self, standing: Standing) -> Next:
-        """What a free worker does.
+        """What a free worker does; also asked where a grant ends, when that trial may train on without a pause.
 
         Trials that wait (requeued ones, initial trials) are taken first, with any answer. A `New` above the
         budget, and a `Wait` while no trial runs, mean that nothing is left to do; where that is so for the whole

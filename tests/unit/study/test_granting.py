@@ -107,6 +107,31 @@ def test_epochs_that_a_trial_did_not_use_are_left_for_others(studies: Studies) -
         assert epochs_of(view) == [2, 2, 2, 1]
 
 
+def test_a_trial_that_would_resume_first_trains_on_without_a_pause(studies: Studies) -> None:
+    with studies.open("study.n_trials=1", "trainer.max_epochs=5") as (view,):
+        assert run_all(two_by_two(view)) == [(0, 5)]
+        (trial,) = view.study.get_trials()
+        assert [each["until"] for each in grants_of(trial)] == [2, 4, 6]
+        assert [each.outcome for each in view.storage.attempts_of_trial(trial._trial_id)] == ["complete"]
+        assert len(trial.intermediate_values) == 5
+
+
+def test_what_is_shown_where_a_grant_ends_has_all_of_the_trials_values(studies: Studies) -> None:
+    shown = []
+
+    @dataclass(frozen=True)
+    class Looks(TwoByTwo):
+        def next(self, standing: Standing) -> Next:
+            if standing.here is not None:
+                (trial,) = standing.paused
+                shown.append((standing.here, trial.number, list(trial.values), standing.running))
+            return super().next(standing)
+
+    with studies.open("study.n_trials=1", "trainer.max_epochs=5") as (view,):
+        run_all(replace(view, scheduler=Looks()))
+    assert shown == [(0, 0, [1, 2], []), (0, 0, [1, 2, 3, 4], [])]
+
+
 def test_a_trial_that_waits_resumes_with_the_grant_that_it_has(studies: Studies) -> None:
     with studies.open("study.n_trials=2", "study.epochs=2", views=2) as (view, other):
         taken = take(two_by_two(view))
@@ -128,7 +153,7 @@ def test_an_enqueued_trial_is_granted_its_first_epochs(studies: Studies) -> None
         taken = take(two_by_two(view))
         assert isinstance(taken, optuna.Trial)
         assert grants_of(view.storage.get_trial(taken._trial_id))[0]["why"]["kind"] == "enqueued"
-        assert train(two_by_two(view), taken).epochs == 2
+        assert train(replace(view, scheduler=PrunerScheduler()), taken).epochs == 2
         assert view.space.suggest(taken)["optimizer.lr"] == 0.05
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+
+from threadpoolctl import ThreadpoolController
 
 from hpo.search.schedulers.granting import GrantScheduler
 from hpo.search.schedulers.scheduler import Next, Standing
@@ -28,4 +31,11 @@ class FreezeThaw(GrantScheduler):
         from hpo.search.schedulers.freeze_thaw.mixture import Mixture
         from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 
-        return Mixture(StudyView(standing)).answer()
+        with _libraries().limit(limits=1, user_api="blas"):
+            return Mixture(StudyView(standing)).answer()
+
+
+@functools.cache
+def _libraries() -> ThreadpoolController:
+    """Of numerics. The model's matrices are small: threads would cost more than they bring."""
+    return ThreadpoolController()

@@ -1,0 +1,76 @@
+"""The storage's part in grants: they are stored in the transactions that give trials to workers."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+from sqlalchemy import orm
+
+from hpo.storage.attributes import EPOCHS_ATTR
+from hpo.storage.grants import Grant, begin_grants, has_grant, is_granted, store_grant
+from hpo.storage.leased import LeasedStorage
+from hpo.storage.ledger import Owner
+
+
+class _Granting(threading.local):
+    """What the current thread grants with the trial that it takes."""
+
+    grant: Grant | None = None
+
+
+class GrantingStorage(LeasedStorage):
+    """Optuna's storage in the hands of an owner of trials, who grants them epochs.
+
+    Args:
+        url: As of `LeasedStorage`.
+        owner: As of `LeasedStorage`.
+    """
+
+    def __init__(self, url: str, owner: Owner | None) -> None:
+        self._granting = _Granting()
+        super().__init__(url, owner)
+
+    def set_epochs(self, study_id: int, n_epochs: int | None) -> None:
+        """Set how many epochs the study's trials may train together, imported ones aside; None for any number."""
+        self.set_study_user_attr(study_id, EPOCHS_ATTR, n_epochs)
+
+    def begin_grants(self, study_id: int) -> None:
+        """Let the study number its grants; see `hpo.storage.grants`."""
+        with self.transaction() as session:
+            begin_grants(session, study_id)
+
+    @contextlib.contextmanager
+    def granting(self, grant: Grant | None) -> Iterator[None]:
+        """Store a grant with the trial that is taken inside: a new one, one that waits without one, a paused one.
+
+        What takes the trial raises OldGrantError, and takes nothing, where the grant is not the study's next one.
+        """
+        self._granting.grant = grant
+        try:
+            yield
+        finally:
+            self._granting.grant = None
+
+    @property
+    def is_granting(self) -> bool:
+        """Whether this thread is inside `granting`, with a grant."""
+        return self._granting.grant is not None
+
+    def extend(self, trial_id: int, grant: Grant) -> None:
+        """Grant a held trial more.
+
+        Raises:
+            OldGrantError: The grant is not the study's next one; nothing is stored.
+            LeaseLostError: Another attempt has the trial.
+        """
+        self.attempt_of(trial_id)
+        with self.transaction() as session:
+            self._fence(session, trial_id)
+            if not (self.patience.tries and has_grant(session, trial_id, grant)):
+                store_grant(session, self, trial_id, grant)
+
+    def _store_grant(self, session: orm.Session, trial_id: int, *, only_first: bool = False) -> None:
+        """Store what is being granted, in the transaction that takes the trial; ``only_first``: if it has none."""
+        grant = self._granting.grant
+        if grant is not None and not (only_first and is_granted(session, trial_id)):
+            store_grant(session, self, trial_id, grant)
