@@ -18,6 +18,8 @@ from torch.autograd import graph
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
+from trainer.step.plain_adam import take_plain_step
+
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
 
 # Looked up once: they are asked twice in every step.
@@ -47,6 +49,7 @@ class DirectStep:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
         self._raw: Callable[[Optimizer], Any] | None = None
+        self._is_adam = type(optimizer) in (Adam, AdamW)
         self._of_the_class = type(optimizer).step
         if type(optimizer) in _KNOWN and not optimizer.defaults.get("differentiable"):
             self._raw = _without_torchs_wrappers(self._of_the_class)
@@ -61,7 +64,8 @@ class DirectStep:
         graded = torch.is_grad_enabled()
         _set_grad(False)
         try:
-            self._raw(optimizer)
+            if not (self._is_adam and take_plain_step(optimizer)):
+                self._raw(optimizer)
         finally:
             _set_grad(graded)
         if own is not None:
@@ -124,23 +128,32 @@ def backward(loss: Tensor) -> None:
 
     Torch looks for subclasses, several losses and given gradients first; for a plain scalar there are none.
     """
-    plain = type(loss) is Tensor and not loss.dim() and loss.is_floating_point() and "backward" not in vars(loss)
+    # Not by `vars`, which gives the tensor a dictionary of its own.
+    own = getattr(loss.backward, "__func__", None) is not Tensor.backward
+    plain = type(loss) is Tensor and not own and not loss.dim() and loss.is_floating_point()
     logs = graph.log.isEnabledFor(logging.DEBUG)
     if not plain or logs or _backward_functions() != _TORCHS or _is_watched():
         loss.backward()  # type: ignore[no-untyped-call]
         return
+    if loss.is_cpu and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        _run_backward(loss)  # in this thread, which has its context
+        return
     # As torch does: what was compiled reads the compiler's settings from here, in the threads of a device too.
     torch._C._stash_obj_in_tls("context", contextvars.copy_context())  # noqa: SLF001
-    keep_graph = create_graph = False
     try:
-        _ENGINE.run_backward(
-            (loss,),
-            (torch.ones_like(loss),),
-            keep_graph,
-            create_graph,
-            (),
-            allow_unreachable=True,
-            accumulate_grad=True,
-        )
+        _run_backward(loss)
     finally:
         torch._C._remove_obj_from_tls("context")  # noqa: SLF001
+
+
+def _run_backward(loss: Tensor) -> None:
+    keep_graph = create_graph = False
+    _ENGINE.run_backward(
+        (loss,),
+        (torch.ones_like(loss),),
+        keep_graph,
+        create_graph,
+        (),
+        allow_unreachable=True,
+        accumulate_grad=True,
+    )

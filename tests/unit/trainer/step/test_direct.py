@@ -321,10 +321,19 @@ class TestWhatWatches:
         make_trainer(model=model, max_epochs=1).fit(regression(8))
         assert not called
 
-    def test_the_compilers_settings_are_there_in_the_backward_and_gone_after_it(self) -> None:
-        def look(gradient: torch.Tensor) -> None:
-            seen.append(torch._C._get_obj_in_tls("context").get(setting))
+    @pytest.mark.parametrize("threads", [False, True])
+    def test_the_compilers_settings_are_there_in_the_backward_and_gone_after_it(
+        self, threads: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """They are handed over where the backward may run in threads of a device; else it has its thread's own."""
 
+        def look(gradient: torch.Tensor) -> None:
+            handed_over = torch._C._is_key_in_tls("context")
+            assert handed_over == threads
+            settings = torch._C._get_obj_in_tls("context") if handed_over else contextvars.copy_context()
+            seen.append(settings.get(setting))
+
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: threads)
         setting: contextvars.ContextVar[str] = contextvars.ContextVar("setting")
         setting.set("kept")
         seen: list[str | None] = []
