@@ -20,6 +20,8 @@ from hpo.config.spec import StudySpec
 from hpo.storage import ledger
 from hpo.storage.attributes import (
     BEST_ATTR,
+    EPOCHS_ATTR,
+    GRANTED_ATTR,
     IMPORTED_ATTR,
     OUTCOME_ATTR,
     PAUSE_AT_ATTR,
@@ -29,6 +31,7 @@ from hpo.storage.attributes import (
     RETRIED_ATTR,
     RUN_ATTR,
 )
+from hpo.storage.grants import granted_until, grants_of
 from hpo.storage.ledger import Attempt
 from hpo.storage.pausing import PAUSED
 from hpo.storage.recovery import LOST
@@ -61,7 +64,12 @@ def audit(spec: StudySpec, *, retrain: bool = True) -> list[str]:
         trials = opened.storage.get_all_trials(opened.study_id)
         with opened.storage.engine.connect() as conn:
             attempts = ledger.attempts(conn, opened.study_id)
-        problems = [*_count(trials, opened.budget()), *_workers(attempts), *_strangers(spec, trials)]
+        problems = [
+            *_count(trials, opened),
+            *_grants(trials, opened),
+            *_workers(attempts),
+            *_strangers(spec, trials),
+        ]
         builder = Builder(spec) if retrain else None
         for trial in sorted(trials, key=lambda trial: trial.number):
             if trial.state.is_finished() and IMPORTED_ATTR not in trial.system_attrs:
@@ -76,7 +84,7 @@ def audit(spec: StudySpec, *, retrain: bool = True) -> list[str]:
 # ---- the study
 
 
-def _count(trials: Sequence[FrozenTrial], budget: int) -> Iterator[str]:
+def _count(trials: Sequence[FrozenTrial], opened: OpenStudy) -> Iterator[str]:
     seen = Counter(trial.number for trial in trials)
     if missing := [number for number in range(max(seen, default=-1)) if number not in seen]:
         yield f"there is no trial {_listed(missing)}"
@@ -85,9 +93,24 @@ def _count(trials: Sequence[FrozenTrial], budget: int) -> Iterator[str]:
     for trial in trials:
         if not trial.state.is_finished():
             yield f"trial {trial.number} is {trial.state.name}"
-    counted = sum(IMPORTED_ATTR not in trial.system_attrs for trial in trials)
-    if counted != budget:
+    counted, budget = sum(IMPORTED_ATTR not in trial.system_attrs for trial in trials), opened.budget()
+    if counted > budget or (counted < budget and _epochs_left(trials, opened) != 0):
         yield f"{counted} trials count, the budget is {budget}"
+
+
+def _epochs_left(trials: Sequence[FrozenTrial], opened: OpenStudy) -> int | None:
+    epochs = sum(trial.last_step or 0 for trial in trials if IMPORTED_ATTR not in trial.system_attrs)
+    budget = opened.study.user_attrs.get(EPOCHS_ATTR)
+    return None if budget is None else budget - epochs
+
+
+def _grants(trials: Sequence[FrozenTrial], opened: OpenStudy) -> Iterator[str]:
+    numbers = sorted(grant["number"] for trial in trials for grant in grants_of(trial))
+    count = opened.study.user_attrs[GRANTED_ATTR]
+    if numbers != list(range(count)):
+        yield f"there were {count} grants, and the trials have those of the numbers {_listed(numbers)}"
+    if (left := _epochs_left(trials, opened)) is not None and left < 0:
+        yield f"the trials have trained {-left} epochs more than the study may"
 
 
 def _workers(attempts: Iterable[Attempt]) -> Iterator[str]:
@@ -127,10 +150,11 @@ class _Case:
         yield from self._sequence()
         yield from self._parameters()
         yield from self._outcome()
+        yield from self._granted()
         yield from self._curve()
         yield from self._tables()
         yield from self._checkpoint_files()
-        if self.outcome == Outcome.COMPLETE:
+        if self.outcome == Outcome.COMPLETE or self.ended_paused:
             yield from self._best()
         if self.alone is not None:
             yield from self._end(self.alone)
@@ -249,8 +273,9 @@ class _Case:
                 yield f"attempt {attempt} trained with another config than its parameters give"
 
     def _outcome(self) -> Iterator[str]:
-        if PAUSED_ATTR in self.trial.user_attrs:
-            yield "it has ended, and is marked as paused"
+        marked = self.trial.user_attrs.get(PAUSED_ATTR)
+        if marked != (self.epochs if self.ended_paused else None):
+            yield f"it has ended, and is marked as paused at {marked}"
         trial, values = self.trial, [metrics.get(self._metric, math.nan) for metrics in self.truth]
         if trial.state == TrialState.FAIL:
             for name in (OUTCOME_ATTR, REASON_ATTR):
@@ -258,7 +283,7 @@ class _Case:
                     yield f"it failed without {name}"
         elif self.outcome == Outcome.PRUNED:
             late, paused = self.opened.spec.run.background_reports, self.ended_paused
-            decided = trial.user_attrs.get(PAUSE_AT_ATTR if paused else PRUNED_ATTR)
+            decided = trial.user_attrs.get(PAUSE_AT_ATTR if paused else PRUNED_ATTR, granted_until(trial))
             if decided not in {self.epochs, self.epochs - late}:
                 yield f"it was to be {'paused' if paused else 'pruned'} at {decided}, and was at {self.epochs}"
             if values[self.epochs - 1 : self.epochs] != [trial.value]:
@@ -267,6 +292,14 @@ class _Case:
             best = best_epoch(self.truth, self._metric, self._mode)
             if best is None or trial.value != values[best - 1]:
                 yield f"its value {trial.value!r} is not its curve's best"
+
+    def _granted(self) -> Iterator[str]:
+        """A trial trains no further than it was granted, and each grant goes further than the one before."""
+        ends = [math.inf if each["until"] is None else each["until"] for each in grants_of(self.trial)]
+        if any(later <= earlier for earlier, later in pairwise(ends)):
+            yield f"its grants end at {ends}"
+        if ends and self.epochs > ends[-1]:
+            yield f"it has trained {self.epochs} epochs, and was granted {ends[-1]}"
 
     def _curve(self) -> Iterator[str]:
         reported = self.trial.intermediate_values

@@ -24,6 +24,10 @@ class PauseOften(PrunerScheduler):
     share: int = 4
     few: int = 2
 
+    def watches(self, study: optuna.Study) -> bool:
+        """Always."""
+        return True
+
     def decide(self, trial: optuna.Trial, step: int) -> Decision:
         """STOP where the pruner does, else PAUSE after every third epoch."""
         decision = super().decide(trial, step)
@@ -32,9 +36,9 @@ class PauseOften(PrunerScheduler):
     def next(self, standing: Standing) -> Next:
         """A few paused trials gather before one of them is resumed, as long as there are new ones to start."""
         waiting = [trial.number for trial in standing.paused if trial.number % self.share]
-        if waiting and (standing.left == 0 or len(waiting) > self.few):
+        if waiting and (standing.new_left == 0 or len(waiting) > self.few):
             return Resume(waiting[-1])
-        return Wait() if standing.left == 0 else New()
+        return Wait() if standing.new_left == 0 else New()
 
 
 if __name__ == "__main__":

@@ -97,13 +97,36 @@ def a_mark_of_a_pause_is_left(study: Finished) -> list[str]:
     number = study.number("COMPLETE")
     columns = "(trial_id, key, value_json)"
     study.sql(f"INSERT INTO trial_user_attributes {columns} VALUES (?, 'hpo:paused', '2')", study.id(number))
-    return [f"trial {number}: it has ended, and is marked as paused"]
+    return [f"trial {number}: it has ended, and is marked as paused at 2"]
+
+
+def a_trial_has_trained_beyond_its_grants(study: Finished) -> list[str]:
+    number = study.number("COMPLETE")
+    columns = "(trial_id, key, value_json)"
+    grants = json.dumps([{"number": at, "until": 1, "why": {}} for at in range(2)])
+    study.sql(f"INSERT INTO trial_user_attributes {columns} VALUES (?, 'hpo:grants', ?)", study.id(number), grants)
+    return [
+        "there were 0 grants, and the trials have those of the numbers 0, 1",
+        f"trial {number}: its grants end at [1, 1]",
+        f"trial {number}: it has trained {study.epochs(number)} epochs, and was granted 1",
+    ]
+
+
+def the_trials_have_trained_more_epochs_than_they_may(study: Finished) -> list[str]:
+    own = "trial_id IN (SELECT trial_id FROM hpo_attempts)"
+    epochs = study.sql(f"SELECT count(*) FROM trial_intermediate_values WHERE {own}")
+    study.sql("UPDATE study_user_attributes SET value_json = ? WHERE key = 'hpo:n_epochs'", str(epochs[0][0] - 2))
+    return ["the trials have trained 2 epochs more than the study may"]
 
 
 def a_pruned_trial_was_never_to_be_paused(study: Finished) -> list[str]:
     number = study.number("PRUNED")
     study.sql("UPDATE hpo_attempts SET outcome = 'paused' WHERE trial_id = ?", study.id(number))
-    return [f"trial {number}: it was to be paused at None, and was at {study.epochs(number)}"]
+    return [
+        f"trial {number}: it has ended, and is marked as paused at None",
+        f"trial {number}: it was to be paused at None, and was at {study.epochs(number)}",
+        f"trial {number}: it has no best epoch",
+    ]
 
 
 def the_budget_is_larger(study: Finished) -> list[str]:
@@ -313,6 +336,8 @@ FAULTS: Sequence[Callable[[Finished], list[str]]] = [
     a_number_is_taken_twice,
     a_trial_is_still_running,
     a_mark_of_a_pause_is_left,
+    a_trial_has_trained_beyond_its_grants,
+    the_trials_have_trained_more_epochs_than_they_may,
     a_pruned_trial_was_never_to_be_paused,
     the_budget_is_larger,
     a_lease_is_open,
