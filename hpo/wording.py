@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
@@ -43,6 +43,34 @@ def gib(count: float) -> str:
     """Bytes of memory, or of free room, in powers of 1024: ``0.25 GiB``, ``15.6 GiB``, ``1024 GiB``."""
     size = count / 2**30
     return f"{size:.3g} GiB" if size < 100 else f"{size:.0f} GiB"
+
+
+def progress(trials: tuple[int, int], epochs: tuple[int, int | None]) -> tuple[int, int, str]:
+    """How far a study is, by the budget that ends it: how much is done, of how much, and its noun.
+
+    Args:
+        trials: How many have ended, and how many are to end.
+        epochs: How many all trials have trained, and how many they may; None for any number.
+    """
+    trained, limit = epochs
+    return (*trials, "trials") if limit is None else (trained, limit, "epochs")
+
+
+def study_progress(status: Mapping[str, Any]) -> tuple[int, int, str]:
+    """The same for a study of this status (`hpo.study.status.study_status`)."""
+    epochs = status["epochs"]
+    return progress((status["finished"], status["n_trials"]), (epochs["trained"], epochs["limit"]))
+
+
+def granted(until: int | None, why: Mapping[str, Any]) -> str:
+    """Why a scheduler has granted a trial epochs: ``to epoch 9: model, ends at 0.12 (0.1 to 0.2), best 0.15``."""
+    said = [] if not why.get("kind") else [str(why["kind"])]
+    if why.get("predicted") is not None:
+        said.append(f"ends at {shown(why['predicted'], 3)} ({shown(why['low'], 3)} to {shown(why['high'], 3)})")
+    if why.get("incumbent") is not None:
+        said.append(f"best {shown(why['incumbent'], 3)}")
+    goal = "to its end" if until is None else f"to epoch {until}"
+    return f"{goal}: {', '.join(said)}" if said else goal
 
 
 def count_of(number: int, noun: str) -> str:

@@ -12,7 +12,7 @@ import typer
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec, uncollected
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
-from hpo.wording import count_of, percent, shown
+from hpo.wording import count_of, granted, percent, shown, study_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -59,7 +59,9 @@ def status(
     if json_:
         print_json(data)
         return
-    rows = [("trials", f"{data['finished']} of {data['n_trials']} finished")]
+    done, of, unit = study_progress(data)
+    rows = [("trials", f"{data['finished']} finished" if unit == "epochs" else f"{done} of {of} finished")]
+    rows += [("epochs", f"{done} of {of}")] if unit == "epochs" else []
     rows += [(name, str(data[name])) for name in UNFINISHED if data[name]]
     rows += [(name, str(count)) for name, count in data["outcomes"].items() if count]
     from hpo.cli.watch import described_best
@@ -132,6 +134,7 @@ def trials(
         return
     names, bounded = list(spec.search_space), bool(spec.study.constraints)
     with_reasons = any(entry["reason"] for entry in data)
+    with_grants = any(entry["grants"] for entry in data)
     several = len({code for entry in data for code in _codes(entry)}) > 1
     rows = [
         (
@@ -146,6 +149,7 @@ def trials(
             cell(entry["device"] or None),
             *([" → ".join(_codes(entry)) or "-"] if several else []),
             *(cell(entry["params"].get(name)) for name in names),
+            *([_last_grant(entry["grants"])] if with_grants else []),
             *([_first_line(entry["reason"])] if with_reasons else []),
         )
         for entry in data
@@ -153,7 +157,13 @@ def trials(
     metrics = [*spec.study.goals, *(["bounds"] if bounded else [])]
     about = ("trial", "outcome", *metrics, "epochs", "s", "attempts", "worker", "device")
     about += ("code",) if several else ()
-    print_table(spec.study.name, (*about, *names, *(["reason"] if with_reasons else [])), rows)
+    last = [*(["last granted"] if with_grants else []), *(["reason"] if with_reasons else [])]
+    print_table(spec.study.name, (*about, *names, *last), rows)
+
+
+def _last_grant(grants: Sequence[dict[str, Any]]) -> str:
+    """What the study's scheduler has granted a trial last, and why."""
+    return granted(grants[-1]["until"], grants[-1]["why"]) if grants else "-"
 
 
 def _codes(entry: dict[str, Any]) -> list[str]:

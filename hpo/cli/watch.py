@@ -12,6 +12,7 @@ from hpo.console.output import flushed
 from hpo.console.screen import Screen, is_drawable
 from hpo.console.tally import best_list, viewed
 from hpo.errors import StudyError
+from hpo.wording import study_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -112,7 +113,8 @@ def _as_line(opened: OpenStudy, found: Look | None, problem: str) -> str:
     from hpo.study.outcome import UNFINISHED
 
     status = found.status
-    parts = [f"{status['finished']}/{status['n_trials']} trials"]
+    done, of, unit = study_progress(status)
+    parts = [f"{done}/{of} {unit}"]
     parts += [f"{status[name]} {name}" for name in UNFINISHED if status[name]]
     parts += [f"{count} {name}" for name, count in status["outcomes"].items() if count]
     parts += [f"{title} {text}" for title, text in described_best(opened.spec, status["best"])]
@@ -152,7 +154,7 @@ class _Drawing:
         from hpo.console.live import Picture
         from hpo.console.snapshot import Look
 
-        found = self._found or Look({}, {}, set(), {})
+        found = self._found or Look({}, {}, set(), {}, {})
         return Picture(study_view(self._opened, found, self._problem))
 
 
@@ -168,23 +170,27 @@ def study_view(opened: OpenStudy, found: Look, problem: str = "") -> StudyView:
 
     study, status = opened.spec.study, found.status
     if not status:
-        return StudyView(study.name, study.goals, study.n_trials, notices=(problem,) if problem else ())
+        notices = [problem] if problem else []
+        return StudyView(study.name, study.goals, (0, study.n_trials, "trials"), notices=notices)
     running = status["running_trials"]
     several = len({entry["host"] for entry in running}) > 1
     workers = [viewed(entry, with_host=several) for entry in running]
     best = best_list(status["best"])
-    left = status["n_trials"] - status["finished"]
+    done, of, unit = study_progress(status)
+    left = of - done
     notices = [problem] if problem else [] if workers or not left else ["no trial is running"]
     return StudyView(
         study.name,
         study.goals,
-        status["n_trials"],
+        (done, of, unit),
         status["outcomes"],
         status["waiting"],
         status["paused"],
         best,
         front=len(best) if len(study.goals) > 1 else 0,
         workers=workers,
-        left_s=seconds_left(max(0, left - len(workers)), list(found.seconds.values()), workers),
+        left_s=None
+        if unit == "epochs"
+        else seconds_left(max(0, left - len(workers)), list(found.seconds.values()), workers),
         notices=notices,
     )

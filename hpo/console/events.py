@@ -3,8 +3,8 @@
 Each line is a JSON object with ``event`` (its name), ``time`` (ISO 8601, UTC), and:
 
 =================  ====================================================================================
-``study_started``  ``study``, ``goals`` (each metric with its direction), ``n_trials``, ``finished``,
-                   ``workers`` (their devices), ``storage``, ``output_dir``
+``study_started``  ``study``, ``goals`` (each metric with its direction), ``n_trials``, ``n_epochs``,
+                   ``finished``, ``workers`` (their devices), ``storage``, ``output_dir``
 ``trial_started``  ``trial``, ``worker``
 ``epoch_ended``    ``trial``, ``worker``, ``epoch``, ``max_epochs``, ``value`` of the study's (first) metric,
                    ``predicted`` final loss
@@ -64,6 +64,7 @@ class EventWriter:
             study=spec.study.name,
             goals=dict(spec.study.goals),
             n_trials=status["n_trials"],
+            n_epochs=status["epochs"]["limit"],
             finished=status["finished"],
             workers=[slot.label for slot in slots],
             storage=display_url(spec.storage_url),

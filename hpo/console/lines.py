@@ -22,7 +22,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.status import study_status
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
-from hpo.wording import count_of, shown
+from hpo.wording import count_of, shown, study_progress
 
 
 class Reporter:
@@ -37,14 +37,15 @@ class Reporter:
         self._opened = opened
         self._quiet = quiet
         self._shown = ""
+        self._pruned_at_end = 0
         self._tally = Tally(opened)
 
     def begin(self, slots: list[Slot]) -> None:
         """Say what is about to run; OSError as in `heard`."""
-        spec, done = self._opened.spec, self._tally.finished
+        spec, (done, of, unit) = self._opened.spec, self._tally.progress
         self._tally.begin(slots)
         devices = ", ".join(dict.fromkeys(slot.label for slot in slots))
-        trials = f"{self._tally.n_trials} trials" + (f", {done} of them done" if done else "")
+        trials = f"{of} {unit}" + (f", {done} of them done" if done else "")
         with flushed():
             self._say(f"study {spec.study.name}: {trials}, {len(slots)} workers on {devices}")
             self._say(f"storage {display_url(spec.storage_url)}")
@@ -66,8 +67,10 @@ class Reporter:
             elif isinstance(message, TrialReport):
                 self._reported(message)
 
-    def end(self, ending: str, reason: str | None = None) -> None:
+    def end(self, ending: str, reason: str | None = None) -> None:  # noqa: ARG002 - the interface of listeners
         """The run has ended; what it has come to is said by `print_summary`."""
+        if self._pruned_at_end:
+            self._say(f"{count_of(self._pruned_at_end, 'paused trial')} pruned, as the study has ended")
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -80,6 +83,9 @@ class Reporter:
     def _settled(self, settled: Settled) -> None:
         if settled.state == TrialState.WAITING:
             self._say(f"trial {settled.number} is requeued: {settled.reason}", trouble=True)
+            return
+        if settled.state == TrialState.PRUNED:  # it was paused: there may be hundreds
+            self._pruned_at_end += 1
             return
         failed = settled.state == TrialState.FAIL
         why = self._why(settled.reason) if failed else f", {settled.reason}"
@@ -117,7 +123,8 @@ class Reporter:
         return f"best {best[0]['value']:.5g} (trial {best[0]['trial']})"
 
     def _count(self) -> str:
-        return f"[{self._tally.finished:>{len(str(self._tally.n_trials))}}/{self._tally.n_trials}]"
+        done, of, unit = self._tally.progress
+        return f"[{done:>{len(str(of))}}/{of}{'' if unit == 'trials' else f' {unit}'}]"
 
 
 class LiveReporter(Reporter):
@@ -150,7 +157,11 @@ def print_summary(opened: OpenStudy, arguments: str, timed_out: bool) -> None:
     """Say what the study has come to, and what to do next."""
     status = study_status(opened)
     counts = ", ".join(f"{count} {name}" for name, count in status["outcomes"].items() if count)
-    print(f"\n{status['finished']} of {status['n_trials']} trials finished: {counts or 'none'}")
+    done, of, unit = study_progress(status)
+    trials = f"{done} of {of} {unit}"
+    if unit == "epochs":
+        trials = f"{trials}, {count_of(status['finished'], 'trial')}"
+    print(f"\n{trials} finished: {counts or 'none'}")
     if timed_out:
         unfinished = status["waiting"] + status["paused"]
         print(f"the time limit is reached; the next `hpo run` resumes {unfinished} trials")

@@ -74,7 +74,7 @@ class StudyView:
     Attributes:
         study: Its name.
         goals: Each metric that is optimised, with ``minimize`` or ``maximize``.
-        n_trials: Trials to bring to an end.
+        progress: How far it is; see `hpo.wording.progress`.
         outcomes: How many trials have ended in each way.
         waiting: Trials that wait to start or resume.
         paused: Trials that are paused.
@@ -89,7 +89,7 @@ class StudyView:
 
     study: str
     goals: Mapping[str, str]
-    n_trials: int
+    progress: tuple[int, int, str]
     outcomes: Mapping[str, int] = field(default_factory=dict)
     waiting: int = 0
     paused: int = 0
@@ -101,9 +101,10 @@ class StudyView:
     notices: Sequence[str] = ()
 
     @property
-    def finished(self) -> int:
-        """Trials that have ended."""
-        return sum(self.outcomes.values())
+    def so_far(self) -> str:
+        """How far it is: ``12/40 trials``."""
+        done, of, unit = self.progress
+        return f"{done}/{of} {unit}"
 
 
 def seconds_left(unstarted: int, ended_s: Sequence[float], workers: Sequence[WorkerView]) -> float | None:
@@ -210,15 +211,16 @@ def _line(*parts: str | tuple[str, str], style: str = "") -> Text:
 
 def _progress(view: StudyView, width: int) -> RenderableType:
     table = Table.grid(padding=(0, 2), expand=False)
-    head = [Text(view.study, style="bold"), Text(f"{view.finished}/{view.n_trials} trials")]
+    head = [Text(view.study, style="bold"), Text(view.so_far)]
     so_far = [] if view.seconds is None else [f"{shown_seconds(view.seconds)} so far"]
     left = [] if view.left_s is None else [f"about {shown_seconds(view.left_s)} left"]
     times = ", ".join([*so_far, *left])
-    bar = ProgressBar(total=max(1, view.n_trials), completed=view.finished, width=max(4, min(30, width - 60)))
+    done, of, _ = view.progress
+    bar = ProgressBar(total=max(1, of), completed=done, width=max(4, min(30, width - 60)))
     for _ in range(4):
         table.add_column(no_wrap=True, overflow="ellipsis")
     if width < 76:
-        return _line((view.study, "bold"), f"  {view.finished}/{view.n_trials} trials  {times}")
+        return _line((view.study, "bold"), f"  {view.so_far}  {times}")
     table.add_row(*head, bar, Text(times))
     return table
 

@@ -17,6 +17,7 @@ from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, outcome_of
 from hpo.study.status import own_trials, study_status
+from hpo.wording import study_progress
 
 #: Points of a curve that are shown at most.
 _POINTS: Final = 100
@@ -33,12 +34,14 @@ class Look:
             value; a long one is thinned out.
         outcomes: The outcome of each finished trial, by number.
         paused: Numbers of the paused trials.
+        epochs: How many each trial has trained, by number.
         seconds: What each finished trial took, over all its attempts, by number.
     """
 
     status: dict[str, Any]
     outcomes: dict[int, str]
     paused: set[int]
+    epochs: dict[int, int]
     seconds: dict[int, float]
 
 
@@ -63,13 +66,16 @@ def look_at(opened: OpenStudy) -> Look:
         {**status, "running_trials": [entry for entry in status["running_trials"] if "epoch" in entry]},
         {trial.number: outcome_of(trial) for trial in finished},
         {trial.number for trial in trials.values() if paused_at(trial) is not None},
+        {trial.number: trial.last_step or 0 for trial in trials.values()},
         {trial.number: took[id_of_trial(trial)] for trial in finished if id_of_trial(trial) in took},
     )
 
 
 def has_ended(status: dict[str, Any]) -> bool:
     """Whether nothing is left to be done in a study of this status."""
-    return bool(status["finished"] >= status["n_trials"] and not any(status[name] for name in UNFINISHED))
+    done, of, _ = study_progress(status)
+    enough = done >= of or status["finished"] >= status["n_trials"]
+    return enough and not any(status[name] for name in UNFINISHED)
 
 
 def _progress(trial: FrozenTrial, started: float | None) -> dict[str, Any]:

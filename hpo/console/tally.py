@@ -20,6 +20,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
+from hpo.wording import progress
 
 #: Seconds between two looks into the database, and a bound on their share of the time.
 _LOOK: Final = 10.0
@@ -43,6 +44,7 @@ class Tally:
 
     Attributes:
         n_trials: Trials to bring to an end.
+        n_epochs: Epochs that all trials may train together; None for any number.
         best: The best trial so far, or the Pareto front, as in `hpo.study.status.study_status`.
     """
 
@@ -57,10 +59,18 @@ class Tally:
         self._seconds: dict[int, float] = {}
         self._waiting = 0
         self._paused: set[int] = set()
+        self._trained: dict[int, int] = {}
         self._next_look = 0.0
         self.n_trials = opened.spec.study.n_trials
+        self.n_epochs = opened.spec.study.epochs
         self.best: list[dict[str, Any]] = []
         self._look()
+        self._trained_before = sum(self._trained.values())
+
+    @property
+    def progress(self) -> tuple[int, int, str]:
+        """How far the study is; see `hpo.wording.progress`."""
+        return progress((self.finished, self.n_trials), (sum(self._trained.values()), self.n_epochs))
 
     @property
     def finished(self) -> int:
@@ -100,12 +110,10 @@ class Tally:
         own = [_at(row, now) for row in self._rows.values()]
         workers = [*own, *self._elsewhere]
         counts = Counter(self._outcomes.values())
-        busy = sum(worker.trial is not None for worker in workers)
-        unstarted = max(0, self.n_trials - self.finished - busy)
         return StudyView(
             self._opened.spec.study.name,
             self._goals,
-            self.n_trials,
+            self.progress,
             {str(outcome): counts[outcome] for outcome in Outcome},
             self._waiting,
             len(self._paused),
@@ -113,9 +121,17 @@ class Tally:
             front=len(self.best) if len(self._goals) > 1 else 0,
             workers=workers,
             seconds=now - self._began,
-            left_s=seconds_left(unstarted, list(self._seconds.values()), workers),
+            left_s=self._left(now, workers),
             notices=tuple(self._notices),
         )
+
+    def _left(self, now: float, workers: Sequence[WorkerView]) -> float | None:
+        done, of, unit = self.progress
+        if unit == "epochs":  # at the pace of this run
+            here = done - self._trained_before
+            return (now - self._began) / here * (of - done) if here else None
+        busy = sum(worker.trial is not None for worker in workers)
+        return seconds_left(max(0, of - done - busy), list(self._seconds.values()), workers)
 
     # ---- what is said
 
@@ -129,7 +145,7 @@ class Tally:
         row = self._rows.get(label)
         if row is None or row.view.trial != message.number:
             return
-        epoch = message.first + len(message.values) - 1
+        epoch = self._trained[message.number] = message.first + len(message.values) - 1
         values = [value for value in message.values if value is not None]
         view = replace(
             row.view,
@@ -148,8 +164,10 @@ class Tally:
             self._rows[label] = _Row(WorkerView(label, known.device))
 
     def _reported(self, report: TrialReport) -> None:
+        self._trained[report.number] = max(report.epochs, self._trained.get(report.number, 0))
         if report.paused:
             self._paused.add(report.number)
+            self._keep_best(report)
             return
         if report.outcome is None:
             if report.reason:
@@ -195,6 +213,7 @@ class Tally:
         self._next_look = time.monotonic() + max(_LOOK, _LOOK_SHARE * (time.monotonic() - began))
         self.n_trials, self._waiting = found.status["n_trials"], found.status["waiting"]
         self._outcomes, self._seconds, self._paused = found.outcomes, found.seconds, found.paused
+        self.n_epochs, self._trained = found.status["epochs"]["limit"], found.epochs
         self.best = best_list(found.status["best"])
         self._elsewhere = [
             viewed(entry, with_host=True) for entry in found.status["running_trials"] if self._is_far(entry)

@@ -165,7 +165,7 @@ def report_data(report: StudyReport) -> dict[str, Any]:
         are none, and then ``importances_missing`` says why), ``edges``, ``failures``, ``timeline`` and
         ``environment``.
     """
-    kept = ("study", "n_trials", "finished", "outcomes", "best", "code", "pruning")
+    kept = ("study", "n_trials", "epochs", "finished", "outcomes", "best", "code", "pruning")
     found: dict[str, Any] = {
         **{name: report.status[name] for name in kept},
         "predictions": {

@@ -35,7 +35,7 @@ from hpo.report.markup import (
 from hpo.storage.attributes import PREDICTION_ATTR, RUN_ATTR
 from hpo.study.outcome import UNFINISHED
 from hpo.study.ranking import is_feasible
-from hpo.wording import count_of, duration, listed, percent, shown
+from hpo.wording import count_of, duration, listed, percent, shown, study_progress
 
 #: Curves that are drawn of a large study.
 _MOST_CURVES: Final = 300
@@ -47,10 +47,13 @@ def overview(report: StudyReport) -> Markup:
     status = report.status
     ends = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in status["outcomes"].items() if count)
     goals = "; ".join(f"{metric}, {direction}" for metric, direction in report.goals.items())
+    done, of, unit = study_progress(status)
+    trials = f"{status['finished']} finished" if unit == "epochs" else f"{done} of {of} finished"
     rows = [
         ("objectives" if report.several else "metric", goals),
         *((f"bound on {metric}", bound) for metric, bound in report.bounds.items()),
-        ("trials", f"{status['finished']} of {status['n_trials']} finished" + (f": {ends}" if ends else "")),
+        *([("epochs", f"{done} of {of}")] if unit == "epochs" else []),
+        ("trials", trials + (f": {ends}" if ends else "")),
         *((name, status[name]) for name in UNFINISHED if status[name]),
         *_best_rows(report),
     ]

@@ -17,7 +17,15 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import StudyError
 from hpo.storage import ledger
-from hpo.storage.attributes import BEST_ATTR, IMPORTED_ATTR, MAX_EPOCHS_ATTR, REASON_ATTR, TRACEBACK_ATTR
+from hpo.storage.attributes import (
+    BEST_ATTR,
+    EPOCHS_ATTR,
+    IMPORTED_ATTR,
+    MAX_EPOCHS_ATTR,
+    REASON_ATTR,
+    TRACEBACK_ATTR,
+)
+from hpo.storage.grants import grants_of
 from hpo.storage.ledger import Attempt
 from hpo.storage.optuna_private import id_of_trial
 from hpo.study.code_record import CodeRecord, codes_of
@@ -31,7 +39,8 @@ from hpo.study.ranking import best_of, judged, ranked
 def study_status(opened: OpenStudy) -> dict[str, Any]:
     """Counts by state and outcome, the best trial (or None), what pruning saved, and who runs what.
 
-    With several objectives the best is a list, the Pareto front. ``goal`` says why the study is done early, if it
+    ``epochs`` has how many all trials have trained, and how many they may. With several objectives the best is a
+    list, the Pareto front. ``goal`` says why the study is done early, if it
     is. See `hpo.study.pruning_summary.PruningSummary` for ``pruning``.
     """
     trials = own_trials(opened)
@@ -41,6 +50,10 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
     return {
         "study": opened.spec.study.name,
         "n_trials": opened.budget(),
+        "epochs": {
+            "trained": sum(trial.last_step or 0 for trial in trials),
+            "limit": opened.study.user_attrs.get(EPOCHS_ATTR),
+        },
         "finished": sum(outcomes.values()),
         **unfinished,
         "outcomes": outcomes,
@@ -167,8 +180,9 @@ def _best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> Any:
 def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
     """One entry a trial, in the order of their numbers; with what its attempts were, the first one first.
 
-    The reason and the traceback are those of a failed trial, None for any other. The worker and the device are
-    the last attempt's.
+    ``grants`` are those of the scheduler, the first one first: up to which epoch (``until``, None for the
+    end), and ``why``: `hpo.search.schedulers.scheduler.Why`. The reason and the traceback are those of a failed
+    trial, None for any other. The worker and the device are the last attempt's.
     """
     with opened.storage.engine.connect() as conn:
         attempts = _by_trial(ledger.attempts(conn, opened.study_id))
@@ -180,6 +194,7 @@ def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
             **_values(opened, trial),
             "params": trial.params,
             "epochs": trial.last_step or 0,
+            "grants": grants_of(trial),
             "seed": opened.trial_seed(trial.number),
             "duration_s": trial.duration.total_seconds() if trial.duration else None,
             **_cause(trial),

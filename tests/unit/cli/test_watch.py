@@ -48,13 +48,13 @@ def test_a_look_tells_how_far_running_trials_are(studies: Studies) -> None:
 def test_a_look_becomes_a_picture(studies: Studies) -> None:
     with studies.open() as (view,):
         picture = study_view(view, look_at(view))
-        assert (picture.finished, picture.n_trials, picture.workers) == (0, 6, [])
+        assert (picture.progress, picture.workers) == ((0, 6, "trials"), [])
         assert picture.notices == ["no trial is running"]
         report(view, [3.0, 2.0])
         (worker,) = study_view(view, look_at(view)).workers
         assert (worker.worker, worker.trial, worker.epoch, worker.curve) == ("worker-0", 0, 2, (3.0, 2.0))
-        away = study_view(view, Look({}, {}, set(), {}), "the database is away")
-        assert (away.n_trials, away.notices) == (6, ("the database is away",))
+        away = study_view(view, Look({}, {}, set(), {}, {}), "the database is away")
+        assert (away.progress[1], away.notices) == (6, ["the database is away"])
 
 
 def test_workers_of_several_machines_are_told_apart(studies: Studies) -> None:

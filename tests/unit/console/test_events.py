@@ -12,7 +12,7 @@ import pytest
 from tests.support.commands import hpo, hpo_json, make_study
 
 NAMES = {
-    "study_started": ["study", "goals", "n_trials", "finished", "workers", "storage", "output_dir"],
+    "study_started": ["study", "goals", "n_trials", "n_epochs", "finished", "workers", "storage", "output_dir"],
     "trial_started": ["trial", "worker"],
     "epoch_ended": ["trial", "worker", "epoch", "max_epochs", "value", "predicted"],
     "trial_ended": ["trial", "worker", "outcome", "value", "params", "epochs", "duration_s", "reason"],

@@ -19,7 +19,7 @@ WORKERS = (
 VIEW = StudyView(
     "digits",
     {"val_loss": "minimize"},
-    40,
+    (9, 40, "trials"),
     {"complete": 5, "pruned": 2, "diverged": 1, "out_of_memory": 1, "error": 0},
     waiting=2,
     best=({"trial": 3, "value": 0.125, "params": {"optimizer.lr": 0.001234567, "model.hidden": 32}},),
@@ -61,8 +61,18 @@ def test_everything_that_is_known_is_shown() -> None:
     assert lines[6:] == ["! first", "! second", "! third"]
 
 
+def test_a_study_that_is_given_epochs_shows_how_many_are_trained() -> None:
+    view = replace(VIEW, progress=(250, 1000, "epochs"))
+    assert drawn(view)[0].startswith("digits  250/1000 epochs  ━")
+    assert drawn(view, width=60)[0].startswith("digits  250/1000 epochs  1:15 so far")
+
+
 def test_a_study_that_has_just_begun() -> None:
-    lines = drawn(StudyView("new", {"val_accuracy": "maximize"}, 3, workers=(WorkerView("worker-1", "cpu", 0),)))
+    lines = drawn(
+        StudyView(
+            "new", {"val_accuracy": "maximize"}, (0, 3, "trials"), workers=(WorkerView("worker-1", "cpu", 0),)
+        )
+    )
     assert lines[0].startswith("new  0/3 trials")
     assert "left" not in lines[0]
     assert lines[1] == "no trial has ended yet"

@@ -18,6 +18,7 @@ from hpo.console.snapshot import has_ended, look_at
 from hpo.console.tally import Tally
 from hpo.errors import StudyError
 from hpo.execution.messages import Started
+from hpo.storage.grants import Grant
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.study.repair import repair
@@ -25,6 +26,7 @@ from hpo.study.retention import clean
 from hpo.study.retry import reopen
 from hpo.study.status import study_status, study_trials
 from hpo.trial.report import TrialReport
+from hpo.wording import granted
 from tests.support.commands import hpo
 from tests.support.studies import Studies, ask
 from trainer.checkpoint.manager import CheckpointManager
@@ -91,10 +93,12 @@ def test_a_line_and_an_event_tell_of_it(view: OpenStudy, capsys: pytest.CaptureF
 
 def test_the_end_of_one_is_told(view: OpenStudy, capsys: pytest.CaptureFixture[str]) -> None:
     settled = Settled(0, 0, TrialState.PRUNED, "pruned", "it was paused after epoch 2 when the study ended")
-    Reporter(view).heard("", settled)
-    assert "[1/3] trial 0    pruned, it was paused after epoch 2" in capsys.readouterr().out
-    Reporter(view, quiet=True).heard("", settled)
-    assert capsys.readouterr() == ("", "")
+    for quiet, said in ((False, "1 paused trial pruned, as the study has ended\n"), (True, "")):
+        reporter = Reporter(view, quiet=quiet)
+        reporter.heard("", settled)
+        assert capsys.readouterr() == ("", "")
+        reporter.end("done")
+        assert capsys.readouterr() == (said, "")
 
 
 def test_a_repair_leaves_it_alone(view: OpenStudy) -> None:
@@ -116,3 +120,60 @@ def test_its_newest_checkpoint_stays(view: OpenStudy) -> None:
     assert [each.number for each in clean(view).removed] == [0], "the spare one goes"
     assert [path.name for path in folder.iterdir()] == ["epoch-00002.pt"]
     assert clean(view).removed == []
+
+
+# ---- a study that is given epochs, and a scheduler that says why
+
+
+@pytest.fixture
+def given(studies: Studies) -> Iterator[OpenStudy]:
+    """A study of 40 epochs with a trial that has trained two of the three that it was granted."""
+    overrides = ("study.epochs=40", "study.scheduler=asha", "study.pruner=none")
+    with studies.open(*overrides) as (view,):
+        why = {"kind": "model", "predicted": 0.1234, "low": 0.1, "high": 0.2, "incumbent": 0.15}
+        grant = Grant(view.study_id, {"number": 0, "until": 3, "why": why})
+        with view.storage.granting(grant):
+            trial, _ = ask(view)
+        for step in (1, 2):
+            trial.report(1.0 / step, step)
+        yield view
+
+
+def test_its_progress_is_that_of_its_epochs(given: OpenStudy, capsys: pytest.CaptureFixture[str]) -> None:
+    assert study_status(given)["epochs"] == {"trained": 2, "limit": 40}
+    tally = Tally(given)
+    assert tally.progress == (2, 40, "epochs")
+    tally.heard("worker-1", TrialReport(1, None, 0.5, 7, 1.0, paused=True))
+    assert tally.progress == (9, 40, "epochs")
+    assert tally.best[0]["trial"] == 1
+    left = tally.view().left_s
+    assert left is not None
+    assert left > 0
+    Reporter(given).heard("worker-1", TrialReport(1, None, 0.5, 7, 1.0, paused=True))
+    assert capsys.readouterr().out.startswith("[ 9/40 epochs] trial 1    paused")
+    assert study_view(given, look_at(given)).progress == (2, 40, "epochs")
+    assert not has_ended({**study_status(given), "running": 0})
+    assert has_ended({**study_status(given), "running": 0, "epochs": {"trained": 40, "limit": 40}})
+
+
+def test_the_commands_say_what_it_was_granted_and_why(given: OpenStudy) -> None:
+    options = ("study.epochs=40", "study.scheduler=asha", "study.pruner=none")
+    rows = [line.split() for line in hpo("status", given.spec.path, *options).stdout.splitlines()]
+    assert ["epochs", "2", "of", "40"] in rows
+    listed = hpo("trials", given.spec.path, *options).stdout
+    assert "last granted" in listed
+    assert "to epoch 3: model, ends at 0.123 (0.1 to 0.2), best 0.15" in listed
+    (trial,) = json.loads(hpo("trials", given.spec.path, *options, "--json").stdout)
+    assert trial["grants"][0]["why"]["predicted"] == 0.1234
+
+
+@pytest.mark.parametrize(
+    ("until", "why", "said"),
+    [
+        (None, {}, "to its end"),
+        (9, {"kind": "promotion", "predicted": None}, "to epoch 9: promotion"),
+        (3, {"kind": "", "incumbent": 0.5}, "to epoch 3: best 0.5"),
+    ],
+)
+def test_why_in_words(until: int | None, why: dict[str, object], said: str) -> None:
+    assert granted(until, why) == said
