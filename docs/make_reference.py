@@ -24,6 +24,7 @@ from hpo.checks.json_schema import study_schema
 from hpo.config.schema import StudyFile, model_of
 from hpo.config.schema_types import MAY_CHANGE
 from hpo.search.pruners import PRUNERS
+from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.search.samplers import SAMPLERS
 from hpo.trial.callbacks import CALLBACKS
 
@@ -152,7 +153,7 @@ def _kind(node: Mapping[str, Any]) -> str:
         return ", ".join(f"`{each}`" for each in node["enum"])
     if "anyOf" in node:
         if any("/" in each.get("pattern", "") for way in node["anyOf"] for each in way.get("anyOf", ())):
-            return "name, or mapping with a `name`"  # samplers and pruners, which have a page
+            return "name, or mapping with a `name`"  # samplers, pruners and schedulers, which have a page
         kinds = [_kind(each) for each in node["anyOf"] if "$ref" not in each and each != {"type": "null"}]
         return " or ".join(dict.fromkeys(filter(None, kinds)))
     kind = node.get("type", "")
@@ -168,7 +169,7 @@ def _shown(default: Any) -> str:
     return "" if default is None else f"`{json.dumps(default)}`"
 
 
-# ---- samplers, pruners, callbacks
+# ---- samplers, pruners, schedulers, callbacks
 
 
 def samplers() -> str:
@@ -180,6 +181,11 @@ def samplers() -> str:
 def pruners() -> str:
     """Pruners by name, with their arguments."""
     return _classes(PRUNERS, lambda name: ())  # noqa: ARG005
+
+
+def schedulers() -> str:
+    """Schedulers by name, with their arguments."""
+    return _classes(SCHEDULERS, lambda name: ())  # noqa: ARG005
 
 
 def _classes(known: Mapping[str, type], taken: Callable[[str], tuple[str, ...]]) -> str:
@@ -354,6 +360,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "study file": study_file,
     "samplers": samplers,
     "pruners": pruners,
+    "schedulers": schedulers,
     "callbacks": callbacks,
     "events": events,
     "names of hpo": lambda: (

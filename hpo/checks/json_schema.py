@@ -1,7 +1,7 @@
 """The JSON Schema of study.yaml, for editors: what pydantic knows of it, and what pydantic can't know.
 
 Pydantic sees a study file after its interpolations are resolved; an editor sees the text. So wherever a number, a
-switch or one of a few words is wanted, ``${trainer.max_epochs}`` is right as well. Names of samplers, pruners and
+switch or one of a few words is wanted, ``${trainer.max_epochs}`` is right as well. Names of samplers, pruners, schedulers and
 callbacks, with the callbacks' arguments, come from the code that offers them.
 """
 
@@ -16,6 +16,7 @@ from hpo.config.spec import json_schema
 from hpo.config.targets import TARGET
 from hpo.search.hub import PREFIX
 from hpo.search.pruners import PRUNERS
+from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.search.samplers import SAMPLERS
 from hpo.trial.callbacks import CALLBACKS
 
@@ -35,6 +36,7 @@ def study_schema() -> dict[str, Any]:
     study = definitions["StudySection"]["properties"]
     study["sampler"] = _named(study["sampler"], SAMPLERS)
     study["pruner"] = _named(study["pruner"], PRUNERS)
+    study["scheduler"] = _named(study["scheduler"], SCHEDULERS)
     schema["properties"]["callbacks"] = _callbacks(schema["properties"]["callbacks"])
     for node in (schema, *definitions.values()):
         for name, value in node.get("properties", {}).items():

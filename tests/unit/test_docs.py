@@ -19,6 +19,7 @@ import trainer
 from hpo.cli.app import app
 from hpo.config.schema import LoaderSection, StudyFile, StudySection, TrainerSection
 from hpo.search.pruners import PRUNERS
+from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.search.samplers import SAMPLERS
 from hpo.trial.callbacks import CALLBACKS
 from trainer import BatchOptions, Callback, Trainer, callbacks, register_global_callback
@@ -124,7 +125,7 @@ def test_the_reference_has_every_command_key_and_name() -> None:
     )
     for section in (StudySection, LoaderSection, TrainerSection):
         assert all(f"| `{key}` |" in file for key in section.model_fields), section
-    assert all(f"| `{name}` |" in samplers for name in (*SAMPLERS, *PRUNERS))
+    assert all(f"| `{name}` |" in samplers for name in (*SAMPLERS, *PRUNERS, *SCHEDULERS))
     assert all(f"\n### {name}\n" in arguments for name in CALLBACKS)
     for module in (hpo, trainer):
         assert all(f"\n### {module.__name__}.{name}\n" in python for name in module.__all__), module
