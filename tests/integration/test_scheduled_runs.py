@@ -1,0 +1,93 @@
+"""Whole studies under each scheduler: epochs exact, repeatable, and continued with a larger budget."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+
+import hpo
+from hpo.search.schedulers.by_name import SCHEDULERS
+from hpo.storage.grants import grants_of
+from hpo.study.open_study import OpenStudy, load_study
+from tests.support.studies import Studies
+
+_EPOCHS = 30
+_OVERRIDES = ("trainer.max_epochs=9", "study.pruner=none", "study.sampler=random")
+
+
+@pytest.fixture(params=SCHEDULERS)
+def scheduled(request: pytest.FixtureRequest) -> tuple[str, ...]:
+    return (f"study.scheduler={request.param}", "study.n_trials=30", *_OVERRIDES)
+
+
+def run(studies: Studies, *overrides: str, at: str = "", workers: int = 1) -> OpenStudy:
+    spec = studies.spec(*overrides, at=at)
+    result = hpo.run(spec.path, overrides, workers=workers, progress=False)
+    assert result.ending == "done"
+    return load_study(spec)
+
+
+def told(view: OpenStudy) -> list[tuple[Any, ...]]:
+    """All that a study has decided and seen, by trial."""
+    return [
+        (trial.state, trial.params, trial.intermediate_values, [dict(each) for each in grants_of(trial)])
+        for trial in view.study.get_trials()
+    ]
+
+
+def trained(view: OpenStudy) -> int:
+    return sum(trial.last_step or 0 for trial in view.study.get_trials())
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_epochs_are_spent_exactly(scheduled: tuple[str, ...], workers: int, studies: Studies) -> None:
+    view = run(studies, *scheduled, f"study.epochs={_EPOCHS}", workers=workers)
+    trials = view.study.get_trials()
+    assert trained(view) == _EPOCHS
+    assert {trial.state for trial in trials} <= {TrialState.COMPLETE, TrialState.PRUNED}
+    numbers = sorted(each["number"] for trial in trials for each in grants_of(trial))
+    assert numbers == list(range(len(numbers)))
+    params = [tuple(sorted(trial.params.items())) for trial in trials]
+    assert len(set(params)) == len(params)
+    best = min(value for trial in trials for value in trial.intermediate_values.values())
+    assert hpo.best_params(view.spec.path, list(scheduled)) == next(
+        trial.params for trial in trials if best in trial.intermediate_values.values()
+    )
+    view.storage.close()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_one_worker_and_one_seed_give_the_same_study_twice(scheduled: tuple[str, ...], studies: Studies) -> None:
+    budget = f"study.epochs={_EPOCHS}"
+    views = [run(studies, *scheduled, budget, at=at) for at in ("one", "two")]
+    one, two = (told(view) for view in views)
+    assert one == two
+    for view in views:
+        view.storage.close()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_larger_budget_goes_on_from_there(scheduled: tuple[str, ...], studies: Studies) -> None:
+    first = run(studies, *scheduled, "study.epochs=12")
+    before = told(first)
+    first.storage.close()
+    view = run(studies, *scheduled, f"study.epochs={_EPOCHS}")
+    assert trained(view) == _EPOCHS
+    for (_, params, values, grants), now in zip(before, told(view), strict=False):
+        assert now[1] == params
+        assert now[3][: len(grants)] == grants
+        assert {step: now[2][step] for step in values} == values
+    view.storage.close()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_without_epochs_the_trials_end_the_study(scheduled: tuple[str, ...], studies: Studies) -> None:
+    view = run(studies, *scheduled, "study.n_trials=8")
+    trials = view.study.get_trials()
+    assert len(trials) == 8
+    assert all(trial.state.is_finished() for trial in trials)
+    assert trained(view) < 8 * 9
+    view.storage.close()
