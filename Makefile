@@ -2,6 +2,8 @@ PYTHON ?= python3
 VENV := .venv
 HPO := $(VENV)/bin/hpo
 STUDY := studies/digits/study.yaml
+# One process more than cores: a quarter of the tests' time they wait, for a time-out or for another process.
+TESTERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 
 # Or each process of the tests, several hundred, compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -13,7 +15,7 @@ run: install
 
 # What a contributor needs at each change; databases in SQLite, no browser, no whole studies as commands.
 test: install
-	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m "not full"
+	$(VENV)/bin/python -m pytest -n $(TESTERS) --dist worksteal -m "not full"
 
 # The rest: PostgreSQL and MariaDB, storms, the browser, the documents' commands, the studies.
 test-all: install
