@@ -24,8 +24,8 @@ from hpo.checks.json_schema import study_schema
 from hpo.config.schema import StudyFile, model_of
 from hpo.config.schema_types import MAY_CHANGE
 from hpo.search.pruners import PRUNERS
-from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.search.samplers import SAMPLERS
+from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.trial.callbacks import CALLBACKS
 
 ROOT = Path(__file__).parents[1]

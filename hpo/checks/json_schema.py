@@ -1,8 +1,8 @@
 """The JSON Schema of study.yaml, for editors: what pydantic knows of it, and what pydantic can't know.
 
 Pydantic sees a study file after its interpolations are resolved; an editor sees the text. So wherever a number, a
-switch or one of a few words is wanted, ``${trainer.max_epochs}`` is right as well. Names of samplers, pruners, schedulers and
-callbacks, with the callbacks' arguments, come from the code that offers them.
+switch or one of a few words is wanted, ``${trainer.max_epochs}`` is right as well. Names of samplers, pruners,
+schedulers and callbacks, with the callbacks' arguments, come from the code that offers them.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from hpo.config.spec import json_schema
 from hpo.config.targets import TARGET
 from hpo.search.hub import PREFIX
 from hpo.search.pruners import PRUNERS
-from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.search.samplers import SAMPLERS
+from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.trial.callbacks import CALLBACKS
 
 _INTERPOLATION: Final = "Interpolation"

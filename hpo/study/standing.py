@@ -14,6 +14,7 @@ from hpo.storage.grants import granted_until, grants_of
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.ranking import is_feasible
 
 
 def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
@@ -58,6 +59,7 @@ def seen(trial: FrozenTrial) -> Seen:
         kinds=[grant["why"].get("kind", "") for grant in grants_of(trial)],
         whole=outcome_of(trial) == Outcome.COMPLETE,
         imported=IMPORTED_ATTR in trial.system_attrs,
+        feasible=is_feasible(trial),
     )
 
 

@@ -98,7 +98,7 @@ class TrialEnd:
         epoch = self.best_epoch
         if outcome in (Outcome.COMPLETE, Outcome.PRUNED, Outcome.DIVERGED):
             self._keep_prediction()
-            self._keep_constraints(epoch)
+            self.keep_constraints()
         if outcome is None:
             self._requeue(failure)
         elif outcome == Outcome.PRUNED:
@@ -118,10 +118,20 @@ class TrialEnd:
         """Store that the trial is paused after its last epoch, and all that one keeps that is pruned there."""
         epoch = self.best_epoch
         self._keep_prediction()
-        self._keep_constraints(epoch)
+        self.keep_constraints()
         if epoch is not None:
             self.trial.set_user_attr(BEST_ATTR, finite(self._best(epoch)))
         self.opened.storage.pause(id_of_trial(self.trial), len(self._history))
+
+    def keep_constraints(self) -> None:
+        """Store how far the trial violates each bound, at its best epoch, or its last where none is the best."""
+        bounds = self.opened.spec.study.bounds
+        if not self._history or not bounds:
+            return
+        epoch = self.best_epoch
+        metrics = self._history[-1 if epoch is None else epoch - 1]
+        for bound in bounds:
+            self._set_constraint(bound.metric, bound.violation(metrics.get(bound.metric, math.nan)))
 
     def take_over(self, known: FrozenTrial) -> float | None:
         """Store another trial's result as this one's; returns the value."""
@@ -163,14 +173,6 @@ class TrialEnd:
             if value:
                 self.trial.set_user_attr(name, value)
         self.opened.study.tell(self.trial, state=TrialState.FAIL)
-
-    def _keep_constraints(self, epoch: int | None) -> None:
-        """Store how far the trial violates each bound, at its best epoch, or its last where none is the best."""
-        if not self._history:
-            return
-        metrics = self._history[-1 if epoch is None else epoch - 1]
-        for bound in self.opened.spec.study.bounds:
-            self._set_constraint(bound.metric, bound.violation(metrics.get(bound.metric, math.nan)))
 
     def _set_constraint(self, metric: str, violation: float) -> None:
         # Trial.set_constraint keeps the value of an attempt that was killed before it could store the outcome.

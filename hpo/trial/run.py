@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -226,7 +225,7 @@ class TrialRun:
             device=self.device,
             seed=seed,
             mode=spec.study.mode,
-            reports=reports(trial, spec.study.metric, opened.scheduler, partial(extended, opened, trial)),
+            reports=reports(trial, spec.study.metric, opened.scheduler, self._extended),
             checkpoints=Checkpoints(attempt_folders(spec, trial.number), self.device),
             request=self.request,
             lease=Lease(self._id, opened.storage.attempt_of(self._id)),
@@ -238,6 +237,11 @@ class TrialRun:
         self._run_as_before(seed)
         session.keep_config(session.config)
         return session
+
+    def _extended(self) -> int | None:
+        """As `extended`, with the bounds measured by which the scheduler leaves a trial alone."""
+        self._end.keep_constraints()
+        return extended(self.opened, self.trial)
 
     def _run_as_before(self, seed: int) -> None:
         """Store how the trial is run; one that resumes keeps its number of threads, for equal bits."""

@@ -11,6 +11,7 @@ import hpo
 from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.storage.grants import grants_of
 from hpo.study.open_study import OpenStudy, load_study
+from hpo.study.ranking import is_feasible
 from tests.support.studies import Studies
 
 _EPOCHS = 30
@@ -80,6 +81,18 @@ def test_a_larger_budget_goes_on_from_there(scheduled: tuple[str, ...], studies:
         assert now[1] == params
         assert now[3][: len(grants)] == grants
         assert {step: now[2][step] for step in values} == values
+    view.storage.close()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_a_trial_that_violates_a_bound_is_never_resumed(scheduled: tuple[str, ...], studies: Studies) -> None:
+    bound = ("study.constraints={parameters: <= 25}", "callbacks.parameter_count=true")
+    view = run(studies, *scheduled, *bound, f"study.epochs={_EPOCHS}")
+    violating = [trial for trial in view.study.get_trials() if not is_feasible(trial)]
+    assert violating
+    assert len(violating) < len(view.study.get_trials())
+    for trial in violating:
+        assert len(grants_of(trial)) == 1
     view.storage.close()
 
 

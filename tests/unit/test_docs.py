@@ -19,8 +19,8 @@ import trainer
 from hpo.cli.app import app
 from hpo.config.schema import LoaderSection, StudyFile, StudySection, TrainerSection
 from hpo.search.pruners import PRUNERS
-from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.search.samplers import SAMPLERS
+from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.trial.callbacks import CALLBACKS
 from trainer import BatchOptions, Callback, Trainer, callbacks, register_global_callback
 from trainer.callbacks import Checkpoint, default_callbacks

@@ -18,7 +18,7 @@ _LEAST: Final = 9
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A trial with its losses: less is better, infinite where nothing finite was reported.
+    """A trial with its losses: less is better, infinite where nothing finite was reported or a bound is violated.
 
     Attributes:
         seen: The trial.
@@ -69,7 +69,7 @@ def curves_of(standing: Standing) -> list[Curve]:
 
 def _curve(seen: Seen, sign: float) -> Curve:
     steps = sorted(seen.values)
-    values = [sign * seen.values[step] for step in steps]
+    values = [sign * seen.values[step] if seen.feasible else math.inf for step in steps]
     if not math.isfinite(sum(values)):  # a sum is finite only where all of them are
         values = [value if math.isfinite(value) else math.inf for value in values]
     return Curve(seen, steps, values)

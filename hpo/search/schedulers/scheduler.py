@@ -95,6 +95,7 @@ class Seen:
         kinds: `Why.kind` of each grant, the first one first; empty for a trial that was never granted anything.
         whole: It has trained to its end.
         imported: It was trained in another study: it counts against no budget.
+        feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
     """
 
     number: int
@@ -105,6 +106,7 @@ class Seen:
     kinds: Sequence[str] = ()
     whole: bool = False
     imported: bool = False
+    feasible: bool = True
 
     @property
     def epochs(self) -> int:
