@@ -9,11 +9,7 @@ from typing import Any, Final
 import torch
 
 from trainer.checkpoint.files import CheckpointFile, list_checkpoints
-from trainer.checkpoint.manager import (
-    CheckpointManager,
-    find_checkpoint,
-    newest_checkpoint,
-)
+from trainer.checkpoint.manager import CheckpointManager, newest_checkpoint, verified_checkpoint
 from trainer.checkpoint.retention import best_epochs, retained
 from trainer.state import Mode
 
@@ -43,9 +39,8 @@ class Checkpoints:
         return found
 
     def of_epoch(self, epoch: int) -> CheckpointFile | None:
-        """The readable checkpoint of the end of an epoch, from the last attempt that has one."""
-        found = find_checkpoint(self._folders, epoch)
-        return None if found is None else found[0]
+        """The undamaged file of the end of an epoch, from the last attempt that has one; nothing is loaded."""
+        return verified_checkpoint(self._folders, epoch)
 
     def write(self, checkpoint: Mapping[str, Any], epoch: int, batch: int) -> Path:
         """Write atomically; see `CheckpointManager.write`, errors included."""

@@ -49,18 +49,31 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
     Raises:
         CheckpointError: The file is missing, truncated, corrupted or holds anything else.
     """
+    verify_checkpoint(path)
     try:
-        with zipfile.ZipFile(path) as archive:
-            broken = archive.testzip()
-        checkpoint = None if broken else torch.load(path, map_location=device, weights_only=True)
+        checkpoint = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:
-        # torch, pickle and zipfile raise a dozen types for damaged files; the reader needs just one.
+        # torch and pickle raise a dozen types for damaged files; the reader needs just one.
         raise CheckpointError(f"{path}: no readable checkpoint: {error}") from error
-    if broken:
-        raise CheckpointError(f"{path}: the record {broken} is corrupted")
     if not isinstance(checkpoint, dict):
         raise CheckpointError(f"{path}: holds {type(checkpoint).__name__}, not a checkpoint")
     return checkpoint
+
+
+def verify_checkpoint(path: Path) -> None:
+    """Check each record of a torch file against its CRC-32; no tensor is made.
+
+    Raises:
+        CheckpointError: The file is missing, truncated or corrupted.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            broken = archive.testzip()
+    except Exception as error:
+        # zipfile raises a dozen types for damaged files; the reader needs just one.
+        raise CheckpointError(f"{path}: no readable checkpoint: {error}") from error
+    if broken:
+        raise CheckpointError(f"{path}: the record {broken} is corrupted")
 
 
 def step_of(path: Path) -> int:
@@ -97,6 +110,19 @@ def find_checkpoint(
                 return file, load_checkpoint(file.path, device)
             except CheckpointError as error:
                 logger.warning("%s", error)
+    return None
+
+
+def verified_checkpoint(folders: Iterable[Path], epoch: int) -> CheckpointFile | None:
+    """The undamaged file of the end of ``epoch``, from the last folder that has one; nothing is loaded."""
+    for file in reversed(list_checkpoints(folders)):
+        if file.progress == (epoch, 0):
+            try:
+                verify_checkpoint(file.path)
+            except CheckpointError as error:
+                logger.warning("%s", error)
+            else:
+                return file
     return None
 
 

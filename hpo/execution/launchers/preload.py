@@ -24,7 +24,11 @@ __all__ = ["hpo", "sqlalchemy", "torch"]
 
 
 def _warm_up() -> None:
-    """Construct the commonest optimizer: the first construction imports a second's worth of modules."""
+    """Construct the commonest optimizer, and set up the tables' classes.
+
+    The first construction imports a second's worth of modules, and the first question to the classes sets them up.
+    """
+    sqlalchemy.orm.configure_mappers()
     torch.set_num_threads(1)
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
 

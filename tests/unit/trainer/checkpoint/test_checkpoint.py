@@ -31,6 +31,7 @@ from trainer.checkpoint.manager import (
     load_checkpoint,
     newest_checkpoint,
     snapshot,
+    verified_checkpoint,
 )
 from trainer.checkpoint.readable import UnreadableError
 from trainer.data.plan import Plan
@@ -177,6 +178,23 @@ class TestReading:
         other.path(2).write_bytes(b"")
         assert find_checkpoint(folders, 2)[1] == {"from": 1}
         assert find_checkpoint(folders, 7) is None
+
+    def test_a_file_is_verified_without_being_loaded(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        managers = [CheckpointManager(tmp_path / name) for name in ("attempt-1", "attempt-2")]
+        folders = [manager.folder for manager in managers]
+        paths = [manager.write(CONTENT, 2) for manager in managers]
+        managers[1].write(CONTENT, 2, batch=5)
+        monkeypatch.setattr(torch, "load", lambda *_, **__: pytest.fail("a checkpoint was loaded"))
+        assert verified_checkpoint(folders, 2).path == paths[1]
+        damaged = bytearray(paths[1].read_bytes())
+        damaged[damaged.index(CONTENT["tensor"].numpy().tobytes()) + 3] ^= 1
+        paths[1].write_bytes(damaged)
+        assert verified_checkpoint(folders, 2).path == paths[0]
+        paths[0].write_bytes(paths[0].read_bytes()[:-200])
+        assert verified_checkpoint(folders, 2) is None
+        assert verified_checkpoint(folders, 7) is None
 
 
 class TestRetention:
