@@ -1,0 +1,121 @@
+"""The best value against seconds, on real training: what `hpo run` finds in equal wall time by several settings.
+
+    python benchmarks/real_search.py STUDY.yaml … --seconds 60 --seeds 3 [--workers 2] [--only NAME …]
+
+Each setting runs the same study file for the same time with the same workers; a round runs every setting once, so
+that a slow moment of the machine hits all. Prints, for each study, the median over seeds of the best value at an
+eighth, a quarter, half and all of the time, and the share of the time that each setting needs to reach what the
+best of the others ends at. Bounds of the file are left out: the value alone counts.
+"""
+
+import argparse
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from hpo.config.spec import load_spec
+
+#: What each setting changes in the study file.
+SETTINGS: Mapping[str, Sequence[str]] = {
+    "file": (),
+    "tpe + median": ("study.sampler={name: tpe}", "study.pruner={name: median}"),
+    "gp": ("study.sampler={name: gp}", "study.pruner=none"),
+    "asha": ("study.sampler={name: random}", "study.pruner=none", "study.scheduler=asha"),
+    "freeze_thaw": ("study.pruner=none", "study.scheduler=freeze_thaw"),
+}
+#: Shares of the time at which the best value is shown.
+_SHARES = (0.125, 0.25, 0.5, 1.0)
+
+#: Seconds since the first trial began → the best value until then.
+Curve = list[tuple[float, float]]
+
+
+def run(file: Path, name: str, seed: int, arguments: argparse.Namespace, folder: Path) -> Curve:
+    """One setting's best value against seconds; the time counts from the first trial's start."""
+    overrides = [f"study.name={file.parent.name}", *SETTINGS[name], f"study.sampler.seed={seed}"]
+    overrides += ["study.constraints={}", "study.n_trials=100000"]
+    command = [sys.executable, "-m", "hpo", "run", file, *overrides, "--json"]
+    command += ["--workers", arguments.workers, "--timeout", f"{arguments.seconds + arguments.start:.0f}s"]
+    command += ["--output-dir", folder / f"{file.parent.name}-{name}-{seed}".replace(" ", "")]
+    done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=False)
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    if not events or events[-1]["event"] != "study_ended" or events[-1]["ending"] != "timeout":
+        raise SystemExit(f"{file} with {name} has ended early: {events[-1:]}")
+    better = min if load_spec(file).study.direction == "minimize" else max
+    return best_so_far(events, better)
+
+
+def best_so_far(events: Sequence[Mapping[str, Any]], better: Any) -> Curve:
+    """The best value of any epoch, each time that it improves."""
+    curve: Curve = []
+    start = None
+    for event in events:
+        if event["event"] == "trial_started" and start is None:
+            start = datetime.fromisoformat(event["time"])
+        value = event.get("value") if event["event"] == "epoch_ended" else None
+        if start is None or value is None:
+            continue
+        best = value if not curve else better(value, curve[-1][1])
+        if not curve or best != curve[-1][1]:
+            curve.append(((datetime.fromisoformat(event["time"]) - start).total_seconds(), best))
+    return curve
+
+
+def at(curve: Curve, seconds: float) -> float:
+    """The best value until then; NaN before the first."""
+    return next((value for when, value in reversed(curve) if when <= seconds), math.nan)
+
+
+def reached(curve: Curve, goal: float, *, lowest: bool) -> float:
+    """Seconds until a value as good as the goal; infinite where none is."""
+    good = (when for when, value in curve if (value <= goal if lowest else value >= goal))
+    return next(good, math.inf)
+
+
+def show(file: Path, curves: Mapping[str, Sequence[Curve]], seconds: float) -> None:
+    """The table of one study."""
+    lowest = load_spec(file).study.direction == "minimize"
+    pick = min if lowest else max
+    print(f"\n{file.parent.name}, {seconds:g} s\n")
+    print("| setting | " + " | ".join(f"{share:.3g}" for share in _SHARES) + " | time to the others' best end |")
+    print("|---|" + "---|" * (len(_SHARES) + 1))
+    for name, own in curves.items():
+        cells = [f"{statistics.median(at(curve, share * seconds) for curve in own):.4f}" for share in _SHARES]
+        shares = []
+        for seed, curve in enumerate(own):
+            ends = [at(other[seed], seconds) for key, other in curves.items() if key != name]
+            shares.append(reached(curve, pick(ends), lowest=lowest) / seconds)
+        cells.append(f"{statistics.median(shares):.2f}")
+        print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("studies", nargs="+", type=Path)
+    parser.add_argument("--seconds", type=float, default=60)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--start", type=float, default=10, help="seconds beside for the start of the workers")
+    parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="hpo-real-search-") as folder:
+        for file in arguments.studies:
+            curves: defaultdict[str, list[Curve]] = defaultdict(list)
+            for seed in range(arguments.seeds):
+                for name in arguments.only:
+                    curves[name].append(run(file, name, seed, arguments, Path(folder)))
+            show(file, curves, arguments.seconds)
+
+
+if __name__ == "__main__":
+    main()
