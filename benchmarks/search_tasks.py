@@ -194,7 +194,8 @@ class Formula:
 
     The final loss is smooth in the parameters, with an optimum drawn for each instance; the curve falls towards it
     as a power of the epoch, with a speed that depends on the parameters, too. ``agree``: what ends well is fast;
-    ``silent``: the speed has nothing to do with the end; ``cross``: what ends best is slow, and leads late only.
+    ``silent``: the speed has nothing to do with the end; ``cross``: what ends best is slow, and leads late only;
+    ``hidden``: as ``cross``, and the parameters say nothing about either.
     """
 
     def __init__(self, kind: str, instance: int, horizon: int = 40) -> None:
@@ -218,6 +219,8 @@ class Formula:
         return Trained(_with_noise(self, true, params, seed), true, seconds)
 
     def _loss(self, params: Params) -> Floats:
+        if self._kind == "hidden":
+            params = self._encoding.params(self._encoding.snap(_rng(sorted(params.items())).random((1, 8)))[0])
         x = np.array([params[f"x{k}"] for k in range(6)])
         chosen = ["abc".index(params[f"c{k}"]) for k in range(2)]
         parts = [
@@ -225,10 +228,10 @@ class Formula:
             for weights, optimum, choices in zip(self._weights, self._optima, self._choices, strict=True)
         ]
         end, other = parts
-        slow = {"agree": end, "silent": other, "cross": 0.5 - end}[self._kind]
+        slow = {"agree": end, "silent": other}.get(self._kind, 0.5 - end)
         power = math.exp(0.6 - 5.0 * (slow - 0.2))
         epochs = np.arange(1, self.horizon + 1)
-        return end + (1 - end) * ((1 + epochs) / 2.0) ** -min(max(power, 0.2), 3.0)
+        return end + (1 - end) * (1.0 + epochs) ** -min(max(power, 0.2), 3.0)
 
 
 def split(name: str, data: Path | None) -> list[Task]:
@@ -243,7 +246,7 @@ def split(name: str, data: Path | None) -> list[Task]:
 
 def _tasks(kind: str, data: Path | None) -> Iterator[Task]:
     if kind == "formula":
-        for each in ("agree", "silent", "cross"):
+        for each in ("agree", "silent", "cross", "hidden"):
             yield from (Formula(each, instance) for instance in range(4))
         return
     if data is None:

@@ -203,3 +203,55 @@ def test_a_space_that_has_changed_does_not_use_the_stored_scales() -> None:
     end, _ = grown(FreezeThaw(), standing(n_epochs=100), bowl)
     other = replace(end, space={"optimizer.lr": end.space["optimizer.lr"]}, conditions={}, n_epochs=200)
     assert not isinstance(FreezeThaw().next(other), Wait)
+
+
+def hidden(params: Mapping[str, Any], epoch: int) -> float:
+    """A loss that the parameters say nothing about."""
+    return float(np.random.default_rng(int(1e9 * params["optimizer.lr"])).random()) + 1 / epoch
+
+
+def late(params: Mapping[str, Any], epoch: int) -> float:
+    """A loss whose order at epoch 1 is the other way round from epoch 3 on."""
+    return -0.1 * bowl(params, epoch) if epoch < 3 else bowl(params, epoch)
+
+
+def shares(study: Standing) -> dict[str, float]:
+    kinds = [kind for trial in study.trials for kind in trial.kinds]
+    return {kind: kinds.count(kind) / len(kinds) for kind in set(kinds)}
+
+
+def test_new_trials_pause_early_where_early_ranks_agree_and_not_where_they_mislead() -> None:
+    for loss, firsts in ((bowl, {1, 3}), (late, {3})):
+        end, answers = grown(FreezeThaw(), standing(n_epochs=400), loss)
+        assert {answer.until for answer in answers if isinstance(answer, New)} == firsts
+        assert sum(trial.epochs for trial in end.trials) == 400
+
+
+def test_halving_decides_more_where_the_models_trials_do_not_win() -> None:
+    known, _ = grown(FreezeThaw(), standing(n_epochs=600), bowl)
+    unknown, _ = grown(FreezeThaw(), standing(n_epochs=600), hidden)
+    halving = [shares(study)["breadth"] + shares(study)["promotion"] for study in (known, unknown)]
+    assert halving[1] > halving[0] + 0.1
+
+
+def test_some_even_trials_run_on_whatever_their_values() -> None:
+    end, _ = grown(FreezeThaw(), standing(n_epochs=600), bowl)
+    ran = [trial for trial in end.trials if "whole" in trial.kinds]
+    assert ran
+    assert all(trial.kinds[0] in ("initial", "breadth") for trial in ran)
+    worst_first = sorted(end.trials[:9], key=lambda trial: -trial.values[3])
+    assert any("whole" in trial.kinds for trial in worst_first[:6])
+    further = sum(max(0, trial.epochs - 3) for trial in ran)
+    assert further < 0.3 * 600
+
+
+def test_a_long_trial_has_its_first_rung_later() -> None:
+    assert FreezeThaw().first(standing(horizon=1000)) in (9, 27)
+    answer = FreezeThaw().next(standing(horizon=1000))
+    assert isinstance(answer, New)
+    assert (answer.until, answer.why.kind) == (27, "initial")
+
+
+def test_a_small_budget_has_a_short_opening() -> None:
+    end, _ = grown(FreezeThaw(), standing(n_trials=12), bowl)
+    assert sum(trial.kinds[0] == "initial" for trial in end.trials) == 4

@@ -65,7 +65,7 @@ class ModelChoice:
     def __init__(self, view: StudyView, first: int) -> None:
         self._view, self._first = view, first
         self._warp = Warp(view.curves)
-        self._rungs = ladder(view.horizon, _FACTOR, first)
+        self._rungs = ladder(view.horizon, _FACTOR)
         self._state: dict[str, Any] | None = None
 
     def best(self) -> Next | None:
@@ -137,10 +137,19 @@ class ModelChoice:
         return Rows(features, np.full(count, place), np.full(count, -1, dtype=np.int64))
 
     def _at(self, curves: Sequence[Curve], epochs: Sequence[int]) -> Rows:
-        points = np.array([self._view.encoding.point(curve.seen.params) for curve in curves])
+        points = np.array([self._point(curve) for curve in curves])
         features = self._view.encoding.features(points.reshape(len(curves), -1))
         numbers = np.array([curve.number for curve in curves], dtype=np.int64)
         return Rows(features, places(np.array(epochs, dtype=np.float64), self._view.horizon), numbers)
+
+    def _point(self, curve: Curve) -> Floats:
+        found = self._points.get(curve.number)
+        return self._view.encoding.point(curve.seen.params) if found is None else found
+
+    @cached_property
+    def _points(self) -> dict[int, Floats]:
+        numbers = (curve.number for curve in self._table.curves)
+        return dict(zip(numbers, self._table.points, strict=True))
 
     def _believing(self) -> CurveModel:
         """The model as if each running trial had come to its goal as predicted."""

@@ -1,10 +1,14 @@
-"""The mixture: which of breadth, successive halving and the model decides."""
+"""The mixture: which of breadth, successive halving, unjudged trials and the model decides."""
 
 from __future__ import annotations
 
 import math
+from functools import cached_property
+from itertools import pairwise
 from typing import Final
 
+from hpo.search.schedulers.curves import Curve
+from hpo.search.schedulers.freeze_thaw import agreement
 from hpo.search.schedulers.freeze_thaw.choice import ModelChoice
 from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 from hpo.search.schedulers.rungs import ladder, promotion
@@ -12,13 +16,20 @@ from hpo.search.schedulers.scheduler import New, Next, Wait, Why
 
 #: Of so many that have come to a rung one is promoted.
 _FACTOR: Final = 3
-#: Trials before the model is asked, at least; and trials with a finite report.
-_INITIAL: Final = 6
-_SEEN: Final = 4
-#: How often successive halving decides in place of the model.
-_HEDGE: Final = 0.25
-#: The first rung.
-_FIRST: Final = 3
+#: The first trials: epochs for all of them, at least; and their share of a whole trial and of the budget, at most.
+_OPENING: Final = 27
+_OF_A_TRIAL: Final = 0.5
+_OF_THE_BUDGET: Final = 0.1
+#: Fewer first trials than this teach nothing; trials with a finite report before the model is asked.
+_FEWEST: Final = 4
+#: Share of the decisions that halving has, where the model's trials are better than even ones, and where not.
+_HALVING_LEAST: Final = 0.1
+_HALVING_MOST: Final = 0.75
+#: How much less it has for each share of the comparisons that the model's trials win above a half.
+_HALVING_SLOPE: Final = 2.0
+#: Share of the epochs for trials that run on unjudged, where early ranks agree with late ones, and where not.
+_WHOLE_LEAST: Final = 0.05
+_WHOLE_MOST: Final = 0.3
 
 
 class Mixture:
@@ -30,40 +41,90 @@ class Mixture:
 
     def __init__(self, view: StudyView) -> None:
         self._view = view
+        self._rungs = ladder(view.horizon, _FACTOR)
+        self._base = agreement.base_rung(self._rungs)
 
     def first_rung(self) -> int | None:
         """Where a trial that a person has enqueued pauses first."""
-        return self._view.until(_FIRST)
+        return self._view.until(self._first)
 
     def answer(self) -> Next:
         """What a free worker does."""
         if self._view.standing.epochs_left == 0:
             return Wait()
-        return self._initial() or self._granted() or self._last_resort()
+        return self._opening() or self._unjudged() or self._granted() or self._last_resort()
 
-    def _initial(self) -> New | None:
-        if len(self._view.own) < max(self._view.standing.workers, _INITIAL):
-            return self._view.even(_FIRST, "initial")
+    @cached_property
+    def _agreement(self) -> dict[int, float]:
+        return agreement.agreements(self._view.own, self._rungs, self._base)
+
+    @cached_property
+    def _first(self) -> int:
+        return agreement.first_rung(self._agreement, self._rungs, self._opening_epochs)
+
+    @cached_property
+    def _even(self) -> list[Curve]:
+        """The trials that the model has not proposed."""
+        return [curve for curve in self._view.own if agreement.is_even(curve)]
+
+    @cached_property
+    def _opening_epochs(self) -> float:
+        epochs = max(_OPENING, _OF_A_TRIAL * self._view.horizon)
+        budget = self._view.standing.n_epochs
+        return epochs if budget is None else min(epochs, _OF_THE_BUDGET * budget)
+
+    def _opening(self) -> New | None:
+        """Even points until the opening's epochs are used: at first to the base rung, then to the first one."""
+        initial = max(self._opening_epochs // self._base, _FEWEST)
+        if trials := self._view.standing.n_trials:
+            initial = min(initial, max(trials // _FACTOR, _FEWEST))
+        if len(self._even) < max(initial, self._view.standing.workers):
+            return self._view.even(self._base, "initial")
+        if self._first >= self._base or len(self._even) >= self._opening_epochs // self._first:
+            return None
+        return self._view.even(self._first, "breadth")
+
+    def _unjudged(self) -> Next | None:
+        """An unjudged trial's way to its next rung, where their share of the epochs is not used."""
+        steps = [(early, late) for early, late in pairwise(self._rungs) if early >= self._base]
+        runners = [curve for curve in self._even if "whole" in curve.seen.kinds]
+        spent = {
+            late: sum(max(0, min(self._view.reach(curve), late) - early) for curve in runners)
+            for early, late in steps
+        }
+        trust = agreement.to_the_end(self._agreement, self._first)
+        share = _WHOLE_MOST - (_WHOLE_MOST - _WHOLE_LEAST) * trust
+        if sum(spent.values()) >= share * sum(map(self._view.reach, self._view.own)):
+            return None
+        # The nearest rung is compared first, and the k-th gets a k-th as many epochs.
+        for _, (early, late) in sorted(enumerate(steps), key=lambda each: (each[0] + 1) * spent[each[1][1]]):
+            for curve in self._even:
+                untouched = agreement.unjudged(curve, self._base) == curve.done
+                if curve.resumable and untouched and early <= curve.done < late:
+                    return self._view.resume(curve, late, Why("whole"))
         return None
 
     def _granted(self) -> Next | None:
-        if self._view.rng.random() < _HEDGE:
+        wins = agreement.wins(self._view.own)
+        share = min(max(_HALVING_MOST - _HALVING_SLOPE * (wins - 0.5), _HALVING_LEAST), _HALVING_MOST)
+        if self._view.rng.random() < share:
             return self._halving() or self._model()
         return self._model() or self._halving()
 
     def _model(self) -> Next | None:
-        if sum(math.isfinite(curve.best) for curve in self._view.curves) < _SEEN:
+        if sum(math.isfinite(curve.best) for curve in self._view.curves) < _FEWEST:
             return None
-        return ModelChoice(self._view, _FIRST).best()
+        return ModelChoice(self._view, self._first).best()
 
     def _halving(self) -> Next | None:
-        rungs = ladder(self._view.horizon, _FACTOR, _FIRST)
-        if found := promotion(self._view.curves, rungs, _FACTOR):
+        """Successive halving among the trials that the model has not proposed: a search of its own."""
+        rungs = [rung for rung in self._rungs if rung >= self._first]
+        if found := promotion(self._even, rungs, _FACTOR):
             return self._view.resume(*found, Why("promotion"))
-        return self._view.even(_FIRST, "breadth")
+        return self._view.even(self._first, "breadth")
 
     def _last_resort(self) -> Next:
         """The space is used up, and nothing is paused that might win: the study's sampler draws a duplicate."""
         if self._view.may_start:
-            return New(None, self._view.until(_FIRST), Why("breadth"))
+            return New(None, self._view.until(self._first), Why("breadth"))
         return Wait()

@@ -1,4 +1,4 @@
-"""`FreezeThaw`: which trial a free worker trains next, by a curve model and by successive halving."""
+"""`FreezeThaw`: which trial a free worker trains next, by a model of all curves and by halving."""
 
 from __future__ import annotations
 
@@ -15,7 +15,13 @@ from hpo.search.schedulers.scheduler import Next, Standing
 class FreezeThaw(GrantScheduler):
     """Trials pause at rungs; a curve model, breadth and successive halving share the study's epochs.
 
-    Kinds of its grants: ``"initial"``, ``"breadth"`` (a new trial, drawn evenly), ``"promotion"``, ``"model"``.
+    The study itself sets the shares. Trials at evenly drawn points show how well the rank at one rung agrees with
+    the next: where the first epochs say little, new trials pause later, and more of the even ones run on without a
+    look at their values. A model of all curves resumes paused trials or proposes new points; the less often its
+    proposals are ahead of even points, the more decisions successive halving among the even points has.
+
+    Kinds of its grants: ``"initial"`` and ``"breadth"`` (a new trial at an even point), ``"whole"`` (an even one
+    runs on unjudged), ``"promotion"`` (by successive halving) and ``"model"``.
     """
 
     def first(self, standing: Standing) -> int | None:

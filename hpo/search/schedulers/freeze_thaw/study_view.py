@@ -64,6 +64,10 @@ class StudyView:
         """A loss in the metric's own direction."""
         return loss if self.standing.minimize else -loss
 
+    def reach(self, curve: Curve) -> int:
+        """The last epoch that a trial has had, or has been granted."""
+        return self.goal(curve) if curve.seen.state == "running" else curve.done
+
     def goal(self, curve: Curve) -> int:
         """Where a running trial pauses next."""
         return max(curve.done, self.horizon if curve.seen.until is None else curve.seen.until)

@@ -1,0 +1,122 @@
+"""What a study shows about itself: how well early ranks agree with late ones, and whether the model's trials win.
+
+A trial that ran on because it stood well says nothing about those that did not. So for the agreement only those
+epochs count that a trial was granted without a look at its values: up to the first trials' rung, and those of
+grants of the kind ``"whole"``, which trials that the model has not proposed get in turn.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpo.search.schedulers.curves import Curve
+
+#: Kinds of grants that do not look at a trial's values; "enqueued" ones are a person's choice.
+_UNJUDGED: Final = frozenset({"initial", "breadth", "whole"})
+#: The rung of the first trials: this, or in longer ones the last rung within this share of the horizon.
+_BASE: Final = 3
+_OF_HORIZON: Final = 1 / 16
+#: The agreement with the next rung before it is measured, below the base and above; as so many trials.
+_EXPECTED: Final = (0.5, 0.9)
+_WEIGHT: Final = 3.0
+#: Fewer trials than this measure nothing.
+_FEWEST: Final = 3
+#: How often the model's trials are expected to win, and how many of its trials that counts as.
+_WINS: Final = 0.75
+_WINS_WEIGHT: Final = 6.0
+#: The latest so many trials of each kind are compared.
+_LATEST: Final = 30
+
+
+def base_rung(rungs: Sequence[int]) -> int:
+    """The rung of the first trials, at which all of them can be compared."""
+    within = max(_BASE, _OF_HORIZON * rungs[-1])
+    return max((rung for rung in rungs if rung <= within), default=rungs[0])
+
+
+def is_even(curve: Curve) -> bool:
+    """Whether a trial is at a point that was drawn evenly."""
+    return bool(curve.seen.kinds) and curve.seen.kinds[0] in _UNJUDGED
+
+
+def unjudged(curve: Curve, base: int) -> int:
+    """Up to which epoch a trial ran without being chosen by its values; 0 for one that is not at an even point."""
+    if not is_even(curve):
+        return 0
+    if all(kind in _UNJUDGED for kind in curve.seen.kinds):
+        return curve.done
+    return min(base, curve.done) if curve.seen.kinds[0] == "initial" else 0
+
+
+def rank_correlation(one: Sequence[float], other: Sequence[float]) -> float:
+    """Spearman's; ties share their ranks, and where a side is constant it is 0."""
+    ranks = [_ranks(np.array(values)) for values in (one, other)]
+    first, second = (each - each.mean() for each in ranks)
+    norm = math.sqrt(float(first @ first) * float(second @ second))
+    return float(first @ second) / norm if norm else 0.0
+
+
+def _ranks(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    middles: NDArray[np.float64] = np.cumsum(counts) - (counts - 1) / 2
+    return middles[inverse]
+
+
+def agreements(curves: Sequence[Curve], rungs: Sequence[int], base: int) -> dict[int, float]:
+    """For each rung, its rank correlation with the next one, drawn towards what is usual while few trials tell."""
+    found = {}
+    reach = [(curve, unjudged(curve, base)) for curve in curves if curve.steps]
+    for early, late in pairwise(rungs):
+        both = [curve for curve, epoch in reach if epoch >= late and curve.steps[0] <= early]
+        count = len(both) if len(both) >= _FEWEST else 0
+        total = _WEIGHT * _EXPECTED[early >= base]
+        if count:
+            total += count * rank_correlation(*([curve.at(epoch) for curve in both] for epoch in (early, late)))
+        found[early] = total / (_WEIGHT + count)
+    return found
+
+
+def to_the_end(agreement: Mapping[int, float], rung: int) -> float:
+    """How well a rung's rank agrees with the last one's: the product over the rungs between, at least 0."""
+    return math.prod(max(value, 0.0) for early, value in agreement.items() if early >= rung)
+
+
+def first_rung(agreement: Mapping[int, float], rungs: Sequence[int], epochs: float) -> int:
+    """The rung at which new trials pause first.
+
+    With so many epochs for new trials, n = epochs / rung of them come to a rung; the best of them there is
+    expected E[max of n] · agreement standard deviations ahead at the end. The rung for which that is most.
+    """
+    return max(rungs[:-1] or rungs, key=lambda rung: _expected_best(epochs / rung) * to_the_end(agreement, rung))
+
+
+def _expected_best(count: float) -> float:
+    """Expected maximum of so many standard normal values (Blom's approximation)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25)) if count > 1 else 0.0
+
+
+def wins(curves: Sequence[Curve]) -> float:
+    """How often a trial that the model proposed is ahead of one at an even point, after as many epochs.
+
+    A half: the model proposes nothing better than chance. Drawn towards what is usual while it has proposed few.
+    """
+    seen = [curve for curve in curves if curve.steps and curve.seen.kinds]
+    model = [curve for curve in seen if curve.seen.kinds[0] == "model"][-_LATEST:]
+    even = [curve for curve in seen if is_even(curve)][-_LATEST:]
+    if not model or not even:
+        return _WINS
+    won = [_ahead(one, other) for one in model for other in even]
+    return (_WINS_WEIGHT * _WINS + len(model) * sum(won) / len(won)) / (_WINS_WEIGHT + len(model))
+
+
+def _ahead(one: Curve, other: Curve) -> float:
+    epoch = min(one.done, other.done)
+    ours, theirs = one.at(epoch), other.at(epoch)
+    return 0.5 if ours == theirs else float(ours < theirs)
