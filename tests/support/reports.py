@@ -74,6 +74,7 @@ def report_of(
         "running": len(trials) - len(ended),
         "waiting": 0,
         "paused": 0,
+        "epochs": {"trained": sum(trial.last_step or 0 for trial in trials), "limit": None},
         "outcomes": {str(outcome): ended.count(outcome) for outcome in Outcome},
         "code": {"hash": None, "versions": [], "mixed_trials": None},
         "pruning": pruning,
