@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import os
+import pkgutil
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo.config.spec import load_spec
+from hpo.execution import launchers
 from hpo.execution.launchers.forkserver import start_fork_server
 from hpo.execution.launchers.launcher import Ended, Launcher, Said, Worker
 from hpo.execution.launchers.local import LocalLauncher
@@ -301,3 +305,21 @@ def test_what_supervises_knows_no_process_pipe_or_shared_memory(name: str) -> No
     named = {each.target for each in imports(MODULES[f"hpo.execution.{name}"])}
     assert not [each for each in named if each.startswith(("multiprocessing", "subprocess", "os"))]
     assert {each for each in named if "launchers" in each} <= {"hpo.execution.launchers.launcher"}
+
+
+def test_every_launcher_is_held_by_this_suite() -> None:
+    """What has all of a launcher's methods, and is not made to be completed by another class."""
+    methods = {name for name in vars(Launcher) if not name.startswith("_")}
+    modules = [info.name for info in pkgutil.iter_modules(launchers.__path__, f"{launchers.__name__}.")]
+    found = {kind for name in modules for kind in _classes(name)}
+    missing = {
+        kind.__name__
+        for kind in found - set(LAUNCHERS.values())
+        if methods <= set(dir(kind)) and not inspect.isabstract(kind) and kind is not Launcher
+    }
+    assert not missing, f"add to LAUNCHERS above, so that the contract holds it: {', '.join(missing)}"
+
+
+def _classes(module: str) -> set[type]:
+    own = vars(importlib.import_module(module)).values()
+    return {each for each in own if isinstance(each, type) and each.__module__ == module}
