@@ -378,9 +378,10 @@ def _timed(count: int, epochs: int, decisions: int) -> list[float]:
         done = int(rng.integers(1, epochs + 1)) if number % 2 else epochs
         seen = np.interp(np.linspace(0, 1, epochs), np.linspace(0, 1, len(trained.seen)), trained.seen)
         values = {epoch: float(seen[epoch - 1]) for epoch in range(1, done + 1)}
-        trials.append(Running(number, params, trained, values, "ended" if done == epochs else "paused"))
-    strategy = Scheduled(task, FreezeThaw(), 0, 4, 10**9)
-    taken = []
+        state, kind = "ended" if done == epochs else "paused", "model" if number % 4 else "breadth"
+        trials.append(Running(number, params, trained, values, state, kinds=[kind]))
+    strategy, taken = Scheduled(task, FreezeThaw(), 0, 4, 10**9), []
+    strategy.free([])  # the first decision imports SciPy
     for _ in range(decisions):
         began = time.process_time()
         answer = strategy.free(trials)

@@ -20,7 +20,8 @@ GROUPS = np.array([0, 1, 1, 2])  # the second parameter has two columns
 
 def data(count: int, seed: int = 0) -> tuple[Rows, Any]:
     rng = np.random.default_rng(seed)
-    rows = Rows(rng.random((count, 4)), rng.random(count), rng.integers(0, count // 2, count))
+    of, trial = (rng.integers(0, count // 2, count) for _ in range(2))
+    rows = Rows(rng.random((count // 2, 4)), of, rng.choice(rng.random(5), count), trial)
     return rows, rng.normal(size=count)
 
 
@@ -37,7 +38,7 @@ def by_hand(theta: Any, a: Rows, b: Rows) -> Any:
     result = np.empty((len(a), len(b)))
     for i in range(len(a)):
         for j in range(len(b)):
-            scaled = [(a.x[i, c] - b.x[j, c]) / s[8 + GROUPS[c]] for c in range(4)]
+            scaled = [(a.x[a.of[i], c] - b.x[b.of[j], c]) / s[8 + GROUPS[c]] for c in range(4)]
             kx = half(2.5, math.sqrt(sum(each**2 for each in scaled)))
             kt, ko = (half(1.5, abs(a.t[i] - b.t[j]) / s[k]) for k in (6, 7))
             own = float(a.trial[i] == b.trial[j] and a.trial[i] >= 0)
@@ -63,7 +64,7 @@ def test_gradients_are_those_of_finite_differences(seed: int) -> None:
 def test_predictions_are_those_of_a_dense_computation() -> None:
     rows, z = data(12)
     at, _ = data(5, seed=1)
-    at = Rows(at.x, at.t, np.array([-1, -1, 0, 1, 99]))
+    at = Rows(at.x, at.of, at.t, np.array([-1, -1, 0, 1, 99]))
     theta = kernel.prior(3)[0] + 0.3
     inverse = np.linalg.inv(by_hand(theta, rows, rows) + (math.exp(2 * theta[5]) + 1e-6) * np.eye(12))
     across = by_hand(theta, at, rows)
@@ -83,8 +84,8 @@ def test_it_is_scikit_learns_process_where_the_kernels_agree() -> None:
     noise = math.exp(2 * theta[5]) + 1e-6
     peer = GaussianProcessRegressor(theirs, alpha=noise, optimizer=None).fit(x, z)
     at = rng.random((6, 4))
-    ours = CurveModel(theta, GROUPS, Rows(x, np.ones(20), np.arange(20)), z)
-    mean, std = ours.predict(Rows(at, np.ones(6), np.full(6, -1)))
+    ours = CurveModel(theta, GROUPS, Rows.each(x, np.ones(20), np.arange(20)), z)
+    mean, std = ours.predict(Rows.each(at, np.ones(6), np.full(6, -1)))
     expected, spread = peer.predict(at, return_std=True)
     np.testing.assert_allclose(mean, expected, rtol=1e-6)
     np.testing.assert_allclose(std, spread, rtol=1e-6)
@@ -95,22 +96,26 @@ def test_it_is_scikit_learns_process_where_the_kernels_agree() -> None:
     assert value - 0.5 * off @ off + constant == pytest.approx(likelihood, rel=1e-6)
 
 
-def test_what_is_believed_stands_where_it_was_predicted_and_is_certain() -> None:
+def test_what_is_believed_is_as_if_it_had_been_seen_where_it_was_predicted() -> None:
     rows, z = data(12)
     theta = kernel.prior(3)[0]
-    before = CurveModel(theta, GROUPS, rows, z)
-    at = Rows(rows.x[:2] + 0.01, np.array([0.9, 1.0]), np.array([50, 51]))
-    mean, std = before.predict(at)
-    again, narrow = before.believing(at).predict(at)
+    model = CurveModel(theta, GROUPS, rows, z)
+    at = Rows.each(rows.x[:2] + 0.01, np.array([0.9, 1.0]), np.array([50, 51]))
+    mean, std = model.predict(at)
+    model.believe(at)
+    again, narrow = model.predict(at)
     np.testing.assert_allclose(again, mean, atol=1e-6)
     assert (narrow < 0.3 * std).all()
+    seen = CurveModel(theta, GROUPS, rows.joined(at), np.concatenate([z, mean]))
+    other, _ = data(6, seed=2)
+    np.testing.assert_allclose(model.predict(other), seen.predict(other), rtol=1e-9)
 
 
 def test_a_fit_finds_which_parameter_matters_and_starts_where_the_last_ended() -> None:
     rng = np.random.default_rng(0)
     x = rng.random((60, 4))
     z = np.sin(6 * x[:, 0]) + 0.01 * rng.normal(size=60)
-    rows = Rows(x, np.ones(60), np.arange(60))
+    rows = Rows.each(x, np.ones(60), np.arange(60))
     start = kernel.prior(3)[0]
     theta = fitted(start, GROUPS, rows, z)
     assert theta[8] < min(theta[9], theta[10]) - 0.5

@@ -162,5 +162,5 @@ def test_another_kind_of_distribution_is_refused() -> None:
 def test_a_logarithmic_range_is_even_in_its_logarithm() -> None:
     axis = RealAxis(1e-4, 1e-2, log=True)
     assert axis.value(0.5) == pytest.approx(1e-3)
-    assert axis.unit(1e-3) == pytest.approx(0.5)
+    assert axis.units([1e-3, 1e-2]) == pytest.approx([0.5, 1.0])
     assert axis.value(1.0) == 1e-2

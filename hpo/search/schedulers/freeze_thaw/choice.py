@@ -25,7 +25,7 @@ from hpo.search.schedulers.scheduler import Next, Why
 
 #: Rows that the model reads, at most.
 _ROWS: Final = 300
-#: Paused trials that are looked at, those with the best last values.
+#: Trials that are looked at, those with the best last values.
 _LEADERS: Final = 60
 #: The scales are fitted again when the rows have grown by this, or fallen as much.
 _GROWN: Final = 1.15
@@ -74,7 +74,7 @@ class ModelChoice:
             model = self._believing()
         except LinAlgError:
             return None
-        known = self._table.curves
+        known = self._table.curves[:_LEADERS]
         now, _ = model.predict(self._at(known, [curve.done for curve in known]))
         incumbent = min(float(now.min()), float(self._table.z.min()))
         aim = drawn_aim(self._view.rng, self._view.horizon, incumbent, self._table.spread)
@@ -134,13 +134,13 @@ class ModelChoice:
     def _new(self, points: Floats, place: float) -> Rows:
         count = len(points)
         features = self._view.encoding.features(points)
-        return Rows(features, np.full(count, place), np.full(count, -1, dtype=np.int64))
+        return Rows.each(features, np.full(count, place), np.full(count, -1, dtype=np.int64))
 
     def _at(self, curves: Sequence[Curve], epochs: Sequence[int]) -> Rows:
         points = np.array([self._point(curve) for curve in curves])
         features = self._view.encoding.features(points.reshape(len(curves), -1))
         numbers = np.array([curve.number for curve in curves], dtype=np.int64)
-        return Rows(features, places(np.array(epochs, dtype=np.float64), self._view.horizon), numbers)
+        return Rows.each(features, places(np.array(epochs, dtype=np.float64), self._view.horizon), numbers)
 
     def _point(self, curve: Curve) -> Floats:
         found = self._points.get(curve.number)
@@ -155,10 +155,9 @@ class ModelChoice:
         """The model as if each running trial had come to its goal as predicted."""
         table = self._table
         model = CurveModel(self._scales, self._view.encoding.groups, table.rows, table.z)
-        running = [curve for curve in self._view.curves if curve.seen.state == "running"]
-        if not running:
-            return model
-        return model.believing(self._at(running, [self._view.goal(curve) for curve in running]))
+        if running := [curve for curve in self._view.curves if curve.seen.state == "running"]:
+            model.believe(self._at(running, [self._view.goal(curve) for curve in running]))
+        return model
 
     @cached_property
     def _table(self) -> Table:

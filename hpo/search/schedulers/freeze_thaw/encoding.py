@@ -51,8 +51,8 @@ class Axis(Protocol):
     def value(self, unit: float) -> Any:
         """The value at a coordinate."""
 
-    def unit(self, value: Any) -> float:
-        """The coordinate of a value; one outside the range is brought to its end, an unknown choice is NaN."""
+    def units(self, values: Sequence[Any]) -> Floats:
+        """The coordinates of values; one outside the range is brought to its end, an unknown choice is NaN."""
 
     def features(self, units: Floats) -> Floats:
         """Columns [points, columns] of snapped coordinates without NaN."""
@@ -86,11 +86,13 @@ class RealAxis:
         place = low + min(max(unit, 0.0), 1.0) * (high - low)
         return min(max(math.exp(place) if self.log else place, self.low), self.high)
 
-    def unit(self, value: Any) -> float:
+    def units(self, values: Sequence[Any]) -> Floats:
         """See `Axis`."""
         low, high = self._ends
-        clipped = min(max(float(value), self.low), self.high)
-        return 0.5 if high == low else ((math.log(clipped) if self.log else clipped) - low) / (high - low)
+        if high == low:
+            return np.full(len(values), 0.5)
+        clipped = np.clip(np.array(values, dtype=np.float64), self.low, self.high)
+        return ((np.log(clipped) if self.log else clipped) - low) / (high - low)
 
     def features(self, units: Floats) -> Floats:
         """The coordinate."""
@@ -139,17 +141,17 @@ class StepAxis:
         number = min(self.low + index * self.step, self.high)
         return round(number) if self.whole else number
 
-    def unit(self, value: Any) -> float:
+    def units(self, values: Sequence[Any]) -> Floats:
         """See `Axis`."""
-        clipped = min(max(float(value), self.low), self.high)
+        clipped = np.clip(np.array(values, dtype=np.float64), self.low, self.high)
         if self.log:
-            return (math.log(clipped) - self._wide[0]) / (self._wide[1] - self._wide[0])
-        return (round((clipped - self.low) / self.step) + 0.5) / (self.count or 1)
+            return (np.log(clipped) - self._wide[0]) / (self._wide[1] - self._wide[0])
+        return (np.round((clipped - self.low) / self.step) + 0.5) / (self.count or 1)
 
     def features(self, units: Floats) -> Floats:
         """The number between both ends, 0 to 1 (its logarithm where the range is logarithmic)."""
-        low, high = self.unit(self.low), self.unit(self.high)
-        return ((units - low) / (high - low))[:, None]
+        low, high = self.units([self.low, self.high])
+        return np.asarray((units - low) / (high - low))[:, None]
 
     @property
     def _wide(self) -> tuple[float, float]:
@@ -186,8 +188,11 @@ class ChoiceAxis:
         count = len(self.choices)
         return self._along[min(int(min(max(unit, 0.0), 1.0) * count), count - 1)]
 
-    def unit(self, value: Any) -> float:
+    def units(self, values: Sequence[Any]) -> Floats:
         """See `Axis`."""
+        return np.array([self._unit(value) for value in values])
+
+    def _unit(self, value: Any) -> float:
         for index, choice in enumerate(self._along):
             if same(choice, value) or (isinstance(value, list) and choice == tuple(value)):
                 return (index + 0.5) / len(self.choices)
@@ -283,12 +288,16 @@ class Encoding:
 
     def point(self, params: Mapping[str, Any]) -> Floats:
         """Coordinates of parameters; NaN where one is missing or none of the choices."""
-        return np.array(
-            [
-                axis.unit(params[name]) if name in params else math.nan
-                for name, axis in zip(self.names, self.axes, strict=True)
-            ]
-        )
+        return np.asarray(self.points([params])[0])
+
+    def points(self, several: Sequence[Mapping[str, Any]]) -> Floats:
+        """The same of several [points, parameters]."""
+        found = np.full((len(several), len(self.names)), math.nan)
+        for index, (name, axis) in enumerate(zip(self.names, self.axes, strict=True)):
+            where = [row for row, params in enumerate(several) if name in params]
+            if where:
+                found[where, index] = axis.units([several[row][name] for row in where])
+        return found
 
     def key(self, params: Mapping[str, Any]) -> Hashable:
         """The same for the same values of the space's parameters; no parameter has both true and 1."""
@@ -303,7 +312,7 @@ class Encoding:
         cells = [(np.arange(count or 1) + 0.5) / (count or 1) for count in counts]
         # A number of a logarithmic range has a part of the interval of its own width.
         values = [
-            np.array([axis.unit(number) for number in range(int(axis.low), int(axis.high) + 1)])
+            axis.units(range(int(axis.low), int(axis.high) + 1))
             if isinstance(axis, StepAxis) and axis.log
             else cell
             for axis, cell in zip(self.axes, cells, strict=True)

@@ -42,22 +42,35 @@ class Rows:
     """Places where curves are seen or asked for.
 
     Attributes:
-        x: Columns of the configurations [rows, columns].
+        x: Columns of the configurations [configurations, columns].
+        of: The configuration of each row, as an index of x [rows].
         t: ln(epoch) / ln(horizon) [rows].
         trial: Number of the trial [rows]; -1: one that is not known yet.
     """
 
     x: Floats
+    of: NDArray[np.int64]
     t: Floats
     trial: NDArray[np.int64]
 
+    @classmethod
+    def each(cls, x: Floats, t: Floats, trial: NDArray[np.int64]) -> Rows:
+        """One row of each configuration."""
+        return cls(x, np.arange(len(x)), t, trial)
+
     def __len__(self) -> int:
         return len(self.t)
+
+    def part(self, start: int, stop: int) -> Rows:
+        """The rows from one to another."""
+        some = slice(start, stop)
+        return Rows.each(self.x[self.of[some]], self.t[some], self.trial[some])
 
     def joined(self, other: Rows) -> Rows:
         """These and others behind them."""
         return Rows(
             np.concatenate([self.x, other.x]),
+            np.concatenate([self.of, other.of + len(self.x)]),
             np.concatenate([self.t, other.t]),
             np.concatenate([self.trial, other.trial]),
         )
@@ -69,18 +82,22 @@ def prior(lengths: int) -> tuple[Floats, Floats]:
     return np.array(mean), np.array([each for _, each in _PRIORS] + [1.0] * lengths)
 
 
+Pairs = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
 @dataclass(frozen=True)
 class Parts:
     """The kernels between two sets of rows [rows, other rows], and the scaled distances that they are of.
+
+    Rows share configurations and epochs: distances are those of pairs of these, and rows look them up.
 
     Attributes:
         kx: Over configurations.
         kt: Over epochs.
         ko: Over the epochs of one trial.
         own: 1 where both rows are of one trial; None: nowhere.
-        far_x: √5 times the distance of the configurations.
-        far_t: √3 times the distance of the epochs, for kt.
-        far_o: The same for ko.
+        far_x: √5 times the distance of each pair of configurations; ``of_x`` has the pair of each two rows.
+        far_t: √3 times the distance of each pair of epochs for kt, ``far_o`` for ko; by ``of_t``.
     """
 
     kx: Floats
@@ -88,8 +105,10 @@ class Parts:
     ko: Floats
     own: Floats | None
     far_x: Floats
+    of_x: Pairs
     far_t: Floats
     far_o: Floats
+    of_t: Pairs
 
     def covariance(self, theta: Floats) -> Floats:
         """The covariance of the noise-free curves."""
@@ -117,15 +136,19 @@ def parts(theta: Floats, groups: NDArray[np.int64], a: Rows, b: Rows) -> Parts:
     kx += far_x
     kx += 1
     kx *= np.exp(-far_x)
-    # Rows stand at few different epochs: the exponentials are those of pairs of epochs.
-    (at, which), (other, whose) = (np.unique(rows.t, return_inverse=True) for rows in (a, b))
-    pairs, apart = np.ix_(which, whose), np.sqrt(3.0) * np.abs(at[:, None] - other)
+    (at, row), (other, column) = (np.unique(rows.t, return_inverse=True) for rows in (a, b))
+    apart = np.sqrt(3.0) * np.abs(at[:, None] - other)
     far_t, far_o = apart / np.exp(theta[LENGTH_T]), apart / np.exp(theta[LENGTH_OWN])
-    kt, ko = (1 + far_t) * np.exp(-far_t), (1 + far_o) * np.exp(-far_o)
+    of_x, of_t = (a.of, b.of), (row, column)
+    kt, ko = (_look_up((1 + far) * np.exp(-far), of_t) for far in (far_t, far_o))
     own = None
     if (a.trial >= 0).any():
         own = ((a.trial[:, None] == b.trial) & (a.trial >= 0)[:, None]).astype(np.float64)
-    return Parts(kx, kt[pairs], ko[pairs], own, far_x, far_t[pairs], far_o[pairs])
+    return Parts(_look_up(kx, of_x), kt, ko, own, far_x, of_x, far_t, far_o, of_t)
+
+
+def _look_up(values: Floats, pairs: Pairs) -> Floats:
+    return values.take(pairs[0], axis=0).take(pairs[1], axis=1)
 
 
 def noisy(covariance: Floats, theta: Floats) -> Floats:
@@ -150,14 +173,15 @@ def slopes(theta: Floats, groups: NDArray[np.int64], rows: Rows, found: Parts, w
     result[OWN_LEVEL] = 2 * squares[OWN_LEVEL] * by_own.sum()
     result[OWN_WALK] = 2 * squares[OWN_WALK] * np.vdot(by_own, found.ko)
     result[NOISE] = 2 * squares[NOISE] * np.trace(weight)
-    # With f the distance, d ln length: (1 + f) e^-f becomes f² e^-f = f² (1 + f) e^-f / (1 + f).
-    slope_t, slope_o = (far * far * k / (1 + far) for far, k in ((found.far_t, found.kt), (found.far_o, found.ko)))
+    # With f the distance, by ln length: (1 + f) e^-f becomes f² e^-f,
+    slope_t, slope_o = (_look_up(far * far * np.exp(-far), found.of_t) for far in (found.far_t, found.far_o))
     result[LENGTH_T] = squares[TREND] * np.vdot(weight, slope_t) + squares[SHAPE] * np.vdot(by_x, slope_t)
     result[LENGTH_OWN] = squares[OWN_WALK] * np.vdot(by_own, slope_o)
-    # (1 + f + f²/3) e^-f becomes (1 + f) e^-f / 3 times the share of f² that a parameter has.
+    # and (1 + f + f²/3) e^-f becomes (1 + f) e^-f / 3 times the part of f² that a parameter has.
     steep = (5 / 3) * weight * (squares[LEVEL] + squares[SHAPE] * found.kt)
-    steep *= (1 + found.far_x) * np.exp(-found.far_x)
-    columns = 2 * ((steep.sum(1)[:, None] * rows.x**2).sum(0) - (rows.x * (steep @ rows.x)).sum(0))
+    steep *= _look_up((1 + found.far_x) * np.exp(-found.far_x), found.of_x)
+    x = rows.x[rows.of]
+    columns = 2 * ((steep.sum(1)[:, None] * x * x).sum(0) - (x * (steep @ x)).sum(0))
     lengths = np.exp(theta[LENGTHS:])
     result[LENGTHS:] = np.bincount(groups, weights=columns, minlength=len(lengths)) / lengths**2
     return result

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Final
 
 import numpy as np
@@ -18,6 +19,9 @@ from hpo.search.schedulers.freeze_thaw.kernel import Floats, Rows
 _STEPS: Final = 12
 #: Standard deviations of the prior that the scales may leave its mean by.
 _WIDEST: Final = 4.0
+#: Rows that are computed at once: larger arrays would be new pages of memory each time, which takes longer than
+#: to compute them.
+_BLOCK: Final = 50
 #: What a covariance that can't be decomposed counts as.
 _IMPOSSIBLE: Final = 1e10
 
@@ -58,6 +62,10 @@ def fitted(start: Floats, groups: NDArray[np.int64], rows: Rows, z: Floats) -> F
     return np.asarray(found.x) if np.isfinite(found.x).all() else mean
 
 
+def _blocks(rows: Rows) -> Iterator[Rows]:
+    return (rows.part(start, start + _BLOCK) for start in range(0, len(rows), _BLOCK))
+
+
 class CurveModel:
     """The process after what was seen.
 
@@ -73,8 +81,8 @@ class CurveModel:
 
     def __init__(self, theta: Floats, groups: NDArray[np.int64], rows: Rows, z: Floats) -> None:
         self.theta, self.groups, self.rows, self.z = theta, groups, rows, z
-        covariance = kernel.parts(theta, groups, rows, rows).covariance(theta)
-        self._factor = cholesky(kernel.noisy(covariance, theta), lower=True, check_finite=False)
+        covariance = np.concatenate([self._with(part) for part in _blocks(rows)])
+        self._factor = cholesky(kernel.noisy(covariance, theta), lower=True, overwrite_a=True, check_finite=False)
         self._alpha = cho_solve((self._factor, True), z, check_finite=False)
 
     @property
@@ -84,12 +92,32 @@ class CurveModel:
 
     def predict(self, at: Rows) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the noise-free value at each row."""
-        covariance = kernel.parts(self.theta, self.groups, at, self.rows).covariance(self.theta)
-        explained = solve_triangular(self._factor, covariance.T, lower=True, check_finite=False)
+        mean, std = zip(*(self._predict(part) for part in _blocks(at)), strict=True)
+        return np.concatenate(mean), np.concatenate(std)
+
+    def _predict(self, at: Rows) -> tuple[Floats, Floats]:
+        covariance = self._with(at)
+        explained = self._explained(covariance)
         left = kernel.variance(self.theta) - (explained * explained).sum(0)
         return covariance @ self._alpha, np.sqrt(np.maximum(left, 1e-10))
 
-    def believing(self, at: Rows) -> CurveModel:
-        """The process had each of these rows been seen where it is predicted."""
-        mean, _ = self.predict(at)
-        return CurveModel(self.theta, self.groups, self.rows.joined(at), np.concatenate([self.z, mean]))
+    def believe(self, at: Rows) -> None:
+        """From here on, take each of these rows as seen where it is predicted.
+
+        Raises:
+            LinAlgError: The covariance with them is not positive definite.
+        """
+        covariance = self._with(at)
+        explained = self._explained(covariance)
+        among = kernel.noisy(kernel.parts(self.theta, self.groups, at, at).covariance(self.theta), self.theta)
+        corner = cholesky(among - explained.T @ explained, lower=True, check_finite=False)
+        self._factor = np.block([[self._factor, np.zeros((len(self.rows), len(at)))], [explained.T, corner]])
+        self.z = np.concatenate([self.z, covariance @ self._alpha])
+        self.rows = self.rows.joined(at)
+        self._alpha = cho_solve((self._factor, True), self.z, check_finite=False)
+
+    def _with(self, at: Rows) -> Floats:
+        return kernel.parts(self.theta, self.groups, at, self.rows).covariance(self.theta)
+
+    def _explained(self, covariance: Floats) -> Floats:
+        return np.asarray(solve_triangular(self._factor, covariance.T, lower=True, check_finite=False))

@@ -10,8 +10,8 @@ import numpy as np
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding, Floats
 
 #: Points drawn evenly and near the best, for one decision.
-_EVEN: Final = 300
-_NEAR: Final = 200
+_EVEN: Final = 200
+_NEAR: Final = 150
 #: How many of the best paused and of the best new points are moved about, and how often each round.
 _PARENTS: Final = 6
 _REFINED: Final = 3

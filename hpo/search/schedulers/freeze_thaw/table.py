@@ -96,14 +96,14 @@ def table_of(curves: Sequence[Curve], encoding: Encoding, warp: Warp, horizon: i
         left -= len(wanted[index]) - 1
         if left < 0:
             wanted[index] = wanted[index][-1:]
-    points = np.array([encoding.point(curve.seen.params) for curve in ranked]).reshape(-1, len(encoding))
+    points = encoding.points([curve.seen.params for curve in ranked])
     which = np.repeat(np.arange(len(ranked)), [len(places) for places in wanted])
     at = np.array([index for indices in wanted for index in indices], dtype=np.int64)
     epochs = np.array([ranked[k].steps[i] for k, i in zip(which, at, strict=True)], dtype=np.float64)
     z = warp(np.array([ranked[k].losses[i] for k, i in zip(which, at, strict=True)]))
     numbers = np.array([curve.number for curve in ranked], dtype=np.int64)
     centre = float(np.median(z))
-    rows = Rows(encoding.features(points)[which], places(epochs, horizon), numbers[which])
+    rows = Rows(encoding.features(points), which, places(epochs, horizon), numbers[which])
     return Table(rows, z - centre, centre, ranked, points)
 
 
