@@ -139,8 +139,18 @@ def estimated_seconds(spec: StudySpec, devices: Sequence[DevicePreflight]) -> fl
             return None
         rate += device.workers / max(item for item in slowest if item is not None)
     workers = sum(device.workers for device in devices)
+    if (trials := trials_of_epochs(spec)) is not None:
+        return trials / rate
     # The last round is as long as any, however few trials are left for it.
     return math.ceil(spec.study.n_trials / workers) * workers / rate
+
+
+def trials_of_epochs(spec: StudySpec) -> float | None:
+    """How many whole trials ``study.epochs`` comes to, where these are fewer than ``n_trials``; else None."""
+    epochs, each = spec.study.epochs, spec.trainer.known_epochs
+    if epochs is None or each is None or epochs >= spec.study.n_trials * each:
+        return None
+    return epochs / each
 
 
 def largest_params(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:

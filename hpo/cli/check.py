@@ -212,10 +212,12 @@ def _print_costs(checkup: _Checkup) -> None:
                 print("    " + ", ".join(f"{path}={value}" for path, value in device.largest.params.items()))
         seconds = _estimate(checkup)
         if checkup.spec is not None and seconds is not None:
-            n_trials = checkup.spec.study.n_trials
-            print(
-                f"\nthe whole study: {n_trials} trials take at most about {duration(seconds)}, if none is pruned"
-            )
+            from hpo.checks.preflight import trials_of_epochs
+
+            study, by_trials = checkup.spec.study, trials_of_epochs(checkup.spec) is None
+            what = f"{study.n_trials} trials" if by_trials else f"{study.epochs} epochs"
+            pruning = ", if none is pruned" if by_trials else ""
+            print(f"\nthe whole study: {what} take at most about {duration(seconds)}{pruning}")
 
 
 def _shapes(shapes: list[tuple[int, ...]]) -> str:

@@ -229,19 +229,6 @@ class StudySection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _budget_and_scheduler(cls, data: Any) -> Any:
-        """``epochs`` limits the trials, too: each has one at least. Beside a scheduler no pruner is needed."""
-        if not isinstance(data, Mapping):
-            return data
-        filled = dict(data)
-        if data.get("epochs") is not None:
-            filled.setdefault("n_trials", data["epochs"])
-        if data.get("scheduler") is not None:
-            filled.setdefault("pruner", NO_PRUNER)
-        return filled
-
-    @model_validator(mode="before")
-    @classmethod
     def _direction_of_metric(cls, data: Any) -> Any:
         if not isinstance(data, Mapping):
             return data

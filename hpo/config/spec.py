@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
@@ -200,6 +200,10 @@ class StudySpec:
         return _assemble(self.path, raw, marks)
 
 
+#: Key of `study` → the keys whose defaults don't hold beside it.
+_IN_PLACE_OF: Final = {"objectives": ("metric", "pruner"), "scheduler": ("pruner",), "epochs": ("n_trials",)}
+
+
 def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space: bool = False) -> StudySpec:
     """Read a study file and apply ``key=value`` overrides.
 
@@ -280,12 +284,13 @@ def _interpolated_keys(raw: dict[str, Any], error: OmegaConfBaseException) -> Ke
 
 
 def _without_replaced(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
-    """Without the defaults that `study.objectives` takes the place of, where an override has brought it."""
+    """Without the defaults that don't hold beside another key of `study`, where an override has brought that."""
     study = raw.get("study")
-    if isinstance(study, dict) and study.get("objectives") is not None:
-        for name in ("metric", "pruner"):
-            if not marks.is_written(("study", name)) and not marks.is_written(("study", name, "name")):
-                study.pop(name, None)
+    if not isinstance(study, dict):
+        return raw
+    for name in (name for key, names in _IN_PLACE_OF.items() if study.get(key) is not None for name in names):
+        if not marks.is_written(("study", name)) and not marks.is_written(("study", name, "name")):
+            study.pop(name, None)
     return raw
 
 
@@ -307,7 +312,10 @@ def _complete(raw: dict[str, Any]) -> dict[str, Any]:
                 study[name] = {"name": study[name] or "none"}
         _fill(study, "sampler", SamplerSection().model_dump())
         several = study.get("objectives") is not None
-        _fill(study, "pruner", {"name": NO_PRUNER} if several else PrunerSection().model_dump())
+        unpruned = several or study.get("scheduler") is not None
+        _fill(study, "pruner", {"name": NO_PRUNER} if unpruned else PrunerSection().model_dump())
+        if study.get("epochs") is not None:
+            study.setdefault("n_trials", study["epochs"])  # each has one at least
         for name, field_info in StudySection.model_fields.items():
             if name not in ("name", "direction", "sampler", "pruner") and not (several and name == "metric"):
                 study.setdefault(name, copy_plain(field_info.default))

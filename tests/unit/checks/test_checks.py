@@ -133,6 +133,15 @@ def test_people_read_a_line_for_each_stage_and_what_it_costs(file: Path) -> None
     assert any(line.startswith("the whole study: 6 trials take at most about ") for line in lines)
 
 
+def test_a_study_that_is_given_epochs_takes_as_long_as_they_do(file: Path) -> None:
+    data, _ = checked(file, "study.epochs=6", "--workers", "1")
+    device = data["devices"][0]
+    slowest = max(device["base"]["trial_s"], device["largest"]["trial_s"])
+    assert data["estimated_seconds"] == pytest.approx(6 / load_spec(file).trainer.known_epochs * slowest)  # type: ignore[operator]
+    assert "the whole study: 6 epochs take at most about " in hpo("check", file, "study.epochs=6").stdout
+    assert "the whole study: 6 trials take at most about " in hpo("check", file, "study.epochs=600").stdout
+
+
 def test_an_error_is_shown_whole_with_debug_only(file: Path) -> None:
     plain = hpo("check", file, "data.broken=true", code=2)
     assert "preflight  error" in plain.stdout

@@ -12,7 +12,6 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
-from hpo.config.schema_study import StudySection
 from hpo.errors import InputError
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
@@ -28,6 +27,7 @@ from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
+from tests.support.commands import STUDY
 from tests.support.studies import Studies, ask
 
 
@@ -298,6 +298,20 @@ def test_a_scheduler_that_can_not_be_is_refused(
     assert problem in str(caught.value)
 
 
-def test_epochs_alone_limit_the_trials() -> None:
-    assert StudySection.model_validate({"name": "tiny", "epochs": 7}).n_trials == 7
-    assert StudySection.model_validate({"name": "tiny", "epochs": 7, "n_trials": 6}).n_trials == 6
+@pytest.mark.parametrize(
+    ("written", "overrides", "expected"),
+    [
+        ("epochs: 7", (), (7, "median")),
+        ("epochs: 7\n  n_trials: 6", (), (6, "median")),
+        ("scheduler: asha", (), (100, "none")),
+        ("baseline: false", ("study.scheduler=asha", "study.epochs=9"), (9, "none")),
+        ("n_trials: 6", ("study.epochs=9",), (6, "median")),
+        ("epochs: 7", ("study.n_trials=5", "study.pruner=hyperband"), (5, "hyperband")),
+    ],
+)
+def test_what_takes_the_place_of_a_default(
+    written: str, overrides: tuple[str, ...], expected: tuple[int, str], studies: Studies
+) -> None:
+    text = STUDY.replace("n_trials: 6", written).replace("  pruner: none\n", "")
+    study = studies.spec(*overrides, text=text).study
+    assert (study.n_trials, study.pruner.name) == expected
