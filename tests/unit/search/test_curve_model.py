@@ -133,3 +133,13 @@ def test_a_covariance_that_is_no_such_thing_is_refused() -> None:
     value, gradient = negative_log_posterior(huge, GROUPS, rows, z)
     assert value > 1e9
     assert not gradient.any()
+
+
+def test_the_nearest_configuration_is_that_of_a_loop() -> None:
+    rows, z = data(12)
+    theta = kernel.prior(3)[0] + 0.2
+    x = np.random.default_rng(5).random((7, 4))
+    lengths = np.exp(theta[8:])[GROUPS]
+    expected = [min(np.linalg.norm((one - other) / lengths) for other in rows.x) for one in x]
+    np.testing.assert_allclose(CurveModel(theta, GROUPS, rows, z).nearest(x), expected, rtol=1e-7)
+    assert CurveModel(theta, GROUPS, rows, z).nearest(rows.x[:1]) == pytest.approx(0, abs=1e-6)

@@ -255,3 +255,18 @@ def test_a_long_trial_has_its_first_rung_later() -> None:
 def test_a_small_budget_has_a_short_opening() -> None:
     end, _ = grown(FreezeThaw(), standing(n_trials=12), bowl)
     assert sum(trial.kinds[0] == "initial" for trial in end.trials) == 4
+
+
+def test_the_model_proposes_no_point_that_is_the_same_to_it() -> None:
+    now, found = standing(n_epochs=400), 0
+    encoding = Encoding(now.space, now.conditions)
+    while not isinstance(answer := FreezeThaw().next(now), Wait):
+        if isinstance(answer, New) and answer.why.kind == "model" and answer.params is not None:
+            state = now.state if answer.state is None else answer.state
+            lengths = np.exp(state["scales"][8:])[encoding.groups]
+            known = encoding.features(encoding.points([trial.params for trial in now.trials])) / lengths
+            new = encoding.features(encoding.points([answer.params])) / lengths
+            assert np.linalg.norm(known - new, axis=1).min() > 0.1 - 1e-6
+            found += 1
+        now = after(now, answer, bowl)
+    assert found > 10

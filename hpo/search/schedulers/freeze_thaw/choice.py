@@ -27,6 +27,8 @@ from hpo.search.schedulers.scheduler import Next, Why
 _ROWS: Final = 300
 #: Trials that are looked at, those with the best last values.
 _LEADERS: Final = 60
+#: A new point is at least so many of the model's lengths from each that is known: a nearer one tells little new.
+_APART: Final = 0.1
 #: The scales are fitted again when the rows have grown by this, or fallen as much.
 _GROWN: Final = 1.15
 #: Rungs of the model's grants grow by this.
@@ -121,12 +123,14 @@ class ModelChoice:
         horizon = self._view.horizon
         place = float(places(np.array(min(aim.ahead, horizon)), horizon))
 
-        def value(points: Floats) -> Floats:
-            return worth(aim, *model.predict(self._new(points, place)))
+        def gain_of(points: Floats) -> Floats:
+            far = model.nearest(self._view.encoding.features(points))
+            value = worth(aim, *model.predict(self._new(points, place)))
+            return np.asarray(np.where(far < _APART, -np.inf, value))
 
         points = self._view.proposals.candidates(self._table.points[np.argsort(now, kind="stable")])
-        found = self._view.proposals.refined(points, value(points), value)
-        if found is None:
+        found = self._view.proposals.refined(points, gain_of(points), gain_of)
+        if found is None or found[2] == -np.inf:
             return None
         params, point, gain = found
         return Candidate(None, params, self._new(point[None], 1.0), gain)

@@ -95,6 +95,13 @@ class CurveModel:
         mean, std = zip(*(self._predict(part) for part in _blocks(at)), strict=True)
         return np.concatenate(mean), np.concatenate(std)
 
+    def nearest(self, x: Floats) -> Floats:
+        """Distance of each configuration [configurations, columns] to the nearest that was seen, in lengths."""
+        lengths = np.exp(self.theta[kernel.LENGTHS :])[self.groups]
+        one, two = x / lengths, self.rows.x / lengths
+        square = (one * one).sum(1)[:, None] + (two * two).sum(1) - 2 * one @ two.T
+        return np.asarray(np.sqrt(np.maximum(square.min(1), 0.0)))
+
     def _predict(self, at: Rows) -> tuple[Floats, Floats]:
         covariance = self._with(at)
         explained = self._explained(covariance)
