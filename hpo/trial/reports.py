@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Final, cast
 
 import optuna
@@ -130,29 +131,11 @@ class Reports:
         reports_of(trial)[step] = value
 
 
-class LateReports(Reports):
-    """As `Reports`, but in a thread of its own: what is decided about a step is acted on with the next.
+class _ReportsBeside(Reports):
+    """Reports that are stored in a thread of their own. Errors come out of the next call, with their type."""
 
-    One step is under way at a time, so the training waits where the storage takes longer than an epoch. Errors
-    come out of the next call, with their type.
-
-    Args:
-        trial: The running trial; nothing else reports to it.
-        metric: The metric to report.
-        scheduler: The study's; it is asked after each epoch.
-        extend: As of `Reports`.
-    """
-
-    def __init__(
-        self,
-        trial: optuna.Trial,
-        metric: str,
-        scheduler: Scheduler,
-        extend: Callable[[], int | None] | None = None,
-    ) -> None:
-        super().__init__(trial, metric, scheduler, extend)
-        self._thread: ThreadPoolExecutor | None = None
-        self._under_way: Future[Decision] | None = None
+    _thread: ThreadPoolExecutor | None = None
+    _under_way: Future[Decision] | None = None
 
     def finish(self) -> Decision:
         """Wait for what is under way; what the trial is to do by that."""
@@ -165,29 +148,32 @@ class LateReports(Reports):
             self._thread.shutdown()
             self._thread = None
 
+    def _begin(self, store: Callable[[], Decision]) -> None:
+        if self._thread is None:
+            self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpo-reports")
+        self._under_way = self._thread.submit(store)
+
+
+class LateReports(_ReportsBeside):
+    """As `Reports`, but in a thread of its own: what is decided about a step is acted on with the next.
+
+    One step is under way at a time, so the training waits where the storage takes longer than an epoch.
+    """
+
     def _send(self, step: int, value: float, *, ask: bool) -> Decision:
         """Begin to store a step's value and to ask about it; what to do by the step before."""
         if (late := self.finish()) is not Decision.CONTINUE:
             self._store(step, value)
             return late
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpo-reports")
-        self._under_way = self._thread.submit(super()._send, step, value, ask=ask)
+        self._begin(partial(super()._send, step, value, ask=ask))
         return Decision.CONTINUE
 
 
-class GatheredReports(Reports):
+class GatheredReports(_ReportsBeside):
     """As `Reports`, for a scheduler that watches no epoch: values of several epochs are stored together.
 
     A value is stored at most `_LATEST` seconds after its epoch, and before the trial pauses or ends. A trial that
-    is killed before loses none that its checkpoint holds: see `Reports.resume`. Errors come out of the next call,
-    with their type.
-
-    Args:
-        trial: The running trial; nothing else reports to it.
-        metric: The metric to report.
-        scheduler: The study's.
-        extend: As of `Reports`.
+    is killed before loses none that its checkpoint holds: see `Reports.resume`.
     """
 
     def __init__(
@@ -201,8 +187,6 @@ class GatheredReports(Reports):
         self._lock = threading.Lock()
         self._gathered: dict[int, float] = {}
         self._hurry = threading.Event()
-        self._thread: ThreadPoolExecutor | None = None
-        self._under_way: Future[None] | None = None
 
     def report(self, step: int, value: float, *, ask: bool) -> Decision:
         """As of `Reports`; what was gathered is stored where the trial is to pause."""
@@ -213,18 +197,13 @@ class GatheredReports(Reports):
 
     def finish(self) -> Decision:
         """Store what was gathered; CONTINUE."""
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            self._hurry.set()
-            under_way.result()
-        return Decision.CONTINUE
+        self._hurry.set()
+        return super().finish()
 
     def close(self) -> None:
         """End the thread."""
-        if self._thread is not None:
-            self._hurry.set()
-            self._thread.shutdown()
-            self._thread = None
+        self._hurry.set()
+        super().close()
 
     def _send(self, step: int, value: float, *, ask: bool) -> Decision:  # noqa: ARG002 - nothing is asked
         reports_of(self._trial)[step] = value
@@ -236,18 +215,16 @@ class GatheredReports(Reports):
         return Decision.CONTINUE
 
     def _store_soon(self) -> None:
-        if self._under_way is not None:
-            self._under_way.result()  # it has taken what it stores, and is done in a moment
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, thread_name_prefix="hpo-reports")
+        super().finish()  # it has taken what it stores, and is done in a moment
         self._hurry.clear()
-        self._under_way = self._thread.submit(self._store_gathered)
+        self._begin(self._store_gathered)
 
-    def _store_gathered(self) -> None:
+    def _store_gathered(self) -> Decision:
         self._hurry.wait(_LATEST)
         with self._lock:
             gathered, self._gathered = self._gathered, {}
         cast("StudyCache", self._trial.storage).set_trial_intermediate_values(id_of_trial(self._trial), gathered)
+        return Decision.CONTINUE
 
 
 def _same(left: float, right: float) -> bool:
