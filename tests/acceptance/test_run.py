@@ -30,6 +30,7 @@ from tests.support.commands import (
 STATUS_KEYS = [
     "study",
     "n_trials",
+    "epochs",
     "finished",
     "running",
     "paused",
@@ -42,7 +43,7 @@ STATUS_KEYS = [
     "running_trials",
 ]
 BEST_KEYS = ["study", "trial", "value", "params", "metrics", "checkpoint"]
-TRIAL_KEYS = ["trial", "outcome", "value", "params", "epochs", "seed", "duration_s"]
+TRIAL_KEYS = ["trial", "outcome", "value", "params", "epochs", "grants", "seed", "duration_s"]
 TRIAL_KEYS += ["reason", "traceback", "worker", "device", "attempts"]
 OUTCOMES = ["complete", "pruned", "diverged", "out_of_memory", "error", "timed_out", "lost"]
 SLOW = ("model.delay=0.05", "trainer.max_epochs=4")

@@ -294,9 +294,9 @@ class _Case:
                 yield f"its value {trial.value!r} is not its curve's best"
 
     def _granted(self) -> Iterator[str]:
-        """A trial trains no further than it was granted, and each grant goes further than the one before."""
+        """A trial trains no further than it was granted, and each grant goes further, or to its end."""
         ends = [math.inf if each["until"] is None else each["until"] for each in grants_of(self.trial)]
-        if any(later <= earlier for earlier, later in pairwise(ends)):
+        if any(later < earlier or later == earlier < math.inf for earlier, later in pairwise(ends)):
             yield f"its grants end at {ends}"
         if ends and self.epochs > ends[-1]:
             yield f"it has trained {self.epochs} epochs, and was granted {ends[-1]}"
