@@ -134,7 +134,7 @@ class Scheduled:
             space=self._task.space,
             horizon=self._task.horizon,
             seed=self._seed,
-            workers=self._workers,
+            planned=self._workers,
             n_epochs=self._budget,
             state=self._state,
         )

@@ -178,12 +178,13 @@ def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_chang
 def _set_budgets(opened: OpenStudy) -> None:
     """Store how many trials and epochs the study may have; where it may have more than before, it resumes."""
     spec, study, storage = opened.spec, opened.study, opened.storage
-    attrs, n_trials = study.user_attrs, budget_of(spec, study)
+    attrs = study.user_attrs
     storage.begin_grants(opened.study_id)
-    if _more(attrs, BUDGET_ATTR, n_trials) or _more(attrs, EPOCHS_ATTR, spec.study.epochs):
+    # Before a trial is read: what has been read as finished is not read again.
+    if _more(attrs, BUDGET_ATTR, spec.study.n_trials) or _more(attrs, EPOCHS_ATTR, spec.study.epochs):
         pause_pruned(storage, opened.study_id)
     storage.set_epochs(opened.study_id, spec.study.epochs)
-    storage.set_budget(opened.study_id, n_trials)
+    storage.set_budget(opened.study_id, budget_of(spec, study))
 
 
 def _more(attrs: Mapping[str, Any], key: str, now: int | None) -> bool:

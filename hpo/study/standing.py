@@ -33,7 +33,7 @@ def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
         horizon=attrs.get(MAX_EPOCHS_ATTR),
         minimize=opened.spec.study.direction == "minimize",
         seed=opened.spec.seed,
-        workers=opened.spec.run.workers or 1,
+        planned=opened.spec.run.workers or 1,
         n_trials=attrs.get(BUDGET_ATTR),
         n_epochs=attrs.get(EPOCHS_ATTR),
         state=attrs.get(SCHEDULER_ATTR, {}),

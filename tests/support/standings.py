@@ -97,7 +97,7 @@ def standings(draw: Any) -> Standing:
         horizon=draw(st.sampled_from([None, horizon])),
         minimize=draw(st.booleans()),
         seed=draw(st.integers(0, 3)),
-        workers=draw(st.sampled_from([1, 4, 64])),
+        planned=draw(st.sampled_from([1, 4, 64])),
         n_trials=draw(st.sampled_from([None, len(trials), len(trials) + 3])),
         n_epochs=draw(st.sampled_from([None, 0, 40, 10_000])),
     )

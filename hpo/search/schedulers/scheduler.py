@@ -126,7 +126,7 @@ class Standing:
         horizon: Epochs of a whole trial; None where that is not known.
         minimize: Whether the metric is to fall.
         seed: The study's.
-        workers: How many workers there are about.
+        planned: How many workers the study asks for.
         n_trials: How many trials the study may have, imported ones aside; None: any number.
         n_epochs: How many epochs all its trials may train together; None: any number.
         state: What the scheduler has stored with an earlier decision; empty at first.
@@ -139,7 +139,7 @@ class Standing:
     horizon: int | None = None
     minimize: bool = True
     seed: int = 0
-    workers: int = 1
+    planned: int = 1
     n_trials: int | None = None
     n_epochs: int | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
@@ -159,6 +159,11 @@ class Standing:
     def running(self) -> list[Seen]:
         """Those that a worker has, by number."""
         return [trial for trial in self.own if trial.state == "running"]
+
+    @cached_property
+    def workers(self) -> int:
+        """How many workers there are at least: those that are planned, or those that run a trial and who asks."""
+        return max(self.planned, len(self.running) + 1)
 
     @cached_property
     def paused(self) -> list[Seen]:

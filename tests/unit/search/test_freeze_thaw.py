@@ -151,7 +151,7 @@ def test_a_space_of_one_point_and_one_epoch() -> None:
 
 
 def test_running_trials_are_no_candidates_and_others_are_granted_beside_them() -> None:
-    study = standing(n_epochs=10_000, workers=8)
+    study = standing(n_epochs=10_000, planned=8)
     granted: list[int] = []
     for _ in range(40):  # eight workers: a grant is trained when seven others have been made
         answer = FreezeThaw().next(study)

@@ -269,6 +269,25 @@ def test_a_larger_budget_resumes_what_the_end_has_pruned(studies: Studies) -> No
         assert [trial.state.name for trial in view.study.get_trials()] == ["COMPLETE", "PRUNED"]
 
 
+def test_a_grid_with_a_larger_budget_resumes_too(studies: Studies) -> None:
+    space = "search_space={model.hidden: {type: categorical, choices: [2, 3, 4]}}"
+    overrides = ("study.n_trials=9", "study.sampler=grid", "trainer.max_epochs=6", space)
+    with studies.open(*overrides, "study.epochs=6") as (view,):
+        run_all(two_by_two(view))
+        assert len(list(prune_paused(view.storage, view.study_id))) == 3
+    opened = start_study(studies.spec(*overrides, "study.epochs=10"))
+    assert [trial.state for trial in standing_of(opened).trials] == ["paused"] * 3
+    opened.storage.close()
+
+
+def test_more_workers_than_planned_are_counted(studies: Studies) -> None:
+    with studies.open("study.n_trials=3") as (view,):
+        assert standing_of(view).workers == 1
+        ask(view)
+        ask(view)
+        assert standing_of(view).workers == 3
+
+
 def test_a_study_that_is_given_epochs_later_counts_those_it_has_trained(studies: Studies) -> None:
     overrides = ("study.n_trials=9", "trainer.max_epochs=3", "study.pruner=none")
     with studies.open(*overrides) as (view,):
