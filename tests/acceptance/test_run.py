@@ -65,6 +65,12 @@ def finished(study: Path, *storage: str) -> int:
     return int(json.loads(result.stdout)["finished"]) if result.returncode == 0 else 0
 
 
+def in_training(study: Path) -> bool:
+    """Whether a trial of `SLOW` has trained an epoch, and is not at its end."""
+    files = (study.parent / "runs" / "tiny").glob("trials/*/attempt-1/metrics.csv")
+    return any(1 < len(file.read_text().splitlines()) < 4 for file in files)
+
+
 def evaluate(checkpoint: str, params: dict[str, Any]) -> float:
     """The validation loss of a checkpoint, computed without this project's code."""
     generator = torch.Generator().manual_seed(5)
@@ -241,6 +247,7 @@ def test_ctrl_c_interrupts_trials_and_they_resume(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     process = start_hpo("run", study, "--workers", 2, *SLOW)
     wait_until(lambda: finished(study) >= 1)
+    wait_until(lambda: in_training(study))
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
