@@ -116,6 +116,8 @@ def _takeable(standing: Standing) -> list[Seen]:
 
 def _take_waiting(opened: OpenStudy, standing: Standing) -> optuna.Trial | None:
     takeable = {trial.number for trial in _takeable(standing)}
+    if not takeable:  # the usual case: the scheduler is not asked for what it would grant first
+        return None
     first = New(until=opened.scheduler.first(standing), why=Why("enqueued"))
     step = _within_epochs(standing, first)
     grant = _grant(opened, standing, step) if isinstance(step, New) and _is_grant(standing, step) else None

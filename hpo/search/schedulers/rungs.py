@@ -49,7 +49,7 @@ def ladder(horizon: int, factor: float, first: int = 1) -> list[int]:
 def promotion(
     climbers: Sequence[C], rungs: Sequence[int], factor: int, *, may: Callable[[C], bool] = lambda _: True
 ) -> tuple[C, int] | None:
-    """Whom asynchronous successive halving promotes, and to which rung; None: nobody has earned it.
+    """Whom asynchronous successive halving promotes, and to which rung; None: no trial has earned it.
 
     The highest rung first: of those that have come to it, the best ``1 / factor`` are promoted to the next (Li et
     al., A System for Massively Parallel Hyperparameter Tuning, 2020).
