@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 # Where torch's schedulers keep learning rates: in the groups (OneCycleLR the last two), and in themselves.
-_GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
-_SCHEDULER_RATES = ("base_lrs", "max_lrs")
+GROUP_RATES = ("lr", "initial_lr", "max_lr", "min_lr")
+SCHEDULER_RATES = ("base_lrs", "max_lrs")
 
 
 class HyperbolicLR(LRScheduler):
@@ -233,11 +233,11 @@ def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
         factor: What to multiply with.
     """
     for group in optimizer.param_groups:
-        for name in _GROUP_RATES:
+        for name in GROUP_RATES:
             if name in group:
                 set_rate(group, group[name] * factor, name)
     for part in _parts(scheduler):
-        for name in _SCHEDULER_RATES:
+        for name in SCHEDULER_RATES:
             if name in vars(part):
                 setattr(part, name, [rate * factor for rate in getattr(part, name)])
 

@@ -50,6 +50,7 @@ class TrainState:
         data_epoch: Finished passes over the training data.
         data_batch: Finished batches of the running pass.
         history: The metrics of each finished epoch, the latest last (the same object as ``metrics``).
+        inherited: Epochs at the beginning of the history that another run has trained: this one is its fork.
         user_state: Plain values that callbacks share; checkpointed.
         stop_reason: Why the run is to end, or None while it continues.
         stop_now: True when it is to end after the running batch, without a validation.
@@ -76,6 +77,7 @@ class TrainState:
     data_epoch: int = 0
     data_batch: int = 0
     history: list[Metrics] = field(default_factory=list)
+    inherited: int = 0
     user_state: dict[str, Any] = field(default_factory=dict)
     stop_reason: str | None = None
     stop_now: bool = False
@@ -160,6 +162,7 @@ class TrainState:
             "data_epoch": self.data_epoch,
             "data_batch": self.data_batch,
             "history": [dict(metrics) for metrics in self.history],
+            "inherited": self.inherited,
             "user_state": self.user_state,
             "epoch_stopped": self.epoch_stopped and self.batch_index > 0,
             # Of the skips only this one outlives its batch.
@@ -178,6 +181,7 @@ class TrainState:
         self.data_batch = state["data_batch"]
         self.history = [Metrics(metrics) for metrics in state["history"]]
         self.metrics = self.history[-1] if self.history else Metrics()
+        self.inherited = state["inherited"]
         self.user_state = dict(state["user_state"])
         self.stop_reason = state["stop_reason"]
         self.stop_now = False
@@ -192,11 +196,18 @@ def is_better(value: float, best: float, mode: Mode) -> bool:
     return value < best if mode == "min" else value > best
 
 
-def best_epoch(history: Sequence[Mapping[str, float]], metric: str, mode: Mode) -> int | None:
-    """Number (from 1) of the epoch with the best finite value, the earliest of equals; None if there is none."""
+def best_epoch(history: Sequence[Mapping[str, float]], metric: str, mode: Mode, *, after: int = 0) -> int | None:
+    """Number (from 1) of the epoch with the best finite value, the earliest of equals; None if there is none.
+
+    Args:
+        history: The metrics of each epoch.
+        metric: Which of them.
+        mode: Whether less or more is better.
+        after: Epochs at the beginning that do not count: those that a fork has from its parent.
+    """
     found: int | None = None
     best = math.inf if mode == "min" else -math.inf
-    for number, metrics in enumerate(history, start=1):
+    for number, metrics in enumerate(history[after:], start=after + 1):
         if is_better(metrics.get(metric, math.nan), best, mode):
             found, best = number, metrics[metric]
     return found

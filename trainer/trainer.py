@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.callback import Callback, LogDispatch
+from trainer.checkpoint.fork import forked, hyperparameters
 from trainer.data.batches import Batches, BatchOptions, close_batches, is_batched, make_batches
 from trainer.data.plan import Plan
 from trainer.data.random_state import kept_rng, rng_state
@@ -38,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 Interval = Literal["epoch", "step"]
 
-CHECKPOINT_VERSION = 3
+CHECKPOINT_VERSION = 4
 
 
 class Trainer:
@@ -111,6 +112,7 @@ class Trainer:
             raise ValueError(f"scheduler_interval is {scheduler_interval!r}: give 'epoch' or 'step'")
         self.model = model
         self.optimizer = optimizer
+        self._built = hyperparameters(optimizer)
         self.step = choose_step(loss, step)
         self.metrics: Mapping[str, Metric] = dict(metrics or {})
         check_metrics(self.metrics)
@@ -223,6 +225,7 @@ class Trainer:
             "version": CHECKPOINT_VERSION,
             "model": bare_model(self.model).state_dict(),
             "optimizer": self.optimizer.state_dict(),
+            "built": self._built,
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
             "state": self.state.state_dict(),
             "seed": self.seed,
@@ -233,14 +236,22 @@ class Trainer:
             "callbacks": self.callbacks.state_dict(),
         }
 
-    def load_state_dict(self, checkpoint: dict[str, Any]) -> None:
+    def load_state_dict(self, checkpoint: dict[str, Any], *, fork: bool = False) -> None:
         """Resume from a checkpoint.
 
+        Args:
+            checkpoint: From `state_dict` of this run; with ``fork`` of another one, after an epoch.
+            fork: Train on from there as a run of its own, with this trainer's hyperparameters and seed; see
+                `trainer.checkpoint.fork.forked`. The epochs so far are then the other run's
+                (``state.inherited``), and never among this run's best.
+
         Raises:
-            ValueError: It was written by another version of this format.
+            ValueError: It was written by another version of this format, or can't be forked.
         """
         if checkpoint.get("version") != CHECKPOINT_VERSION:
             raise ValueError(f"checkpoint version {checkpoint.get('version')!r}, expected {CHECKPOINT_VERSION}")
+        if fork:
+            checkpoint = forked(checkpoint, self._built, self.seed)
         self._hooks = self.callbacks.resolve()
         self.fire("on_before_load_checkpoint", checkpoint)
         bare_model(self.model).load_state_dict(checkpoint["model"])

@@ -168,7 +168,7 @@ class Checkpoint(Callback):
         state = trainer.state
         self._warn_without_monitor(state)
         due = self._due_inside(state) or (state.epoch % self.every_n_epochs == 0 and self._affordable())
-        best = self._best(state.history)
+        best = self._best(state.history, state.inherited)
         if state.stop_reason != DIVERGED and (due or state.epoch in best) and _is_finite(trainer):
             if due:
                 self._save(trainer)
@@ -225,8 +225,13 @@ class Checkpoint(Callback):
 
     # ---- what
 
-    def _best(self, history: Sequence[Mapping[str, float]]) -> list[int]:
-        return best_epochs(history, self.monitor, self.mode, self.keep_best)
+    def _best(self, history: Sequence[Mapping[str, float]], inherited: int) -> list[int]:
+        return best_epochs(history, self.monitor, self.mode, self.keep_best, after=inherited)
+
+    def _best_when(self, save: Save) -> list[int]:
+        """The best epochs when it was made."""
+        state = save.checkpoint["state"]
+        return self._best(state["history"], state["inherited"])
 
     def _made(self, trainer: TrainerView) -> dict[str, Any]:
         checkpoint = trainer.state_dict()
@@ -263,7 +268,11 @@ class Checkpoint(Callback):
             checkpoint = snapshot(checkpoint)
         self._saved, self._reason = (state.epoch, state.batch_index), state.stop_reason
         save = Save((state.epoch, state.batch_index), checkpoint, self._passed_fixed(state))
-        held = [other for other in self._held(self._best(state.history)) if other.progress != save.progress]
+        held = [
+            other
+            for other in self._held(self._best(state.history, state.inherited))
+            if other.progress != save.progress
+        ]
         self._write(trainer, [*held, save])
         self._last_write = time.monotonic()
         self._cost = self._last_write - started
@@ -293,7 +302,7 @@ class Checkpoint(Callback):
     def _tidy(self, written: Written) -> OSError | None:
         """All are on disk: forget what waits in vain, remove the files that are not kept."""
         newest = written.saves[-1]
-        best = self._best(newest.checkpoint["state"]["history"])
+        best = self._best_when(newest)
         self._waiting = {
             epoch: held for epoch, held in self._waiting.items() if epoch in best or epoch > newest.progress[0]
         }
@@ -310,10 +319,10 @@ class Checkpoint(Callback):
         if self.on_write_error == "stop":
             raise error
         logger.warning("%s; training is not stopped by that", error)
-        history = written.saves[-1].checkpoint["state"]["history"]
+        best = self._best_when(written.saves[-1])
         for save in written.saves[len(written.paths) :]:
             epoch, batch = save.progress
-            if not batch and epoch in self._best(history) and epoch not in self._waiting:
+            if not batch and epoch in best and epoch not in self._waiting:
                 self._waiting[epoch] = save.checkpoint if self.background else snapshot(save.checkpoint)
 
 

@@ -84,7 +84,7 @@ def outcome_of(trainer: TrainerView, error: BaseException | None) -> str:
 
 def best_of(state: TrainState, monitor: str, mode: Mode) -> dict[str, Any]:
     """``best_epoch`` and ``best_<monitor>``; empty where no epoch has a finite value."""
-    epoch = best_epoch(state.history, monitor, mode)
+    epoch = best_epoch(state.history, monitor, mode, after=state.inherited)
     if epoch is None:
         return {}
     return {"best_epoch": epoch, f"best_{monitor}": float(state.history[epoch - 1][monitor])}

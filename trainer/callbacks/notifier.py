@@ -128,7 +128,7 @@ class Notifier(Callback):
             f"{self.run_name or 'training'} on {socket.gethostname()} {_ENDINGS[event]} after epoch "
             f"{state.epoch} of {state.max_epochs}"
         )
-        best = best_epoch(state.history, self.monitor, self.mode)
+        best = best_epoch(state.history, self.monitor, self.mode, after=state.inherited)
         lines = (
             self._error or ("" if event == "diverged" else state.stop_reason),
             state.metrics and f"last: {_listed(state.metrics)}",

@@ -7,13 +7,17 @@ from trainer.checkpoint.files import Progress
 from trainer.state import Mode
 
 
-def best_epochs(history: Sequence[Mapping[str, float]], metric: str, mode: Mode, count: int) -> list[int]:
+def best_epochs(
+    history: Sequence[Mapping[str, float]], metric: str, mode: Mode, count: int, *, after: int = 0
+) -> list[int]:
     """Numbers (from 1) of the ``count`` epochs with the best values, the best first, the earlier of equals first.
 
-    An epoch without the metric, or with one that is not finite, is never among them.
+    An epoch without the metric, or with one that is not finite, is never among them, and none up to ``after``.
     """
     sign = 1 if mode == "min" else -1
-    values = ((metrics.get(metric, math.nan), epoch) for epoch, metrics in enumerate(history, start=1))
+    values = (
+        (metrics.get(metric, math.nan), epoch) for epoch, metrics in enumerate(history[after:], start=after + 1)
+    )
     ranked = sorted((sign * value, epoch) for value, epoch in values if math.isfinite(value))
     return [epoch for _, epoch in ranked[:count]]
 

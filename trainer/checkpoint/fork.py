@@ -1,0 +1,92 @@
+"""The checkpoint that a fork begins with: another run's, with the hyperparameters of the fork in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from typing import Any
+
+from torch.optim import Optimizer
+
+from trainer.lr_schedulers import GROUP_RATES, SCHEDULER_RATES
+
+#: What an optimizer was built with: of each parameter group all but its parameters.
+Built = Sequence[Mapping[str, Any]]
+
+
+def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """What an optimizer's groups hold now besides their parameters; a copy."""
+    return [
+        {name: deepcopy(value) for name, value in group.items() if name != "params"}
+        for group in optimizer.param_groups
+    ]
+
+
+def forked(checkpoint: Mapping[str, Any], built: Built, seed: int) -> dict[str, Any]:
+    """The checkpoint of a run that begins where another run's epoch has ended, with hyperparameters of its own.
+
+    Weights, the optimizer's state, the states of callbacks, the history and the place in schedule and data stay.
+    A hyperparameter of the optimizer that the two runs were built with alike stays as it is by now; one that
+    differs is the fork's. Learning rates keep their place in the schedule: those of each group, and those from
+    which the scheduler computes later ones, are multiplied by the ratio of the rates that the runs were built
+    with. Limits in absolute numbers (``eta_min``) and all else that a scheduler holds stay the other run's.
+
+    Args:
+        checkpoint: The other run's, at the end of an epoch; it is left as it is.
+        built: What the fork's optimizer was built with, by `hyperparameters`.
+        seed: The fork's, from which the passes that are to come draw their order.
+
+    Raises:
+        ValueError: The checkpoint lies inside an epoch, or is of another kind of optimizer.
+    """
+    state = checkpoint["state"]
+    if state["batch_index"]:
+        raise ValueError("a run can't be forked inside an epoch: give a checkpoint of an epoch's end")
+    before: Built = checkpoint["built"]
+    if [group.keys() for group in before] != [group.keys() for group in built]:
+        raise ValueError("a run can't be forked with another kind of optimizer or other parameter groups")
+    pairs = list(zip(before, built, strict=True))
+    optimizer = checkpoint["optimizer"]
+    groups = zip(optimizer["param_groups"], pairs, strict=True)
+    return {
+        **checkpoint,
+        "optimizer": {**optimizer, "param_groups": [_group(group, *pair) for group, pair in groups]},
+        "scheduler": _schedule(checkpoint["scheduler"], [(_rate(then), _rate(now)) for then, now in pairs]),
+        "state": {**state, "inherited": state["epoch"], "stop_reason": None},
+        "seed": seed,
+        "built": built,
+    }
+
+
+def _group(group: Mapping[str, Any], then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """A parameter group as the fork has it."""
+    changed = {name: value for name, value in now.items() if name not in GROUP_RATES and value != then[name]}
+    rates = {name: _moved(group[name], _rate(then), _rate(now)) for name in GROUP_RATES if name in group}
+    return {**group, **changed, **rates}
+
+
+def _schedule(state: Any, rates: Sequence[tuple[Any, Any]]) -> Any:
+    """A scheduler's state, and those of the schedulers inside it, with the fork's learning rates."""
+    if not isinstance(state, Mapping):
+        return state
+    moved = dict(state)
+    for name in (*SCHEDULER_RATES, "_last_lr"):
+        if isinstance(values := state.get(name), list) and len(values) == len(rates):
+            moved[name] = [_moved(value, *pair) for value, pair in zip(values, rates, strict=True)]
+    if "main" in state:
+        moved["main"] = _schedule(state["main"], rates)
+    if "_schedulers" in state:
+        moved["_schedulers"] = [_schedule(inner, rates) for inner in state["_schedulers"]]
+    return moved
+
+
+def _rate(group: Mapping[str, Any]) -> Any:
+    """The learning rate that a group's schedule begins from."""
+    return group.get("initial_lr", group.get("lr", 0.0))
+
+
+def _moved(rate: Any, then: Any, now: Any) -> Any:
+    """A learning rate of a run built with the rate ``then``, for one built with ``now``."""
+    if rate == then:
+        return now
+    return rate / then * now if then and then != now else rate
