@@ -64,13 +64,30 @@ def study_progress(status: Mapping[str, Any]) -> tuple[int, int, str]:
 
 def granted(until: int | None, why: Mapping[str, Any]) -> str:
     """Why a scheduler has granted a trial epochs: ``to epoch 9: model, ends at 0.12 (0.1 to 0.2), best 0.15``."""
+    goal = "to its end" if until is None else f"to epoch {until}"
+    said = reason_of_grant(why)
+    return f"{goal}: {said}" if said else goal
+
+
+def taken(number: int, epochs: int, until: int | None, why: Mapping[str, Any]) -> str:
+    """That a trial starts or resumes with a grant: ``trial 4 resumes after epoch 3, to epoch 9: promotion``."""
+    begins = f"resumes after epoch {epochs}" if epochs else "starts"
+    return f"trial {number} {begins}, {granted(until, why)}"
+
+
+def paused_at_end(epoch: int) -> str:
+    """Why a trial is pruned that was paused when its study ended."""
+    return f"pruned at epoch {epoch}: paused there when the study ended"
+
+
+def reason_of_grant(why: Mapping[str, Any]) -> str:
+    """Its reason alone: ``model, ends at 0.12 (0.1 to 0.2), best 0.15``; empty where there is none."""
     said = [] if not why.get("kind") else [str(why["kind"])]
     if why.get("predicted") is not None:
         said.append(f"ends at {shown(why['predicted'], 3)} ({shown(why['low'], 3)} to {shown(why['high'], 3)})")
     if why.get("incumbent") is not None:
         said.append(f"best {shown(why['incumbent'], 3)}")
-    goal = "to its end" if until is None else f"to epoch {until}"
-    return f"{goal}: {', '.join(said)}" if said else goal
+    return ", ".join(said)
 
 
 def count_of(number: int, noun: str) -> str:

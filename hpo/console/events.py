@@ -5,7 +5,10 @@ Each line is a JSON object with ``event`` (its name), ``time`` (ISO 8601, UTC), 
 =================  ====================================================================================
 ``study_started``  ``study``, ``goals`` (each metric with its direction), ``n_trials``, ``n_epochs``,
                    ``finished``, ``workers`` (their devices), ``storage``, ``output_dir``
-``trial_started``  ``trial``, ``worker``
+``trial_started``  ``trial``, ``worker``, ``epochs`` that it has finished before, ``granted``: what the study's
+                   scheduler lets it train, and why, as the last of the ``grants`` of `hpo trials --json`; null
+                   without a scheduler
+``trial_granted``  ``trial``, ``worker``, ``granted``: its grant has ended, and it trains on without a pause
 ``epoch_ended``    ``trial``, ``worker``, ``epoch``, ``max_epochs``, ``value`` of the study's (first) metric,
                    ``predicted`` final loss
 ``trial_ended``    ``trial``, ``worker``, ``outcome``, ``value``, ``params``, ``epochs``, ``duration_s`` of the
@@ -34,7 +37,7 @@ from optuna.trial import TrialState
 
 from hpo.console.output import flushed
 from hpo.errors import StudyError
-from hpo.execution.messages import EpochsEnded, Failed, Message, Notice, Started, Tick
+from hpo.execution.messages import EpochsEnded, Extended, Failed, Message, Notice, Started, Tick
 from hpo.storage.engines import display_url
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
@@ -78,7 +81,12 @@ class EventWriter:
             OSError: The reader is gone.
         """
         if isinstance(message, Started):
-            self._write("trial_started", trial=message.number, worker=label)
+            granted = message.grants[-1] if message.grants else None
+            self._write(
+                "trial_started", trial=message.number, worker=label, epochs=message.epochs, granted=granted
+            )
+        elif isinstance(message, Extended):
+            self._write("trial_granted", trial=message.number, worker=label, granted=message.grants[-1])
         elif isinstance(message, EpochsEnded):
             self._epochs(label, message)
         elif isinstance(message, TrialReport):

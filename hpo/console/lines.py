@@ -14,15 +14,16 @@ from hpo.console.live import Picture
 from hpo.console.output import flushed
 from hpo.console.screen import Screen
 from hpo.console.tally import Tally, best_list
-from hpo.execution.messages import Failed, Message, Notice, Tick
+from hpo.execution.messages import Extended, Failed, Message, Notice, Started, Tick
 from hpo.storage.engines import display_url
+from hpo.storage.grants import granted_after
 from hpo.storage.pausing import PAUSED
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import study_status
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
-from hpo.wording import count_of, shown, study_progress
+from hpo.wording import count_of, granted, shown, study_progress, taken
 
 
 class Reporter:
@@ -66,6 +67,8 @@ class Reporter:
                 self._settled(message)
             elif isinstance(message, TrialReport):
                 self._reported(message)
+            elif isinstance(message, Started | Extended):
+                self._granted(message)
 
     def end(self, ending: str, reason: str | None = None) -> None:  # noqa: ARG002 - the interface of listeners
         """The run has ended; what it has come to is said by `print_summary`."""
@@ -97,6 +100,17 @@ class Reporter:
                 self._say(f"trial {report.number} is requeued: {report.reason}", trouble=True)
             return
         self._say(self._line(report) + self._why(report.reason), trouble=bool(report.reason))
+
+    def _granted(self, message: Started | Extended) -> None:
+        """A grant, and why; without a scheduler a trial starts without a word."""
+        if not message.grants:
+            return
+        until, why = message.grants[-1]["until"], message.grants[-1]["why"]
+        if isinstance(message, Started):
+            self._say(taken(message.number, message.epochs, until, why))
+        else:
+            after = granted_after(message.grants)
+            self._say(f"trial {message.number} trains on after epoch {after}, {granted(until, why)}")
 
     def _why(self, reason: str) -> str:
         """The reason on a line of its own; one that has just been shown is not shown again."""
@@ -148,6 +162,9 @@ class LiveReporter(Reporter):
     def close(self) -> None:
         """Take the picture away; the lines stay."""
         self._screen.close()
+
+    def _granted(self, message: Started | Extended) -> None:
+        """The picture shows it."""
 
     def _picture(self) -> Picture:
         return Picture(self._tally.view())

@@ -16,7 +16,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from hpo.wording import shown
+from hpo.storage.grants import Granted, granted_after
+from hpo.wording import reason_of_grant, shown
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_BARS: Final = "_.-=+*%#"
@@ -39,6 +40,28 @@ _COLUMNS: Final[Mapping[str, int]] = {
 
 
 @dataclass(frozen=True)
+class GrantView:
+    """What a scheduler has granted a trial.
+
+    Attributes:
+        after: The epoch after which it starts or resumes; 0 for a new trial.
+        until: The epoch after which it pauses; None: its end.
+        why: The reason in words; see `hpo.wording.reason_of_grant`.
+    """
+
+    after: int
+    until: int | None
+    why: str
+
+    @classmethod
+    def of(cls, grants: Sequence[Granted]) -> GrantView | None:
+        """The last of a trial's grants; None without a scheduler."""
+        if not grants:
+            return None
+        return cls(granted_after(grants), grants[-1]["until"], reason_of_grant(grants[-1]["why"]))
+
+
+@dataclass(frozen=True)
 class WorkerView:
     """A worker, and the trial that it has.
 
@@ -53,6 +76,7 @@ class WorkerView:
         curve: The metric after each epoch so far; None where there is no value.
         seconds: What this attempt at the trial has taken.
         resumed: Epochs that earlier attempts had finished; None where that is not known.
+        granted: What a scheduler has granted the trial last; None without one.
     """
 
     worker: str
@@ -65,6 +89,7 @@ class WorkerView:
     curve: tuple[float | None, ...] = ()
     seconds: float = 0.0
     resumed: int | None = 0
+    granted: GrantView | None = None
 
 
 @dataclass(frozen=True)
@@ -200,6 +225,8 @@ def picture(view: StudyView, width: int, height: int, *, ascii_only: bool = Fals
     parts = [*above]
     if shown:
         parts.append(_workers(view, shown, width, ascii_only=ascii_only))
+    if granted := [row for row in shown if row.granted is not None][: max(0, room - len(shown) - 1)]:
+        parts.append(_grants(granted))
     if len(shown) < len(view.workers):
         parts.append(_line(f"and {len(view.workers) - len(shown)} workers more", style="dim"))
     return Group(*(parts + notices)[: max(1, height - 1)])
@@ -268,6 +295,18 @@ def _workers(view: StudyView, rows: Iterable[WorkerView], width: int, *, ascii_o
     for row in rows:
         cells = _cells(row, ascii_only=ascii_only)
         table.add_row(*(cells[name] for name in columns), style="" if row.trial is not None else "dim")
+    return table
+
+
+def _grants(rows: Iterable[WorkerView]) -> Table:
+    """Why each trial trains, below the workers."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=False)
+    for name in ("trial", "after", "to", "why"):
+        table.add_column(name, justify="left" if name == "why" else "right", no_wrap=True, overflow="ellipsis")
+    for row in rows:
+        assert row.granted is not None
+        goal = "end" if row.granted.until is None else str(row.granted.until)
+        table.add_row(str(row.trial), str(row.granted.after), goal, Text(row.granted.why))
     return table
 
 

@@ -12,6 +12,7 @@ from optuna.trial import FrozenTrial
 
 from hpo.storage import ledger
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
+from hpo.storage.grants import grants_of
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
@@ -30,8 +31,8 @@ class Look:
     Attributes:
         status: As `hpo.study.status.study_status`; each of its ``running_trials`` has more entries: ``epoch``, the
             last that was reported (0 before the first), ``max_epochs`` where it is known, ``value`` after that
-            epoch, ``seconds`` that the attempt has taken, and ``curve``, the values so far as pairs of epoch and
-            value; a long one is thinned out.
+            epoch, ``seconds`` that the attempt has taken, ``curve``, the values so far as pairs of epoch and
+            value (a long one is thinned out), and ``grants`` as `hpo trials --json` has them.
         outcomes: The outcome of each finished trial, by number.
         paused: Numbers of the paused trials.
         epochs: How many each trial has trained, by number.
@@ -85,6 +86,7 @@ def _progress(trial: FrozenTrial, started: float | None) -> dict[str, Any]:
         "epoch": steps[-1] if steps else 0,
         "value": trial.intermediate_values[steps[-1]] if steps else None,
         "seconds": None if started is None else max(0.0, time.time() - started),
+        "grants": grants_of(trial),
         "curve": [[step, trial.intermediate_values[step]] for step in thinned(steps, _POINTS)],
     }
 

@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from optuna.trial import TrialState
 
-from hpo.console.live import StudyView, WorkerView, seconds_left
+from hpo.console.live import GrantView, StudyView, WorkerView, seconds_left
 from hpo.console.snapshot import look_at
-from hpo.execution.messages import EpochsEnded, Failed, Message, Notice, Started, Tick
+from hpo.execution.messages import EpochsEnded, Extended, Failed, Message, Notice, Started, Tick
 from hpo.storage.ledger import host_name
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import Settled
@@ -88,6 +88,8 @@ class Tally:
         """Take note of what a worker or the supervisor says."""
         if isinstance(message, Started):
             self._started(label, message)
+        elif isinstance(message, Extended):
+            self._extended(label, message)
         elif isinstance(message, EpochsEnded):
             self._epochs(label, message)
         elif isinstance(message, TrialReport):
@@ -139,7 +141,13 @@ class Tally:
         self._paused.discard(message.number)
         if label in self._rows:
             known = self._rows[label].view
-            self._rows[label] = _Row(WorkerView(label, known.device, message.number), time.monotonic())
+            view = WorkerView(label, known.device, message.number, granted=GrantView.of(message.grants))
+            self._rows[label] = _Row(view, time.monotonic())
+
+    def _extended(self, label: str, message: Extended) -> None:
+        row = self._rows.get(label)
+        if row is not None and row.view.trial == message.number:
+            self._rows[label] = replace(row, view=replace(row.view, granted=GrantView.of(message.grants)))
 
     def _epochs(self, label: str, message: EpochsEnded) -> None:
         row = self._rows.get(label)
@@ -248,4 +256,5 @@ def viewed(entry: dict[str, Any], *, with_host: bool) -> WorkerView:
         seconds=entry["seconds"] or 0.0,
         # Only the first attempt has done all its epochs in its own time.
         resumed=0 if entry["attempt"] == 1 else None,
+        granted=GrantView.of(entry["grants"]),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -12,6 +12,7 @@ from typing import Final, Protocol
 
 from hpo.config.spec import StudySpec
 from hpo.search.schedulers.scheduler import Scheduler
+from hpo.storage.grants import Granted
 from hpo.storage.recovery import Verdict
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
@@ -59,10 +60,27 @@ class Started:
     Attributes:
         number: The trial.
         spent_s: Seconds that its earlier attempts took.
+        epochs: Epochs that it had reported before.
+        grants: What a scheduler has granted it, the latest last; empty without a scheduler.
     """
 
     number: int
     spent_s: float = 0.0
+    epochs: int = 0
+    grants: Sequence[Granted] = ()
+
+
+@dataclass(frozen=True)
+class Extended:
+    """A trial whose grant has ended trains on without a pause.
+
+    Attributes:
+        number: The trial.
+        grants: As of `Started`.
+    """
+
+    number: int
+    grants: Sequence[Granted]
 
 
 @dataclass(frozen=True)
@@ -134,7 +152,7 @@ class Tick:
     """Time has passed: a listener that shows it can draw it again."""
 
 
-Message = Ready | Started | EpochsEnded | TrialReport | Failed | Leaving
+Message = Ready | Started | Extended | EpochsEnded | TrialReport | Failed | Leaving
 
 #: The monotonic clock when the worker last finished a batch, or took a trial.
 BEAT: Final = 0

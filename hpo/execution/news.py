@@ -1,12 +1,14 @@
-"""What a worker reports to its supervisor about the epochs of a trial."""
+"""What a worker reports to its supervisor about the epochs and grants of a trial."""
 
 from __future__ import annotations
 
 import select
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Final
 
-from hpo.execution.messages import EpochsEnded, Message, Stop, send
+from hpo.execution.messages import EpochsEnded, Extended, Message, Stop, send
+from hpo.storage.grants import Granted
 from hpo.trial.session import RunProgress
 
 #: Seconds between two messages about epochs at least.
@@ -16,7 +18,7 @@ _LENGTH: Final = 100
 
 
 class News:
-    """Reports to the supervisor which epochs a trial has finished.
+    """Reports to the supervisor which epochs a trial has finished, and what it is granted as it trains.
 
     Training never waits for that. What can't be sent now, because the channel is full or has just been used,
     is said with a later batch, and the rest when the trial has ended.
@@ -25,9 +27,12 @@ class News:
         channel: To the supervisor.
         number: The trial.
         metric: The metric to report.
+        grants: What a scheduler had granted the trial when it was taken.
     """
 
-    def __init__(self, channel: Connection[Message, Stop], number: int, metric: str) -> None:
+    def __init__(
+        self, channel: Connection[Message, Stop], number: int, metric: str, grants: Sequence[Granted] = ()
+    ) -> None:
         self._channel = channel
         self._number = number
         self._metric = metric
@@ -35,6 +40,12 @@ class News:
         self._resumed = 0
         self._told = 0
         self._next = 0.0
+        self._grants = list(grants)
+        self._granted_told = len(self._grants)
+
+    def extend(self, granted: Granted) -> None:
+        """Take note of a grant by which the trial trains on; it is reported with the next epochs."""
+        self._grants.append(granted)
 
     def follow(self, state: RunProgress, now: float) -> None:
         """Send what is new, if that is possible without waiting; at the first call, what was resumed."""
@@ -44,11 +55,19 @@ class News:
             self._next = now + _PAUSE
             while self._told < len(state.history) and _has_room(self._channel):
                 self._say(state)
+            if _has_room(self._channel):
+                self._say_granted()
 
     def finish(self) -> None:
         """Report the rest: training is over."""
         while self._state is not None and self._told < len(self._state.history):
             self._say(self._state)
+        self._say_granted()
+
+    def _say_granted(self) -> None:
+        while self._granted_told < len(self._grants):
+            self._granted_told += 1
+            send(self._channel, Extended(self._number, tuple(self._grants[: self._granted_told])))
 
     def _say(self, state: RunProgress) -> None:
         resumed = self._told < self._resumed

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hpo.execution.launchers.launcher import Ended, Worker
 from hpo.execution.limits import Limits
-from hpo.execution.messages import EpochsEnded, Leaving, Message, Ready, Started, Stop
+from hpo.execution.messages import EpochsEnded, Extended, Leaving, Message, Ready, Started, Stop
 from hpo.storage.recovery import LOST, STOPPED, Verdict
 
 _AT_ONCE = Verdict(STOPPED, "its worker was stopped immediately")
@@ -52,7 +52,7 @@ class Supervised:
 
     def hear(self, message: Message) -> None:
         """Take note of what it says."""
-        if not isinstance(message, EpochsEnded):  # those are said inside a trial, all others around it
+        if not isinstance(message, EpochsEnded | Extended):  # those are said inside a trial, all others around it
             self.running = None
         if isinstance(message, Ready):
             self.ready = True

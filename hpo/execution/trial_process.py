@@ -31,9 +31,9 @@ from hpo.execution.messages import (
 )
 from hpo.execution.news import News
 from hpo.search.schedulers.scheduler import Wait
-from hpo.storage.attributes import RETRIED_ATTR
+from hpo.storage.attributes import GRANTS_ATTR, RETRIED_ATTR
 from hpo.storage.ledger import Heartbeat
-from hpo.storage.optuna_private import id_of_trial
+from hpo.storage.optuna_private import id_of_trial, reports_of
 from hpo.study.open_study import OpenStudy
 from hpo.study.taking import take
 from hpo.trial.builder import Builder
@@ -124,11 +124,14 @@ class TrialProcess:
         return None
 
     def _train(self, trial: optuna.Trial, request: StopRequest) -> None:
-        news = self._news = News(self.channel, trial.number, self.order.spec.study.metric)
+        grants = trial.user_attrs.get(GRANTS_ATTR, ())
+        news = self._news = News(self.channel, trial.number, self.order.spec.study.metric, grants)
         self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
-        send(self.channel, Started(trial.number, self._spent(trial)))
+        epochs = max(reports_of(trial), default=0)
+        send(self.channel, Started(trial.number, self._spent(trial), epochs, grants))
         device = torch.device(self.order.slot.device)
-        report = TrialRun(self.opened, trial, TrainerCode(self.builder), device, request, self._beat).run()
+        code = TrainerCode(self.builder)
+        report = TrialRun(self.opened, trial, code, device, request, self._beat, news.extend).run()
         news.finish()
         send(self.channel, report)
 

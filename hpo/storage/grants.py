@@ -72,6 +72,11 @@ def granted_until(trial: FrozenTrial) -> int | None:
     return grants[-1]["until"] if grants else None
 
 
+def granted_after(grants: Sequence[Granted]) -> int:
+    """The epoch after which the last of a trial's grants begins."""
+    return (grants[-2]["until"] or 0) if len(grants) > 1 else 0
+
+
 def begin_grants(session: orm.Session, study_id: int) -> None:
     """Let a study number its grants, from 0 where it has none; any number of processes may do so at a time."""
     session.execute(sa.select(STUDIES.c.study_id).where(STUDIES.c.study_id == study_id).with_for_update())

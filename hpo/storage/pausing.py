@@ -31,6 +31,11 @@ def paused_at(trial: FrozenTrial) -> int | None:
     return trial.user_attrs.get(PAUSED_ATTR) if trial.state == TrialState.RUNNING else None
 
 
+def pruned_at_end(trial: FrozenTrial) -> int | None:
+    """The epoch after which a trial was paused when its study ended, which pruned it; None for any other."""
+    return trial.user_attrs.get(PAUSED_ATTR) if trial.state == TrialState.PRUNED else None
+
+
 def lock_paused(session: orm.Session, trial_id: int) -> bool:
     """Lock a trial until the transaction's end; whether it is paused."""
     row = TRIALS.c.trial_id == trial_id

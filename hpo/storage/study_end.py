@@ -18,6 +18,7 @@ from hpo.storage.outage import patient
 from hpo.storage.pausing import IS_PAUSED, lock_paused
 from hpo.storage.recovery import Settled
 from hpo.storage.study_storage import StudyStorage
+from hpo.wording import paused_at_end
 
 
 def prune_paused(storage: StudyStorage, study_id: int) -> Iterator[Settled]:
@@ -58,8 +59,7 @@ def _prune(storage: StudyStorage, trial_id: int, number: int, *, single: bool) -
         step = trial.last_step
         values = [] if step is None or not single else [trial.intermediate_values[step]]
         set_state(session, trial_id, TrialState.PRUNED, [] if any(map(math.isnan, values)) else values)
-    reason = f"it was paused after epoch {step or 0} when the study ended"
-    return Settled(number, 0, TrialState.PRUNED, "pruned", reason)
+    return Settled(number, 0, TrialState.PRUNED, "pruned", paused_at_end(step or 0))
 
 
 @patient

@@ -28,12 +28,14 @@ from hpo.storage.attributes import (
 from hpo.storage.grants import grants_of
 from hpo.storage.ledger import Attempt
 from hpo.storage.optuna_private import id_of_trial
+from hpo.storage.pausing import pruned_at_end
 from hpo.study.code_record import CodeRecord, codes_of
 from hpo.study.goals import goal_reached
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
 from hpo.study.ranking import best_of, judged, ranked
+from hpo.wording import paused_at_end
 
 
 def study_status(opened: OpenStudy) -> dict[str, Any]:
@@ -181,8 +183,9 @@ def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
     """One entry a trial, in the order of their numbers; with what its attempts were, the first one first.
 
     ``grants`` are those of the scheduler, the first one first: up to which epoch (``until``, None for the
-    end), and ``why``: `hpo.search.schedulers.scheduler.Why`. The reason and the traceback are those of a failed
-    trial, None for any other. The worker and the device are the last attempt's.
+    end), and ``why``: `hpo.search.schedulers.scheduler.Why`. The traceback is that of a failed trial, None for any
+    other; the reason is that of a failed one, or of one that was paused when the study ended. The worker and the
+    device are the last attempt's.
     """
     with opened.storage.engine.connect() as conn:
         attempts = _by_trial(ledger.attempts(conn, opened.study_id))
@@ -212,7 +215,12 @@ def _by_trial(attempts: list[Attempt]) -> defaultdict[int, list[Attempt]]:
 
 
 def _cause(trial: FrozenTrial) -> dict[str, Any]:
-    """Why a trial failed. What a lost attempt left on a trial that ended well later is not about its end."""
+    """Why a trial failed, or is pruned that was paused when the study ended.
+
+    What a lost attempt left on a trial that ended well later is not about its end.
+    """
+    if (epoch := pruned_at_end(trial)) is not None:
+        return {"reason": paused_at_end(epoch), "traceback": None}
     attrs = trial.user_attrs if trial.state == TrialState.FAIL else {}
     return {"reason": attrs.get(REASON_ATTR), "traceback": attrs.get(TRACEBACK_ATTR)}
 

@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 from hpo.errors import BudgetExhaustedError
 from hpo.search.schedulers.scheduler import New, Next, Resume, Seen, Standing, Wait, Why
-from hpo.storage.grants import Grant, OldGrantError
+from hpo.storage.grants import Grant, Granted, OldGrantError
 from hpo.storage.optuna_private import forget_cached_trials, id_of_trial
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
@@ -38,21 +38,22 @@ def take(opened: OpenStudy) -> optuna.Trial | Wait | None:
             continue
 
 
-def extended(opened: OpenStudy, trial: optuna.Trial) -> int | None:
+def extended(opened: OpenStudy, trial: optuna.Trial) -> Granted | None:
     """Let a trial whose grant ends train on without a pause, if that is what the scheduler would resume now.
 
     Returns:
-        The epoch to which it is granted from now on, None for its end; where it pauses, that of its last grant.
+        What it is granted now; None where it pauses.
     """
     trial_id = id_of_trial(trial)
     while True:
         standing = standing_of(opened, trial.number)
         step = _within_epochs(standing, opened.scheduler.next(standing))
         if not isinstance(step, Resume) or step.number != trial.number:
-            return _numbered(standing, trial.number).until
+            return None
+        grant = _grant(opened, standing, step)
         with contextlib.suppress(OldGrantError):
-            opened.storage.extend(trial_id, _grant(opened, standing, step))
-            return step.until
+            opened.storage.extend(trial_id, grant)
+            return grant.granted
 
 
 def claimable(opened: OpenStudy) -> int:
@@ -88,9 +89,10 @@ def _is_grant(standing: Standing, step: New) -> bool:
 
 
 def _grant(opened: OpenStudy, standing: Standing, step: New | Resume) -> Grant:
+    why = step.why if step.why.incumbent is not None else replace(step.why, incumbent=standing.incumbent)
     return Grant(
         opened.study_id,
-        {"number": standing.decision, "until": step.until, "why": finite(asdict(step.why))},
+        {"number": standing.decision, "until": step.until, "why": finite(asdict(why))},
         step.params if isinstance(step, New) else None,
         step.state,
     )

@@ -19,7 +19,7 @@ import optuna
 from hpo.search.schedulers.scheduler import Decision, Scheduler
 from hpo.storage.attributes import PAUSE_AT_ATTR, PRUNED_ATTR
 from hpo.storage.cache import StudyCache
-from hpo.storage.grants import granted_until
+from hpo.storage.grants import Granted, granted_until
 from hpo.storage.optuna_private import id_of_trial, reports_of
 
 #: Seconds within which a value is stored.
@@ -40,8 +40,8 @@ class Reports:
         trial: The running trial; nothing else reports to it.
         metric: The metric to report.
         scheduler: The study's; it is asked after each epoch.
-        extend: Called where the trial's grant ends; the epoch to which it trains on, None for its end. Without it
-            the trial pauses there.
+        extend: Called where the trial's grant ends; the grant by which it trains on, None where it pauses. Without
+            it the trial pauses there.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class Reports:
         trial: optuna.Trial,
         metric: str,
         scheduler: Scheduler,
-        extend: Callable[[], int | None] | None = None,
+        extend: Callable[[], Granted | None] | None = None,
     ) -> None:
         self.metric = metric
         self._extend = extend
@@ -112,8 +112,10 @@ class Reports:
             return Decision.CONTINUE
         if (late := self.finish()) is not Decision.CONTINUE:
             return late
-        if self._extend is not None:
-            self._until = self._extend()
+        granted = None if self._extend is None else self._extend()
+        if granted is None:
+            return Decision.PAUSE
+        self._until = granted["until"]
         return Decision.CONTINUE if self._until is None or step < self._until else Decision.PAUSE
 
     def _send(self, step: int, value: float, *, ask: bool) -> Decision:
@@ -181,7 +183,7 @@ class GatheredReports(_ReportsBeside):
         trial: optuna.Trial,
         metric: str,
         scheduler: Scheduler,
-        extend: Callable[[], int | None] | None = None,
+        extend: Callable[[], Granted | None] | None = None,
     ) -> None:
         super().__init__(trial, metric, scheduler, extend)
         self._lock = threading.Lock()

@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial
 from hpo.errors import LeaseLostError
 from hpo.search.distinct import twin
 from hpo.storage.attributes import PARTS_ATTR, RUN_ATTR, SAME_AS_ATTR
+from hpo.storage.grants import Granted
 from hpo.storage.ledger import Lease
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import first_line
@@ -58,6 +59,7 @@ class TrialRun:
         device: Where to train.
         request: What others want of this worker.
         pulse: Called again and again with how far the run is, as long as training advances.
+        extend: Called with each grant by which the trial trains on without a pause.
     """
 
     opened: OpenStudy
@@ -66,6 +68,7 @@ class TrialRun:
     device: torch.device
     request: StopRequest
     pulse: Callable[[RunProgress], None]
+    extend: Callable[[Granted], None] = lambda _: None
     _failure: Failure | None = None
     _paused: bool = False
 
@@ -238,10 +241,13 @@ class TrialRun:
         session.keep_config(session.config)
         return session
 
-    def _extended(self) -> int | None:
+    def _extended(self) -> Granted | None:
         """As `extended`, with the bounds measured by which the scheduler leaves a trial alone."""
         self._end.keep_constraints()
-        return extended(self.opened, self.trial)
+        granted = extended(self.opened, self.trial)
+        if granted is not None:
+            self.extend(granted)
+        return granted
 
     def _run_as_before(self, seed: int) -> None:
         """Store how the trial is run; one that resumes keeps its number of threads, for equal bits."""

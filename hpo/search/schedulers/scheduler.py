@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
@@ -29,7 +30,7 @@ class Why:
         predicted: The value that the trial was expected to end at, in the metric's unit; None where nothing was.
         low: Lower end of that prediction's 80 % interval.
         high: Its upper end.
-        incumbent: The study's best value at that time.
+        incumbent: The study's best value at that time; None: what stores the grant fills in `Standing.incumbent`.
     """
 
     kind: str = ""
@@ -113,6 +114,13 @@ class Seen:
         """Epochs that it has finished, as far as they were reported."""
         return max(self.values, default=0)
 
+    def best(self, pick: Callable[[Iterable[float]], float]) -> float | None:
+        """The best finite value by ``pick``, min or max; None where there is none."""
+        values: Collection[float] = self.values.values()
+        if not math.isfinite(sum(values)):  # a sum is finite only where all of them are
+            values = [value for value in values if math.isfinite(value)]
+        return pick(values) if values else None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Standing:
@@ -169,6 +177,13 @@ class Standing:
     def paused(self) -> list[Seen]:
         """Those that are paused, by number."""
         return [trial for trial in self.own if trial.state == "paused"]
+
+    @cached_property
+    def incumbent(self) -> float | None:
+        """The best value at any epoch of a trial that keeps to the bounds; None before the first."""
+        pick = min if self.minimize else max
+        bests = (trial.best(pick) for trial in self.own if trial.feasible)
+        return pick((best for best in bests if best is not None), default=None)
 
     @cached_property
     def decision(self) -> int:

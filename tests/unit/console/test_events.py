@@ -13,9 +13,11 @@ from tests.support.commands import hpo, hpo_json, make_study
 
 NAMES = {
     "study_started": ["study", "goals", "n_trials", "n_epochs", "finished", "workers", "storage", "output_dir"],
-    "trial_started": ["trial", "worker"],
+    "trial_started": ["trial", "worker", "epochs", "granted"],
+    "trial_granted": ["trial", "worker", "granted"],
     "epoch_ended": ["trial", "worker", "epoch", "max_epochs", "value", "predicted"],
     "trial_ended": ["trial", "worker", "outcome", "value", "params", "epochs", "duration_s", "reason"],
+    "trial_paused": ["trial", "worker", "epochs", "value"],
     "trial_requeued": ["trial", "worker", "reason"],
     "notice": ["text"],
     "worker_failed": ["worker", "reason"],
@@ -26,9 +28,15 @@ NAMES = {
 def events(printed: str) -> list[dict[str, Any]]:
     found = [json.loads(line) for line in printed.splitlines()]
     for event in found:
-        assert list(event) == ["event", "time", *NAMES[event["event"]]]
+        assert list(event) == ["event", "time", *_names(event)]
         assert datetime.fromisoformat(event["time"]).tzinfo is not None
     return found
+
+
+def _names(event: dict[str, Any]) -> list[str]:
+    """Of a trial that no worker has any more, less is known at its end."""
+    reaped = event["event"] == "trial_ended" and "value" not in event
+    return ["trial", "worker", "outcome", "reason"] if reaped else NAMES[event["event"]]
 
 
 def of(name: str, found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -69,6 +77,31 @@ def test_a_run_tells_each_thing_that_happens_once(tmp_path: Path) -> None:
         "status", study, *arguments[4:], "study.sampler={name: grid}", "callbacks.loss_prediction.min_epochs=2"
     )
     assert found[-1]["status"] == status
+
+
+@pytest.mark.usefixtures("in_process")
+def test_each_grant_is_told_once_with_its_reason(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    options = ("study.scheduler=asha", "study.pruner=none", "study.epochs=40", "trainer.max_epochs=9")
+    found = events(hpo("run", study, "--n-trials", 30, *options, "--json").stdout)
+    told = [event["granted"] for event in found if event["event"] in ("trial_started", "trial_granted")]
+    stored = [grant for trial in hpo_json("trials", study, *options) for grant in trial["grants"]]
+    assert told == sorted(stored, key=lambda grant: grant["number"])
+    assert of("trial_granted", found), "one that was promoted at once"
+    assert [event["epochs"] > 0 for event in of("trial_started", found)] == [
+        event["granted"]["why"]["kind"] == "promotion" for event in of("trial_started", found)
+    ]
+    bests = [grant["why"]["incumbent"] for grant in told]
+    assert bests[0] is None
+    assert bests[1:] == sorted(bests[1:], reverse=True), "the best value so far"
+    (status,) = (event["status"] for event in of("study_ended", found))
+    assert bests[-1] >= status["best"]["value"]
+    pruned = {event["trial"]: event["reason"] for event in of("trial_ended", found) if event["outcome"] == "pruned"}
+    assert pruned == {
+        trial["trial"]: f"pruned at epoch {trial['epochs']}: paused there when the study ended"
+        for trial in hpo_json("trials", study, *options)
+        if trial["outcome"] == "pruned"
+    }
 
 
 @pytest.mark.usefixtures("in_process")

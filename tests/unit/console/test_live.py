@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from hpo.console.live import Picture, StudyView, WorkerView, seconds_left, shown_seconds, sparkline
+from hpo.console.live import GrantView, Picture, StudyView, WorkerView, seconds_left, shown_seconds, sparkline
 
 WORKERS = (
     WorkerView("worker-1", "cuda:0", 7, 3, 20, 0.51234, 0.25, (2.0, 1.0, 0.51234), 12.0),
@@ -65,6 +65,34 @@ def test_a_study_that_is_given_epochs_shows_how_many_are_trained() -> None:
     view = replace(VIEW, progress=(250, 1000, "epochs"))
     assert drawn(view)[0].startswith("digits  250/1000 epochs  ━")
     assert drawn(view, width=60)[0].startswith("digits  250/1000 epochs  1:15 so far")
+
+
+GRANTED = replace(
+    VIEW,
+    workers=(
+        replace(WORKERS[0], granted=GrantView(3, 9, "model, ends at 0.0768 (0.0551 to 0.115), best 0.0561")),
+        WORKERS[1],
+        WorkerView("worker-3", "cuda:1", 12, granted=GrantView(0, None, "whole")),
+    ),
+)
+
+
+def test_what_each_trial_was_granted_stands_below_the_workers() -> None:
+    lines = drawn(GRANTED, width=80)
+    assert lines[3].startswith("worker")
+    assert [line.split(maxsplit=3) for line in lines[7:10]] == [
+        ["trial", "after", "to", "why"],
+        ["7", "3", "9", "model, ends at 0.0768 (0.0551 to 0.115), best 0.0561"],
+        ["12", "0", "end", "whole"],
+    ]
+
+
+@pytest.mark.parametrize(("height", "grants"), [(15, 2), (14, 1), (13, 0), (12, 0)])
+def test_a_low_terminal_shows_workers_before_grants(height: int, grants: int) -> None:
+    lines = drawn(GRANTED, height=height)
+    assert len(lines) <= height - 1
+    assert sum("worker-" in line for line in lines) == 3
+    assert sum("model, ends" in line or "whole" in line for line in lines) == grants
 
 
 def test_a_study_that_has_just_begun() -> None:

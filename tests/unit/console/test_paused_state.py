@@ -13,20 +13,22 @@ from rich.console import Console
 from hpo.cli.watch import study_view
 from hpo.console.events import EventWriter
 from hpo.console.lines import Reporter
-from hpo.console.live import picture
+from hpo.console.live import GrantView, picture
 from hpo.console.snapshot import has_ended, look_at
 from hpo.console.tally import Tally
 from hpo.errors import StudyError
-from hpo.execution.messages import Started
-from hpo.storage.grants import Grant
+from hpo.execution.messages import Extended, Started
+from hpo.storage.grants import Grant, Granted
 from hpo.storage.recovery import Settled
+from hpo.storage.study_end import prune_paused
 from hpo.study.open_study import OpenStudy
 from hpo.study.repair import repair
 from hpo.study.retention import clean
 from hpo.study.retry import reopen
 from hpo.study.status import study_status, study_trials
 from hpo.trial.report import TrialReport
-from hpo.wording import granted
+from hpo.trial.resources import Slot
+from hpo.wording import granted, paused_at_end
 from tests.support.commands import hpo
 from tests.support.studies import Studies, ask
 from trainer.checkpoint.manager import CheckpointManager
@@ -92,7 +94,7 @@ def test_a_line_and_an_event_tell_of_it(view: OpenStudy, capsys: pytest.CaptureF
 
 
 def test_the_end_of_one_is_told(view: OpenStudy, capsys: pytest.CaptureFixture[str]) -> None:
-    settled = Settled(0, 0, TrialState.PRUNED, "pruned", "it was paused after epoch 2 when the study ended")
+    settled = Settled(0, 0, TrialState.PRUNED, "pruned", paused_at_end(2))
     for quiet, said in ((False, "1 paused trial pruned, as the study has ended\n"), (True, "")):
         reporter = Reporter(view, quiet=quiet)
         reporter.heard("", settled)
@@ -165,6 +167,48 @@ def test_the_commands_say_what_it_was_granted_and_why(given: OpenStudy) -> None:
     assert "to epoch 3: model, ends at 0.123 (0.1 to 0.2), best 0.15" in listed
     (trial,) = json.loads(hpo("trials", given.spec.path, *options, "--json").stdout)
     assert trial["grants"][0]["why"]["predicted"] == 0.1234
+
+
+_PROMOTED: Granted = {"number": 4, "until": 9, "why": {"kind": "promotion", "incumbent": 0.15}}
+_TO_ITS_END: Granted = {"number": 6, "until": None, "why": {"kind": "whole"}}
+
+
+def test_lines_say_why_a_trial_trains(given: OpenStudy, capsys: pytest.CaptureFixture[str]) -> None:
+    first, *_ = study_trials(given)[0]["grants"]
+    reporter = Reporter(given)
+    reporter.heard("worker-1", Started(0, 0.0, 0, [first]))
+    reporter.heard("worker-1", Started(0, 0.0, 2, [first, _PROMOTED]))
+    reporter.heard("worker-1", Extended(0, [first, _PROMOTED, _TO_ITS_END]))
+    reporter.heard("worker-1", Started(1))
+    assert capsys.readouterr().out.splitlines() == [
+        "trial 0 starts, to epoch 3: model, ends at 0.123 (0.1 to 0.2), best 0.15",
+        "trial 0 resumes after epoch 2, to epoch 9: promotion, best 0.15",
+        "trial 0 trains on after epoch 9, to its end: whole",
+    ]
+
+
+def test_the_live_view_shows_the_latest_grant(given: OpenStudy) -> None:
+    tally = Tally(given)
+    tally.begin([Slot("cpu", "cpu", None, 1)])
+    tally.heard("worker-1", Started(0, 0.0, 2, [_PROMOTED]))
+    assert "promotion, best 0.15" in _picture(tally)
+    tally.heard("worker-1", Extended(0, [_PROMOTED, _TO_ITS_END]))
+    shown = tally.view().workers[0].granted
+    assert shown == GrantView(9, None, "whole")
+    tally.heard("worker-1", TrialReport(0, None, 0.5, 9, 1.0, paused=True))
+    assert tally.view().workers[0].granted is None
+
+
+def test_a_look_from_elsewhere_shows_it_too(given: OpenStudy) -> None:
+    (worker,) = study_view(given, look_at(given)).workers
+    assert worker.granted == GrantView(0, 3, "model, ends at 0.123 (0.1 to 0.2), best 0.15")
+
+
+def test_a_trial_that_the_end_has_pruned_says_so(view: OpenStudy) -> None:
+    assert [each.reason for each in prune_paused(view.storage, view.study_id)] == [paused_at_end(2)]
+    assert study_trials(view)[0]["reason"] == "pruned at epoch 2: paused there when the study ended"
+    listed = hpo("trials", view.spec.path, "study.n_trials=3").stdout
+    assert "pruned at epoch 2: paused there when the study ended" in listed
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from hpo.execution.launchers.launcher import Ended, Said
 from hpo.execution.launchers.local import LocalWorker
 from hpo.execution.limits import Limits
-from hpo.execution.messages import BEAT, PULSE_LENGTH, EpochsEnded, Leaving, Message, Started, Stop
+from hpo.execution.messages import BEAT, PULSE_LENGTH, EpochsEnded, Extended, Leaving, Message, Started, Stop
 from hpo.execution.supervised import Running, Supervised
 from hpo.storage.recovery import LOST, STOPPED, Verdict
 from tests.support.owners import forked
@@ -94,6 +94,8 @@ def test_messages_say_what_runs(held: Held) -> None:
     assert (running.number, running.spent_s) == (7, 3.0)
     held.theirs.send(EpochsEnded(7, 1, (0.5,), 10))
     assert held.hear() == [EpochsEnded]
+    held.theirs.send(Extended(7, ({"number": 0, "until": 9, "why": {}},)))
+    assert held.hear() == [Extended]
     assert held.supervised.running is not None, "said inside the trial"
     held.theirs.send(Leaving(within_s=0.5))
     assert held.hear() == [Leaving]

@@ -160,7 +160,7 @@ def test_the_end_of_a_study_prunes_paused_trials(two_owners: Owners, last: float
     with opened(url_of(first)) as supervisor:
         (settled,) = prune_paused(supervisor, study_id(first))
         assert (settled.number, settled.state, settled.outcome) == (0, TrialState.PRUNED, "pruned")
-        assert "after epoch 3" in settled.reason
+        assert settled.reason == "pruned at epoch 3: paused there when the study ended"
         assert list(prune_paused(supervisor, study_id(first))) == []
     trial = first.get_trial(trial_id)
     assert (trial.state, trial.value, paused_at(trial)) == (TrialState.PRUNED, value, None)

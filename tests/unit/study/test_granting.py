@@ -79,7 +79,8 @@ def test_a_trial_trains_to_the_end_of_its_grant_and_pauses(studies: Studies) -> 
             [(0, 2), (2, 4), (4, 6)],
             [(1, 2), (3, 4), (5, 6)],
         ]
-        why = {"kind": "promotion", "predicted": 1.5, "low": 1.0, "high": None, "incumbent": None}
+        incumbent = min(trial.intermediate_values[step] for trial in trials for step in (1, 2))
+        why = {"kind": "promotion", "predicted": 1.5, "low": 1.0, "high": None, "incumbent": incumbent}
         assert grants_of(trials[0])[1]["why"] == why
         assert standing_of(view).state == {"decision": 1}
 
