@@ -96,8 +96,8 @@ def test_each_grant_is_told_once_with_its_reason(tmp_path: Path) -> None:
     assert bests[1:] == sorted(bests[1:], reverse=True), "the best value so far"
     (status,) = (event["status"] for event in of("study_ended", found))
     assert bests[-1] >= status["best"]["value"]
-    pruned = {event["trial"]: event["reason"] for event in of("trial_ended", found) if event["outcome"] == "pruned"}
-    assert pruned == {
+    ends = of("trial_ended", found)
+    assert {event["trial"]: event["reason"] for event in ends if event["outcome"] == "pruned"} == {
         trial["trial"]: f"pruned at epoch {trial['epochs']}: paused there when the study ended"
         for trial in hpo_json("trials", study, *options)
         if trial["outcome"] == "pruned"
