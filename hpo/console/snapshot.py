@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial
 from hpo.storage import ledger
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.storage.grants import grants_of
+from hpo.storage.lineage import epochs_trained
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
@@ -67,7 +68,7 @@ def look_at(opened: OpenStudy) -> Look:
         {**status, "running_trials": [entry for entry in status["running_trials"] if "epoch" in entry]},
         {trial.number: outcome_of(trial) for trial in finished},
         {trial.number for trial in trials.values() if paused_at(trial) is not None},
-        {trial.number: trial.last_step or 0 for trial in trials.values()},
+        {trial.number: epochs_trained(trial) for trial in trials.values()},
         {trial.number: took[id_of_trial(trial)] for trial in finished if id_of_trial(trial) in took},
     )
 

@@ -149,8 +149,8 @@ def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     epoch = (trial.user_attrs.get(BEST_ATTR) or {}).get("epoch")
     if epoch is None:
         newest = newest_checkpoint(folders)
-        study = opened.spec.study
-        epoch = newest and best_epoch(newest[1]["state"]["history"], study.metric, study.mode)
+        study, state = opened.spec.study, newest and newest[1]["state"]
+        epoch = state and best_epoch(state["history"], study.metric, study.mode, after=state["inherited"])
     found = find_checkpoint(folders, epoch) if epoch else None
     if found is None:
         made = any(folder.is_dir() for folder in folders)

@@ -237,7 +237,7 @@ def _finish(
     data: Mapping[str, Any],
 ) -> dict[str, Any]:
     spec, history = builder.spec, trainer.state.history
-    epoch = best_epoch(history, spec.study.metric, spec.study.mode)
+    epoch = best_epoch(history, spec.study.metric, spec.study.mode, after=trainer.state.inherited)
     if epoch is None:
         raise DivergedError(f"final training diverged: no epoch has a finite {spec.study.metric}")
     if start.checkpoint is not None and epoch <= start.epoch:

@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.config.space import SearchSpace
 from hpo.search.per_trial import PerTrialSampler
 from hpo.storage.attributes import IMPORTED_ATTR
+from hpo.storage.lineage import forked_from
 from hpo.storage.optuna_private import all_trials
 
 #: Draws for one trial, where the points are too many to list.
@@ -38,11 +39,13 @@ def point_key(params: Mapping[str, Any]) -> Hashable:
 def twin(study: Study, number: int, params: Mapping[str, Any]) -> FrozenTrial | None:
     """The earliest trial but ``number`` with these parameters and a result: complete, diverged or pruned.
 
-    Not one of another study: that may have been trained in another way, and has no checkpoint here.
+    Not one of another study: that may have been trained in another way, and has no checkpoint here. Nor a fork,
+    whose result is not that of its parameters alone.
     """
     states, key = (TrialState.COMPLETE, TrialState.PRUNED), point_key(params)
     for other in study.get_trials(deepcopy=False, states=states):
-        own = other.number != number and IMPORTED_ATTR not in other.system_attrs
+        foreign = IMPORTED_ATTR in other.system_attrs or forked_from(other) is not None
+        own = other.number != number and not foreign
         if own and point_key(other.params) == key:
             return other
     return None

@@ -51,6 +51,8 @@ PAUSED_ATTR: Final = "hpo:paused"
 PAUSE_AT_ATTR: Final = "hpo:pause_at"
 #: What its scheduler has granted it, the latest last: up to which epoch, and why; see `hpo.storage.grants`.
 GRANTS_ATTR: Final = "hpo:grants"
+#: Where it began, if it is a fork of another trial; see `hpo.storage.lineage`.
+FORK_ATTR: Final = "hpo:fork"
 #: Its seed, threads and the like: what its run had beside its config.
 RUN_ATTR: Final = "hpo:run"
 #: The earlier trial with the same parameters whose value it has.

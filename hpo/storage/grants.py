@@ -16,14 +16,18 @@ from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 from sqlalchemy import orm
 
-from hpo.storage.attributes import GRANTED_ATTR, GRANTS_ATTR, SCHEDULER_ATTR
+from hpo.storage.attributes import FORK_ATTR, GRANTED_ATTR, GRANTS_ATTR, SCHEDULER_ATTR
+from hpo.storage.lineage import Forked
 from hpo.storage.optuna_private import (
     STUDIES,
     STUDY_USER_ATTRS,
     TRIAL_USER_ATTRS,
+    TRIALS,
     set_system_attr,
     set_user_attr,
 )
+from hpo.storage.paused_end import prune_paused_trial
+from hpo.storage.pausing import forget_pause
 
 
 class OldGrantError(Exception):
@@ -53,12 +57,14 @@ class Grant:
         granted: What is stored with the trial.
         params: The parameters of a new trial; None: its sampler draws them.
         state: What the scheduler stores for later; None: what is there stays.
+        fork: Where a new trial begins that is a fork; None for any other.
     """
 
     study_id: int
     granted: Granted
     params: Mapping[str, Any] | None = None
     state: Mapping[str, Any] | None = None
+    fork: Forked | None = None
 
 
 def grants_of(trial: FrozenTrial) -> Sequence[Granted]:
@@ -97,6 +103,8 @@ def store_grant(session: orm.Session, storage: RDBStorage, trial_id: int, grant:
     set_user_attr(storage, session, trial_id, GRANTS_ATTR, [*_stored(session, trial_id), grant.granted])
     if grant.params is not None:
         set_system_attr(storage, session, trial_id, "fixed_params", dict(grant.params))
+    if grant.fork is not None:
+        _store_fork(session, storage, trial_id, grant.study_id, grant.fork)
     if grant.state is not None and not _change(session, _is(grant.study_id, SCHEDULER_ATTR), grant.state):
         _add(session, grant.study_id, SCHEDULER_ATTR, grant.state)
 
@@ -109,6 +117,14 @@ def is_granted(session: orm.Session, trial_id: int) -> bool:
 def has_grant(session: orm.Session, trial_id: int, grant: Grant) -> bool:
     """Whether an earlier try has stored it after all."""
     return grant.granted in _stored(session, trial_id)
+
+
+def _store_fork(session: orm.Session, storage: RDBStorage, trial_id: int, study_id: int, fork: Forked) -> None:
+    set_user_attr(storage, session, trial_id, FORK_ATTR, fork)
+    of_study = (TRIALS.c.study_id == study_id, TRIALS.c.number == fork["replaces"])
+    replaced = session.execute(sa.select(TRIALS.c.trial_id).where(*of_study)).scalar()
+    if replaced is not None and prune_paused_trial(session, replaced) is not None:
+        forget_pause(session, replaced, decision=False)  # a larger budget does not bring it back
 
 
 def _stored(session: orm.Session, trial_id: int) -> list[Granted]:

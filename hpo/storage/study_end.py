@@ -6,16 +6,15 @@ larger budget they are paused again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
-from hpo.storage.guarded import set_state
 from hpo.storage.optuna_private import TRIALS, VALUES
 from hpo.storage.outage import patient
-from hpo.storage.pausing import IS_PAUSED, lock_paused
+from hpo.storage.paused_end import prune_paused_trial
+from hpo.storage.pausing import IS_PAUSED
 from hpo.storage.recovery import Settled
 from hpo.storage.study_storage import StudyStorage
 from hpo.wording import paused_at_end
@@ -53,13 +52,10 @@ def _paused(storage: StudyStorage, study_id: int) -> list[tuple[int, int]]:
 @patient
 def _prune(storage: StudyStorage, trial_id: int, number: int, *, single: bool) -> Settled | None:
     with storage.transaction() as session:
-        if not lock_paused(session, trial_id):
-            return None
-        trial = storage.get_trial(trial_id)  # what it has reported does not change while it is paused
-        step = trial.last_step
-        values = [] if step is None or not single else [trial.intermediate_values[step]]
-        set_state(session, trial_id, TrialState.PRUNED, [] if any(map(math.isnan, values)) else values)
-    return Settled(number, 0, TrialState.PRUNED, "pruned", paused_at_end(step or 0))
+        step = prune_paused_trial(session, trial_id, single=single)
+    if step is None:
+        return None
+    return Settled(number, 0, TrialState.PRUNED, "pruned", paused_at_end(step))
 
 
 @patient

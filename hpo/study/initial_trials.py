@@ -36,6 +36,7 @@ from hpo.storage.attributes import (
 from hpo.storage.budget import count_trials
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner, owner_is_alive
+from hpo.storage.lineage import forked_from
 from hpo.storage.optuna_private import STUDY_SYSTEM_ATTRS, id_of_study
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.outcome import Outcome, outcome_of
@@ -164,7 +165,8 @@ def _other_file(spec: StudySpec) -> Path:
 
 
 def _tells_something(trial: FrozenTrial) -> bool:
-    return trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and bool(trial.values)
+    alone = forked_from(trial) is None  # what a fork came to is not the work of its parameters alone
+    return alone and trial.state in (TrialState.COMPLETE, TrialState.PRUNED) and bool(trial.values)
 
 
 def _as_ours(trial: FrozenTrial, spec: StudySpec, space: SearchSpace, other: StudySpec) -> FrozenTrial:

@@ -67,7 +67,7 @@ def leading_value(trial: FrozenTrial) -> float | None:
 
 
 def prediction_record(
-    history: Sequence[Mapping[str, float]], metric: str, length: int, *, whole: bool
+    history: Sequence[Mapping[str, float]], metric: str, length: int, *, whole: bool, after: int = 0
 ) -> dict[str, Any] | None:
     """What a trial was predicted to end at, beside what it ended at; see `trainer.callbacks.LossPrediction`.
 
@@ -76,6 +76,7 @@ def prediction_record(
         metric: The predicted metric.
         length: Epochs of a run to the end. What is said at the last of them is no prediction.
         whole: Whether the trial has run to its end.
+        after: Epochs at its beginning of which predictions do not count: those of a fork's parent.
 
     Returns:
         ``metric``; ``epoch``, ``predicted_final_loss`` and ``std`` of the first prediction; ``final_loss``, None
@@ -84,7 +85,7 @@ def prediction_record(
     """
     made = [
         (epoch, metrics)
-        for epoch, metrics in enumerate(history, start=1)
+        for epoch, metrics in enumerate(history[after:], start=after + 1)
         if epoch < length and "predicted_final_loss" in metrics
     ]
     if not made:

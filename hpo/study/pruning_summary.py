@@ -11,6 +11,7 @@ from typing import Any, Final
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage.attributes import AUDIT_ATTR, PREDICTION_ATTR
+from hpo.storage.lineage import epochs_reached, epochs_trained
 
 #: Standard deviations from a normal distribution's mean to the ends of its middle 80 %.
 MIDDLE_80: Final = statistics.NormalDist().inv_cdf(0.9)
@@ -71,10 +72,10 @@ def summarize_pruning(
     ended = [trial for trial in trials if trial.state.is_finished()]
     complete = [trial for trial in ended if trial.state == TrialState.COMPLETE]
     if horizon is None:
-        horizon = max(map(_epochs, complete), default=0) or None
+        horizon = max(map(epochs_reached, complete), default=0) or None
     pruned = [trial for trial in ended if trial.state == TrialState.PRUNED]
-    used = sum(map(_epochs, ended))
-    saved = None if horizon is None else sum(max(0, horizon - _epochs(trial)) for trial in pruned)
+    used = sum(map(epochs_trained, ended))
+    saved = None if horizon is None else sum(max(0, horizon - epochs_reached(trial)) for trial in pruned)
     judged = [trial.number for trial in complete if AUDIT_ATTR in trial.system_attrs]
     wrong = len({trial.number for trial in ranked[:top_k]}.intersection(judged))
     return PruningSummary(
@@ -93,12 +94,8 @@ def summarize_pruning(
     )
 
 
-def _epochs(trial: FrozenTrial) -> int:
-    return trial.last_step or 0
-
-
 def _run_on(trial: FrozenTrial) -> int:
-    return max(0, _epochs(trial) - int(trial.system_attrs[AUDIT_ATTR]))
+    return max(0, epochs_reached(trial) - int(trial.system_attrs[AUDIT_ATTR]))
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = _CONFIDENCE) -> tuple[float, float]:

@@ -17,6 +17,7 @@ from hpo.errors import InputError, StudyError
 from hpo.search.pruners import make_pruner
 from hpo.search.replay import Curve, Replay, Setting, replay, summarize, whole_curves
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
+from hpo.storage.lineage import forked_from
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import own_trials
 
@@ -74,8 +75,8 @@ def study_curves(opened: OpenStudy) -> list[Curve]:
 
     A complete trial, early stopping included, is known to its end; its final value is the trial's own (the best
     of its curve), and one that diverged ended with the worst value there is. A trial that was pruned or failed is
-    cut short: what it would have become is not known. Trials without a report, imported ones and those that have
-    not ended are left out.
+    cut short: what it would have become is not known. Trials without a report, imported ones, forks and those
+    that have not ended are left out.
     """
     return [
         Curve(
@@ -85,7 +86,7 @@ def study_curves(opened: OpenStudy) -> list[Curve]:
             end=trial.state,
         )
         for trial in own_trials(opened)
-        if trial.state.is_finished() and trial.intermediate_values
+        if trial.state.is_finished() and trial.intermediate_values and forked_from(trial) is None
     ]
 
 

@@ -1,7 +1,8 @@
 """Which checkpoints of a study stay: those that a trial can still resume from.
 
 Of the best complete trials the best epoch's and the newest stay; of trials that wait, are paused, or have failed
-and can be retried, the newest that can be read and the best epoch's up to it. Running trials are left alone. All
+and can be retried, the newest that can be read and the best epoch's up to it. Running trials are left alone. Under
+a scheduler that forks trials those stay, of any trial, that an unfinished trial may still be forked from. All
 other checkpoints may go, and so may what killed writers left half written. Nothing else in a trial's folder is
 touched.
 """
@@ -12,7 +13,8 @@ import errno
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,6 +28,8 @@ from hpo.errors import StudyError
 from hpo.storage.attributes import BEST_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
+from hpo.storage.grants import grants_of
+from hpo.storage.lineage import epochs_reached, forked_from
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import DatabaseError, first_line
 from hpo.storage.pausing import paused_at
@@ -198,6 +202,7 @@ def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_
         keep_best: Complete trials that keep theirs.
     """
     present = _as_of_now(opened)
+    held = held_for_forks(present)
     ranks = {trial.number: rank for rank, trial in enumerate(ranked_trials(present))}
 
     def order(trial: FrozenTrial) -> tuple[int, int]:
@@ -209,9 +214,30 @@ def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_
     for trial in sorted(own_trials(present), key=order):
         there = files.get(trial.number, ())
         if there and (trial.state != TrialState.RUNNING or paused_at(trial) is not None):
-            going = _going(present, trial, there, spare_only=order(trial)[0] == _SPARE_ONLY)
+            going = _going(present, trial, there, held[trial.number], spare_only=order(trial)[0] == _SPARE_ONLY)
             if going:
                 yield Removal(id_of_trial(trial), trial.number, outcome_of(trial), trial.state, going)
+
+
+def held_for_forks(opened: OpenStudy) -> Mapping[int, Collection[int]]:
+    """Ends of epochs whose checkpoints a fork begins with or may begin with, by trial.
+
+    A fork needs its parent's until it has ended: before its first own checkpoint it begins anew. A new one begins
+    where a grant has ended, no earlier than the unfinished trial with the fewest epochs has come.
+    """
+    held: defaultdict[int, set[int]] = defaultdict(set)
+    if not opened.scheduler.forks:
+        return held
+    trials = own_trials(opened)
+    unfinished = [trial for trial in trials if not trial.state.is_finished()]
+    for trial in unfinished:
+        if (fork := forked_from(trial)) is not None:
+            held[fork["parent"]].add(fork["epoch"])
+    least = min(map(epochs_reached, unfinished), default=math.inf)
+    for trial in trials:
+        ends = (grant["until"] for grant in grants_of(trial))
+        held[trial.number].update(end for end in ends if end is not None and end >= least)
+    return held
 
 
 def _as_of_now(opened: OpenStudy) -> OpenStudy:
@@ -225,13 +251,18 @@ def _as_of_now(opened: OpenStudy) -> OpenStudy:
 
 
 def _going(
-    opened: OpenStudy, trial: FrozenTrial, files: Sequence[StoredFile], *, spare_only: bool
+    opened: OpenStudy,
+    trial: FrozenTrial,
+    files: Sequence[StoredFile],
+    held: Collection[int],
+    *,
+    spare_only: bool,
 ) -> tuple[StoredFile, ...]:
     """Which of a trial's files may go."""
     there = {file.path: file for file in files}
     folders = [folder / "checkpoints" for folder in attempt_folders(opened.spec, trial.number)]
     checkpoints = [file for file in list_checkpoints(folders) if file.path in there]
-    going = {file.path for file in checkpoints}
+    going = {file.path for file in checkpoints if file.batch or file.epoch not in held}
     if spare_only:
         try:
             going -= kept(checkpoints, _best_first(trial, opened.spec.study.direction), _is_readable)

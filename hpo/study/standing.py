@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.search.schedulers.scheduler import Seen, Standing
 from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, IMPORTED_ATTR, MAX_EPOCHS_ATTR, SCHEDULER_ATTR
 from hpo.storage.grants import granted_until, grants_of
+from hpo.storage.lineage import forked_from, inherited_epochs
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
@@ -60,6 +61,8 @@ def seen(trial: FrozenTrial) -> Seen:
         whole=outcome_of(trial) == Outcome.COMPLETE,
         imported=IMPORTED_ATTR in trial.system_attrs,
         feasible=is_feasible(trial),
+        inherited=inherited_epochs(trial),
+        replaces=None if (fork := forked_from(trial)) is None else fork["replaces"],
     )
 
 

@@ -27,6 +27,7 @@ from hpo.storage.attributes import (
 )
 from hpo.storage.grants import grants_of
 from hpo.storage.ledger import Attempt
+from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.pausing import pruned_at_end
 from hpo.study.code_record import CodeRecord, codes_of
@@ -53,7 +54,7 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
         "study": opened.spec.study.name,
         "n_trials": opened.budget(),
         "epochs": {
-            "trained": sum(trial.last_step or 0 for trial in trials),
+            "trained": sum(map(epochs_trained, trials)),
             "limit": opened.study.user_attrs.get(EPOCHS_ATTR),
         },
         "finished": sum(outcomes.values()),
@@ -183,12 +184,16 @@ def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
     """One entry a trial, in the order of their numbers; with what its attempts were, the first one first.
 
     ``grants`` are those of the scheduler, the first one first: up to which epoch (``until``, None for the
-    end), and ``why``: `hpo.search.schedulers.scheduler.Why`. The traceback is that of a failed trial, None for any
-    other; the reason is that of a failed one, or of one that was paused when the study ended. The worker and the
-    device are the last attempt's.
+    end), and ``why``: `hpo.search.schedulers.scheduler.Why`. ``fork`` says of a fork which trial it began from,
+    after which epoch, and in whose place (`hpo.storage.lineage.Forked`), ``replaced_by`` which fork stands in the
+    place of this trial; ``epochs`` count those of a fork's parent, too. The traceback is that of a failed trial,
+    None for any other; the reason is that of a failed one, or of one that was paused when the study ended. The
+    worker and the device are the last attempt's.
     """
     with opened.storage.engine.connect() as conn:
         attempts = _by_trial(ledger.attempts(conn, opened.study_id))
+    trials = own_trials(opened)
+    replaced_by = {fork["replaces"]: trial.number for trial in trials if (fork := forked_from(trial)) is not None}
     return [
         {
             "trial": trial.number,
@@ -196,14 +201,16 @@ def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
             "value": finite(trial_value(opened, trial)),
             **_values(opened, trial),
             "params": trial.params,
-            "epochs": trial.last_step or 0,
+            "epochs": epochs_reached(trial),
             "grants": grants_of(trial),
+            "fork": forked_from(trial),
+            "replaced_by": replaced_by.get(trial.number),
             "seed": opened.trial_seed(trial.number),
             "duration_s": trial.duration.total_seconds() if trial.duration else None,
             **_cause(trial),
             **_history(attempts[id_of_trial(trial)]),
         }
-        for trial in own_trials(opened)
+        for trial in trials
     ]
 
 

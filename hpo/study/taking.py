@@ -10,8 +10,9 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from hpo.errors import BudgetExhaustedError
-from hpo.search.schedulers.scheduler import New, Next, Resume, Seen, Standing, Wait, Why
+from hpo.search.schedulers.scheduler import Fork, New, Next, Resume, Seen, Standing, Wait, Why
 from hpo.storage.grants import Grant, Granted, OldGrantError
+from hpo.storage.lineage import Forked
 from hpo.storage.optuna_private import forget_cached_trials, id_of_trial
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
@@ -26,7 +27,7 @@ def take(opened: OpenStudy) -> optuna.Trial | Wait | None:
 
     Raises:
         OtherCodeError: Other code than this worker's has been accepted for the study.
-        ValueError: The scheduler resumes a trial that is not there.
+        ValueError: The scheduler resumes or forks a trial that is not there.
     """
     opened.refuse_other_code()
     while True:
@@ -77,7 +78,7 @@ def _carried_out(opened: OpenStudy, standing: Standing, step: Next) -> optuna.Tr
         return waiting
     if isinstance(step, Resume):
         return _resume(opened, standing, step) or Wait()
-    if isinstance(step, New):
+    if isinstance(step, New | Fork):
         with contextlib.suppress(BudgetExhaustedError), opened.storage.granting(_grant(opened, standing, step)):
             return opened.study.ask()
     return Wait() if standing.running else None
@@ -88,13 +89,17 @@ def _is_grant(standing: Standing, step: New) -> bool:
     return step.until is not None or step.params is not None or standing.n_epochs is not None
 
 
-def _grant(opened: OpenStudy, standing: Standing, step: New | Resume) -> Grant:
+def _grant(opened: OpenStudy, standing: Standing, step: New | Resume | Fork) -> Grant:
     why = step.why if step.why.incumbent is not None else replace(step.why, incumbent=standing.incumbent)
+    fork: Forked | None = None
+    if isinstance(step, Fork):
+        fork = {"parent": step.parent, "epoch": step.epoch, "replaces": step.replaces}
     return Grant(
         opened.study_id,
         {"number": standing.decision, "until": step.until, "why": finite(asdict(why))},
-        step.params if isinstance(step, New) else None,
+        None if isinstance(step, Resume) else step.params,
         step.state,
+        fork,
     )
 
 
@@ -105,9 +110,15 @@ def _within_epochs(standing: Standing, step: Next) -> Next:
     assert standing.epochs_left is not None
     if standing.epochs_left == 0:
         return Wait()
-    done = 0 if isinstance(step, New) else _numbered(standing, step.number).epochs
-    goal, end = step.until or standing.horizon, done + standing.epochs_left
+    goal, end = step.until or standing.horizon, _epochs_before(standing, step) + standing.epochs_left
     return step if goal is not None and goal <= end else replace(step, until=end)
+
+
+def _epochs_before(standing: Standing, step: New | Resume | Fork) -> int:
+    """Epochs that lie behind a trial where a grant begins."""
+    if isinstance(step, New):
+        return 0
+    return step.epoch if isinstance(step, Fork) else _numbered(standing, step.number).epochs
 
 
 def _takeable(standing: Standing) -> list[Seen]:

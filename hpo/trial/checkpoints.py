@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
-from trainer.checkpoint.files import CheckpointFile, list_checkpoints
-from trainer.checkpoint.manager import CheckpointManager, newest_checkpoint, verified_checkpoint
+from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
+from trainer.checkpoint.manager import (
+    CheckpointManager,
+    find_checkpoint,
+    newest_checkpoint,
+    verified_checkpoint,
+)
 from trainer.checkpoint.retention import best_epochs, retained
 from trainer.state import Mode
 
@@ -18,18 +24,37 @@ FOLDER: Final = "checkpoints"
 _KEEP_LAST: Final = 2
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where a fork begins.
+
+    Attributes:
+        parent: The trial whose checkpoint it begins with.
+        epoch: Epochs that this one had finished there.
+        attempts: Folders of the attempts at that trial.
+    """
+
+    parent: int
+    epoch: int
+    attempts: Sequence[Path]
+
+
 class Checkpoints:
     """Reads the checkpoints of all attempts at a trial, and writes those of one.
 
     Args:
         attempts: Folders of the attempts so far, the first attempt first; the last one writes.
         device: Where tensors are loaded to.
+        source: Where the trial begins, if it is a fork.
     """
 
-    def __init__(self, attempts: Sequence[Path], device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self, attempts: Sequence[Path], device: torch.device | str = "cpu", source: Source | None = None
+    ) -> None:
         self._folders = [folder / FOLDER for folder in attempts]
         self._manager = CheckpointManager(self._folders[-1])
         self._device = device
+        self._source = source
 
     def newest(self) -> tuple[CheckpointFile, dict[str, Any]] | None:
         """The readable checkpoint with the most progress, which the log names; a damaged one is passed over."""
@@ -37,6 +62,24 @@ class Checkpoints:
         if found is not None:
             print(f"resuming from {found[0].path}", flush=True)
         return found
+
+    def of_parent(self) -> dict[str, Any] | None:
+        """The checkpoint that a fork begins with, which the log names; None for a trial that is none.
+
+        Raises:
+            CheckpointError: It can't be read.
+        """
+        source = self._source
+        if source is None:
+            return None
+        found = find_checkpoint([folder / FOLDER for folder in source.attempts], source.epoch, self._device)
+        if found is None:
+            raise CheckpointError(
+                f"it is a fork of trial {source.parent} after epoch {source.epoch}, of which that trial has no "
+                "readable checkpoint; training code saves one after each epoch that it reports"
+            )
+        print(f"forked from {found[0].path}", flush=True)
+        return found[1]
 
     def of_epoch(self, epoch: int) -> CheckpointFile | None:
         """The undamaged file of the end of an epoch, from the last attempt that has one; nothing is loaded."""
@@ -46,8 +89,10 @@ class Checkpoints:
         """Write atomically; see `CheckpointManager.write`, errors included."""
         return self._manager.write(checkpoint, epoch, batch)
 
-    def retain(self, history: Sequence[Mapping[str, float]], metric: str, mode: Mode) -> None:
-        """Remove this attempt's files but those of its best epoch and its latest two."""
+    def retain(
+        self, history: Sequence[Mapping[str, float]], metric: str, mode: Mode, *, inherited: int = 0
+    ) -> None:
+        """Remove this attempt's files but those of the trial's own best epoch and its latest two."""
         saved = [file.progress for file in list_checkpoints([self._manager.folder])]
-        best = best_epochs(history, metric, mode, 1)
+        best = best_epochs(history, metric, mode, 1, after=inherited)
         self._manager.retain(retained(saved, best=best, keep_last=_KEEP_LAST, fixed=()))

@@ -21,6 +21,7 @@ from hpo.storage.attributes import (
     TRACEBACK_ATTR,
     WORKER_ATTR,
 )
+from hpo.storage.lineage import inherited_epochs
 from hpo.storage.optuna_private import id_of_trial
 from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy
@@ -68,9 +69,9 @@ class TrialEnd:
 
     @property
     def best_epoch(self) -> int | None:
-        """Number of the epoch with the best finite value of the study's metric; None where there is none."""
+        """Number of the trial's own epoch with the best finite value of the study's metric; None for none."""
         study = self.opened.spec.study
-        return best_epoch(self._history, study.metric, study.mode)
+        return best_epoch(self._history, study.metric, study.mode, after=inherited_epochs(self.trial))
 
     @property
     def value(self) -> float | None:

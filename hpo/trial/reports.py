@@ -20,6 +20,7 @@ from hpo.search.schedulers.scheduler import Decision, Scheduler
 from hpo.storage.attributes import PAUSE_AT_ATTR, PRUNED_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.grants import Granted, granted_until
+from hpo.storage.lineage import inherited_epochs
 from hpo.storage.optuna_private import id_of_trial, reports_of
 
 #: Seconds within which a value is stored.
@@ -65,6 +66,7 @@ class Reports:
 
         Args:
             history: The metrics of each finished epoch; one that was not validated lacks the reported metric.
+                Those that a fork has from its parent are not stored again.
 
         Returns:
             A decision on an earlier attempt, at an epoch that the history holds, that was not carried out.
@@ -72,7 +74,8 @@ class Reports:
         frozen = self._trial.storage.get_trial(id_of_trial(self._trial))
         stored = frozen.intermediate_values
         self._until = granted_until(frozen)
-        for step, metrics in enumerate(history, start=1):
+        own = inherited_epochs(frozen)
+        for step, metrics in enumerate(history[own:], start=own + 1):
             value = metrics.get(self.metric)
             if value is not None and (step not in stored or not _same(stored[step], value)):
                 self._store(step, value)

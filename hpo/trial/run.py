@@ -18,6 +18,7 @@ from hpo.search.distinct import twin
 from hpo.storage.attributes import PARTS_ATTR, RUN_ATTR, SAME_AS_ATTR
 from hpo.storage.grants import Granted
 from hpo.storage.ledger import Lease
+from hpo.storage.lineage import forked_from, inherited_epochs
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import first_line
 from hpo.study.code_record import trial_codes
@@ -33,7 +34,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.taking import extended
 from hpo.trial.artifacts import keep_artifacts
-from hpo.trial.checkpoints import Checkpoints
+from hpo.trial.checkpoints import Checkpoints, Source
 from hpo.trial.end import Failure, TrialEnd
 from hpo.trial.failure import failure_outcome, is_device_memory
 from hpo.trial.forks import only_in
@@ -138,8 +139,8 @@ class TrialRun:
         """A trial with the same parameters whose result is to be taken over."""
         if self.opened.spec.study.duplicates != "reuse":
             return None
-        # One that has started to train resumes, even if the study has ended meanwhile.
-        if RUN_ATTR in self.trial.user_attrs:
+        # One that has started to train resumes, even if the study has ended meanwhile. A fork is no twin of any.
+        if RUN_ATTR in self.trial.user_attrs or forked_from(self.trial) is not None:
             return None
         known = twin(self.opened.study, self.trial.number, self.opened.space.suggest(self.trial))
         owner = self.opened.storage.owner
@@ -229,7 +230,8 @@ class TrialRun:
             seed=seed,
             mode=spec.study.mode,
             reports=reports(trial, spec.study.metric, opened.scheduler, self._extended),
-            checkpoints=Checkpoints(attempt_folders(spec, trial.number), self.device),
+            checkpoints=Checkpoints(attempt_folders(spec, trial.number), self.device, self._source()),
+            inherited=inherited_epochs(trial),
             request=self.request,
             lease=Lease(self._id, opened.storage.attempt_of(self._id)),
             process=opened.storage.process,
@@ -240,6 +242,13 @@ class TrialRun:
         self._run_as_before(seed)
         session.keep_config(session.config)
         return session
+
+    def _source(self) -> Source | None:
+        """Where the trial begins, if it is a fork."""
+        fork = forked_from(self.trial)
+        if fork is None:
+            return None
+        return Source(fork["parent"], fork["epoch"], attempt_folders(self.opened.spec, fork["parent"]))
 
     def _extended(self) -> Granted | None:
         """As `extended`, with the bounds measured by which the scheduler leaves a trial alone."""

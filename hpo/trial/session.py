@@ -24,7 +24,7 @@ from trainer.data.random_state import rng_state, set_rng_state
 from trainer.recorded import Metrics
 from trainer.state import DIVERGED, INTERRUPTED, PAUSED, PRUNED, Mode
 
-_VERSION: Final = 1
+_VERSION: Final = 2
 #: Reasons to stop; a later one takes the place of an earlier one.
 _RANKS: Final = (None, PAUSED, INTERRUPTED, PRUNED, DIVERGED)
 _REASONS: Final = {Decision.CONTINUE: None, Decision.PAUSE: PAUSED, Decision.STOP: PRUNED}
@@ -81,6 +81,8 @@ class Session:
         seed: Seed of everything random in the training; the same for each attempt.
         parts: Parts to cut each batch into, after the device's memory ran out with larger ones.
         mode: Whether the study's metric is to fall or to rise.
+        inherited: Epochs that the trial's parent has trained, if it is a fork; the first checkpoint that it loads
+            is the parent's.
         max_epochs: Epochs of a run to the end, for people who watch; training code may set it. 0: not known.
         reports: Stores what is reported, and asks whether to prune.
         checkpoints: The trial's checkpoint files.
@@ -107,6 +109,7 @@ class Session:
     process: int
     pulse: Callable[[RunProgress], None]
     parts: int = 1
+    inherited: int = 0
     max_epochs: int = 0
     history: list[Metrics] = field(default_factory=list)
     stop_reason: str | None = None
@@ -133,7 +136,7 @@ class Session:
         database fails permanently, the trial is to stop and resumes later.
 
         Raises:
-            ValueError: The epoch is not the one after the last one.
+            ValueError: The epoch is not the one after the last one, or a fork has not loaded its checkpoint.
             MetricError: A metric is no real number.
             optuna.TrialPruned: The trial was pruned by an earlier report.
             TrainingStoppedError: Training was to stop for another reason at the report before.
@@ -143,6 +146,11 @@ class Session:
         if not self._resumed:
             self.resume([])
         self._refuse_another()
+        if self.epoch < self.inherited:
+            raise ValueError(
+                f"trial {self.number} is a fork that begins after epoch {self.inherited}: resume from what "
+                "`load_checkpoint` returns"
+            )
         if epoch != self.epoch + 1:
             raise ValueError(
                 f"report({epoch}, …): the epoch after {self.epoch} is {self.epoch + 1}: number epochs from 1, "
@@ -199,31 +207,36 @@ class Session:
             "epoch": self.epoch,
             "batch_index": batch,
             "history": [dict(metrics) for metrics in self.history],
+            "inherited": self.inherited,
         }
         checkpoint = {"version": _VERSION, "state": progress, "rng": rng_state(), "saved": readable(state)}
         path = self.checkpoints.write(checkpoint, self.epoch, batch)
-        self.checkpoints.retain(self.history, self.metric, self.mode)
+        self.checkpoints.retain(self.history, self.metric, self.mode, inherited=self.inherited)
         return path
 
     def load_checkpoint(self) -> Any | None:
         """What any attempt at the trial has saved last and can be read, on `device`; None where there is nothing.
 
         The history becomes the checkpoint's, the storage is brought to it, and the global random generators are
-        put back to where they were when it was saved.
+        put back to where they were when it was saved. A fork that has saved nothing yet gets what its parent had
+        saved; the generators are then its own.
 
         Raises:
             optuna.TrialPruned: An earlier attempt was pruned at this epoch, and ended before that was stored.
             ValueError: Other training code, or another version of this format, wrote it.
+            CheckpointError: It is a fork, and that checkpoint of its parent can't be read.
             LeaseLostError: Another attempt has the trial.
         """
         found = self.checkpoints.newest()
-        if found is None:
+        checkpoint = self.checkpoints.of_parent() if found is None else found[1]
+        if checkpoint is None:
             self.resume([])
             return None
-        file, checkpoint = found
         if checkpoint.get("version") != _VERSION or "saved" not in checkpoint:
-            raise ValueError(f"{file.path} was not written by `save_checkpoint` of this version")
-        set_rng_state(checkpoint["rng"])
+            where = "that of its parent" if found is None else found[0].path
+            raise ValueError(f"the checkpoint {where} was not written by `save_checkpoint` of this version")
+        if found is not None:
+            set_rng_state(checkpoint["rng"])
         state = checkpoint["state"]
         self.resume([Metrics(metrics) for metrics in state["history"]], inside=state["batch_index"] > 0)
         self.raise_pruned()

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from hpo.errors import StudyError
 from hpo.study.outcome import prediction_record
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.micro_batch import MicroBatches, cut, finer
@@ -46,7 +47,9 @@ class TrainerCode:
         found = None
         for callback in self._trainer.callbacks.callbacks:
             if isinstance(callback, LossPrediction):
-                record = prediction_record(state.history, callback.metric, state.max_epochs, whole=whole)
+                record = prediction_record(
+                    state.history, callback.metric, state.max_epochs, whole=whole, after=state.inherited
+                )
                 found = record or found
         return found
 
@@ -81,4 +84,17 @@ class TrainerCode:
         found = session.checkpoints.newest()
         if found is not None:
             trainer.load_state_dict(found[1])
+        elif (checkpoint := session.checkpoints.of_parent()) is not None:
+            _fork(trainer, checkpoint)
         return trainer, data
+
+
+def _fork(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
+    """Begin with another trial's checkpoint, with this one's parameters."""
+    try:
+        trainer.load_state_dict(checkpoint, fork=True)
+    except (RuntimeError, ValueError) as error:
+        raise StudyError(
+            f"the checkpoint of its parent does not fit the parameters of this fork: {error}\n"
+            "  fix: leave what changes the model out of `study.scheduler.perturb`"
+        ) from error

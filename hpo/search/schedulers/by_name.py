@@ -12,11 +12,13 @@ from hpo.search.by_name import check_arguments, construct
 from hpo.search.schedulers.asha import Asha
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
 from hpo.search.schedulers.hyperband import Hyperband
+from hpo.search.schedulers.pbt.parameters import perturbed_parameters
+from hpo.search.schedulers.pbt.scheduler import Pbt
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Scheduler
 
 SCHEDULERS: Final[Mapping[str, type[Scheduler]]] = MappingProxyType(
-    {"freeze_thaw": FreezeThaw, "asha": Asha, "hyperband": Hyperband}
+    {"freeze_thaw": FreezeThaw, "asha": Asha, "hyperband": Hyperband, "pbt": Pbt}
 )
 
 
@@ -34,4 +36,7 @@ def make_scheduler(spec: StudySpec) -> Scheduler:
         fix = suggest_name(section.name, tuple(SCHEDULERS))
         raise spec.error("no scheduler has this name", path=f"{path}.name", value=section.name, fix=fix)
     check_arguments(spec, path, kind, section.kwargs)
-    return cast("Scheduler", construct(spec, path, kind, section.kwargs))
+    arguments = section.kwargs
+    if kind is Pbt:
+        arguments |= {"perturb": perturbed_parameters(spec, arguments.get("perturb"))}
+    return cast("Scheduler", construct(spec, path, kind, arguments))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import optuna
 
 from hpo.search.schedulers.scheduler import Decision
@@ -9,6 +11,8 @@ from hpo.search.schedulers.scheduler import Decision
 
 class GrantScheduler:
     """Decides where grants end, and nothing in between."""
+
+    forks: ClassVar[bool] = False
 
     def watches(self, study: optuna.Study) -> bool:  # noqa: ARG002 - the same for any
         """False; see `Scheduler`."""

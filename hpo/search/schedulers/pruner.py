@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import optuna
 from optuna.pruners import NopPruner
 
@@ -10,6 +12,8 @@ from hpo.search.schedulers.scheduler import Decision, New, Next, Standing
 
 class PrunerScheduler:
     """Stops a trial where the study's pruner says so; a free worker takes what waits, else a new trial."""
+
+    forks: ClassVar[bool] = False
 
     def watches(self, study: optuna.Study) -> bool:
         """Unless the study has no pruner; see `Scheduler`."""

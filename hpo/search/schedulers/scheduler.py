@@ -75,11 +75,37 @@ class Resume:
 
 
 @dataclass(frozen=True)
+class Fork:
+    """Start a new trial from a checkpoint of another one, if the study's budget allows a trial.
+
+    It begins with all that the other one had after an epoch at which that had paused: weights, optimizer state,
+    history. Epochs before are the other's, and count against no budget again.
+
+    Attributes:
+        parent: The other trial.
+        epoch: Epochs that it had finished there.
+        params: The new trial's parameters, all of them.
+        until: As of `New`, counted from the other trial's beginning.
+        why: As of `New`.
+        state: As of `New`.
+        replaces: A trial in whose place it stands: where that is paused, it is pruned in the same transaction.
+    """
+
+    parent: int
+    epoch: int
+    params: Mapping[str, Any]
+    until: int | None = None
+    why: Why = Why()
+    state: Mapping[str, Any] | None = None
+    replaces: int | None = None
+
+
+@dataclass(frozen=True)
 class Wait:
     """Start nothing now: what the running trials report may change that."""
 
 
-Next = New | Resume | Wait
+Next = New | Resume | Fork | Wait
 
 
 @dataclass(frozen=True)
@@ -97,6 +123,8 @@ class Seen:
         whole: It has trained to its end.
         imported: It was trained in another study: it counts against no budget.
         feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
+        inherited: Epochs at its beginning that another trial, its parent, has trained; it has no values there.
+        replaces: The trial in whose place it was forked.
     """
 
     number: int
@@ -108,11 +136,13 @@ class Seen:
     whole: bool = False
     imported: bool = False
     feasible: bool = True
+    inherited: int = 0
+    replaces: int | None = None
 
     @property
     def epochs(self) -> int:
-        """Epochs that it has finished, as far as they were reported."""
-        return max(self.values, default=0)
+        """Epochs that it has finished, as far as they were reported, those of its parent included."""
+        return max(self.values, default=self.inherited)
 
     def best(self, pick: Callable[[Iterable[float]], float]) -> float | None:
         """The best finite value by ``pick``, min or max; None where there is none."""
@@ -203,9 +233,9 @@ class Standing:
     def claimed(self, trial: Seen) -> int:
         """Epochs of a trial that count against the budget: those it has trained, and those it may still train."""
         if trial.state in ("paused", "ended") or not (trial.kinds or trial.state == "running"):
-            return trial.epochs
+            return trial.epochs - trial.inherited
         granted = self.horizon if trial.until is None else trial.until
-        return max(trial.epochs, granted or 0)
+        return max(trial.epochs, granted or 0) - trial.inherited
 
 
 class Scheduler(Protocol):
@@ -217,7 +247,15 @@ class Scheduler(Protocol):
 
     An answer with an ``until``, or with parameters, is a *grant*: it is stored with the trial in the transaction
     that gives the trial to the worker, unless another grant came in between; then the scheduler is asked again.
+
+    Attributes:
+        forks: Whether it forks trials. Then the checkpoints where grants have ended stay as long as a trial may be
+            forked from them.
     """
+
+    @property
+    def forks(self) -> bool:
+        """See the class."""
 
     def watches(self, study: optuna.Study) -> bool:
         """Whether `decide` is to be asked after each epoch; False: it would always say CONTINUE.

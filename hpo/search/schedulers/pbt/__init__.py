@@ -1,0 +1,1 @@
+"""Population-based training: a scheduler that forks the leaders of a population, with perturbed parameters."""

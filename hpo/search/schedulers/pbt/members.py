@@ -1,0 +1,83 @@
+"""A population as its trials show it: who is alive, who is lost, and who leads at an epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from hpo.search.schedulers.curves import Curve
+
+
+@dataclass(frozen=True)
+class Members:
+    """The study's own trials as members of a population.
+
+    Attributes:
+        curves: Each of them, by number.
+        every: Epochs between two looks at a member.
+    """
+
+    curves: Sequence[Curve]
+    every: int
+
+    @cached_property
+    def alive(self) -> int:
+        """Members that train, wait or may resume, and those that have trained to their end."""
+        return sum(map(self._is_alive, self.curves))
+
+    def lost(self) -> Iterator[Curve]:
+        """Members that can't train any more and that no fork has replaced, the latest first."""
+        replaced = {curve.seen.replaces for curve in self.curves}
+        for curve in reversed(self.curves):
+            if not self._is_alive(curve) and curve.number not in replaced:
+                yield curve
+
+    def resumable(self) -> Curve | None:
+        """The paused member with the fewest epochs, the earlier of equals."""
+        paused = [curve for curve in self.curves if curve.resumable]
+        return min(paused, key=lambda curve: (self.step(curve), curve.number), default=None)
+
+    def step(self, curve: Curve) -> int:
+        """Epochs that a member has finished, also where it reported nothing after the last one."""
+        seen = curve.seen
+        return max(seen.epochs, seen.until or 0) if seen.state == "paused" else seen.epochs
+
+    def steps_up_to(self, curve: Curve) -> Iterator[int]:
+        """The epochs of looks that a member has come to, the last one first."""
+        yield from range(self.step(curve) // self.every * self.every, 0, -self.every)
+
+    def best(self, step: int, quantile: float) -> list[Curve]:
+        """The best share of the members that have come to an epoch, one at least, of those that can be forked."""
+        there = self._there(step)
+        count = max(1, math.floor(quantile * len(there)))
+        return [curve for curve in there[:count] if self._can_be_forked(curve, step)]
+
+    def leaders(self, curve: Curve, step: int, quantile: float) -> list[Curve]:
+        """Whom to fork in a member's place; nobody where it is not among the worst share at its epoch."""
+        if step % self.every:  # where the epochs of the study were used up: it was looked at before
+            return []
+        there = self._there(step)
+        count = math.floor(quantile * len(there))
+        if not count or curve not in there[-count:]:
+            return []
+        return [best for best in self.best(step, quantile) if best.at(step) < curve.at(step)]
+
+    def _there(self, step: int) -> list[Curve]:
+        """Members that have trained the epoch before ``step`` themselves, the best first."""
+        there = [curve for curve in self.curves if curve.seen.inherited < step <= self.step(curve)]
+        return sorted(there, key=lambda curve: (curve.at(step), curve.number))
+
+    def _can_be_forked(self, curve: Curve, step: int) -> bool:
+        """Whether a member is sound, and has paused or ended with a checkpoint there."""
+        seen = curve.seen
+        on_its_way = seen.state in ("waiting", "running") and seen.until == step
+        return math.isfinite(curve.at(step)) and math.isfinite(curve.last) and not on_its_way
+
+    def _is_alive(self, curve: Curve) -> bool:
+        seen = curve.seen
+        if seen.state == "ended":
+            # A fork that failed before its first epoch is not tried again and again.
+            return seen.whole or (0 < seen.inherited == seen.epochs)
+        return seen.state != "paused" or curve.resumable

@@ -1,0 +1,89 @@
+"""A fork's parameters: its parent's, some of them moved a little or drawn anew."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from hpo.search.schedulers.freeze_thaw.encoding import axis_of
+
+#: What a number is multiplied by (Jaderberg et al., Population Based Training of Neural Networks, 2017).
+_UP: Final = 1.2
+_DOWN: Final = 0.8
+#: A number on a linear scale moves by this part of its range at least: 0.2 times nearly nothing is nothing.
+_LEAST: Final = 0.05
+
+
+def perturbed(
+    params: Mapping[str, Any],
+    space: Mapping[str, BaseDistribution],
+    paths: Sequence[str],
+    rng: np.random.Generator,
+    *,
+    resample: float,
+) -> dict[str, Any]:
+    """The parameters with those of ``paths`` that they have moved to other values of the space.
+
+    Args:
+        params: The parent's parameters.
+        space: The distribution of each.
+        paths: Which may change; all others stay.
+        rng: Where the randomness comes from.
+        resample: How likely each of them is drawn anew, in place of a move to a neighbouring value.
+    """
+    new = dict(params)
+    for path in paths:
+        if path in params and not space[path].single():
+            again, up = rng.random() < resample, rng.random() < 0.5
+            new[path] = _drawn(space[path], rng) if again else moved(space[path], params[path], up=up)
+    return new
+
+
+def moved(distribution: BaseDistribution, value: Any, *, up: bool) -> Any:
+    """A neighbouring value, in the other direction where there is none in this one.
+
+    A number on a logarithmic scale is multiplied by 1.2 or 0.8. One on a linear scale moves by a fifth of itself,
+    and no less than a twentieth of its range. It is clipped to the range and rounded to its step, by one step at
+    least. A choice becomes the one before or after it: by size among numbers, else as they are listed.
+    """
+    if isinstance(distribution, CategoricalDistribution):
+        return _next_choice(distribution, value, up=up)
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    found = _along(distribution, value, up=up)
+    return _along(distribution, value, up=not up) if found == value else found
+
+
+def _along(distribution: FloatDistribution | IntDistribution, value: float, *, up: bool) -> float:
+    low, high, step = distribution.low, distribution.high, distribution.step
+    if distribution.log:
+        goal = value * (_UP if up else _DOWN)
+    else:
+        by = max((_UP - 1 if up else 1 - _DOWN) * abs(value), _LEAST * (high - low))
+        goal = value + by if up else value - by
+    if step is None:
+        return float(min(max(goal, low), high))
+    last, here = round((high - low) / step), round((value - low) / step)
+    there = round((goal - low) / step)
+    there = max(there, here + 1) if up else min(there, here - 1)
+    at = low + min(max(there, 0), last) * step
+    return int(at) if isinstance(distribution, IntDistribution) else float(at)
+
+
+def _next_choice(distribution: CategoricalDistribution, value: Any, *, up: bool) -> Any:
+    axis, count = axis_of(distribution), len(distribution.choices)
+    at, by = int(float(axis.units([value])[0]) * count), 1 if up else -1
+    after = at + by if 0 <= at + by < count else at - by
+    return axis.value((after + 0.5) / count)
+
+
+def _drawn(distribution: BaseDistribution, rng: np.random.Generator) -> Any:
+    axis = axis_of(distribution)
+    return axis.value(float(axis.snap(rng.random(1))[0]))

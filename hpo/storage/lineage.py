@@ -1,0 +1,44 @@
+"""Forks: trials that began with a checkpoint of another trial, and the epochs that are not their own."""
+
+from __future__ import annotations
+
+from typing import TypedDict, cast
+
+from optuna.trial import FrozenTrial, Trial
+
+from hpo.storage.attributes import FORK_ATTR
+
+
+class Forked(TypedDict):
+    """Where a fork began; stored with its first grant.
+
+    Attributes:
+        parent: The trial that it began from.
+        epoch: Epochs that this one had finished there.
+        replaces: The trial in whose place it stands; None: no trial's.
+    """
+
+    parent: int
+    epoch: int
+    replaces: int | None
+
+
+def forked_from(trial: FrozenTrial | Trial) -> Forked | None:
+    """Where a trial began that is a fork; None for any other."""
+    return cast("Forked | None", trial.user_attrs.get(FORK_ATTR))
+
+
+def inherited_epochs(trial: FrozenTrial | Trial) -> int:
+    """Epochs at the beginning of a trial that its parent has trained; it has reported no values of them."""
+    fork = forked_from(trial)
+    return 0 if fork is None else fork["epoch"]
+
+
+def epochs_reached(trial: FrozenTrial) -> int:
+    """Epochs that a trial has behind it, as far as they were reported, those of its parent included."""
+    return inherited_epochs(trial) if trial.last_step is None else trial.last_step
+
+
+def epochs_trained(trial: FrozenTrial) -> int:
+    """Epochs that a trial has trained itself, as far as they were reported."""
+    return epochs_reached(trial) - inherited_epochs(trial)
