@@ -10,17 +10,20 @@ from optuna.trial import TrialState
 import hpo
 from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.storage.grants import grants_of
+from hpo.storage.lineage import epochs_trained
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.ranking import is_feasible
 from tests.support.studies import Studies
 
 _EPOCHS = 30
+_WITH_ARGUMENTS = {"pbt": "{name: pbt, population: 4, every: 2}"}
 _OVERRIDES = ("trainer.max_epochs=9", "study.pruner=none", "study.sampler=random")
 
 
 @pytest.fixture(params=SCHEDULERS)
 def scheduled(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    return (f"study.scheduler={request.param}", "study.n_trials=30", *_OVERRIDES)
+    name = _WITH_ARGUMENTS.get(request.param, request.param)
+    return (f"study.scheduler={name}", "study.n_trials=30", *_OVERRIDES)
 
 
 def run(studies: Studies, *overrides: str, at: str = "", workers: int = 1) -> OpenStudy:
@@ -39,7 +42,7 @@ def told(view: OpenStudy) -> list[tuple[Any, ...]]:
 
 
 def trained(view: OpenStudy) -> int:
-    return sum(trial.last_step or 0 for trial in view.study.get_trials())
+    return sum(map(epochs_trained, view.study.get_trials()))
 
 
 @pytest.mark.usefixtures("in_process")
