@@ -119,7 +119,7 @@ class _Worker:
             signal.set_wakeup_fd(-1)
             obey(self._channel, self._trial.request)
             return self._trial.run() is not Ended.FAILED
-        self._opened.storage.rehearse()
+        self._opened.storage.rehearse(self._opened.study_id)
         # What deciding needs is imported once, and not by each trial's process.
         self._opened.scheduler.next(standing_of(self._opened))
         ended = Ended.TRIAL

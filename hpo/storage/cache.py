@@ -1,4 +1,4 @@
-"""Reading what has changed: finished trials once, unfinished ones only when they are asked for."""
+"""Reading what has changed: finished and paused trials once, other ones only when they are asked for."""
 
 import bisect
 import copy
@@ -9,7 +9,7 @@ from typing import Final
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.storage.optuna_private import CachedStorage, CachedStudy
+from hpo.storage.optuna_private import CachedStorage, CachedStudy, id_of_trial
 from hpo.storage.reader import TrialRow
 from hpo.storage.study_storage import StudyStorage
 
@@ -23,6 +23,8 @@ class StudyCache(CachedStorage):
     Optuna's reads every unfinished trial with its whole curve each time it is asked for any trials, and sorts
     all that it knows. Here one small statement shows what has changed, and only what has finished or was asked
     for is read: a pruner that compares with finished trials and a look for waiting ones read no curves.
+    A paused trial is read once, too, since only its next attempt changes it; an attribute that a person gives it
+    meanwhile is seen after that.
 
     Args:
         backend: The storage.
@@ -97,11 +99,17 @@ class StudyCache(CachedStorage):
     def _look(self, study_id: int, seen: "_Seen", wanted: frozenset[TrialState]) -> list[FrozenTrial]:
         """Take in what has finished since the last look; the unfinished trials in the wanted states."""
         rows, trials = self._storage.read_changes(
-            study_id, after=seen.last_id, among=seen.unfinished, states=wanted | _FINISHED
+            study_id,
+            after=seen.last_id,
+            among=seen.unfinished,
+            states=wanted | _FINISHED,
+            known={trial_id: mark for trial_id, (mark, _) in seen.paused.items()},
         )
         self._add_trials_to_cache(study_id, trials)
         seen.take_in(rows, [trial for trial in trials if trial.state.is_finished()])
-        return [trial for trial in trials if not trial.state.is_finished()]
+        unfinished = {id_of_trial(trial): trial for trial in trials if not trial.state.is_finished()}
+        paused = seen.paused_among(rows, unfinished)
+        return [*unfinished.values(), *(paused if TrialState.RUNNING in wanted else ())]
 
 
 class _Seen:
@@ -112,12 +120,14 @@ class _Seen:
             until the commit, so ids become visible in their order.
         unfinished: Those among them that had not finished then.
         fresh_until: The monotonic clock until which that holds well enough.
+        paused: Paused trials by id, each with its mark, as they were when they were last read.
     """
 
     def __init__(self) -> None:
         self.last_id = -1
         self.fresh_until = 0.0
         self.unfinished: set[int] = set()
+        self.paused: dict[int, tuple[str, FrozenTrial]] = {}
         self._finished: dict[frozenset[TrialState], list[FrozenTrial]] = {_FINISHED: []}
 
     def take_in(self, rows: Iterable[TrialRow], finished: Iterable[FrozenTrial]) -> None:
@@ -136,6 +146,20 @@ class _Seen:
                     trials.append(trial)
                 else:
                     bisect.insort(trials, trial, key=_number)
+
+    def paused_among(self, rows: Iterable[TrialRow], read: Mapping[int, FrozenTrial]) -> list[FrozenTrial]:
+        """The paused trials of a look that it has not read, as they are known; those it has read become known."""
+        found = []
+        for row in rows:
+            if row.pause is None:
+                self.paused.pop(row.trial_id, None)
+            elif row.trial_id in read:
+                self.paused[row.trial_id] = (row.pause, read[row.trial_id])
+            elif row.trial_id in self.paused:
+                mark, trial = self.paused[row.trial_id]
+                if mark == row.pause:
+                    found.append(trial)
+        return found
 
     def finished_in(self, states: frozenset[TrialState]) -> list[FrozenTrial]:
         """The finished trials in these states, by number; the list is the caller's."""

@@ -9,8 +9,9 @@ import functools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Container, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -19,6 +20,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage import study_rows
+from hpo.storage.attributes import PAUSED_ATTR
 from hpo.storage.optuna_private import (
     PARAMS,
     REPORTS,
@@ -44,13 +46,22 @@ _Part = tuple[int, str, Any, Any]
 
 
 class TrialRow(NamedTuple):
-    """A trial's own row; times are naive UTC, as stored."""
+    """A trial's own row; times are naive UTC, as stored.
+
+    ``paused`` is the mark of a trial that is paused or was at its end, as stored; None for any other.
+    """
 
     trial_id: int
     number: int
     state: TrialState
     started: datetime | None
     completed: datetime | None
+    paused: str | None
+
+    @property
+    def pause(self) -> str | None:
+        """The mark of a trial that is paused; it trains at least one epoch before it pauses with another one."""
+        return self.paused if self.state == TrialState.RUNNING else None
 
 
 _ROW = (
@@ -59,6 +70,9 @@ _ROW = (
     TRIALS.c.state,
     TRIALS.c.datetime_start,
     TRIALS.c.datetime_complete,
+    sa.select(TRIAL_USER_ATTRS.c.value_json)
+    .where(TRIAL_USER_ATTRS.c.trial_id == TRIALS.c.trial_id, TRIAL_USER_ATTRS.c.key == PAUSED_ATTR)
+    .scalar_subquery(),
 )
 
 
@@ -117,16 +131,31 @@ class ReadingStorage(TransactionalStorage):
 
     @patient
     def read_changes(
-        self, study_id: int, *, after: int, among: Collection[int], states: Collection[TrialState]
+        self,
+        study_id: int,
+        *,
+        after: int,
+        among: Collection[int],
+        states: Collection[TrialState],
+        known: Mapping[int, str] = MappingProxyType({}),
     ) -> tuple[list[TrialRow], list[FrozenTrial]]:
         """Look at the trials with an id above ``after`` or among the given ones.
 
+        Args:
+            study_id: The study.
+            after: See above.
+            among: See above.
+            states: Which of them are read whole.
+            known: Paused trials that need not be read as long as they have these marks (`TrialRow.pause`).
+
         Returns:
-            Their rows, and those in ``states`` as whole trials.
+            Their rows, and those in ``states`` as whole trials, but for those that are known.
         """
         with self.single_statements() as conn:
             rows = trial_rows(conn, study_id, after=after, among=among)
-            return rows, whole_trials(conn, [row for row in rows if row.state in states])
+            asked = [row for row in rows if row.state in states]
+            new = [row for row in asked if row.pause is None or row.pause != known.get(row.trial_id)]
+            return rows, whole_trials(conn, new)
 
 
 # Statements are built once: building one costs as much as a small database takes to answer it.

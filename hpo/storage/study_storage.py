@@ -53,6 +53,7 @@ from hpo.storage.optuna_private import (
 )
 from hpo.storage.outage import Patience, all_patient
 from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
+from hpo.storage.rehearsal import rehearse_a_life
 
 #: How an attempt ends that leaves its trial unfinished, by the state that it leaves it in.
 _UNFINISHED: Final = {TrialState.WAITING: "requeued", TrialState.RUNNING: PAUSED}
@@ -351,11 +352,10 @@ class StudyStorage(GrantingStorage):
 
     # ------------------------------------------------------------------ life and death
 
-    def rehearse(self) -> None:
-        """Send a trial's statements to the database once, for a trial that does not exist: they change nothing.
+    def rehearse(self, study_id: int) -> None:
+        """Send a trial's statements to the database once, so that they change nothing; see `rehearsal`.
 
-        A process that is forked afterwards finds them compiled, which takes longer than a small database needs to
-        answer them.
+        Those that are transactions of their own are sent for a trial that does not exist.
         """
         absent, same = -1, FloatDistribution(0.0, 1.0)
         for write in (
@@ -369,6 +369,10 @@ class StudyStorage(GrantingStorage):
             with contextlib.suppress(LeaseLostError):
                 write()
         self.forget(absent)
+        with contextlib.suppress(KeyError):
+            self.get_trial(absent)
+        if self.owner is not None:
+            rehearse_a_life(self, study_id, self.owner)
 
 
 def _rows(result: sa.Result[Any]) -> int:

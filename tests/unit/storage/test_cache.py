@@ -41,6 +41,8 @@ STEPS = st.lists(
         st.tuples(st.just("finish"), st.integers(0, 9)),
         st.tuples(st.just("requeue"), st.integers(0, 9)),
         st.tuples(st.just("take"), st.integers(0, 9)),
+        st.tuples(st.just("pause"), st.integers(0, 9)),
+        st.tuples(st.just("resume"), st.integers(0, 9)),
         st.tuples(st.just("look"), st.integers(0, len(ASKED) - 1)),
     ),
     min_size=1,
@@ -58,6 +60,8 @@ class World:
         self.ours, self.optunas = StudyCache(self.backends[0]), _CachedStorage(self.backends[1])
         self.running: list[int] = []
         self.waiting: list[int] = []
+        self.paused: list[int] = []
+        self.epoch = 0
 
     def close(self) -> None:
         for storage in (self.worker, *self.backends):
@@ -91,6 +95,18 @@ class World:
         if self.waiting:
             self.running.append(self.waiting.pop(which % len(self.waiting)))
             assert self.worker.set_trial_state_values(self.running[-1], TrialState.RUNNING)
+
+    def pause(self, which: int) -> None:
+        """After another epoch, as any trial is."""
+        if self.running:
+            self.epoch += 1
+            self.paused.append(self.running.pop(which % len(self.running)))
+            self.worker.pause(self.paused[-1], self.epoch)
+
+    def resume(self, which: int) -> None:
+        if self.paused:
+            self.running.append(self.paused.pop(which % len(self.paused)))
+            assert self.worker.resume(self.running[-1])
 
     def look(self, which: int) -> None:
         states = ASKED[which]
@@ -145,6 +161,31 @@ def test_finished_trials_are_read_once_and_running_ones_not_at_all(
         made.ours.get_all_trials(made.study, deepcopy=False, states=(TrialState.COMPLETE,))
         assert [len(ids) for ids in read] == [1, 0, 0, 1]
         assert not read[0] & read[3]
+
+
+def test_a_paused_trial_is_read_once_until_it_has_been_resumed(
+    ready_sqlite_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with world(ready_sqlite_file) as made:
+        read: list[int] = []
+        original = reader.whole_trials
+
+        def counted(conn: sa.Connection, rows: Sequence[reader.TrialRow]) -> list[FrozenTrial]:
+            read.append(len(rows))
+            return original(conn, rows)
+
+        monkeypatch.setattr(reader, "whole_trials", counted)
+        made.create(0)
+        made.create(0)
+        made.pause(0)
+        looks = [made.ours.get_all_trials(made.study, deepcopy=False) for _ in range(2)]
+        assert read == [2, 1], "the running one alone is read again"
+        assert looks[0] == looks[1]
+        made.resume(0)
+        made.report(1)
+        made.pause(1)
+        assert made.ours.get_all_trials(made.study)[0].intermediate_values == {1: 1.0}
+        assert read == [2, 1, 2]
 
 
 def test_a_copy_may_be_changed_without_changing_the_cache(ready_sqlite_file: Path) -> None:

@@ -1,0 +1,68 @@
+"""A trial's life in one transaction that is rolled back, so that the statements of it are compiled.
+
+A process that is forked afterwards finds them compiled, which takes longer than a small database needs to answer
+them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import sqlalchemy as sa
+from optuna.trial import TrialState
+
+from hpo.errors import BudgetExhaustedError
+from hpo.storage import ledger
+from hpo.storage.attributes import GRANTED_ATTR, PAUSED_ATTR
+from hpo.storage.budget import insert_running, refuse_beyond_budget
+from hpo.storage.grants import Grant, is_granted, store_grant
+from hpo.storage.guarded import set_state
+from hpo.storage.ledger import Owner
+from hpo.storage.optuna_private import models, set_user_attr
+from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
+
+if TYPE_CHECKING:
+    from sqlalchemy import orm
+
+    from hpo.storage.granting import GrantingStorage
+
+
+class _RehearsedError(Exception):
+    """Rolls the transaction back."""
+
+
+def rehearse_a_life(storage: GrantingStorage, study_id: int, owner: Owner) -> None:
+    """Create a trial, pause it, resume it and complete it, and take all that back; nobody else sees any of it."""
+    granted = storage.get_study_user_attrs(study_id).get(GRANTED_ATTR)
+    with contextlib.suppress(_RehearsedError), storage.transaction() as session:
+        models.StudyModel.find_or_raise_by_id(study_id, session, for_update=True)
+        # Above the budget, too: the trial is gone in a moment.
+        with contextlib.suppress(BudgetExhaustedError):
+            refuse_beyond_budget(session, study_id)
+        trial_id = insert_running(session, study_id, 0).trial_id
+        _live(storage, session, trial_id, owner, None if granted is None else _grant(study_id, granted))
+        raise _RehearsedError
+
+
+def _grant(study_id: int, number: int) -> Grant:
+    return Grant(study_id, {"number": number, "until": 1, "why": {}}, {}, None)
+
+
+def _live(
+    storage: GrantingStorage, session: orm.Session, trial_id: int, owner: Owner, grant: Grant | None
+) -> None:
+    ledger.forget_trials(session, sa.select(sa.literal(trial_id)))
+    attempt = ledger.claim(session, trial_id, owner)
+    if grant is not None:
+        is_granted(session, trial_id)
+        store_grant(session, storage, trial_id, grant)
+    ledger.end(session, trial_id, attempt, PAUSED)
+    set_user_attr(storage, session, trial_id, PAUSED_ATTR, 1)
+    set_state(session, trial_id, TrialState.RUNNING, ())
+    lock_paused(session, trial_id)
+    forget_pause(session, trial_id, decision=True)
+    attempt = ledger.claim(session, trial_id, owner)
+    ledger.holds(session, trial_id, attempt)
+    ledger.end(session, trial_id, attempt, TrialState.COMPLETE.name.lower())
+    set_state(session, trial_id, TrialState.COMPLETE, [0.0])
