@@ -4,6 +4,7 @@ OmegaConf resolves each interpolation anew wherever it is used. Some that use ot
 power of their number, so that a file of a page would fill the memory.
 """
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ _MAX_TEXT: Final = 1_000_000
 _MAX_NESTED: Final = 5
 _INNERMOST: Final = re.compile(r"\$\{([^${}:]*)\}")
 _ABSENT: Final = object()
+#: What an interpolation begins with; of that what may lead anywhere: a resolver, a relative or a composed path.
+_REFERENCE: Final = re.compile(r"\$\{\s*([^${}.:\[\s]*)")
+_ANYWHERE: Final = re.compile(r"\$\{(?:\s*[.\[$]|[^{}]*[:$])")
 
 
 @dataclass(frozen=True)
@@ -109,3 +113,16 @@ def _nested(text: str) -> int:
         depth = max(0, depth - 1) if part == "}" else depth + 1
         deepest = max(deepest, depth)
     return deepest
+
+
+def sections_involved(raw: Mapping[str, Any]) -> set[str]:
+    """The sections of a config that have interpolations, or that these refer to; all where that can't be told.
+
+    OmegaConf takes long for each value, and the others mean what they say.
+    """
+    texts = {name: json.dumps(section, default=str) for name, section in raw.items()}
+    found = {name for name, text in texts.items() if "${" in text or "???" in text}
+    if any(_ANYWHERE.search(texts[name]) for name in found):
+        return set(raw)
+    named = {reference for name in found for reference in _REFERENCE.findall(texts[name])}
+    return found | (named & set(raw))

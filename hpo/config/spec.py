@@ -17,7 +17,7 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from pydantic import ValidationError
 
 from hpo.config.identity import identity
-from hpo.config.interpolation import check_interpolations
+from hpo.config.interpolation import check_interpolations, sections_involved
 from hpo.config.lengths import with_lengths, without_lengths
 from hpo.config.marks import Marks
 from hpo.config.overrides import apply_override, path_problem
@@ -260,8 +260,10 @@ def _interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
         if name in StudyFile.model_fields and isinstance(section, int | float | list):
             raise marks.error("must be a mapping", (name,), value=section, fix=f"write `{name}: {{…}}`")
     check_interpolations(raw, marks)
+    involved = sections_involved(raw)
+    given = {name: section for name, section in raw.items() if name in involved}
     try:
-        data = OmegaConf.to_container(OmegaConf.create(with_lengths(raw)), resolve=True, throw_on_missing=True)
+        data = OmegaConf.to_container(OmegaConf.create(with_lengths(given)), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
         keys = _interpolated_keys(raw, error)
         problem, fix = show(str(error).partition("\n")[0]), "write `${section.key}` with a path that this file has"
@@ -270,9 +272,9 @@ def _interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
         elif "Recursive" in problem:
             problem, fix = "interpolations refer to each other in a circle", "write one of these values out"
         raise marks.error(problem, keys, value=lookup(raw, keys, ""), fix=fix) from error
-    return (
-        without_lengths({str(key): value for key, value in data.items()}, marks) if isinstance(data, dict) else {}
-    )
+    assert isinstance(data, dict)
+    resolved = without_lengths({str(key): value for key, value in data.items()}, marks)
+    return {name: resolved[name] if name in involved else section for name, section in raw.items()}
 
 
 def _interpolated_keys(raw: dict[str, Any], error: OmegaConfBaseException) -> Keys:

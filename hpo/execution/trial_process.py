@@ -1,15 +1,18 @@
-"""A trial's own process: it takes one trial, trains it, stores what became of it, and ends."""
+"""A trial's own process: it trains the one trial that it is given, stores what became of it, and ends."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import signal
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -20,7 +23,6 @@ from hpo.errors import HpoError, LeaseLostError, OtherCodeError
 from hpo.execution.messages import (
     ADVANCED,
     BEAT,
-    PROCESS,
     Failed,
     Message,
     Pulse,
@@ -30,12 +32,12 @@ from hpo.execution.messages import (
     send,
 )
 from hpo.execution.news import News
-from hpo.search.schedulers.scheduler import Wait
 from hpo.storage.attributes import GRANTS_ATTR, RETRIED_ATTR
-from hpo.storage.ledger import Heartbeat
+from hpo.storage.grants import Granted
+from hpo.storage.ledger import Heartbeat, Lease
 from hpo.storage.optuna_private import id_of_trial, reports_of
 from hpo.study.open_study import OpenStudy
-from hpo.study.taking import take
+from hpo.study.taking import begin
 from hpo.trial.builder import Builder
 from hpo.trial.run import TrialRun
 from hpo.trial.session import RunProgress
@@ -47,23 +49,31 @@ from trainer.error_text import error_text
 _BEATS: Final = 6
 #: Seconds between two of them at most.
 _SLOWEST_BEAT: Final = 10.0
-#: Seconds between two questions to a scheduler that says to wait, at first and at most.
-_FIRST_PAUSE: Final = 0.05
-_LONGEST_PAUSE: Final = 1.0
+
+
+@dataclass(frozen=True)
+class GrantEnds:
+    """To the worker: the trial has come to the end of its grant."""
+
+
+@dataclass(frozen=True)
+class Extension:
+    """To the trial process: what the trial is granted where its grant ends; None: it pauses there."""
+
+    granted: Granted | None
 
 
 class Ended(Enum):
     """Why a trial process ends."""
 
-    TRIAL = "it has dealt with a trial"
-    NOTHING = "there is no trial left to take"
+    TRIAL = "it has dealt with its trial"
     ASKED = "it was asked to leave"
     FAILED = "it can't continue, and has sent the supervisor the reason"
 
 
 @dataclass
 class TrialProcess:
-    """Takes one trial.
+    """Trains one trial.
 
     Attributes:
         order: The worker's.
@@ -83,27 +93,27 @@ class TrialProcess:
     _news: News | None = None
     _from_epoch: int | None = None
 
-    def run(self) -> Ended:
-        """Take a trial, and train it to its end or to a request to stop."""
-        self.pulse[PROCESS] = os.getpid()
+    def run(self, lease: Lease, extend: Callable[[], Granted | None]) -> Ended:
+        """Train a trial to its end, to a pause or to a request to stop.
+
+        Args:
+            lease: The trial, taken in this process's name.
+            extend: Called where its grant ends; what it is granted now, None where it pauses.
+        """
         request = self.request
         torch.set_num_threads(self.order.slot.threads)
         storage = self.opened.storage
         # The process that trains holds the lease.
         assert storage.owner is not None
-        storage.owner = storage.owner.in_this_process()
+        storage.owner = storage.owner.in_process(os.getpid())
         interval = min(_SLOWEST_BEAT, self.order.spec.run.lost_after / _BEATS)
         try:
-            # A lease is lost already where the process was stopped for long inside the asking.
+            # A lease is lost already where this process was stopped for long since the trial was taken.
             with (
                 Heartbeat(storage.beat, interval=interval, on_lost=request.lose, on_gone=request.leave),
                 contextlib.suppress(LeaseLostError),
             ):
-                trial = self._take(request)
-                if trial is not None:
-                    self._train(trial, request)
-                elif not request.leaving:
-                    return Ended.NOTHING
+                self._train(begin(self.opened, lease), request, extend)
         except Exception as error:  # noqa: BLE001 - every error is sent to the supervisor
             traceback.print_exc()
             fail(self.channel, error)
@@ -112,18 +122,7 @@ class TrialProcess:
             storage.close()
         return Ended.ASKED if request.leaving else Ended.TRIAL
 
-    def _take(self, request: StopRequest) -> optuna.Trial | None:
-        """A trial; None where nothing is left to do, or the worker is asked to leave."""
-        pause = _FIRST_PAUSE
-        while not request.leaving:
-            taken = take(self.opened)
-            if not isinstance(taken, Wait):
-                return taken
-            request.wait(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        return None
-
-    def _train(self, trial: optuna.Trial, request: StopRequest) -> None:
+    def _train(self, trial: optuna.Trial, request: StopRequest, extend: Callable[[], Granted | None]) -> None:
         grants = trial.user_attrs.get(GRANTS_ATTR, ())
         news = self._news = News(self.channel, trial.number, self.order.spec.study.metric, grants)
         self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
@@ -131,7 +130,8 @@ class TrialProcess:
         send(self.channel, Started(trial.number, self._spent(trial), epochs, grants))
         device = torch.device(self.order.slot.device)
         code = TrainerCode(self.builder)
-        report = TrialRun(self.opened, trial, code, device, request, self._beat, news.extend).run()
+        said = partial(_said, extend, news)
+        report = TrialRun(self.opened, trial, code, device, request, self._beat, said).run()
         news.finish()
         send(self.channel, report)
 
@@ -152,29 +152,56 @@ class TrialProcess:
         return sum(attempt.seconds for attempt in earlier if attempt.attempt > after)
 
 
+def _said(extend: Callable[[], Granted | None], news: News) -> Granted | None:
+    """As ``extend``, reported."""
+    granted = extend()
+    if granted is not None:
+        news.extend(granted)
+    return granted
+
+
 def fail(channel: Connection[Message, Stop], error: Exception) -> None:
     """Report to the supervisor what keeps a worker from its work."""
     text = str(error) if isinstance(error, HpoError) else error_text(error)
     send(channel, Failed(text, final=isinstance(error, OtherCodeError)))
 
 
-def obey(orders: Connection[Any, Stop], request: StopRequest) -> None:
-    """Pass what this process is asked on to its trial from now on.
+class Orders:
+    """What a process that trains is told, from now on: a trial, more of a grant, requests to stop.
 
     Args:
-        orders: Requests to stop come from here; its end counts as being asked to leave, and so does a SIGTERM.
+        source: It all comes from here; the end of it counts as being asked to leave, and so does a SIGTERM.
         request: The trial's.
     """
-    signal.signal(signal.SIGTERM, lambda *_: request.leave())
-    threading.Thread(target=_listen, args=(orders, request), daemon=True).start()
 
+    def __init__(self, source: Connection[Any, Any], request: StopRequest) -> None:
+        self._source = source
+        self._request = request
+        self._told: queue.SimpleQueue[Lease | Extension | None] = queue.SimpleQueue()
+        signal.signal(signal.SIGTERM, lambda *_: request.leave())
+        threading.Thread(target=self._listen, daemon=True).start()
 
-def _listen(orders: Connection[Any, Stop], request: StopRequest) -> None:
-    # When the sender of orders is gone, that is a request to leave as well.
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            pass_on(orders.recv(), request)
-    request.leave()
+    def lease(self) -> Lease | None:
+        """The trial to train; None where there is none."""
+        told = self._told.get()
+        return told if isinstance(told, Lease) else None
+
+    def extend(self) -> Granted | None:
+        """Ask the worker what the trial is granted where its grant ends; None where no worker is left to say."""
+        self._source.send(GrantEnds())
+        told = self._told.get()
+        return told.granted if isinstance(told, Extension) else None
+
+    def _listen(self) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                told = self._source.recv()
+                if isinstance(told, Stop):
+                    pass_on(told, self._request)
+                else:
+                    self._told.put(told)
+        self._request.leave()
+        self._told.put(None)
 
 
 def pass_on(stop: Stop, request: StopRequest) -> None:

@@ -1,5 +1,8 @@
 """A worker: one process on one device that loads what all trials share, and forks a process for each trial.
 
+The worker asks the scheduler and takes the trials, in the name of the processes that train them: it is the one
+that has all that a decision needs in memory, while a fork finds everything cold.
+
 A trial's process ends with the trial, and with it all that the study's code has changed in it: global settings,
 threads, child processes, memory that is still held. So a trial's value depends on the trial alone. The fork costs
 milliseconds, and shares modules and data with the worker.
@@ -15,7 +18,8 @@ import signal
 import sys
 import traceback
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
@@ -25,15 +29,20 @@ import optuna
 
 from hpo.execution.limits import kill_group
 from hpo.execution.messages import PROCESS, Leaving, Message, Pulse, Ready, Stop, WorkerOrder, send
-from hpo.execution.trial_process import Ended, TrialProcess, end_forks_at_sigterm, fail, obey
+from hpo.execution.trial_process import Ended, Extension, Orders, TrialProcess, end_forks_at_sigterm, fail
 from hpo.execution.warm import warm_up
-from hpo.storage.ledger import Owner
+from hpo.search.schedulers.scheduler import Wait
+from hpo.storage.ledger import Lease, Owner
 from hpo.study.folders import redirect_output
 from hpo.study.open_study import load_study
 from hpo.study.standing import standing_of
+from hpo.study.taking import Taker
 
 #: Seconds that a trial's process may take to end when its trial has: threads of the study's may hold it up.
 _LINGER: Final = 5.0
+#: Seconds between two questions to a scheduler that says to wait, at first and at most.
+_FIRST_PAUSE: Final = 0.05
+_LONGEST_PAUSE: Final = 1.0
 _FORK: Final = multiprocessing.get_context("fork")
 
 
@@ -98,91 +107,163 @@ def _check_preload() -> None:
         )
 
 
+@dataclass
+class _Standby:
+    """A process that waits for a trial, and trains it.
+
+    Attributes:
+        process: The process.
+        line: A trial for it and `Stop` go out; `GrantEnds`, and in the end `Ended`, come in.
+    """
+
+    process: BaseProcess
+    line: Connection[Any, Any]
+
+    @property
+    def pid(self) -> int:
+        """Its process id, and its group's."""
+        assert self.process.pid is not None
+        return self.process.pid
+
+    def bury(self) -> None:
+        """Wait for its end, and end what its trial has left running."""
+        self.line.close()
+        self.process.join(_LINGER)
+        if self.process.exitcode is None:
+            self.process.kill()
+        kill_group(self.pid, only_group=True)
+        self.process.join()
+        self.process.close()
+
+
 class _Worker:
     def __init__(self, order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse, wake: int) -> None:
         self._channel = channel
         self._pulse = pulse
         self._wake = wake
         self._leaving = False
-        # Of this process, which takes no trial; the processes that do put themselves in its place.
+        # Trials are taken in the name of the process that trains them: it takes this one's place.
         owner = Owner.current(worker=order.label, device=order.slot.label)
         self._opened = replace(load_study(order.spec, owner), scheduler=order.scheduler)
+        self._taker = Taker(self._opened)
         builder, self._forkable = warm_up(order.spec)
         self._trial = TrialProcess(order, self._opened, builder, channel, pulse)
 
     def run(self) -> bool:
         """Have trials trained until there are none left, or the worker is asked to leave; whether all is well."""
         send(self._channel, Ready())
-        if not self._forkable and not self._is_asked_to_leave():
-            # This process trains one trial itself, and the supervisor starts another for the next.
-            self._opened.storage.close()
-            signal.set_wakeup_fd(-1)
-            obey(self._channel, self._trial.request)
-            return self._trial.run() is not Ended.FAILED
+        if not self._forkable:
+            return self._train_one_here()
         self._opened.storage.rehearse(self._opened.study_id)
-        # What deciding needs is imported once, and not by each trial's process.
+        # What deciding needs is imported, and what is known by now read, while nothing waits for it.
         self._opened.scheduler.next(standing_of(self._opened))
         ended = Ended.TRIAL
-        while ended is Ended.TRIAL and not self._is_asked_to_leave():
-            # Each trial's process inherits what is known by now, and reads what is new.
-            self._opened.study.get_trials(deepcopy=False)
-            self._opened.storage.close()  # connections can't be shared
-            ended = self._fork()
+        while ended is Ended.TRIAL:
+            with self._forked() as standby:
+                lease = self._take()
+                if lease is None:
+                    return True
+                ended = self._train(standby, lease)
         return ended is not Ended.FAILED
 
-    def _fork(self) -> Ended:
-        """Let a process of its own take a trial; where it dies, this one dies alike: the supervisor settles it."""
+    def _train_one_here(self) -> bool:
+        """Train one trial in this process, which can't be forked; the supervisor starts another for the next."""
+        self._pulse[PROCESS] = os.getpid()
+        lease = self._take()
+        if lease is None:
+            return True
+        self._opened.storage.close()
+        signal.set_wakeup_fd(-1)
+        Orders(self._channel, self._trial.request)
+        return self._trial.run(lease, partial(self._taker.extended, lease.trial_id)) is not Ended.FAILED
+
+    def _take(self) -> Lease | None:
+        """A trial; None where nothing is left to do, or the worker is asked to leave."""
+        pause = _FIRST_PAUSE
+        while not self._is_asked_to_leave():
+            taken = self._taker.take()
+            if not isinstance(taken, Wait):
+                return taken
+            connection.wait([self._wake, *self._heard()], pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        return None
+
+    @contextlib.contextmanager
+    def _forked(self) -> Iterator[_Standby]:
+        """A process that waits for a trial; at the end it is gone, with all that it has started."""
+        self._opened.storage.close()  # connections can't be shared
         ours, theirs = _FORK.Pipe()
         process = _FORK.Process(target=_in_fork, args=(self._trial, ours, theirs))
         process.start()
         theirs.close()
-        with ours:
-            ended = self._wait(process, ours)
+        standby = _Standby(process, ours)
+        self._pulse[PROCESS] = standby.pid
+        storage = self._opened.storage
+        assert storage.owner is not None
+        storage.owner = storage.owner.in_process(standby.pid)
+        try:
+            yield standby
+        finally:
+            standby.bury()
+            self._pulse[PROCESS] = 0.0
+
+    def _train(self, standby: _Standby, lease: Lease) -> Ended:
+        """Let the process train a trial; where it dies, this one dies alike: the supervisor settles the trial."""
+        self._opened.storage.close()  # nothing is asked until the grant ends
+        with contextlib.suppress(OSError):
+            standby.line.send(lease)
+        ended = self._wait(standby, lease)
         if ended is None:
-            process.join()
-            _die_like(process.exitcode or 0)
-        process.join(_LINGER)
-        assert process.pid is not None
-        kill_group(process.pid, only_group=True)  # what its trial has left running
-        process.join()
-        process.close()
-        self._pulse[PROCESS] = 0.0
+            standby.process.join()
+            _die_like(standby.process.exitcode or 0)
+        self._opened.storage.forget(lease.trial_id)
         return ended
 
-    def _wait(self, process: BaseProcess, ours: Connection[Stop, Ended]) -> Ended | None:
+    def _wait(self, standby: _Standby, lease: Lease) -> Ended | None:
         """Pass orders on until the process says why it ends; None where it ends without a word."""
+        line = standby.line
         while True:
-            ready = connection.wait([ours, self._wake, *self._heard()])
-            if ours in ready:
-                with contextlib.suppress(EOFError, OSError):
-                    return ours.recv()
-                return None
+            ready = connection.wait([line, self._wake, *self._heard()])
+            if line in ready:
+                try:
+                    said = line.recv()
+                except (EOFError, OSError):
+                    return None
+                if isinstance(said, Ended):
+                    return said
+                self._extend(line, lease)
             if self._channel in ready:
-                self._pass_on(ours)
+                self._pass_on(line)
             if self._wake in ready and self._was_terminated():
-                self._ask_to_leave(ours)
+                self._ask_to_leave(line)
             # A process that its study has forked may hold the other end open.
-            if process.exitcode is not None and not ours.poll():
+            if standby.process.exitcode is not None and not line.poll():
                 return None
+
+    def _extend(self, line: Connection[Any, Any], lease: Lease) -> None:
+        granted = self._taker.extended(lease.trial_id)
+        self._opened.storage.close()
+        with contextlib.suppress(OSError):
+            line.send(Extension(granted))
 
     def _heard(self) -> list[Connection[Message, Stop]]:
         return [] if self._leaving else [self._channel]
 
-    def _pass_on(self, ours: Connection[Stop, Ended]) -> None:
+    def _pass_on(self, line: Connection[Any, Any]) -> None:
         try:
             stop = self._channel.recv()
         except (EOFError, OSError):  # the supervisor is gone
             stop = Stop()
         if stop.verdict is None:
-            self._ask_to_leave(ours)
+            self._ask_to_leave(line)
         else:
             with contextlib.suppress(OSError):
-                ours.send(stop)
+                line.send(stop)
 
-    def _ask_to_leave(self, ours: Connection[Stop, Ended]) -> None:
+    def _ask_to_leave(self, line: Connection[Any, Any]) -> None:
         self._leaving = True
         with contextlib.suppress(OSError):
-            ours.send(Stop())
+            line.send(Stop())
 
     def _is_asked_to_leave(self) -> bool:
         """Whether that was asked while no trial ran; what was asked about a trial came too late."""
@@ -203,8 +284,10 @@ def _in_fork(trial: TrialProcess, ours: Connection[Any, Any], theirs: Connection
     os.setpgid(0, 0)  # so that all that it starts can be ended with it
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    obey(theirs, trial.request)
-    theirs.send(trial.run())
+    orders = Orders(theirs, trial.request)
+    lease = orders.lease()
+    if lease is not None:
+        theirs.send(trial.run(lease, orders.extend))
 
 
 def _die_like(exitcode: int) -> NoReturn:

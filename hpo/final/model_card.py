@@ -7,11 +7,11 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from omegaconf import OmegaConf
 from torch import nn
 
 from hpo.config.code import code_identity
 from hpo.config.spec import StudySpec
+from hpo.config.yaml_dumper import to_yaml
 from hpo.final.models import BestWeights
 from hpo.study.environment import environment
 from hpo.study.open_study import OpenStudy
@@ -69,7 +69,7 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
         "Licence": "not stated",
     }
     code = code_to_load(found.config["model"], spec.folder, path)
-    config = OmegaConf.to_yaml(OmegaConf.create({**_shareable(found.config), "seed": found.seed}))
+    config = to_yaml({**_shareable(found.config), "seed": found.seed})
     parts = (
         f"# {spec.study.name}: {path.name}",
         _table(("", ""), facts.items()),

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from omegaconf import OmegaConf
 from torch import nn
 
 from hpo.config.code import code_identity
 from hpo.config.spec import StudySpec
+from hpo.config.yaml_dumper import to_yaml
 from hpo.errors import InputError, StudyError
 from hpo.final.models import best_checkpoint, find_trial
 from hpo.study.code_record import trial_codes
@@ -254,7 +254,8 @@ def _finish(
         metrics |= trainer.test(data["test"])
     weights = place.folder / "model.pt"
     _save_weights(bare_model(trainer.model), weights)
-    OmegaConf.save(OmegaConf.create({**config, "seed": start.seed}), place.folder / "config.yaml")
+    text = to_yaml({**config, "seed": start.seed})
+    (place.folder / "config.yaml").write_text(text, encoding="utf-8")
     result = {
         "study": spec.study.name,
         "trial": start.trial,

@@ -67,6 +67,10 @@ class StudyCache(CachedStorage):
         finally:
             self.forget_looks()
 
+    def meet(self, study_id: int, trial_id: int) -> None:
+        """Know a trial that another process has added for this one; its parameters can be set then."""
+        self._add_trials_to_cache(study_id, [self._storage.get_trial(trial_id)])
+
     def set_trial_intermediate_values(self, trial_id: int, values: Mapping[int, float]) -> None:
         """Store reported values; see `StudyStorage`."""
         self._storage.set_trial_intermediate_values(trial_id, values)

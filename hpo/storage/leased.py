@@ -79,6 +79,10 @@ class LeasedStorage(ReadingStorage):
             trial = models.TrialModel.find_or_raise_by_id(trial_id, session)
             self.check_trial_is_updatable(trial_id, cast("TrialState", trial.state))
 
+    def hold(self, lease: ledger.Lease) -> None:
+        """Take over a lease that was taken in this process's name."""
+        self._hold(*lease)
+
     def _hold(self, trial_id: int, attempt: int) -> None:
         self._held[trial_id], self._since[trial_id] = attempt, time.monotonic()
 

@@ -97,15 +97,13 @@ class Owner:
     @classmethod
     def current(cls, *, worker: str = "", device: str = "") -> Self:
         """The calling process as an owner."""
-        pid = os.getpid()
-        start = process_start(pid)
-        if start is None:  # the caller is alive, so the system hides its processes
-            start = _HIDDEN
-        return cls(host_name(), boot_id(), pid, start, worker[:_NAME_LENGTH], device[:_NAME_LENGTH])
+        owner = cls(host_name(), boot_id(), 0, _HIDDEN, worker[:_NAME_LENGTH], device[:_NAME_LENGTH])
+        return owner.in_process(os.getpid())
 
-    def in_this_process(self) -> "Owner":
-        """The same worker, with the same code, as the calling process: a fork of the one before."""
-        return replace(Owner.current(worker=self.worker, device=self.device), code=self.code)
+    def in_process(self, pid: int) -> Self:
+        """The same worker, with the same code, as another process of this machine: this one, or a fork of it."""
+        start = process_start(pid)
+        return replace(self, pid=pid, start_time=_HIDDEN if start is None else start)
 
 
 class Attempt(NamedTuple):

@@ -7,7 +7,7 @@ them.
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import sqlalchemy as sa
 from optuna.trial import TrialState
@@ -40,7 +40,7 @@ def rehearse_a_life(storage: GrantingStorage, study_id: int, owner: Owner) -> No
         # Above the budget, too: the trial is gone in a moment.
         with contextlib.suppress(BudgetExhaustedError):
             refuse_beyond_budget(session, study_id)
-        trial_id = insert_running(session, study_id, 0).trial_id
+        trial_id = cast("int", insert_running(session, study_id, 0).trial_id)
         _live(storage, session, trial_id, owner, None if granted is None else _grant(study_id, granted))
         raise _RehearsedError
 

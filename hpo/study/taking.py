@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import asdict, replace
+from collections.abc import Container
+from dataclasses import asdict, dataclass, replace
+from typing import cast
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -11,50 +13,90 @@ from optuna.trial import TrialState
 
 from hpo.errors import BudgetExhaustedError
 from hpo.search.schedulers.scheduler import Fork, New, Next, Resume, Seen, Standing, Wait, Why
+from hpo.storage.cache import StudyCache
 from hpo.storage.grants import Grant, Granted, OldGrantError
+from hpo.storage.ledger import Lease
 from hpo.storage.lineage import Forked
-from hpo.storage.optuna_private import forget_cached_trials, id_of_trial
+from hpo.storage.optuna_private import forget_cached_trials, id_of_study, id_of_trial, storage_of
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.standing import standing_of
 
 
-def take(opened: OpenStudy) -> optuna.Trial | Wait | None:
-    """The next trial for this worker, which holds it from then on.
+@dataclass
+class Taker:
+    """Takes trials for one owner, and asks the scheduler on their behalf.
 
-    Returns:
-        The trial, RUNNING; `Wait` where one may come; None where nothing is left to do.
+    Attributes:
+        opened: The study; its storage has the owner, and holds what is taken.
+    """
+
+    opened: OpenStudy
+    _decided: tuple[int, Next] | None = None
+
+    def take(self) -> Lease | Wait | None:
+        """The next trial for the owner, who holds it from then on.
+
+        Returns:
+            The trial, RUNNING; `Wait` where one may come; None where nothing is left to do.
+
+        Raises:
+            OtherCodeError: Other code than this worker's has been accepted for the study.
+            ValueError: The scheduler resumes a trial that is not there.
+        """
+        self.opened.refuse_other_code()
+        while True:
+            standing = standing_of(self.opened)
+            step = self._known(standing) or self._asked(standing)
+            try:
+                return _carried_out(self.opened, standing, step)
+            except OldGrantError:  # another worker was faster: this one decides again, with that in sight
+                continue
+
+    def extended(self, trial_id: int) -> Granted | None:
+        """Let a held trial whose grant ends train on without a pause, if the scheduler would resume it now.
+
+        Where it would not, what it says stands for the next trial, as long as there is no other grant in between.
+
+        Returns:
+            What it is granted now; None where it pauses.
+        """
+        number = self.opened.storage.get_trial_number_from_id(trial_id)
+        while True:
+            standing = standing_of(self.opened, number)
+            step = self._asked(standing)
+            if not isinstance(step, Resume) or step.number != number:
+                self._decided = (standing.decision, step)
+                return None
+            grant = _grant(self.opened, standing, step)
+            with contextlib.suppress(OldGrantError):
+                self.opened.storage.extend(trial_id, grant)
+                return grant.granted
+
+    def _asked(self, standing: Standing) -> Next:
+        return _within_epochs(standing, self.opened.scheduler.next(standing))
+
+    def _known(self, standing: Standing) -> Next | None:
+        """What was decided where the last trial's grant ended; None where more has happened since."""
+        decided, self._decided = self._decided, None
+        if decided is None or decided[0] != standing.decision or isinstance(decided[1], Wait):
+            return None
+        step = decided[1]
+        if isinstance(step, Resume) and _numbered(standing, step.number).state != "paused":
+            return None
+        return step
+
+
+def begin(opened: OpenStudy, lease: Lease) -> optuna.Trial:
+    """The trial that this process is to train: it holds the lease from now on, and draws the parameters.
 
     Raises:
-        OtherCodeError: Other code than this worker's has been accepted for the study.
-        ValueError: The scheduler resumes or forks a trial that is not there.
+        LeaseLostError: Another attempt has it.
     """
-    opened.refuse_other_code()
-    while True:
-        standing = standing_of(opened)
-        step = _within_epochs(standing, opened.scheduler.next(standing))
-        try:
-            return _carried_out(opened, standing, step)
-        except OldGrantError:  # another worker was faster: this one decides again, with that in sight
-            continue
-
-
-def extended(opened: OpenStudy, trial: optuna.Trial) -> Granted | None:
-    """Let a trial whose grant ends train on without a pause, if that is what the scheduler would resume now.
-
-    Returns:
-        What it is granted now; None where it pauses.
-    """
-    trial_id = id_of_trial(trial)
-    while True:
-        standing = standing_of(opened, trial.number)
-        step = _within_epochs(standing, opened.scheduler.next(standing))
-        if not isinstance(step, Resume) or step.number != trial.number:
-            return None
-        grant = _grant(opened, standing, step)
-        with contextlib.suppress(OldGrantError):
-            opened.storage.extend(trial_id, grant)
-            return grant.granted
+    opened.storage.hold(lease)
+    cast("StudyCache", storage_of(opened.study)).meet(id_of_study(opened.study), lease.trial_id)
+    forget_cached_trials(opened.study)  # as Optuna's ask does
+    return optuna.Trial(opened.study, lease.trial_id)
 
 
 def claimable(opened: OpenStudy) -> int:
@@ -68,19 +110,17 @@ def claimable(opened: OpenStudy) -> int:
     return len(_takeable(standing)) + len(standing.paused) + (standing.new_left or 0)
 
 
-def _carried_out(opened: OpenStudy, standing: Standing, step: Next) -> optuna.Trial | Wait | None:
+def _carried_out(opened: OpenStudy, standing: Standing, step: Next) -> Lease | Wait | None:
     if isinstance(step, New) and not _is_grant(standing, step):
-        with contextlib.suppress(BudgetExhaustedError):
-            return opened.study.ask()  # one that waits first
-        return None
+        return _first_waiting(opened, None) or _new(opened, None)
     waiting = _take_waiting(opened, standing)
     if waiting is not None:
         return waiting
     if isinstance(step, Resume):
         return _resume(opened, standing, step) or Wait()
-    if isinstance(step, New | Fork):
-        with contextlib.suppress(BudgetExhaustedError), opened.storage.granting(_grant(opened, standing, step)):
-            return opened.study.ask()
+    created = _new(opened, _grant(opened, standing, step)) if isinstance(step, New | Fork) else None
+    if created is not None:
+        return created
     return Wait() if standing.running else None
 
 
@@ -95,7 +135,7 @@ def _grant(opened: OpenStudy, standing: Standing, step: New | Resume | Fork) -> 
     if isinstance(step, Fork):
         fork = {"parent": step.parent, "epoch": step.epoch, "replaces": step.replaces}
     return Grant(
-        opened.study_id,
+        id_of_study(opened.study),
         {"number": standing.decision, "until": step.until, "why": finite(asdict(why))},
         None if isinstance(step, Resume) else step.params,
         step.state,
@@ -127,30 +167,42 @@ def _takeable(standing: Standing) -> list[Seen]:
     return [trial for trial in waiting if trial.kinds or standing.epochs_left != 0]
 
 
-def _take_waiting(opened: OpenStudy, standing: Standing) -> optuna.Trial | None:
+def _new(opened: OpenStudy, grant: Grant | None) -> Lease | None:
+    """A new trial; None above the budget."""
+    with contextlib.suppress(BudgetExhaustedError), opened.storage.granting(grant):
+        return _held(opened, storage_of(opened.study).create_new_trial(id_of_study(opened.study)))
+    return None
+
+
+def _take_waiting(opened: OpenStudy, standing: Standing) -> Lease | None:
     takeable = {trial.number for trial in _takeable(standing)}
     if not takeable:  # the usual case: the scheduler is not asked for what it would grant first
         return None
     first = New(until=opened.scheduler.first(standing), why=Why("enqueued"))
     step = _within_epochs(standing, first)
     grant = _grant(opened, standing, step) if isinstance(step, New) and _is_grant(standing, step) else None
+    return _first_waiting(opened, grant, among=takeable)
+
+
+def _first_waiting(opened: OpenStudy, grant: Grant | None, among: Container[int] | None = None) -> Lease | None:
+    """The first of the trials that wait, among these; None where there is none."""
     for trial in opened.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
-        if trial.number not in takeable:
+        if among is not None and trial.number not in among:
             continue
         # Another process may have ended it.
         with contextlib.suppress(UpdateFinishedTrialError), opened.storage.granting(grant):
             if opened.storage.set_trial_state_values(id_of_trial(trial), TrialState.RUNNING):
-                return _trial(opened, id_of_trial(trial))
+                return _held(opened, id_of_trial(trial))
     return None
 
 
-def _resume(opened: OpenStudy, standing: Standing, step: Resume) -> optuna.Trial | None:
+def _resume(opened: OpenStudy, standing: Standing, step: Resume) -> Lease | None:
     """A paused trial; None where another worker was faster."""
     if _numbered(standing, step.number).state != "paused":
         raise ValueError(f"the scheduler resumes trial {step.number}, which is not paused")
-    trial_id = opened.storage.get_trial_id_from_study_id_trial_number(opened.study_id, step.number)
+    trial_id = opened.storage.get_trial_id_from_study_id_trial_number(id_of_study(opened.study), step.number)
     with opened.storage.granting(_grant(opened, standing, step)):
-        return _trial(opened, trial_id) if opened.storage.resume(trial_id) else None
+        return _held(opened, trial_id) if opened.storage.resume(trial_id) else None
 
 
 def _numbered(standing: Standing, number: int) -> Seen:
@@ -160,6 +212,5 @@ def _numbered(standing: Standing, number: int) -> Seen:
     raise ValueError(f"the scheduler resumes trial {number}, which is not there")
 
 
-def _trial(opened: OpenStudy, trial_id: int) -> optuna.Trial:
-    forget_cached_trials(opened.study)  # as Optuna's ask does
-    return optuna.Trial(opened.study, trial_id)
+def _held(opened: OpenStudy, trial_id: int) -> Lease:
+    return Lease(trial_id, opened.storage.attempt_of(trial_id))

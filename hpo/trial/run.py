@@ -32,7 +32,6 @@ from hpo.study.folders import (
 )
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
-from hpo.study.taking import extended
 from hpo.trial.artifacts import keep_artifacts
 from hpo.trial.checkpoints import Checkpoints, Source
 from hpo.trial.end import Failure, TrialEnd
@@ -60,7 +59,8 @@ class TrialRun:
         device: Where to train.
         request: What others want of this worker.
         pulse: Called again and again with how far the run is, as long as training advances.
-        extend: Called with each grant by which the trial trains on without a pause.
+        extend: Called where the trial's grant ends; what it is granted now, None where it pauses. Without it the
+            trial pauses there.
     """
 
     opened: OpenStudy
@@ -69,7 +69,7 @@ class TrialRun:
     device: torch.device
     request: StopRequest
     pulse: Callable[[RunProgress], None]
-    extend: Callable[[Granted], None] = lambda _: None
+    extend: Callable[[], Granted | None] | None = None
     _failure: Failure | None = None
     _paused: bool = False
 
@@ -229,7 +229,7 @@ class TrialRun:
             device=self.device,
             seed=seed,
             mode=spec.study.mode,
-            reports=reports(trial, spec.study.metric, opened.scheduler, self._extended),
+            reports=reports(trial, spec.study.metric, opened.scheduler, self.extend and self._extended),
             checkpoints=Checkpoints(attempt_folders(spec, trial.number), self.device, self._source()),
             inherited=inherited_epochs(trial),
             request=self.request,
@@ -251,12 +251,10 @@ class TrialRun:
         return Source(fork["parent"], fork["epoch"], attempt_folders(self.opened.spec, fork["parent"]))
 
     def _extended(self) -> Granted | None:
-        """As `extended`, with the bounds measured by which the scheduler leaves a trial alone."""
+        """As `extend`, with the bounds measured by which the scheduler leaves a trial alone."""
+        assert self.extend is not None
         self._end.keep_constraints()
-        granted = extended(self.opened, self.trial)
-        if granted is not None:
-            self.extend(granted)
-        return granted
+        return self.extend()
 
     def _run_as_before(self, seed: int) -> None:
         """Store how the trial is run; one that resumes keeps its number of threads, for equal bits."""

@@ -10,8 +10,8 @@ from typing import Any, Final, Protocol, SupportsFloat
 
 import optuna
 import torch
-from omegaconf import OmegaConf
 
+from hpo.config.yaml_dumper import to_yaml
 from hpo.search.schedulers.scheduler import Decision
 from hpo.storage.ledger import Lease
 from hpo.storage.outage import DatabaseError
@@ -282,7 +282,8 @@ class Session:
     def keep_config(self, config: Mapping[str, Any]) -> None:
         """Write down what the trial trains with: ``config.yaml`` in its folder."""
         self.config = config
-        OmegaConf.save(OmegaConf.create({**config, "seed": self.seed}), self.folder / "config.yaml")
+        text = to_yaml({**config, "seed": self.seed})
+        (self.folder / "config.yaml").write_text(text, encoding="utf-8")
 
     def _store(self, epoch: int, value: float) -> None:
         if not math.isfinite(value):

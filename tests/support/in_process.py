@@ -41,9 +41,11 @@ from hpo.execution.messages import (
 )
 from hpo.execution.trial_process import Ended as TrialEnded
 from hpo.execution.trial_process import TrialProcess, fail, pass_on
-from hpo.storage.ledger import Owner, running_trials
+from hpo.search.schedulers.scheduler import Wait
+from hpo.storage.ledger import Lease, Owner, running_trials
 from hpo.study.folders import redirect_output
 from hpo.study.open_study import OpenStudy, load_study
+from hpo.study.taking import Taker
 from hpo.trial.builder import Builder
 from hpo.trial.resources import study_slots
 from hpo.trial.stopping import StopRequest
@@ -121,13 +123,28 @@ class InProcessWorker:
                 send(channel, Ready())
                 ended = TrialEnded.TRIAL
             while builder is not None and ended is TrialEnded.TRIAL:
-                trial = TrialProcess(order, opened, builder, channel, self._pulse, self._request)
-                ended = self._in_turn(trial.run) or TrialEnded.ASKED
+                ended = self._in_turn(lambda: self._next(opened, builder, channel)) or TrialEnded.ASKED
                 self._pulse[PROCESS] = 0.0
             self._give_back(opened)
         finally:
             opened.storage.close()
         return f"its thread ended: {ended.value}", ended is not TrialEnded.FAILED
+
+    def _next(self, opened: OpenStudy, builder: Builder, channel: Connection[Message, Any]) -> TrialEnded | None:
+        """Take a trial and train it; None where there is none left, or it is asked to leave."""
+        taker = Taker(opened)
+        taken: Lease | Wait | None = Wait()
+        self._pulse[PROCESS] = self.pid
+        while isinstance(taken, Wait):
+            if self._request.leaving:
+                return None
+            taken = taker.take()
+            if taken is None:
+                return None
+            if isinstance(taken, Wait):
+                self._request.wait(_LOOK)
+        trial = TrialProcess(self._order, opened, builder, channel, self._pulse, self._request)
+        return trial.run(taken, lambda: taker.extended(taken.trial_id))
 
     def _loaded(self) -> Builder:
         builder = Builder(self._order.spec)

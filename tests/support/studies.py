@@ -13,9 +13,11 @@ import optuna
 import torch
 
 from hpo.config.spec import StudySpec, load_spec
+from hpo.search.schedulers.scheduler import Wait
 from hpo.storage.ledger import Lease, Owner
 from hpo.study.folders import attempt_folder, attempt_folders
 from hpo.study.open_study import OpenStudy, load_study, start_study
+from hpo.study.taking import Taker, begin
 from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.reports import Reports
 from hpo.trial.session import RunProgress, Session
@@ -94,3 +96,9 @@ def ask(view: OpenStudy) -> tuple[optuna.Trial, dict[str, Any]]:
     """The next trial and its parameters."""
     trial = view.study.ask()
     return trial, view.space.suggest(trial)
+
+
+def take(view: OpenStudy) -> optuna.Trial | Wait | None:
+    """As `Taker.take`, the trial begun."""
+    taken = Taker(view).take()
+    return begin(view, taken) if isinstance(taken, Lease) else taken

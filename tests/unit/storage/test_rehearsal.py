@@ -6,6 +6,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from hpo.storage.grants import Grant
 from hpo.storage.ledger import Owner
 from hpo.storage.study_storage import StudyStorage
 from tests.support.owners import load, make_study, opened
@@ -26,17 +27,40 @@ def test_a_rehearsal_changes_nothing_and_leaves_the_statements_of_a_trial_compil
     make_study(ready_url, 3, enqueued=1)
     with opened(ready_url, owner=Owner.current()) as storage:
         load(storage, 0).ask()
+        study = storage.get_study_id_from_name("study")
         before = tables(storage)
-        storage.rehearse()
+        storage.rehearse(study)
         assert tables(storage) == before
         assert storage.beat() == [], "only the trial is held, and it is still"
-        storage.rehearse()  # whatever a refusal leads to is compiled by now
+        storage.rehearse(study)  # whatever a refusal leads to is compiled by now
         cache: Any = storage.engine._compiled_cache
         compiled = set(cache)
-        storage.rehearse()
+        storage.rehearse(study)
         assert set(cache) == compiled
         trial = load(storage, 0).ask()
         asked = set(cache)
         trial.report(0.5, 1)
         trial.set_user_attr("colour", "red")
         assert set(cache) == asked
+
+
+def test_a_rehearsal_leaves_what_pauses_and_resumes_a_granted_trial_compiled(ready_url: str) -> None:
+    make_study(ready_url, 3)
+    with opened(ready_url, owner=Owner.current()) as storage:
+        study = storage.get_study_id_from_name("study")
+        storage.begin_grants(study)
+        before = tables(storage)
+        storage.rehearse(study)
+        assert tables(storage) == before
+        cache: Any = storage.engine._compiled_cache
+        compiled = set(cache)
+        with storage.granting(grant(study, 0)):
+            trial = storage.create_new_trial(study)
+        storage.pause(trial, 2)
+        with storage.granting(grant(study, 1)):
+            assert storage.resume(trial)
+        assert set(cache) == compiled
+
+
+def grant(study: int, number: int) -> Grant:
+    return Grant(study, {"number": number, "until": 2 * number + 2, "why": {"kind": "model"}}, {}, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import optuna
@@ -21,14 +22,14 @@ from hpo.study.open_study import OpenStudy, start_study
 from hpo.study.ranking import best_of
 from hpo.study.standing import standing_of
 from hpo.study.status import refuse_without_result, study_best
-from hpo.study.taking import claimable, take
+from hpo.study.taking import Taker, claimable
 from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from tests.support.commands import STUDY
-from tests.support.studies import Studies, ask
+from tests.support.studies import Studies, ask, take
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,8 @@ def two_by_two(view: OpenStudy) -> OpenStudy:
 
 def train(view: OpenStudy, trial: optuna.Trial) -> TrialReport:
     code, device = TrainerCode(Builder(view.spec)), torch.device("cpu")
-    return TrialRun(view, trial, code, device, StopRequest(), lambda _: None).run()
+    extend = partial(Taker(view).extended, trial._trial_id)
+    return TrialRun(view, trial, code, device, StopRequest(), lambda _: None, extend).run()
 
 
 def run_all(view: OpenStudy) -> list[tuple[int, int]]:

@@ -11,8 +11,8 @@ from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
-from hpo.study.taking import claimable, take
-from tests.support.studies import Studies, ask
+from hpo.study.taking import claimable
+from tests.support.studies import Studies, ask, take
 
 
 @dataclass(frozen=True)
