@@ -15,6 +15,7 @@ from optuna.trial import FrozenTrial
 from hpo.config.schema_study import Direction
 from hpo.report.causes import Cause, causes
 from hpo.report.edges import Edge, edges
+from hpo.report.grants import Kind, kinds
 from hpo.report.importances import Importances, importances
 from hpo.report.origin import origin
 from hpo.report.snapshot import drawn_text, snapshot
@@ -104,6 +105,11 @@ class StudyReport:
         return importances(self.trials, self.goals)
 
     @cached_property
+    def grants(self) -> list[Kind]:
+        """What the study's scheduler granted, by kind; empty without one."""
+        return kinds(self.trials)
+
+    @cached_property
     def complete(self) -> list[FrozenTrial]:
         """The trials that have finite values, those outside the bounds included, in the order of their numbers."""
         ended = (trial for trial in self.trials if outcome_of(trial) == Outcome.COMPLETE)
@@ -162,8 +168,8 @@ def report_data(report: StudyReport) -> dict[str, Any]:
 
     Returns:
         What `hpo status` says of the study, and ``predictions``, ``importances`` (by parameter, None where there
-        are none, and then ``importances_missing`` says why), ``edges``, ``failures``, ``timeline`` and
-        ``environment``.
+        are none, and then ``importances_missing`` says why), ``edges``, ``grants`` (by kind; empty without a
+        scheduler), ``failures``, ``timeline`` and ``environment``.
     """
     kept = ("study", "n_trials", "epochs", "finished", "outcomes", "best", "code", "pruning")
     found: dict[str, Any] = {
@@ -175,6 +181,7 @@ def report_data(report: StudyReport) -> dict[str, Any]:
         "importances": report.importances.shares or None,
         "importances_missing": report.importances.missing,
         "edges": [{**asdict(each), "said": each.said} for each in report.edges],
+        "grants": [asdict(each) for each in report.grants],
         "failures": [asdict(each) for each in report.causes],
         "timeline": report.timeline.totals(),
         "environment": report.environment,

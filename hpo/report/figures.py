@@ -26,6 +26,7 @@ from hpo.report.looks import (
 )
 from hpo.report.snapshot import drawn_text
 from hpo.report.timeline import Timeline
+from hpo.storage.pausing import PAUSED
 from hpo.study.outcome import UNFINISHED, Outcome, outcome_of
 from hpo.study.pruning_summary import MIDDLE_80, ComparedPrediction
 from hpo.study.ranking import is_feasible
@@ -205,7 +206,8 @@ def work_by_worker(timeline: Timeline) -> go.Figure:
             group["base"].append(rounded(start / unit))
             group["x"].append(rounded((timeline.at(work.end) - start) / unit))
             since = f"{datetime.fromtimestamp(work.start, UTC):%Y-%m-%d %H:%M:%S} UTC"
-            group["customdata"].append([work.trial, work.attempt, drawn_text(work.outcome), since])
+            ended = f"{PAUSED} {work.reason}" if work.outcome == PAUSED and work.reason else work.outcome
+            group["customdata"].append([work.trial, work.attempt, drawn_text(ended), since])
     drawn = go.Figure()
     for outcome, group in groups.items():
         drawn.add_bar(

@@ -59,8 +59,20 @@ def piece(name: str, *given: Any) -> Markup:
     return made
 
 
-part, table, grid, note, points, worth_a_look, folded, tiles = (
-    partial(piece, name) for name in ("part", "table", "grid", "note", "points", "worth_a_look", "folded", "tiles")
+part, table, grid, note, points, steps, worth_a_look, folded, unfolding, tiles = (
+    partial(piece, name)
+    for name in (
+        "part",
+        "table",
+        "grid",
+        "note",
+        "points",
+        "steps",
+        "worth_a_look",
+        "folded",
+        "unfolding",
+        "tiles",
+    )
 )
 
 

@@ -30,6 +30,7 @@ SECTIONS: Final = (
     search.contour_section,
     sections.prediction_section,
     sections.pruning_section,
+    sections.grants_section,
     sections.time_section,
     sections.failure_section,
     sections.edge_section,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ from hpo.report.figures import (
     predictions_against_outcomes,
     work_by_worker,
 )
+from hpo.report.grants import story
 from hpo.report.looks import thinned
 from hpo.report.markup import (
     HEIGHT,
@@ -29,7 +31,9 @@ from hpo.report.markup import (
     note,
     part,
     points,
+    steps,
     table,
+    unfolding,
     worth_a_look,
 )
 from hpo.storage.attributes import PREDICTION_ATTR, RUN_ATTR
@@ -198,6 +202,33 @@ _NO_AUDIT: Final = (
 _AUDIT: Final = (
     "Audited trials were to be pruned and ran on to measure. One was wrongly condemned if it is complete and "
     "among the best of all complete trials; a diverged trial never is. The interval is Wilson's."
+)
+
+
+def grants_section(report: StudyReport) -> Section | None:
+    """What the scheduler granted, and why; nothing without one."""
+    if not report.grants:
+        return None
+    by_kind = [(each.kind, each.grants, each.epochs) for each in report.grants]
+    first = joined(part(_one(trial, report), steps(story(trial))) for trial in report.leaders)
+    every = joined(unfolding(_one(trial, report), steps(story(trial))) for trial in report.trials)
+    others = unfolding(f"All {count_of(len(report.trials), 'trial')}", every)
+    drawn = grid("Grants by kind", ("kind", "grants", "epochs trained"), by_kind)
+    return Section("grants", "Why each trial trained", drawn + first + others + note(_GRANTS))
+
+
+def _one(trial: FrozenTrial, report: StudyReport) -> str:
+    """A trial in a line: its best value, and how long it trained."""
+    finite = [value for value in trial.intermediate_values.values() if math.isfinite(value)]
+    best = (min if report.direction == "minimize" else max)(finite, default=None)
+    value = "no value" if best is None else f"{report.metric} {shown(best)}"
+    return f"Trial {trial.number}: {value}, {count_of(trial.last_step or 0, 'epoch')}"
+
+
+_GRANTS: Final = (
+    "A grant lets a trial train up to an epoch, where it pauses unless it is granted more. Where a model decided, "
+    "it says the value that it expected the trial to end at, with its 80 % interval; `best` is the study's best "
+    "value at that moment."
 )
 
 

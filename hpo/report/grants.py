@@ -1,0 +1,64 @@
+"""What a study's scheduler granted its trials: by kind, and trial by trial."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+from optuna.trial import FrozenTrial
+
+from hpo.storage.grants import grants_of
+from hpo.storage.pausing import pruned_at_end
+from hpo.study.outcome import outcome_of
+from hpo.wording import granted, paused_at_end
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The grants of one kind.
+
+    Attributes:
+        kind: Its name, as the scheduler has it.
+        grants: How many there were.
+        epochs: How many epochs were trained by them.
+    """
+
+    kind: str
+    grants: int = 0
+    epochs: int = 0
+
+    def with_one(self, epochs: int) -> Self:
+        """With one more, by which so many epochs were trained."""
+        return type(self)(self.kind, self.grants + 1, self.epochs + epochs)
+
+
+def kinds(trials: Sequence[FrozenTrial]) -> list[Kind]:
+    """Grants by kind, the kind with the most epochs first; none in a study without a scheduler."""
+    found: dict[str, Kind] = {}
+    for trial in trials:
+        for kind, epochs in _trained(trial):
+            found[kind] = found.get(kind, Kind(kind)).with_one(epochs)
+    return sorted(found.values(), key=lambda each: (-each.epochs, each.kind))
+
+
+def _trained(trial: FrozenTrial) -> Iterator[tuple[str, int]]:
+    """Of each grant its kind, and the epochs that were trained by it."""
+    begins, last = 0, trial.last_step or 0
+    for grant in grants_of(trial):
+        ends = last if grant["until"] is None else min(grant["until"], last)
+        yield str(grant["why"].get("kind") or "unnamed"), max(0, ends - begins)
+        begins = max(begins, ends)
+
+
+def story(trial: FrozenTrial) -> list[str]:
+    """A trial's grants in words, the first one first, and what became of it; empty without a scheduler."""
+    said = [granted(grant["until"], grant["why"]) for grant in grants_of(trial)]
+    return [*said, _became(trial)] if said else []
+
+
+def _became(trial: FrozenTrial) -> str:
+    if (epoch := pruned_at_end(trial)) is not None:
+        return paused_at_end(epoch)
+    outcome = outcome_of(trial).replace("_", " ")
+    return outcome if trial.last_step is None else f"{outcome} at epoch {trial.last_step}"
