@@ -49,10 +49,10 @@ class Members:
         yield from range(self.step(curve) // self.every * self.every, 0, -self.every)
 
     def best(self, step: int, quantile: float) -> list[Curve]:
-        """The best share of the members that have come to an epoch, one at least, of those that can be forked."""
+        """Of the members that have come to an epoch as many as the share, one at least: the best to be forked."""
         there = self._there(step)
-        count = max(1, math.floor(quantile * len(there)))
-        return [curve for curve in there[:count] if self._can_be_forked(curve, step)]
+        sound = [curve for curve in there if self._can_be_forked(curve, step)]
+        return sound[: max(1, math.floor(quantile * len(there)))]
 
     def leaders(self, curve: Curve, step: int, quantile: float) -> list[Curve]:
         """Whom to fork in a member's place; nobody where it is not among the worst share at its epoch."""

@@ -97,8 +97,6 @@ def _step_obstacle(spec: StudySpec) -> str | None:
 
 
 def _is_number(choice: Any) -> bool:
-    if isinstance(choice, list | tuple):
-        return all(map(_is_number, choice))
     return isinstance(choice, int | float) and not isinstance(choice, bool)
 
 
