@@ -29,7 +29,7 @@ from hpo.study.outcome import outcome_of
 from hpo.study.retention import clean
 from hpo.study.standing import standing_of
 from hpo.study.status import study_status, study_trials
-from hpo.study.taking import claimable, take
+from hpo.study.taking import claimable
 from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
@@ -39,7 +39,7 @@ from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import FunctionCode, TrainingCode
 from tests.support.owners import forked
 from tests.support.plain_training import train as train_plainly
-from tests.support.studies import Studies
+from tests.support.studies import Studies, take
 from tests.unit.trainer.support import assert_same
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 
