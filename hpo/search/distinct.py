@@ -62,6 +62,7 @@ class DistinctSampler(PerTrialSampler):
     Args:
         make: Makes the sampler from a seed in [0, 2**32).
         seed: The study's seed.
+        shown: What the sampler is shown in place of a study.
         space: The study's search space.
         every_point: Whether the sampler may come to every point of the space.
     """
@@ -70,11 +71,12 @@ class DistinctSampler(PerTrialSampler):
         self,
         make: Callable[[int], samplers.BaseSampler],
         seed: int,
+        shown: Callable[[Study], Study],
         space: SearchSpace,
         *,
         every_point: bool = True,
     ) -> None:
-        super().__init__(make, seed)
+        super().__init__(make, seed, shown)
         self._space = space
         listed = every_point and _most_points(space) <= _MOST_LISTED
         self._points = {point_key(point): point for point in space.grid()} if listed else {}

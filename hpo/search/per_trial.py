@@ -10,6 +10,7 @@ from optuna import Study, samplers
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.storage.optuna_private import id_of_trial
 from trainer.data.seeding import derive_seed
 
 _SAMPLER_STREAM: Final = 0x5A
@@ -26,17 +27,23 @@ class PerTrialSampler(samplers.BaseSampler):
     Args:
         make: Makes the sampler from a seed in [0, 2**32).
         seed: The study's seed.
+        shown: What the sampler is shown in place of a study, such as `hpo.search.as_predicted.as_predicted`; asked
+            once for each trial.
     """
 
-    def __init__(self, make: Callable[[int], samplers.BaseSampler], seed: int) -> None:
+    def __init__(
+        self, make: Callable[[int], samplers.BaseSampler], seed: int, shown: Callable[[Study], Study]
+    ) -> None:
         self._make = make
         self._seed = seed
         self._inner = make(seed)
         self._again = 0
+        self._show = shown
+        self._shown: tuple[int, Study] | None = None
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Give the trial its sampler."""
-        self._again = 0
+        self._again, self._shown = 0, None
         self._renew(study, trial)
 
     def draw_again(
@@ -46,14 +53,20 @@ class PerTrialSampler(samplers.BaseSampler):
         self._again += 1
         self._renew(study, trial)
         # A sampler may rely on having been asked this, as TPE with groups does.
-        joint = self._inner.infer_relative_search_space(study, trial)
-        drawn = self._inner.sample_relative(study, trial, joint)
+        shown = self._as_shown(study, trial)
+        joint = self._inner.infer_relative_search_space(shown, trial)
+        drawn = self._inner.sample_relative(shown, trial, joint)
         # Optuna refuses more than it has asked for: a trial that has just ended may have widened the space.
         return {name: value for name, value in drawn.items() if name in search_space}
 
     def _renew(self, study: Study, trial: FrozenTrial) -> None:
         self._inner = self._make(self._seed_of(trial))
-        self._inner.before_trial(study, trial)
+        self._inner.before_trial(self._as_shown(study, trial), trial)
+
+    def _as_shown(self, study: Study, trial: FrozenTrial) -> Study:
+        if self._shown is None or self._shown[0] != id_of_trial(trial):
+            self._shown = (id_of_trial(trial), self._show(study))
+        return self._shown[1]
 
     def _seed_of(self, trial: FrozenTrial, *parts: int) -> int:
         again = (_AGAIN_STREAM, self._again) if self._again else ()
@@ -61,13 +74,13 @@ class PerTrialSampler(samplers.BaseSampler):
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:
         """As the trial's sampler does."""
-        return self._inner.infer_relative_search_space(study, trial)
+        return self._inner.infer_relative_search_space(self._as_shown(study, trial), trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """As the trial's sampler does."""
-        return self._inner.sample_relative(study, trial, search_space)
+        return self._inner.sample_relative(self._as_shown(study, trial), trial, search_space)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
@@ -78,7 +91,7 @@ class PerTrialSampler(samplers.BaseSampler):
         the others as it would have.
         """
         sampler = self._make(self._seed_of(trial, zlib.crc32(param_name.encode())))
-        return sampler.sample_independent(study, trial, param_name, param_distribution)
+        return sampler.sample_independent(self._as_shown(study, trial), trial, param_name, param_distribution)
 
     def after_trial(
         self, study: Study, trial: FrozenTrial, state: TrialState, values: Sequence[float] | None

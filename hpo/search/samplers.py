@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -15,9 +16,11 @@ from optuna.trial import FrozenTrial
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
+from hpo.search.as_predicted import as_predicted
 from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
 from hpo.search.distinct import DistinctSampler
 from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
+from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.storage.attributes import IMPORTED_ATTR
 from hpo.storage.optuna_private import all_trials
 
@@ -117,11 +120,13 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
     def make(seed: int) -> samplers.BaseSampler:
         return _make(spec, "study.sampler", node, seed)
 
+    conditions = {path: param.when for path, param in space.params.items() if param.when}
+    shown = partial(as_predicted, encoding=Encoding(space.distributions, conditions))
     # Two draws from a real range are never equal: there is nothing to look for.
     if spec.study.duplicates == "resample" and not space.is_continuous:
         everywhere = kind is not samplers.PartialFixedSampler
-        return DistinctSampler(make, section.seed, space, every_point=everywhere)
-    return PerTrialSampler(make, section.seed)
+        return DistinctSampler(make, section.seed, shown, space, every_point=everywhere)
+    return PerTrialSampler(make, section.seed, shown)
 
 
 def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[samplers.BaseSampler]:
@@ -144,9 +149,8 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any], seed: int) -> sam
         fix = "name it as the study's sampler, or take another one here"
         raise spec.error("can't stand inside another sampler", path=f"{path}.name", value=node["name"], fix=fix)
     arguments = arguments_of(node)
-    if kind is samplers.TPESampler and any(param.when for param in spec.search_space.values()):
-        # Without it, what stands under a condition would be drawn by itself, blind to the rest.
-        arguments = {"multivariate": True, "group": True, **arguments}
+    if kind is samplers.TPESampler:
+        arguments = _for_tpe(spec) | arguments
     for name in ("base_sampler", "independent_sampler"):
         if name in arguments:
             arguments[name] = _make(spec, f"{path}.{name}", _named(spec, f"{path}.{name}", arguments[name]), seed)
@@ -160,6 +164,15 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any], seed: int) -> sam
         arguments["seed"] = seed
     sampler: samplers.BaseSampler = construct(spec, path, kind, arguments)
     return sampler
+
+
+def _for_tpe(spec: StudySpec) -> dict[str, Any]:
+    """Arguments of TPE where the study file leaves them out."""
+    if any(param.when for param in spec.search_space.values()):
+        # Without it, what stands under a condition would be drawn by itself, blind to the rest.
+        return {"multivariate": True, "group": True}
+    # Ahead of Optuna's own choice after 20 to 100 trials and with every pruner (docs/search.md).
+    return {"multivariate": False, "constant_liar": False}
 
 
 def _named(spec: StudySpec, path: str, node: Any) -> Mapping[str, Any]:

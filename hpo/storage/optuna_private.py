@@ -6,8 +6,9 @@ them, and a test refuses their use anywhere else. `StudyStorage` also overrides 
 
 from __future__ import annotations
 
+import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any, Final, cast
 
 import sqlalchemy as sa
@@ -21,7 +22,7 @@ from optuna.storages._rdb.storage import _create_scoped_session as scoped_transa
 from optuna.storages._rdb.storage import _VersionManager
 from optuna.study import StudyDirection
 from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import orm
 
 __all__ = ["ARTIFACTS_ATTR_PREFIX", "CachedStorage", "CachedStudy", "models", "scoped_transaction"]
@@ -86,6 +87,34 @@ def storage_of(study: Study) -> BaseStorage:
 def all_trials(study: Study) -> list[FrozenTrial]:
     """Every trial of a study; with Hyperband ``study.get_trials`` shows those of one bracket only."""
     return study._storage.get_all_trials(study._study_id, deepcopy=False)
+
+
+def showing(study: Study, trials: Sequence[FrozenTrial]) -> Study:
+    """A study that shows these trials, by number, in place of its own; what is stored goes to its own storage.
+
+    What Hyperband shows a sampler is a part of a study: this shows all of the trials.
+    """
+    shown = copy.copy(getattr(study, "_study", study))
+    shown._storage = cast("BaseStorage", _Showing(study._storage, study._study_id, trials))
+    return shown
+
+
+class _Showing:
+    """A storage that shows other trials of one study."""
+
+    def __init__(self, storage: BaseStorage, study_id: int, trials: Sequence[FrozenTrial]) -> None:
+        self._storage, self._study_id, self._trials = storage, study_id, trials
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        if study_id != self._study_id:
+            return self._storage.get_all_trials(study_id, deepcopy, states)
+        trials = [trial for trial in self._trials if states is None or trial.state in states]
+        return copy.deepcopy(trials) if deepcopy else trials
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
 
 
 def forget_cached_trials(study: Study) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass
 
-from threadpoolctl import ThreadpoolController
-
+from hpo.search.one_thread import one_thread
 from hpo.search.schedulers.granting import GrantScheduler
 from hpo.search.schedulers.scheduler import Next, Standing
 
@@ -37,11 +35,5 @@ class FreezeThaw(GrantScheduler):
         from hpo.search.schedulers.freeze_thaw.mixture import Mixture
         from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 
-        with _libraries().limit(limits=1, user_api="blas"):
+        with one_thread():
             return Mixture(StudyView(standing)).answer()
-
-
-@functools.cache
-def _libraries() -> ThreadpoolController:
-    """Of numerics. The model's matrices are small: threads would cost more than they bring."""
-    return ThreadpoolController()
