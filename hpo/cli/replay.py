@@ -1,4 +1,4 @@
-"""`hpo replay`: a study's pruning decisions, run again."""
+"""`hpo replay`: a study's decisions, run again under other pruners or schedulers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.show import looked_up, print_json, print_table
-from hpo.wording import count_of
+from hpo.wording import count_of, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,6 +31,22 @@ def replay(
             show_default=False,
         ),
     ] = None,
+    scheduler: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME[,key=value]…",
+            help="A scheduler to replay in place of pruners, such as `asha,factor=4`; may be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    epochs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Epochs that a scheduler may train; the study's `epochs` if not given.",
+            show_default=False,
+        ),
+    ] = None,
     orders: Annotated[
         int, typer.Option(min=1, help="Orders of the trials: the study's own, then random ones.")
     ] = 4,
@@ -40,15 +56,19 @@ def replay(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Replay the pruning decisions of a finished study under other pruners, without training.
+    """Replay a finished study under other pruners or schedulers, without training.
 
     Prints for each pruner: the share of the study's epochs that it uses; the regret, 0 where it still finds the
     best trial and 1 where it finds no better one than the median; and the wrongly pruned trials, which would have
     ended better than the best found. A trial that the study itself cut short is replayed up to that epoch only.
 
+    With --scheduler: the epochs and grants that each would use, the best value that it would find, and how many
+    trials it granted epochs that the study has not stored; they count as ended there.
+
     Example: hpo replay study.yaml --pruner median,n_warmup_steps=5 --pruner predicted_loss
     """
     del debug
+    _refuse_both(pruner, scheduler, epochs)
     read = partial(_read, study, tuple(overrides or ()), storage=storage, output_dir=output_dir)
     spec = read()
     import optuna
@@ -56,6 +76,9 @@ def replay(
     from hpo.study.replay_study import replay_study
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
+    if scheduler:
+        _replay_schedulers(read, scheduler, epochs, orders=orders, workers=workers, json_=json_)
+        return
     contestants = _contestants(read, pruner)
     data = looked_up(spec, partial(replay_study, contestants=contestants, orders=orders, workers=workers))
     if json_:
@@ -71,25 +94,93 @@ def _read(study: Any, overrides: tuple[str, ...], *more: str, **options: Any) ->
 def _contestants(read: Callable[..., StudySpec], typed: list[str] | None) -> dict[str, StudySpec]:
     """The study file with each pruner in place of its own, by the name to show."""
     if typed:
-        return {text: _with_pruner(read, text) for text in typed}
+        return {text: _with(read, "--pruner", text) for text in typed}
     own = read()
-    others = {text: _with_pruner(read, text) for text in _DEFAULT}
+    others = {text: _with(read, "--pruner", text) for text in _DEFAULT}
     return {f"{own.study.pruner.name} (the study's own)": own} | {
         text: spec for text, spec in others.items() if spec.study.pruner != own.study.pruner
     }
 
 
-def _with_pruner(read: Callable[..., StudySpec], text: str) -> StudySpec:
+def _with(read: Callable[..., StudySpec], option: str, text: str) -> StudySpec:
+    """The study file with the pruner or scheduler that was typed after an option, which can be made."""
     from hpo.errors import InputError
-    from hpo.study.replay_study import pruner_mapping, retold, try_out
+    from hpo.study.replay_schedulers import checked_scheduler
+    from hpo.study.replay_study import retold, try_out, typed_mapping
 
-    override = f"study.pruner={pruner_mapping(text)}"
+    other = {"--pruner": "study.scheduler=null", "--scheduler": "study.pruner=none"}[option]
+    override = f"study.{option[2:]}={typed_mapping(text, option)}"
     try:
-        spec = read(override)
-        try_out(spec)
+        spec = read(override, other)
+        if option == "--pruner":
+            try_out(spec)
+        else:
+            checked_scheduler(spec)
     except InputError as error:
-        raise retold(error, text) from error
+        raise retold(error, text, option) from error
     return spec
+
+
+def _refuse_both(pruner: list[str] | None, scheduler: list[str] | None, epochs: int | None) -> None:
+    from hpo.errors import InputError
+
+    if pruner and scheduler:
+        raise InputError("can't stand beside `--pruner`", path="--scheduler", fix="replay one kind at a time")
+    if epochs is not None and not scheduler:
+        raise InputError("is about `--scheduler`", path="--epochs", value=str(epochs), fix="give one too")
+
+
+def _replay_schedulers(
+    read: Callable[..., StudySpec],
+    typed: list[str],
+    epochs: int | None,
+    *,
+    orders: int,
+    workers: int,
+    json_: bool,
+) -> None:
+    from hpo.study.replay_schedulers import replay_schedulers
+
+    spec = read()
+    contestants = {text: _with(read, "--scheduler", text) for text in typed}
+    limit = spec.study.epochs if epochs is None else epochs
+    question = partial(replay_schedulers, contestants=contestants, orders=orders, workers=workers, epochs=limit)
+    data = looked_up(spec, question)
+    if json_:
+        print_json(data)
+        return
+    _print_schedules(data)
+
+
+def _print_schedules(data: dict[str, Any]) -> None:
+    itself = ["the study itself", str(data["epochs"]), "100.0%", shown(data["found"]), "", "", str(data["trials"])]
+    rows = [[*itself, "", "", ""]]
+    rows += [
+        [
+            entry["scheduler"],
+            f"{entry['epochs_used']:.0f}",
+            f"{entry['epochs_used'] / data['epochs']:.1%}",
+            shown(entry["found"]),
+            f"{entry['regret']:.4f}",
+            f"{entry['worst_regret']:.4f}",
+            f"{entry['trials']:.1f}",
+            f"{entry['grants']:.1f}",
+            f"{entry['at_edge']:.1f}",
+            f"{entry['decision_ms']:.3f}",
+        ]
+        for entry in data["schedulers"]
+    ]
+    figures = ("epochs", "of all", "best", "regret", "worst", "trials", "grants", "at the edge", "ms a decision")
+    print_table(_title(data), ("scheduler", *figures), rows, below=_edge(data))
+
+
+def _edge(data: dict[str, Any]) -> str:
+    if not data["cut_short"]:
+        return ""
+    return (
+        f"cut short by the study: {data['cut_short']} of {data['trials']} trials; what they would have come to is "
+        "not known, so a scheduler that resumes many of them at the edge may do better than shown\n"
+    )
 
 
 def _print_replays(data: dict[str, Any]) -> None:

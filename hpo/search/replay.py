@@ -279,7 +279,7 @@ class _Simulation:
         )
         if self.setting.max_epochs is not None:
             self._study.set_user_attr(MAX_EPOCHS_ATTR, self.setting.max_epochs)
-        self._paces = _paces(len(self.curves), self.setting.speed_seed)
+        self._paces = paces(len(self.curves), self.setting.speed_seed)
 
     def run(self) -> None:
         """Run all rows to their ends."""
@@ -317,8 +317,8 @@ class _Simulation:
         return True
 
 
-def _paces(count: int, seed: int | None) -> list[float]:
-    """Time that each configuration's epochs take, [configurations]."""
+def paces(count: int, seed: int | None) -> list[float]:
+    """Time that each configuration's epochs take, [configurations]; the same for all without a seed."""
     if seed is None:
         return [1.0] * count
     drawn: list[float] = np.exp(_DRIFT * np.random.default_rng(seed).standard_normal(count)).tolist()
@@ -344,7 +344,7 @@ def _judged(curves: Sequence[Curve], ended: list[Ended], seconds: list[float], s
         found=setting.sign * found,
         best=setting.sign * best,
         median=setting.sign * median,
-        regret=_regret(found, best, median),
+        regret=regret(found, best, median),
         wrongly_pruned=int(np.sum(finals[pruned] < found)),
         top=len(top),
         top_pruned=int(np.sum(pruned[top])),
@@ -353,8 +353,8 @@ def _judged(curves: Sequence[Curve], ended: list[Ended], seconds: list[float], s
     )
 
 
-def _regret(found: float, best: float, median: float) -> float:
-    """(found - best) ÷ (median - best), for values of which less is better."""
+def regret(found: float, best: float, median: float) -> float:
+    """(found - best) ÷ (median - best), for values of which less is better; inf where the median is no measure."""
     if found == best:
         return 0.0
     return (found - best) / (median - best) if median > best else math.inf

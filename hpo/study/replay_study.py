@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 from optuna.trial import TrialState
@@ -22,13 +22,18 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.status import own_trials
 
 #: A trial of a pruner on fewer curves may not reach what it does after its start-up trials.
-_TRIED = 12
+_TRIED: Final = 12
+_EXAMPLES: Final = {"--pruner": "--pruner median,n_warmup_steps=3", "--scheduler": "--scheduler asha,factor=4"}
 
 
-def pruner_mapping(text: str) -> str:
-    """A pruner as typed (``median,n_warmup_steps=3``) as YAML's flow style has it.
+def typed_mapping(text: str, option: str) -> str:
+    """A pruner or scheduler as typed (``median,n_warmup_steps=3``) as YAML's flow style has it.
 
     Commas in brackets belong to a value: ``patient,patience=2,wrapped_pruner={name: median, n_warmup_steps: 3}``.
+
+    Args:
+        text: What was typed.
+        option: After which option: ``--pruner`` or ``--scheduler``.
 
     Raises:
         InputError: A part after the first is not ``key=value``, or there is no name.
@@ -37,18 +42,18 @@ def pruner_mapping(text: str) -> str:
     pairs = [argument.partition("=") for argument in arguments]
     wrong = next((key for key, equals, _ in pairs if not (key and equals)), None)
     if not name or wrong is not None:
-        fix = "write a name and arguments, for example `--pruner median,n_warmup_steps=3`"
-        raise InputError("is no pruner", file=COMMAND_LINE, path="--pruner", value=text, fix=fix)
+        fix = f"write a name and arguments, for example `{_EXAMPLES[option]}`"
+        raise InputError(f"is no {option[2:]}", file=COMMAND_LINE, path=option, value=text, fix=fix)
     inside = ", ".join(f"{key.strip()}: {value.strip()}" for key, _, value in pairs)
     return f"{{name: {name}, {inside}}}" if inside else f"{{name: {name}}}"
 
 
-def retold(error: InputError, typed: str) -> InputError:
-    """An error about ``study.pruner``, reported for what was typed after ``--pruner``."""
-    argument, value = error.path.removeprefix("study.pruner").lstrip("."), error.value
+def retold(error: InputError, typed: str, option: str) -> InputError:
+    """An error about ``study.pruner`` or ``study.scheduler``, reported for what was typed after its option."""
+    argument, value = error.path.removeprefix(f"study.{option[2:]}").lstrip("."), error.value
     if value and argument not in ("", "name"):
         value = f"{argument}={value}"
-    return InputError(error.problem, file=COMMAND_LINE, path=f"--pruner {typed}", value=value, fix=error.fix)
+    return InputError(error.problem, file=COMMAND_LINE, path=f"{option} {typed}", value=value, fix=error.fix)
 
 
 def try_out(spec: StudySpec) -> None:

@@ -12,7 +12,17 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from hpo.errors import BudgetExhaustedError
-from hpo.search.schedulers.scheduler import Fork, New, Next, Resume, Seen, Standing, Wait, Why
+from hpo.search.schedulers.scheduler import (
+    Fork,
+    New,
+    Next,
+    Resume,
+    Seen,
+    Standing,
+    Wait,
+    Why,
+    within_epochs,
+)
 from hpo.storage.cache import StudyCache
 from hpo.storage.grants import Grant, Granted, OldGrantError
 from hpo.storage.ledger import Lease
@@ -74,7 +84,7 @@ class Taker:
                 return grant.granted
 
     def _asked(self, standing: Standing) -> Next:
-        return _within_epochs(standing, self.opened.scheduler.next(standing))
+        return within_epochs(standing, self.opened.scheduler.next(standing))
 
     def _known(self, standing: Standing) -> Next | None:
         """What was decided where the last trial's grant ended; None where more has happened since."""
@@ -82,7 +92,7 @@ class Taker:
         if decided is None or decided[0] != standing.decision or isinstance(decided[1], Wait):
             return None
         step = decided[1]
-        if isinstance(step, Resume) and _numbered(standing, step.number).state != "paused":
+        if isinstance(step, Resume) and standing.numbered(step.number).state != "paused":
             return None
         return step
 
@@ -102,7 +112,7 @@ def begin(opened: OpenStudy, lease: Lease) -> optuna.Trial:
 def claimable(opened: OpenStudy) -> int:
     """How many workers could take a trial now."""
     standing = standing_of(opened)
-    step = _within_epochs(standing, opened.scheduler.next(standing))
+    step = within_epochs(standing, opened.scheduler.next(standing))
     if isinstance(step, New) and not _is_grant(standing, step):
         return opened.claimable()
     if isinstance(step, Wait):
@@ -143,24 +153,6 @@ def _grant(opened: OpenStudy, standing: Standing, step: New | Resume | Fork) -> 
     )
 
 
-def _within_epochs(standing: Standing, step: Next) -> Next:
-    """The same, cut to the epochs that the study has left; `Wait` where it has none."""
-    if isinstance(step, Wait) or standing.n_epochs is None:
-        return step
-    assert standing.epochs_left is not None
-    if standing.epochs_left == 0:
-        return Wait()
-    goal, end = step.until or standing.horizon, _epochs_before(standing, step) + standing.epochs_left
-    return step if goal is not None and goal <= end else replace(step, until=end)
-
-
-def _epochs_before(standing: Standing, step: New | Resume | Fork) -> int:
-    """Epochs that lie behind a trial where a grant begins."""
-    if isinstance(step, New):
-        return 0
-    return step.epoch if isinstance(step, Fork) else _numbered(standing, step.number).epochs
-
-
 def _takeable(standing: Standing) -> list[Seen]:
     """Trials that wait and may be taken: those that go on where they were, and others while epochs are left."""
     waiting = [trial for trial in standing.own if trial.state == "waiting"]
@@ -179,7 +171,7 @@ def _take_waiting(opened: OpenStudy, standing: Standing) -> Lease | None:
     if not takeable:  # the usual case: the scheduler is not asked for what it would grant first
         return None
     first = New(until=opened.scheduler.first(standing), why=Why("enqueued"))
-    step = _within_epochs(standing, first)
+    step = within_epochs(standing, first)
     grant = _grant(opened, standing, step) if isinstance(step, New) and _is_grant(standing, step) else None
     return _first_waiting(opened, grant, among=takeable)
 
@@ -198,18 +190,11 @@ def _first_waiting(opened: OpenStudy, grant: Grant | None, among: Container[int]
 
 def _resume(opened: OpenStudy, standing: Standing, step: Resume) -> Lease | None:
     """A paused trial; None where another worker was faster."""
-    if _numbered(standing, step.number).state != "paused":
+    if standing.numbered(step.number).state != "paused":
         raise ValueError(f"the scheduler resumes trial {step.number}, which is not paused")
     trial_id = opened.storage.get_trial_id_from_study_id_trial_number(id_of_study(opened.study), step.number)
     with opened.storage.granting(_grant(opened, standing, step)):
         return _held(opened, trial_id) if opened.storage.resume(trial_id) else None
-
-
-def _numbered(standing: Standing, number: int) -> Seen:
-    for trial in standing.own:
-        if trial.number == number:
-            return trial
-    raise ValueError(f"the scheduler resumes trial {number}, which is not there")
 
 
 def _held(opened: OpenStudy, trial_id: int) -> Lease:

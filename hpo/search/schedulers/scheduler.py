@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from typing import Any, Literal, Protocol
@@ -230,12 +230,41 @@ class Standing:
         """Epochs that no trial has trained or been granted; None for any number."""
         return None if self.n_epochs is None else max(0, self.n_epochs - sum(map(self.claimed, self.own)))
 
+    def numbered(self, number: int) -> Seen:
+        """One of the trials that were not imported.
+
+        Raises:
+            ValueError: It is not there.
+        """
+        for trial in self.own:
+            if trial.number == number:
+                return trial
+        raise ValueError(f"the scheduler resumes trial {number}, which is not there")
+
     def claimed(self, trial: Seen) -> int:
         """Epochs of a trial that count against the budget: those it has trained, and those it may still train."""
         if trial.state in ("paused", "ended") or not (trial.kinds or trial.state == "running"):
             return trial.epochs - trial.inherited
         granted = self.horizon if trial.until is None else trial.until
         return max(trial.epochs, granted or 0) - trial.inherited
+
+
+def within_epochs(standing: Standing, step: Next) -> Next:
+    """An answer, cut to the epochs that the study has left; `Wait` where it has none."""
+    if isinstance(step, Wait) or standing.n_epochs is None:
+        return step
+    assert standing.epochs_left is not None
+    if standing.epochs_left == 0:
+        return Wait()
+    goal, end = step.until or standing.horizon, _epochs_before(standing, step) + standing.epochs_left
+    return step if goal is not None and goal <= end else replace(step, until=end)
+
+
+def _epochs_before(standing: Standing, step: New | Resume | Fork) -> int:
+    """Epochs that lie behind a trial where a grant begins."""
+    if isinstance(step, New):
+        return 0
+    return step.epoch if isinstance(step, Fork) else standing.numbered(step.number).epochs
 
 
 class Scheduler(Protocol):

@@ -8,12 +8,16 @@ from typing import Any
 
 import optuna
 import pytest
+from optuna.distributions import CategoricalDistribution, FloatDistribution
 from optuna.trial import TrialState
 
 from hpo.config.spec import StudySpec
 from hpo.search.replay import replay
+from hpo.search.schedulers.scheduler import Standing
+from hpo.search.schedulers.simulation import Known
 from hpo.storage.attributes import MAX_EPOCHS_ATTR, OUTCOME_ATTR
 from hpo.study.open_study import OpenStudy
+from hpo.study.replay_schedulers import Stored
 from hpo.study.replay_study import study_curves
 from tests.support.commands import hpo, hpo_json
 from tests.support.studies import Studies, ask
@@ -225,3 +229,101 @@ def test_a_study_that_is_not_there_is_an_error(studies: Studies) -> None:
 @pytest.mark.parametrize("options", [("--orders", "0"), ("--workers", "0")])
 def test_counts_start_at_one(finished: Path, options: tuple[str, str]) -> None:
     hpo("replay", finished, *options, code=2)
+
+
+# ---- under other schedulers
+
+
+@pytest.fixture
+def known(studies: Studies) -> Path:
+    """Nine whole trials of nine epochs, the best first: level k / 10 after nine epochs, 1 above it after one."""
+    with studies.open("study.n_trials=20", "trainer.max_epochs=9", "study.pruner=none") as (view,):
+        for level in range(9):
+            play(view, *[level / 10 + (9 - epoch) / 8 for epoch in range(1, 10)])
+    return studies.folder / "study.yaml"
+
+
+_WITH = ("study.n_trials=20", "trainer.max_epochs=9", "study.pruner=none")
+
+
+def test_a_scheduler_is_replayed_on_the_stored_curves(known: Path) -> None:
+    data = hpo_json("replay", known, *_WITH, "--scheduler", "asha", "--scheduler", "asha,factor=9", "--orders", 1)
+    assert {
+        name: data[name] for name in ("trials", "cut_short", "epochs", "found", "limit", "orders", "workers")
+    } == {
+        "trials": 9,
+        "cut_short": 0,
+        "epochs": 81,
+        "found": 0.0,
+        "limit": None,
+        "orders": 1,
+        "workers": 1,
+    }
+    first, second = data["schedulers"]
+    assert first == {
+        "scheduler": "asha",
+        "epochs_used": 9 + 3 + 3 + 6,
+        "found": 0.0,
+        "regret": 0.0,
+        "trials": 9,
+        "grants": 9 + 3 + 1,
+        "at_edge": 0,
+        "worst_regret": 0.0,
+        "decision_ms": first["decision_ms"],
+        "slowest_decision_ms": first["slowest_decision_ms"],
+    }
+    assert (second["scheduler"], second["epochs_used"]) == ("asha,factor=9", 9 + 8)
+
+
+@pytest.mark.parametrize("name", ["freeze_thaw", "hyperband"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_given_epochs_are_used_and_the_regret_is_that_of_what_was_trained(
+    name: str, workers: int, known: Path
+) -> None:
+    arguments = ("replay", known, *_WITH, "--scheduler", name, "--epochs", 20, "--workers", workers, "--orders", 2)
+    data = hpo_json(*arguments)
+    (found,) = data["schedulers"]
+    assert (data["limit"], found["epochs_used"]) == (20, 20)
+    # The best is 0, and the median of the ends .4.
+    assert found["regret"] == pytest.approx(found["found"] / 0.4)
+    same = hpo_json(*arguments)["schedulers"][0]
+    assert {**found, "decision_ms": 0, "slowest_decision_ms": 0} == {
+        **same,
+        "decision_ms": 0,
+        "slowest_decision_ms": 0,
+    }
+
+
+def test_what_is_not_stored_is_said(finished: Path) -> None:
+    printed = hpo("replay", finished, "study.n_trials=20", "--scheduler", "asha,first_rung=2").stdout
+    assert "the study itself" in printed
+    assert "cut short by the study: 2 of 7 trials" in printed
+    (entry,) = hpo_json("replay", finished, "study.n_trials=20", "--scheduler", "asha", "--orders", 1)[
+        "schedulers"
+    ]
+    assert entry["at_edge"] == 1, "the failed one stood best at the first epoch, and had one more"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--scheduler", "ash"), "--scheduler ash: no scheduler has this name"),
+        (("--scheduler", "asha,factr=4"), "--scheduler asha,factr=4: Asha takes no such argument"),
+        (("--scheduler", "asha,4"), "--scheduler: is no scheduler"),
+        (("--scheduler", "pbt"), "--scheduler pbt: can't be replayed"),
+        (("--scheduler", "asha", "--pruner", "none"), "--scheduler: can't stand beside `--pruner`"),
+        (("--epochs", "9"), "--epochs: is about `--scheduler`"),
+    ],
+)
+def test_a_scheduler_that_can_not_be_replayed_is_refused(options: tuple[str, ...], said: str, known: Path) -> None:
+    result = hpo("replay", known, *_WITH, *options, code=2)
+    assert said in result.stderr
+
+
+def test_a_proposal_is_trained_as_the_nearest_that_is_left() -> None:
+    space = {"x": FloatDistribution(1e-4, 1.0, log=True), "kind": CategoricalDistribution(["a", "b"])}
+    points = [{"x": 0.5, "kind": "a"}, {"x": 1e-3, "kind": "a"}, {"x": 1e-2, "kind": "b"}]
+    stored = Stored([Known(point, {1: 1.0}) for point in points], Standing(read=list, space=space))
+    assert stored.draw({"x": 2e-3, "kind": "a"}).params == points[1]
+    assert stored.draw({"x": 2e-3, "kind": "b"}).params == points[2]
+    assert stored.draw(None).params == points[0]
