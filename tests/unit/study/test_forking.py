@@ -299,19 +299,20 @@ def _die(file: Path, options: tuple[str, ...], kind: str, pulse: int) -> None:
 
 
 def test_the_parents_checkpoint_stays_as_long_as_the_fork_may_need_it(studies: Studies) -> None:
-    with studies.open(*OVERRIDES) as (view,):
+    with studies.open(*OVERRIDES, views=2) as (view, other):
         run_all(forking(view), most=2)
         clean(forking(view))
-        taken = take(forking(view))
-        assert isinstance(taken, optuna.Trial)
-        view.storage.requeue(taken._trial_id)  # its worker leaves before the first epoch
+        fork, parent = take(forking(view)), take(forking(other))
+        assert isinstance(fork, optuna.Trial)
+        assert isinstance(parent, optuna.Trial)
+        assert train(other, parent).epochs == EPOCHS
+        view.storage.requeue(fork._trial_id)  # its worker leaves before the first epoch
         clean(forking(view))
         again = take(forking(view))
         assert isinstance(again, optuna.Trial)
         assert train(view, again).epochs == EPOCHS
-        run_all(forking(view))
-        removed = clean(forking(view), keep_best=1).removed
-        assert removed, "when nothing can be forked any more, the checkpoints go as ever"
+        assert find_checkpoint(folders(view, 0), 2) is not None
+        assert clean(forking(view)).removed, "when nothing can be forked any more, the checkpoints go as ever"
         assert find_checkpoint(folders(view, 0), 2) is None
 
 
