@@ -24,6 +24,8 @@ import optuna
 from hpo.config.spec import StudySpec, load_spec
 from hpo.storage import ledger
 from hpo.storage.ledger import Attempt
+from hpo.storage.lineage import epochs_trained as epochs_of_its_own
+from hpo.storage.lineage import forked_from
 from hpo.storage.recovery import LOST
 from hpo.study.open_study import load_study
 from hpo.study.outcome import outcome_of
@@ -33,6 +35,8 @@ from tests.acceptance.chaos.study import make_study
 from tests.acceptance.chaos.weather import Weather
 from tests.support.servers import DatabaseServer, running_mariadb, running_postgres
 
+#: Trials that a study with a budget of epochs may have.
+_MANY = 1_000_000
 _SERVERS = {"postgresql": running_postgres, "mariadb": running_mariadb}
 
 
@@ -51,7 +55,9 @@ def blow(kind: str, folder: Path, arguments: argparse.Namespace) -> bool:
     file = make_study(folder, arguments.overrides)
     hosts = ["", "", "other"] if other_hosts_work() else ["", ""]
     with database(kind, folder) as (url, server):
-        spec = load_spec(file).with_options(storage=url, n_trials=arguments.trials)
+        spec = load_spec(file).with_options(storage=url)
+        # A budget of epochs is raised while faults are left, else that of trials.
+        spec = spec.with_options(n_trials=_MANY if spec.study.epochs else arguments.trials)
         weather = Weather(
             kills=arguments.kills,
             restarts=0 if server is None else max(1, arguments.kills // 20),
@@ -92,6 +98,8 @@ def report(kind: str, spec: StudySpec, record: Record, supervisors: int) -> None
         "most attempts at a trial": max(again, default=0),
         "workers taken for dead that came back": came_back(attempts),
         "epochs kept": sum(len(trial.intermediate_values) for trial in trials),
+        "epochs that the budget counts": sum(map(epochs_of_its_own, trials)),
+        "forks": sum(forked_from(trial) is not None for trial in trials),
         "epochs trained": epochs_trained(spec),
         "seconds": f"{record.seconds:.0f}",
     }
@@ -119,7 +127,7 @@ def epochs_trained(spec: StudySpec) -> int:
     for folder in (spec.output_dir / "trials").glob("*/attempt-*"):
         table, log = folder / "metrics.csv", folder / "log.txt"
         if table.exists():
-            begun = re.search(r"resuming from \S*/epoch-(\d+)", log.read_text(errors="replace"))
+            begun = re.search(r"(?:resuming|forked) from \S*/epoch-(\d+)", log.read_text(errors="replace"))
             total += max(0, len(table.read_text().splitlines()) - 1) - (int(begun[1]) if begun else 0)
     return total
 

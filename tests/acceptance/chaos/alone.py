@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hpo.study.lineage import Stage
 from hpo.trial.builder import Builder, RunPlace
+from trainer import Trainer
 from trainer.callback import Callback, TrainerView
 from trainer.recorded import Metrics
 from trainer.state import DIVERGED
@@ -54,14 +56,19 @@ class _StopAfter(Callback):
 
 
 def train_alone(
-    builder: Builder, params: Mapping[str, Any], *, seed: int, threads: int, epochs: int | None
+    builder: Builder,
+    lineage: Sequence[Stage],
+    *,
+    seed_of: Callable[[int], int],
+    threads: int,
+    epochs: int | None,
 ) -> Alone:
     """Train as `hpo.trial.run` does, without a pruner, a storage or a disturbance.
 
     Args:
         builder: The study's; its data may be there already.
-        params: The trial's parameters.
-        seed: The trial's seed.
+        lineage: The trial, behind those that it was forked from one after another.
+        seed_of: The seed of a trial.
         threads: The trial's number of threads: results are equal bits at an equal number only.
         epochs: Stop after so many; None: as long as the study file says.
     """
@@ -71,7 +78,13 @@ def train_alone(
     torch.set_num_threads(threads)
     try:
         with tempfile.TemporaryDirectory() as folder, _quiet():
-            return _train(builder, params, Path(folder), seed, epochs)
+            begun = None
+            for stage in lineage[:-1]:
+                trainer = _made(builder, stage.params, Path(folder), seed_of(stage.trial), stage.until, begun)
+                trainer.fit(*_data(builder, stage.params))
+                begun = trainer.state_dict()
+            last = lineage[-1]
+            return _train(builder, last.params, Path(folder), seed_of(last.trial), epochs, begun)
     finally:
         torch.set_num_threads(kept)
 
@@ -82,20 +95,46 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _train(builder: Builder, params: Mapping[str, Any], folder: Path, seed: int, epochs: int | None) -> Alone:
+def _made(
+    builder: Builder,
+    params: Mapping[str, Any],
+    folder: Path,
+    seed: int,
+    epochs: int | None,
+    begun: dict[str, Any] | None,
+) -> Trainer:
+    """A trainer, which stops after so many epochs, and begins with another one's state if there is one."""
     config = builder.spec.resolve(params)
+    trainer = builder.trainer(
+        builder.laid_out(config, builder.data(config)),
+        RunPlace(folder, "alone", params),
+        seed=seed,
+        device=torch.device("cpu"),
+        bridge=[] if epochs is None else [_StopAfter(epochs)],
+    )
+    if begun is not None:
+        trainer.load_state_dict(begun, fork=True)
+    return trainer
+
+
+def _data(builder: Builder, params: Mapping[str, Any]) -> tuple[Any, Any]:
+    data = builder.data(builder.spec.resolve(params))
+    return data["train"], data["val"]
+
+
+def _train(
+    builder: Builder,
+    params: Mapping[str, Any],
+    folder: Path,
+    seed: int,
+    epochs: int | None,
+    begun: dict[str, Any] | None,
+) -> Alone:
     history: list[Metrics] = []
     try:
-        data = builder.data(config)
-        trainer = builder.trainer(
-            builder.laid_out(config, data),
-            RunPlace(folder, "alone", params),
-            seed=seed,
-            device=torch.device("cpu"),
-            bridge=[] if epochs is None else [_StopAfter(epochs)],
-        )
+        trainer = _made(builder, params, folder, seed, epochs, begun)
         history = trainer.state.history
-        trainer.fit(data["train"], data["val"])
+        trainer.fit(*_data(builder, params))
     except Exception as error:  # noqa: BLE001 - a trial's own error is its outcome, whatever it is
         return Alone(history, error=error)
     return Alone(history, trainer.state.stop_reason == DIVERGED, None, trainer.model.state_dict())

@@ -20,7 +20,6 @@ from hpo.config.spec import StudySpec
 from hpo.storage import ledger
 from hpo.storage.attributes import (
     BEST_ATTR,
-    EPOCHS_ATTR,
     GRANTED_ATTR,
     IMPORTED_ATTR,
     OUTCOME_ATTR,
@@ -33,13 +32,16 @@ from hpo.storage.attributes import (
 )
 from hpo.storage.grants import granted_until, grants_of
 from hpo.storage.ledger import Attempt
+from hpo.storage.lineage import epochs_reached, forked_from, inherited_epochs
 from hpo.storage.pausing import PAUSED
 from hpo.storage.recovery import LOST
 from hpo.study.folders import attempt_folders, trial_folder
+from hpo.study.lineage import Stage, lineage_of
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome, finite, outcome_of
 from hpo.trial.builder import Builder
 from tests.acceptance.chaos.alone import Alone, train_alone
+from tests.acceptance.chaos.forks import epochs_left, forks
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
 from trainer.checkpoint.manager import load_checkpoint
 from trainer.recorded import Metrics
@@ -67,6 +69,7 @@ def audit(spec: StudySpec, *, retrain: bool = True) -> list[str]:
         problems = [
             *_count(trials, opened),
             *_grants(trials, opened),
+            *forks(trials, opened),
             *_workers(attempts),
             *_strangers(spec, trials),
         ]
@@ -74,7 +77,7 @@ def audit(spec: StudySpec, *, retrain: bool = True) -> list[str]:
         for trial in sorted(trials, key=lambda trial: trial.number):
             if trial.state.is_finished() and IMPORTED_ATTR not in trial.system_attrs:
                 own = [attempt for attempt in attempts if attempt.trial_id == trial._trial_id]
-                case = _Case(opened, trial, own, builder)
+                case = _Case(opened, trials, trial, own, builder)
                 problems += [f"trial {trial.number}: {problem}" for problem in case.problems()]
     finally:
         opened.storage.close()
@@ -94,14 +97,9 @@ def _count(trials: Sequence[FrozenTrial], opened: OpenStudy) -> Iterator[str]:
         if not trial.state.is_finished():
             yield f"trial {trial.number} is {trial.state.name}"
     counted, budget = sum(IMPORTED_ATTR not in trial.system_attrs for trial in trials), opened.budget()
-    if counted > budget or (counted < budget and _epochs_left(trials, opened) != 0):
+    is_spent = epochs_left(trials, opened) == 0 or opened.scheduler.forks  # that ends with its population
+    if counted > budget or (counted < budget and not is_spent):
         yield f"{counted} trials count, the budget is {budget}"
-
-
-def _epochs_left(trials: Sequence[FrozenTrial], opened: OpenStudy) -> int | None:
-    epochs = sum(trial.last_step or 0 for trial in trials if IMPORTED_ATTR not in trial.system_attrs)
-    budget = opened.study.user_attrs.get(EPOCHS_ATTR)
-    return None if budget is None else budget - epochs
 
 
 def _grants(trials: Sequence[FrozenTrial], opened: OpenStudy) -> Iterator[str]:
@@ -109,7 +107,7 @@ def _grants(trials: Sequence[FrozenTrial], opened: OpenStudy) -> Iterator[str]:
     count = opened.study.user_attrs[GRANTED_ATTR]
     if numbers != list(range(count)):
         yield f"there were {count} grants, and the trials have those of the numbers {_listed(numbers)}"
-    if (left := _epochs_left(trials, opened)) is not None and left < 0:
+    if (left := epochs_left(trials, opened)) is not None and left < 0:
         yield f"the trials have trained {-left} epochs more than the study may"
 
 
@@ -140,6 +138,7 @@ class _Case:
     """One finished trial with all that is known about it."""
 
     opened: OpenStudy
+    trials: Sequence[FrozenTrial]
     trial: FrozenTrial
     attempts: list[Attempt]
     builder: Builder | None
@@ -152,6 +151,7 @@ class _Case:
         yield from self._outcome()
         yield from self._granted()
         yield from self._curve()
+        yield from self._beginning()
         yield from self._tables()
         yield from self._checkpoint_files()
         if self.outcome == Outcome.COMPLETE or self.ended_paused:
@@ -172,8 +172,27 @@ class _Case:
 
     @cached_property
     def epochs(self) -> int:
-        """Epochs that were reported."""
-        return max(self.trial.intermediate_values, default=0)
+        """Epochs that were reported, behind those of its parent."""
+        return epochs_reached(self.trial)
+
+    @cached_property
+    def inherited(self) -> int:
+        """Epochs of its parent."""
+        return inherited_epochs(self.trial)
+
+    @cached_property
+    def lineage(self) -> Sequence[Stage]:
+        """The trials that it was forked from, and itself; empty where one is missing, which `forks` says."""
+        try:
+            return lineage_of(self.trials, self.trial)
+        except ValueError:
+            return []
+
+    @cached_property
+    def replaced(self) -> bool:
+        """Whether a fork stands in its place."""
+        forks = (forked_from(trial) for trial in self.trials)
+        return any(fork is not None and fork["replaces"] == self.trial.number for fork in forks)
 
     @cached_property
     def folders(self) -> dict[int, Path]:
@@ -209,13 +228,13 @@ class _Case:
     def alone(self) -> Alone | None:
         """The trial trained alone, as far as its files record it."""
         run = self.trial.user_attrs.get(RUN_ATTR)
-        if self.builder is None or run is None or self.outcome == Outcome.OUT_OF_MEMORY:
+        if self.builder is None or run is None or not self.lineage or self.outcome == Outcome.OUT_OF_MEMORY:
             return None
         epochs = None
         if self.outcome not in _OF_ITSELF:
             epochs = max([self.epochs, *map(len, self.histories.values())])
-        seed = self.opened.trial_seed(self.trial.number)
-        return train_alone(self.builder, self.trial.params, seed=seed, threads=run["threads"], epochs=epochs)
+        seed_of = self.opened.trial_seed
+        return train_alone(self.builder, self.lineage, seed_of=seed_of, threads=run["threads"], epochs=epochs)
 
     @cached_property
     def truth(self) -> list[Metrics]:
@@ -257,7 +276,7 @@ class _Case:
     def _parameters(self) -> Iterator[str]:
         trial, seed = self.trial, self.opened.trial_seed(self.trial.number)
         run = trial.user_attrs.get(RUN_ATTR)
-        if run is None and self.outcome == Outcome.LOST and not self.epochs:
+        if run is None and self.outcome == Outcome.LOST and self.epochs == self.inherited:
             return  # no attempt came so far
         if run is None:
             yield "nothing tells how it was run"
@@ -274,7 +293,7 @@ class _Case:
 
     def _outcome(self) -> Iterator[str]:
         marked = self.trial.user_attrs.get(PAUSED_ATTR)
-        if marked != (self.epochs if self.ended_paused else None):
+        if marked != (self.epochs if self.ended_paused and not self.replaced else None):
             yield f"it has ended, and is marked as paused at {marked}"
         trial, values = self.trial, [metrics.get(self._metric, math.nan) for metrics in self.truth]
         if trial.state == TrialState.FAIL:
@@ -289,7 +308,7 @@ class _Case:
             if values[self.epochs - 1 : self.epochs] != [trial.value]:
                 yield f"its value {trial.value!r} is not that of its last epoch"
         elif self.outcome == Outcome.COMPLETE:
-            best = best_epoch(self.truth, self._metric, self._mode)
+            best = best_epoch(self.truth, self._metric, self._mode, after=self.inherited)
             if best is None or trial.value != values[best - 1]:
                 yield f"its value {trial.value!r} is not its curve's best"
 
@@ -303,11 +322,22 @@ class _Case:
 
     def _curve(self) -> Iterator[str]:
         reported = self.trial.intermediate_values
-        if sorted(reported) != list(range(1, self.epochs + 1)):
-            yield f"the reported steps are {_listed(sorted(reported))}, not 1 to {self.epochs}"
+        if sorted(reported) != list(range(self.inherited + 1, self.epochs + 1)):
+            yield f"the reported steps are {_listed(sorted(reported))}, not {self.inherited + 1} to {self.epochs}"
         for step, value in sorted(reported.items()):
             if 0 < step <= len(self.truth) and not _same(value, self.truth[step - 1].get(self._metric)):
                 yield f"step {step} is reported as {value!r}, and is {self.truth[step - 1].get(self._metric)!r}"
+
+    def _beginning(self) -> Iterator[str]:
+        """The epochs of a fork that are its parent's are what that has reported of its own."""
+        for stage in self.lineage[:-1]:
+            reported = next(each for each in self.trials if each.number == stage.trial).intermediate_values
+            for step, value in sorted(reported.items()):
+                if step > (stage.until or 0):
+                    break
+                for name, history in self.histories.items():
+                    if step <= len(history) and not _same(value, history[step - 1].get(self._metric)):
+                        yield f"{name} differs at epoch {step} from trial {stage.trial}, of which it is a fork"
 
     def _tables(self) -> Iterator[str]:
         for attempt, rows in self.tables.items():
@@ -322,7 +352,7 @@ class _Case:
         if self.outcome in (Outcome.LOST, Outcome.TIMED_OUT):
             return  # its last process wrote what it came to
         if (rows := self.tables.get(last)) is None:
-            if self.epochs:
+            if self.epochs > self.inherited:
                 yield f"attempt {last} left no metrics.csv"
         elif len(rows) != self.epochs:
             yield f"metrics.csv of attempt {last} has {len(rows)} epochs, {self.epochs} are reported"
@@ -338,6 +368,8 @@ class _Case:
             for at, (kept, metrics) in enumerate(zip(state["history"], self.truth, strict=False), start=1):
                 if not _equal(kept, metrics):
                     yield f"{name} differs at epoch {at}"
+            if state["inherited"] != self.inherited:
+                yield f"{name} has {state['inherited']} epochs of its parent, not {self.inherited}"
             if held["seed"] != self.opened.trial_seed(self.trial.number):
                 yield f"{name} was made with another seed"
         yield from self.unreadable
@@ -348,7 +380,7 @@ class _Case:
 
     def _best(self) -> Iterator[str]:
         best = self.trial.user_attrs.get(BEST_ATTR)
-        epoch = best_epoch(self.truth, self._metric, self._mode)
+        epoch = best_epoch(self.truth, self._metric, self._mode, after=self.inherited)
         if best is None or epoch is None:
             yield "it has no best epoch"
             return

@@ -26,8 +26,10 @@ import psutil
 
 from hpo.config.spec import StudySpec
 from hpo.storage import ledger
+from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR
 from hpo.storage.ledger import Attempt, process_start
 from hpo.study.open_study import start_study
+from hpo.study.taking import claimable
 from tests.acceptance.chaos.study import DELAY, MINES, MINES_FILE
 from tests.acceptance.chaos.weather import Fault, Weather, faults
 from tests.support.servers import DatabaseServer
@@ -102,6 +104,7 @@ class Storm:
         self._server = server
         self._random = random.Random(weather.seed)
         self._n_trials = spec.study.n_trials
+        self._n_epochs = spec.study.epochs
         self._mark = uuid.uuid4().hex
         self._stopped: list[tuple[float, int, float | None]] = []
         self._supervisors = [_Supervisor(host, f"supervisor-{at}") for at, host in enumerate(hosts, start=1)]
@@ -246,8 +249,7 @@ class Storm:
         if not supervisor.done:
             self._start(supervisor)
         elif self._is_over() and sum(self.record.faults.values()) < self._weather.kills + self._weather.restarts:
-            self._n_trials += self._spec.study.n_trials
-            self._say(f"all trials are finished: on to {self._n_trials}")
+            self._say(f"all trials are finished: on to {self._more()}")
             for each in self._supervisors:
                 if each.done:  # its process has ended, and been heard of
                     each.process, each.done = None, False
@@ -270,10 +272,11 @@ class Storm:
         return bool(unreachable) or "workers died" in last_words
 
     def _start(self, supervisor: _Supervisor) -> None:
+        budget = [] if self._n_epochs is None else [f"study.epochs={self._n_epochs}"]
         options = {"--workers": self._weather.workers, "--n-trials": self._n_trials}
         options |= {"--storage": self._spec.storage_url, "--output-dir": self._spec.output_dir}
         module = "tests.acceptance.chaos.pausing" if self._weather.pauses else "hpo"
-        command = [sys.executable, "-m", module, "run", self._spec.path]
+        command = [sys.executable, "-m", module, "run", self._spec.path, *budget]
         command += [part for option in options.items() for part in option]
         if supervisor.host:
             command = [*_ON_OTHER_HOST, supervisor.host, *command]
@@ -298,8 +301,20 @@ class Storm:
     # ---- the end
 
     def _is_finished(self) -> bool:
+        """Whether the study has come to the end of the budget that it has by now, or its scheduler to its own."""
+        attrs = self._opened.study.user_attrs
+        if (attrs.get(BUDGET_ATTR), attrs.get(EPOCHS_ATTR)) != (self._n_trials, self._n_epochs):
+            return False
         trials = self._opened.storage.get_all_trials(self._opened.study_id, deepcopy=False)
-        return len(trials) >= self._n_trials and all(trial.state.is_finished() for trial in trials)
+        return all(trial.state.is_finished() for trial in trials) and claimable(self._opened) == 0
+
+    def _more(self) -> str:
+        """A larger budget: of epochs, where the study has one of these."""
+        if self._n_epochs is not None and self._spec.study.epochs is not None:
+            self._n_epochs += self._spec.study.epochs
+            return f"{self._n_epochs} epochs"
+        self._n_trials += self._spec.study.n_trials
+        return f"{self._n_trials} trials"
 
     def _is_over(self) -> bool:
         return all(supervisor.done for supervisor in self._supervisors)

@@ -1,0 +1,46 @@
+"""How a fork came to be: the trials before it, each with the epochs that it has trained of the whole."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optuna.trial import FrozenTrial
+
+from hpo.storage.lineage import forked_from
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One trial of a lineage.
+
+    Attributes:
+        trial: The trial.
+        params: Its parameters.
+        until: The epoch after which the next trial of the lineage begins; None for the last one.
+    """
+
+    trial: int
+    params: Mapping[str, Any]
+    until: int | None
+
+
+def lineage_of(trials: Sequence[FrozenTrial], trial: FrozenTrial) -> list[Stage]:
+    """The stages of a trial, the first one first; a trial that is no fork is the only one of its own.
+
+    Args:
+        trials: All trials of the study, by number.
+        trial: One of them.
+
+    Raises:
+        ValueError: A trial of the lineage is not there.
+    """
+    by_number = {each.number: each for each in trials}
+    stages = [Stage(trial.number, trial.params, None)]
+    while (fork := forked_from(by_number.get(stages[0].trial, trial))) is not None:
+        parent = by_number.get(fork["parent"])
+        if parent is None or parent.number >= stages[0].trial:
+            raise ValueError(f"trial {stages[0].trial} is a fork of trial {fork['parent']}, which is not there")
+        stages.insert(0, Stage(parent.number, parent.params, fork["epoch"]))
+    return stages
