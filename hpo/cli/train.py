@@ -140,6 +140,9 @@ def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
         return _train_over_seeds(builder, starts, choice, device)
     start = starts[0]
     way = f"from epoch {start.epoch}" if start.checkpoint else "from scratch"
+    if len(start.stages) > 1:
+        before = ", ".join(f"trial {stage.trial} to epoch {stage.until}" for stage in start.lineage)
+        way = f"{way} along its lineage ({before})"
     print(f"final training of {spec.study.name}, {start.name}, {way}, on {device}", flush=True)
     return train_final(builder, start, epochs=choice.epochs, device=device)
 

@@ -131,12 +131,18 @@ def find_trial(opened: OpenStudy, which: str) -> FrozenTrial:
         StudyError: There is no such trial, several are best, or its parameters are not of this search space.
     """
     trial = _best(opened) if which == "best" else _numbered(opened, which)
-    # The storage is not trusted with import paths: only what the study file's own space allows is used.
-    if not opened.space.contains(trial.params):
-        raise StudyError(
-            f"the parameters of trial {trial.number} do not lie in the search space of the study file"
-        )
+    refuse_foreign_parameters(opened, trial.number, trial.params)
     return trial
+
+
+def refuse_foreign_parameters(opened: OpenStudy, number: int, params: Mapping[str, Any]) -> None:
+    """Refuse what the study file's own space does not allow: the storage is not trusted with import paths.
+
+    Raises:
+        StudyError: They do not lie in it.
+    """
+    if not opened.space.contains(params):
+        raise StudyError(f"the parameters of trial {number} do not lie in the search space of the study file")
 
 
 def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:

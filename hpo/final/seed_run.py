@@ -6,7 +6,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class SeedTrainer:
             seed: The seed.
             label: What the printed lines begin with.
         """
-        start = replace(start, seed=seed, checkpoint=None)
+        start = start.with_seed(seed)
         subject = start.name.replace(" ", "-")
         folder = self.builder.spec.output_dir / "final" / subject / f"seed-{seed}"
         stamp = {"identity": self._identity(start)}
@@ -99,7 +99,10 @@ class SeedTrainer:
         """A hash of all that a training's result depends on, machine and packages aside."""
         spec = self.builder.spec
         parts = {
-            "config": identity(final_config(spec, start, self.epochs)),
+            "config": identity(final_config(spec, start.params, self.epochs)),
+            "lineage": [
+                (identity(final_config(spec, stage.params, self.epochs)), stage.until) for stage in start.lineage
+            ],
             "seed": start.seed,
             "data_seed": spec.seed,
             "goal": (spec.study.metric, spec.study.direction),

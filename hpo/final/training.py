@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
+from optuna.trial import FrozenTrial
 from torch import nn
 
 from hpo.config.code import code_identity
 from hpo.config.spec import StudySpec
 from hpo.config.yaml_dumper import to_yaml
 from hpo.errors import InputError, StudyError
-from hpo.final.models import best_checkpoint, find_trial
+from hpo.final.models import best_checkpoint, find_trial, refuse_foreign_parameters
 from hpo.study.code_record import trial_codes
+from hpo.study.lineage import Stage, lineage_of
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.status import trial_value
 from hpo.trial.builder import Builder, RunPlace, make_scheduler
 from hpo.trial.run_length import NO_PROGRESS, Progress
 from trainer import Trainer
-from trainer.checkpoint.files import list_checkpoints
+from trainer.callback import Callback, TrainerView
+from trainer.checkpoint.files import CheckpointFile, list_checkpoints
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 from trainer.files import replacing
 from trainer.lr_schedulers import needs_metric
-from trainer.state import best_epoch
+from trainer.state import PAUSED, best_epoch
 from trainer.step.parts import bare_model
 
 #: Entries of a parameter group that a scheduler moves; final training starts with them as configured.
@@ -60,6 +63,8 @@ class Start:
         value: The trial's value in the study, the best so far of one that has not completed; None for the base
             config.
         code: Hash of the code that the trial ran under, the latest one; None for the base config.
+        lineage: The trials that it was forked from, one after another, the first one first. From scratch, their
+            parameters are trained with up to where the next one began.
     """
 
     name: str
@@ -69,6 +74,18 @@ class Start:
     checkpoint: dict[str, Any] | None
     value: float | None = None
     code: str | None = None
+    lineage: Sequence[Stage] = ()
+
+    @property
+    def stages(self) -> Sequence[Stage]:
+        """What is trained with, one after another."""
+        own = Stage(-1 if self.trial is None else self.trial, self.params, self.seed, None)
+        return [own] if self.checkpoint is not None else [*self.lineage, own]
+
+    def with_seed(self, seed: int) -> Start:
+        """From scratch, all of it with another seed."""
+        lineage = [replace(stage, seed=seed) for stage in self.lineage]
+        return replace(self, seed=seed, checkpoint=None, lineage=lineage)
 
     @property
     def epoch(self) -> int:
@@ -97,7 +114,7 @@ def start_of_trial(
     Args:
         opened: The study.
         which: ``best`` or a trial's number.
-        from_scratch: Take the parameters only.
+        from_scratch: Take the parameters only; those of a fork with all that its parents were trained with before.
         accept_code_change: Take a trial that ran under other code than the code here.
 
     Raises:
@@ -110,8 +127,19 @@ def start_of_trial(
     if not accept_code_change:
         _refuse_other_code(opened.spec, trial.number, code)
     checkpoint = None if from_scratch else best_checkpoint(opened, trial)
-    seed, value = opened.trial_seed(trial.number), trial_value(opened, trial)
-    return Start(f"trial {trial.number}", trial.number, seed, trial.params, checkpoint, value, code)
+    *lineage, own = _lineage(opened, trial)
+    value = trial_value(opened, trial)
+    return Start(f"trial {trial.number}", trial.number, own.seed, trial.params, checkpoint, value, code, lineage)
+
+
+def _lineage(opened: OpenStudy, trial: FrozenTrial) -> list[Stage]:
+    try:
+        stages = lineage_of(opened.study.get_trials(deepcopy=False), trial, opened.trial_seed)
+    except ValueError as error:
+        raise StudyError(str(error)) from error
+    for stage in stages:
+        refuse_foreign_parameters(opened, stage.trial, stage.params)
+    return stages
 
 
 def _refuse_other_code(spec: StudySpec, number: int, code: str | None) -> None:
@@ -162,31 +190,91 @@ def train_at(
     Raises:
         DivergedError: No epoch has a finite value of the study's metric.
     """
-    config = final_config(builder.spec, start, epochs)
     place.folder.mkdir(parents=True, exist_ok=True)
-    data = builder.data(config)
-    config = builder.laid_out(config, data, start.progress)
-    trainer = builder.trainer(config, place, seed=start.seed, device=device, after=start.progress)
     begun = newest_checkpoint([place.checkpoints], device)
     if begun is not None:
         print(f"resuming from {begun[0].path}", flush=True)
-        trainer.load_state_dict(begun[1])
-    elif start.checkpoint is not None:
-        _go_on(trainer, start.checkpoint)
-    for line in learning_rate_plan(builder, config, trainer):
-        print(line, flush=True)
-    trainer.fit(data["train"], data["val"])
+    before = 0
+    for stage in start.stages:
+        until = stage.until
+        if until is None or begun is None or begun[0].epoch < until:
+            config = final_config(builder.spec, stage.params, epochs)
+            data = builder.data(config)
+            config = builder.laid_out(config, data, start.progress)
+            trainer = _trainer(builder, start, stage, config, place, device)
+            _load(trainer, start, begun, before)
+            for line in _plan(builder, stage, config, trainer):
+                print(line, flush=True)
+            trainer.fit(data["train"], data["val"])
+            if until is None or trainer.state.epoch < until:  # else the next trial of the lineage takes over
+                break
+            begun = newest_checkpoint([place.checkpoints], device)
+        before = until
     return _finish(builder, trainer, start, config, place, data)
 
 
-def final_config(spec: StudySpec, start: Start, epochs: int | None) -> dict[str, Any]:
+def _trainer(
+    builder: Builder, start: Start, stage: Stage, config: Mapping[str, Any], place: RunPlace, device: torch.device
+) -> Trainer:
+    return builder.trainer(
+        config,
+        replace(place, params=stage.params),
+        seed=stage.seed,
+        device=device,
+        after=start.progress,
+        bridge=[] if stage.until is None else [_Until(stage.until)],
+    )
+
+
+def _load(
+    trainer: Trainer, start: Start, begun: tuple[CheckpointFile, dict[str, Any]] | None, before: int
+) -> None:
+    """Bring a trainer to where the training is: from its folder, or from the trial that it starts from.
+
+    Args:
+        trainer: The stage's, new.
+        start: What the training starts from.
+        begun: The newest checkpoint of the folder.
+        before: The epoch after which the stage begins; 0 for the first.
+    """
+    if begun is None:
+        if start.checkpoint is not None:
+            _go_on(trainer, start.checkpoint)
+    elif before and begun[0].progress == (before, 0):
+        trainer.load_state_dict(begun[1], fork=True)
+        trainer.state.inherited = 0  # all of it is one training: its best epoch may be any
+    else:
+        trainer.load_state_dict(begun[1])
+
+
+def _plan(builder: Builder, stage: Stage, config: Mapping[str, Any], trainer: Trainer) -> Sequence[str]:
+    if stage.until is not None:
+        return [f"epochs up to {stage.until} with the parameters of trial {stage.trial}"]
+    return learning_rate_plan(builder, config, trainer)
+
+
+class _Until(Callback):
+    """Ends a stage after an epoch."""
+
+    priority = 94
+
+    def __init__(self, epoch: int) -> None:
+        self._epoch = epoch
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Stop there; any other reason to end stands above it."""
+        if trainer.state.epoch >= self._epoch:
+            trainer.state.stop(PAUSED)
+
+
+def final_config(spec: StudySpec, params: Mapping[str, Any], epochs: int | None) -> dict[str, Any]:
     """The whole config of a final training.
 
     Resolved for its epochs, so that a schedule written as ``${trainer.max_epochs}`` spans them; lengths that the
     data decides are still without their numbers.
     """
     length = {} if epochs is None else {"trainer.max_epochs": epochs, "trainer.max_steps": None}
-    return spec.resolve({**start.params, **length})
+    return spec.resolve({**params, **length})
 
 
 def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Trainer) -> Sequence[str]:

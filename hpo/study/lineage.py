@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,29 +18,32 @@ class Stage:
     Attributes:
         trial: The trial.
         params: Its parameters.
+        seed: Its seed.
         until: The epoch after which the next trial of the lineage begins; None for the last one.
     """
 
     trial: int
     params: Mapping[str, Any]
+    seed: int
     until: int | None
 
 
-def lineage_of(trials: Sequence[FrozenTrial], trial: FrozenTrial) -> list[Stage]:
+def lineage_of(trials: Sequence[FrozenTrial], trial: FrozenTrial, seed_of: Callable[[int], int]) -> list[Stage]:
     """The stages of a trial, the first one first; a trial that is no fork is the only one of its own.
 
     Args:
         trials: All trials of the study, by number.
         trial: One of them.
+        seed_of: The seed of a trial, by its number.
 
     Raises:
         ValueError: A trial of the lineage is not there.
     """
     by_number = {each.number: each for each in trials}
-    stages = [Stage(trial.number, trial.params, None)]
+    stages = [Stage(trial.number, trial.params, seed_of(trial.number), None)]
     while (fork := forked_from(by_number.get(stages[0].trial, trial))) is not None:
         parent = by_number.get(fork["parent"])
         if parent is None or parent.number >= stages[0].trial:
             raise ValueError(f"trial {stages[0].trial} is a fork of trial {fork['parent']}, which is not there")
-        stages.insert(0, Stage(parent.number, parent.params, fork["epoch"]))
+        stages.insert(0, Stage(parent.number, parent.params, seed_of(parent.number), fork["epoch"]))
     return stages

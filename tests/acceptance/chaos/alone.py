@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -59,7 +59,6 @@ def train_alone(
     builder: Builder,
     lineage: Sequence[Stage],
     *,
-    seed_of: Callable[[int], int],
     threads: int,
     epochs: int | None,
 ) -> Alone:
@@ -68,7 +67,6 @@ def train_alone(
     Args:
         builder: The study's; its data may be there already.
         lineage: The trial, behind those that it was forked from one after another.
-        seed_of: The seed of a trial.
         threads: The trial's number of threads: results are equal bits at an equal number only.
         epochs: Stop after so many; None: as long as the study file says.
     """
@@ -80,11 +78,11 @@ def train_alone(
         with tempfile.TemporaryDirectory() as folder, _quiet():
             begun = None
             for stage in lineage[:-1]:
-                trainer = _made(builder, stage.params, Path(folder), seed_of(stage.trial), stage.until, begun)
+                trainer = _made(builder, stage.params, Path(folder), stage.seed, stage.until, begun)
                 trainer.fit(*_data(builder, stage.params))
                 begun = trainer.state_dict()
             last = lineage[-1]
-            return _train(builder, last.params, Path(folder), seed_of(last.trial), epochs, begun)
+            return _train(builder, last.params, Path(folder), last.seed, epochs, begun)
     finally:
         torch.set_num_threads(kept)
 

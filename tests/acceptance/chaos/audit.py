@@ -184,7 +184,7 @@ class _Case:
     def lineage(self) -> Sequence[Stage]:
         """The trials that it was forked from, and itself; empty where one is missing, which `forks` says."""
         try:
-            return lineage_of(self.trials, self.trial)
+            return lineage_of(self.trials, self.trial, self.opened.trial_seed)
         except ValueError:
             return []
 
@@ -233,8 +233,7 @@ class _Case:
         epochs = None
         if self.outcome not in _OF_ITSELF:
             epochs = max([self.epochs, *map(len, self.histories.values())])
-        seed_of = self.opened.trial_seed
-        return train_alone(self.builder, self.lineage, seed_of=seed_of, threads=run["threads"], epochs=epochs)
+        return train_alone(self.builder, self.lineage, threads=run["threads"], epochs=epochs)
 
     @cached_property
     def truth(self) -> list[Metrics]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import optuna
 import pytest
@@ -15,8 +15,6 @@ import torch
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.spec import load_spec
-from hpo.search.schedulers.granting import GrantScheduler
-from hpo.search.schedulers.scheduler import Fork, New, Next, Resume, Standing, Wait, Why
 from hpo.storage.attributes import BEST_ATTR, PAUSED_ATTR, REASON_ATTR
 from hpo.storage.grants import Grant, OldGrantError, grants_of
 from hpo.storage.ledger import Owner
@@ -37,35 +35,15 @@ from hpo.trial.session import RunProgress, Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import FunctionCode, TrainingCode
+from tests.support.forking import RATE, ForkOnce
 from tests.support.owners import forked
 from tests.support.plain_training import train as train_plainly
 from tests.support.studies import Studies, take
 from tests.unit.trainer.support import assert_same
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 
-EPOCHS, RATE = 5, "optimizer.lr"
+EPOCHS = 5
 OVERRIDES = (f"trainer.max_epochs={EPOCHS}", "study.n_trials=3", "study.pruner=none")
-
-
-@dataclass(frozen=True)
-class ForkOnce(GrantScheduler):
-    """Two trials of two epochs, then a fork of the first in the place of the second; then the first trains on."""
-
-    forks: ClassVar[bool] = True
-    changes: tuple[tuple[str, Any], ...] = ((RATE, 0.02),)
-
-    def first(self, standing: Standing) -> int:
-        return 2
-
-    def next(self, standing: Standing) -> Next:
-        if standing.here is not None:
-            return Wait()
-        if len(standing.own) < 2:
-            return New(until=2, why=Why("initial"))
-        if len(standing.own) == 2:
-            params = {**standing.own[0].params, **dict(self.changes)}
-            return Fork(0, 2, params, None, Why("fork"), replaces=1)
-        return Resume(0, None, Why("survivor")) if standing.paused else Wait()
 
 
 def trainer_code(view: OpenStudy) -> TrainingCode:
