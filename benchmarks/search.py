@@ -1,7 +1,7 @@
 """What a search finds for the epochs it trains: W workers in virtual time, on tasks whose curves are known.
 
     python benchmarks/search.py run OUT.jsonl --tasks lc:0 ce:0 --data FOLDER [--strategies freeze_thaw asha gp …]
-                                [--seeds 2] [--workers 4] [--epochs 1000]
+                                [--seeds 2] [--workers 4] [--epochs 1000] [--earlier other]
     python benchmarks/search.py table OUT.jsonl [--tasks lc- ce-] [--ours freeze_thaw] [--workers 4]
                                 [--epochs 1000]
     python benchmarks/search.py decisions [--trials 200 2000] [--epochs 50]
@@ -89,8 +89,16 @@ class Strategy(Protocol):
 class Scheduled:
     """A scheduler, shown the study as it would be in production."""
 
-    def __init__(self, task: Task, scheduler: Scheduler, seed: int, workers: int, budget: int) -> None:
-        self._task, self._scheduler, self._seed = task, scheduler, seed
+    def __init__(
+        self,
+        task: Task,
+        scheduler: Scheduler,
+        seed: int,
+        workers: int,
+        budget: int,
+        earlier: Sequence[Seen] = (),
+    ) -> None:
+        self._task, self._scheduler, self._seed, self._earlier = task, scheduler, seed, earlier
         self._workers, self._budget = workers, budget
         self._encoding = Encoding(task.space, {})
         self._state: Mapping[str, Any] = {}
@@ -130,7 +138,7 @@ class Scheduled:
             for trial in trials
         ]
         return Standing(
-            read=lambda: seen,
+            read=lambda: [*seen, *self._earlier],
             space=self._task.space,
             horizon=self._task.horizon,
             seed=self._seed,
@@ -195,14 +203,54 @@ def _pruner(name: str, horizon: int) -> optuna.pruners.BasePruner:
     return kinds[name]()
 
 
-def strategy_of(name: str, task: Task, seed: int, workers: int, budget: int) -> Strategy:
+def strategy_of(
+    name: str, task: Task, seed: int, workers: int, budget: int, earlier: Sequence[Seen] = ()
+) -> Strategy:
     """By its name on the command line; NAME,key=value gives a scheduler's arguments."""
     kind, *arguments = name.split(",")
     if kind in SCHEDULERS:
         given = {key: json.loads(value) for key, _, value in (each.partition("=") for each in arguments)}
-        return Scheduled(task, SCHEDULERS[kind](**given), seed, workers, budget)
+        return Scheduled(task, SCHEDULERS[kind](**given), seed, workers, budget, earlier)
     sampler, _, pruner = name.partition("+")
     return Sampled(task, sampler, pruner or "none", seed)
+
+
+#: Numbers of imported trials begin here.
+_IMPORTED = 10**6
+#: An earlier study's seed is so much larger.
+_OTHER_SEED = 100
+
+
+def earlier_trials(task: Task, other: Task, kind: str, seed: int, workers: int, budget: int) -> list[Seen]:
+    """The trials of an earlier study by `freeze_thaw`, as a study on ``task`` has them that starts from it.
+
+    Args:
+        task: The task.
+        other: Another one with the same space.
+        kind: What the earlier study was of: ``"same"``, the task; ``"other"``, the other one; ``"inverted"``, the
+            other one, its good trials shown as bad ones; ``""``: there is none.
+        seed: Of the study; the earlier one has another.
+        workers: Of both.
+        budget: Of both.
+    """
+    if not kind:
+        return []
+    source, seed = task if kind == "same" else other, seed + _OTHER_SEED
+    study = Study(source, strategy_of("freeze_thaw", source, seed, workers, budget), workers, budget, seed)
+    study.run()
+    sign = -1.0 if kind == "inverted" else 1.0
+    return [
+        Seen(
+            _IMPORTED + trial.number,
+            trial.params,
+            {epoch: sign * value for epoch, value in trial.values.items()},
+            "ended",
+            whole=trial.done == task.horizon,
+            imported=True,
+            source=source.name,
+        )
+        for trial in study.trials
+    ]
 
 
 class Study:
@@ -276,13 +324,16 @@ def run(arguments: argparse.Namespace) -> None:
     budget, workers = arguments.epochs, arguments.workers
     at = np.unique(np.round(np.geomspace(10, budget, _KEPT)).astype(int))
     tasks = [task for name in arguments.tasks for task in split(name, arguments.data)]
-    for task in tasks:
+    for task, other in zip(tasks, tasks[1:] + tasks[:1], strict=True):
         for seed in range(arguments.seeds):
             for name in arguments.strategies:
-                key = (task.name, name, seed, workers, budget)
+                label = f"{name} after {arguments.earlier}" if arguments.earlier else name
+                key = (task.name, label, seed, workers, budget)
                 if key in known:
                     continue
-                study = Study(task, strategy_of(name, task, seed, workers, budget), workers, budget, seed)
+                earlier = earlier_trials(task, other, arguments.earlier, seed, workers, budget)
+                strategy = strategy_of(name, task, seed, workers, budget, earlier)
+                study = Study(task, strategy, workers, budget, seed)
                 study.run()
                 with out.open("a") as file:
                     file.write(json.dumps({"key": key, **_summary(study, at)}) + "\n")
@@ -412,6 +463,12 @@ def parsed() -> argparse.Namespace:
     one.add_argument("--data", type=Path, help="folder with lcbench/ and learning_curves/")
     one.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
     one.add_argument("--seeds", type=int, default=2)
+    one.add_argument(
+        "--earlier",
+        choices=("same", "other", "inverted"),
+        default="",
+        help="start from an earlier study: of the task, of the next one (lc, ce), or of that one upside down",
+    )
     two = commands.add_parser("table", help="Markdown of what was run")
     two.set_defaults(call=table)
     two.add_argument("out", type=Path)

@@ -180,8 +180,14 @@ def _as_ours(trial: FrozenTrial, spec: StudySpec, space: SearchSpace, other: Stu
         distributions=distributions,
         intermediate_values=trial.intermediate_values,
         user_attrs=attrs,
-        system_attrs={**_constraints(trial, spec, other), ORIGIN_ATTR: [other.study.name, trial.number]},
+        system_attrs={**_constraints(trial, spec, other), ORIGIN_ATTR: _origin(trial, other)},
     )
+
+
+def _origin(trial: FrozenTrial, other: StudySpec) -> list[Any]:
+    """The study that trained it, which the other one may have started from, and its number there."""
+    known: list[Any] | None = trial.system_attrs.get(ORIGIN_ATTR)
+    return known or [other.study.name, trial.number]
 
 
 def _constraints(trial: FrozenTrial, spec: StudySpec, other: StudySpec) -> dict[str, float]:

@@ -9,7 +9,14 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.schedulers.scheduler import Seen, Standing
-from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, IMPORTED_ATTR, MAX_EPOCHS_ATTR, SCHEDULER_ATTR
+from hpo.storage.attributes import (
+    BUDGET_ATTR,
+    EPOCHS_ATTR,
+    IMPORTED_ATTR,
+    MAX_EPOCHS_ATTR,
+    ORIGIN_ATTR,
+    SCHEDULER_ATTR,
+)
 from hpo.storage.grants import granted_until, grants_of
 from hpo.storage.lineage import forked_from, inherited_epochs
 from hpo.storage.pausing import paused_at
@@ -60,6 +67,7 @@ def seen(trial: FrozenTrial) -> Seen:
         kinds=[grant["why"].get("kind", "") for grant in grants_of(trial)],
         whole=outcome_of(trial) == Outcome.COMPLETE,
         imported=IMPORTED_ATTR in trial.system_attrs,
+        source=trial.system_attrs.get(ORIGIN_ATTR, (None,))[0],
         feasible=is_feasible(trial),
         inherited=inherited_epochs(trial),
         replaces=None if (fork := forked_from(trial)) is None else fork["replaces"],

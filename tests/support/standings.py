@@ -89,7 +89,10 @@ def standings(draw: Any) -> Standing:
         imported = state == "ended" and draw(st.booleans())
         kinds = draw(st.lists(st.sampled_from(["", "initial", "breadth", "promotion", "model"]), max_size=3))
         whole = max(curve, default=0) == horizon
-        trials.append(Seen(number, params, curve, state, until, kinds, whole=whole, imported=imported))
+        source = draw(st.sampled_from([None, "pilot", "older"])) if imported else None
+        trials.append(
+            Seen(number, params, curve, state, until, kinds, whole=whole, imported=imported, source=source)
+        )
     return Standing(
         read=lambda: trials,
         space=space,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
@@ -62,9 +62,22 @@ class Curve:
 
 
 def curves_of(standing: Standing) -> list[Curve]:
-    """Every trial as a curve of losses."""
+    """Every trial as a curve of losses, but those of earlier studies: their losses may have another level."""
+    return _curves(standing, (seen for seen in standing.trials if seen.source is None))
+
+
+def earlier_curves(standing: Standing) -> dict[str, list[Curve]]:
+    """The trials of earlier studies that have reported, as curves, by the study's name."""
+    found: dict[str, list[Seen]] = {}
+    for seen in standing.trials:
+        if seen.source is not None and seen.values:
+            found.setdefault(seen.source, []).append(seen)
+    return {source: _curves(standing, trials) for source, trials in found.items()}
+
+
+def _curves(standing: Standing, trials: Iterable[Seen]) -> list[Curve]:
     sign = 1.0 if standing.minimize else -1.0
-    return [_curve(seen, sign) for seen in standing.trials]
+    return [_curve(seen, sign) for seen in trials]
 
 
 def _curve(seen: Seen, sign: float) -> Curve:

@@ -121,7 +121,8 @@ class Seen:
         until: The epoch to which it has been granted; None: its end, or nothing was granted.
         kinds: `Why.kind` of each grant, the first one first; empty for a trial that was never granted anything.
         whole: It has trained to its end.
-        imported: It was trained in another study: it counts against no budget.
+        imported: It was trained outside of the study: it counts against no budget.
+        source: The study that it was imported from, perhaps of other data; None: none, or it is not known.
         feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
         inherited: Epochs at its beginning that another trial, its parent, has trained; it has no values there.
         replaces: The trial in whose place it was forked.
@@ -135,6 +136,7 @@ class Seen:
     kinds: Sequence[str] = ()
     whole: bool = False
     imported: bool = False
+    source: str | None = None
     feasible: bool = True
     inherited: int = 0
     replaces: int | None = None

@@ -253,6 +253,17 @@ def test_a_study_that_never_ran_is_no_start(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("in_process")
+def test_a_trial_keeps_the_name_of_the_study_that_trained_it(pilot: Path, tmp_path: Path) -> None:
+    second, third = make_study(tmp_path / "second"), make_study(tmp_path / "third")
+    second.write_text(second.read_text().replace("name: tiny", "name: second\n  warm_start: ../pilot/study.yaml"))
+    hpo("run", second, "--n-trials", 1)
+    spec = load_spec(third, ["study.warm_start=../second/study.yaml"])
+    trials, _ = known_trials(spec, SearchSpace.from_spec(spec))
+    origins = [trial.system_attrs[ORIGIN_ATTR][0] for trial in trials]
+    assert origins == ["pilot"] * len(hpo_json("trials", pilot)) + ["second"]
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_study_that_has_begun_needs_the_other_one_no_more(pilot: Path, tmp_path: Path) -> None:
     study = make_study(tmp_path / "next")
     warm = "study.warm_start=../pilot/study.yaml"

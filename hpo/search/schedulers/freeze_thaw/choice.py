@@ -15,6 +15,7 @@ from scipy.special import ndtr
 from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw import kernel
 from hpo.search.schedulers.freeze_thaw.acquisition import Aim, drawn_aim, worth
+from hpo.search.schedulers.freeze_thaw.earlier import prior_after
 from hpo.search.schedulers.freeze_thaw.encoding import Floats
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
 from hpo.search.schedulers.freeze_thaw.model import CurveModel, fitted
@@ -158,7 +159,7 @@ class ModelChoice:
     def _believing(self) -> CurveModel:
         """The model as if each running trial had come to its goal as predicted."""
         table = self._table
-        model = CurveModel(self._scales, self._view.encoding.groups, table.rows, table.z)
+        model = CurveModel(self._scales, self._view.encoding.groups, table.rows, table.z, self._view.learnt.known)
         if running := [curve for curve in self._view.curves if curve.seen.state == "running"]:
             model.believe(self._at(running, [self._view.goal(curve) for curve in running]))
         return model
@@ -170,14 +171,16 @@ class ModelChoice:
     @cached_property
     def _scales(self) -> Floats:
         """The stored scales, or new ones where the rows have changed much since they were fitted."""
-        groups = self._view.encoding.groups
-        lengths = int(groups.max(initial=-1)) + 1
-        stored, rows = self._view.standing.state, len(self._table.rows)
+        encoding, table, known = self._view.encoding, self._table, self._view.learnt.known
+        stored, rows = self._view.standing.state, len(table.rows)
+        prior = prior_after(self._view.learnt, encoding.lengths)
         theta = np.array(stored.get("scales", ()), dtype=np.float64)
-        if len(theta) != kernel.LENGTHS + lengths:
-            theta = kernel.prior(lengths)[0]
+        if len(theta) != kernel.LENGTHS + encoding.lengths:
+            theta = prior[0]
         elif stored["rows"] / _GROWN < rows < stored["rows"] * _GROWN:
             return theta
-        theta = fitted(theta, groups, self._table.rows, self._table.z)
-        self._state = {"scales": theta.tolist(), "rows": rows}
+        values = known.at(table.rows)
+        off, fixed = table.z - known.expected(values), known.covariance(values, values)
+        theta = fitted(theta, prior, encoding.groups, table.rows, off, fixed if known.functions else None)
+        self._state = {"scales": theta.tolist(), "rows": rows, "earlier": self._view.learnt.scales}
         return theta

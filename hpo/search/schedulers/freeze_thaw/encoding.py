@@ -236,6 +236,7 @@ class Encoding:
     Attributes:
         names: The parameters, each after those that its conditions name.
         groups: For each column of the features, the index of its length scale: one a parameter.
+        lengths: How many lengths there are.
     """
 
     def __init__(self, space: Mapping[str, BaseDistribution], conditions: Conditions) -> None:
@@ -255,6 +256,7 @@ class Encoding:
             groups += [varying] * columns
             varying += columns > 0
         self.groups = np.array(groups, dtype=np.int64)
+        self.lengths = varying
 
     def __len__(self) -> int:
         return len(self.names)

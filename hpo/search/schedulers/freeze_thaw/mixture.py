@@ -22,6 +22,8 @@ _OF_A_TRIAL: Final = 0.5
 _OF_THE_BUDGET: Final = 0.1
 #: Fewer first trials than this teach nothing; trials with a finite report before the model is asked.
 _FEWEST: Final = 4
+#: Of the best trials of earlier studies so many are tried first.
+_LEADERS: Final = 2
 #: Share of the decisions that halving has, where the model's trials are better than even ones, and where not.
 _HALVING_LEAST: Final = 0.1
 _HALVING_MOST: Final = 0.75
@@ -52,7 +54,7 @@ class Mixture:
         """What a free worker does."""
         if self._view.standing.epochs_left == 0:
             return Wait()
-        return self._opening() or self._unjudged() or self._granted() or self._last_resort()
+        return self._leaders() or self._opening() or self._unjudged() or self._granted() or self._last_resort()
 
     @cached_property
     def _agreement(self) -> dict[int, float]:
@@ -72,6 +74,19 @@ class Mixture:
         epochs = max(_OPENING, _OF_A_TRIAL * self._view.horizon)
         budget = self._view.standing.n_epochs
         return epochs if budget is None else min(epochs, _OF_THE_BUDGET * budget)
+
+    def _leaders(self) -> New | None:
+        """The best of earlier studies come first, as far as the first trials."""
+        tried = sum(curve.seen.kinds[:1] == ["earlier"] for curve in self._view.own)
+        if not self._view.earlier or tried >= _LEADERS or not self._view.may_start:
+            return None
+        learnt = self._view.learnt
+        known = {self._view.encoding.key(curve.seen.params) for curve in self._view.own}
+        for params in learnt.leaders[:_LEADERS]:
+            if self._view.encoding.key(params) not in known:
+                state = {**self._view.standing.state, "earlier": learnt.scales}
+                return self._view.new(params, self._base, Why("earlier"), state)
+        return None
 
     def _opening(self) -> New | None:
         """Even points until the opening's epochs are used: at first to the base rung, then to the first one."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -14,6 +15,9 @@ from scipy.optimize import minimize
 
 from hpo.search.schedulers.freeze_thaw import kernel
 from hpo.search.schedulers.freeze_thaw.kernel import Floats, Rows
+
+#: Mean and standard deviation of theta.
+Prior = tuple[Floats, Floats]
 
 #: Steps of L-BFGS in one fit; the next fit starts where this one ends.
 _STEPS: Final = 12
@@ -27,12 +31,23 @@ _IMPOSSIBLE: Final = 1e10
 
 
 def negative_log_posterior(
-    theta: Floats, groups: NDArray[np.int64], rows: Rows, z: Floats
+    theta: Floats, prior: Prior, groups: NDArray[np.int64], rows: Rows, z: Floats, fixed: Floats | None = None
 ) -> tuple[float, Floats]:
-    """-ln p(z | theta) - ln p(theta) without constants, and its gradient; see `kernel` for theta."""
-    mean, std = kernel.prior(len(theta) - kernel.LENGTHS)
+    """-ln p(z | theta) - ln p(theta) without constants, and its gradient.
+
+    Args:
+        theta: See `kernel`.
+        prior: Mean and standard deviation of theta.
+        groups: For each column of x, the index of its length.
+        rows: Where something was seen.
+        z: Warped losses there [rows].
+        fixed: A covariance that does not depend on theta [rows, rows]; None: there is none.
+    """
+    mean, std = prior
     found = kernel.parts(theta, groups, rows, rows)
     covariance = kernel.noisy(found.covariance(theta), theta)
+    if fixed is not None:
+        covariance += fixed
     try:
         factor = cholesky(covariance, lower=True, check_finite=False)
     except LinAlgError:
@@ -46,20 +61,49 @@ def negative_log_posterior(
     return value, kernel.slopes(theta, groups, rows, found, weight) + off / std
 
 
-def fitted(start: Floats, groups: NDArray[np.int64], rows: Rows, z: Floats) -> Floats:
+def fitted(
+    start: Floats, prior: Prior, groups: NDArray[np.int64], rows: Rows, z: Floats, fixed: Floats | None = None
+) -> Floats:
     """Scales of the maximum a posteriori near ``start``; the prior's means where none is found."""
-    mean, std = kernel.prior(len(start) - kernel.LENGTHS)
+    mean, std = prior
     bounds = list(zip(mean - _WIDEST * std, mean + _WIDEST * std, strict=True))
     found = minimize(
         negative_log_posterior,
         np.clip(start, mean - _WIDEST * std, mean + _WIDEST * std),
-        args=(groups, rows, z),
+        args=(prior, groups, rows, z, fixed),
         jac=True,
         method="L-BFGS-B",
         bounds=bounds,
         options={"maxiter": _STEPS, "maxfun": 2 * _STEPS},
     )
     return np.asarray(found.x) if np.isfinite(found.x).all() else mean
+
+
+@dataclass(frozen=True)
+class Known:
+    """Functions of which every curve has a weighted sum in it.
+
+    Attributes:
+        functions: Each takes rows, and returns its value at each.
+        mean: Of each weight before anything is seen.
+        std: Its standard deviation then.
+    """
+
+    functions: Sequence[Callable[[Rows], Floats]] = ()
+    mean: float = 0.0
+    std: float = 0.0
+
+    def at(self, rows: Rows) -> Floats:
+        """Values [rows, functions]."""
+        return np.array([function(rows) for function in self.functions]).reshape(-1, len(rows)).T
+
+    def expected(self, values: Floats) -> Floats:
+        """The mean of the sum, for values of `at`."""
+        return np.asarray(self.mean * values.sum(1))
+
+    def covariance(self, one: Floats, other: Floats) -> Floats:
+        """The covariance of the sums."""
+        return np.asarray(self.std**2 * one @ other.T)
 
 
 def _blocks(rows: Rows) -> Iterator[Rows]:
@@ -74,16 +118,24 @@ class CurveModel:
         groups: For each column of x, the index of its length.
         rows: Where something was seen.
         z: Warped losses there [rows].
+        known: What the curves are known to have in them.
 
     Raises:
         LinAlgError: The covariance is not positive definite.
     """
 
-    def __init__(self, theta: Floats, groups: NDArray[np.int64], rows: Rows, z: Floats) -> None:
-        self.theta, self.groups, self.rows, self.z = theta, groups, rows, z
-        covariance = np.concatenate([self._with(part) for part in _blocks(rows)])
+    def __init__(
+        self, theta: Floats, groups: NDArray[np.int64], rows: Rows, z: Floats, known: Known = Known()
+    ) -> None:
+        self.theta, self.groups, self.rows, self.z, self._known = theta, groups, rows, z, known
+        self._values = known.at(rows)
+        covariance = np.concatenate([self._with(part)[0] for part in _blocks(rows)])
         self._factor = cholesky(kernel.noisy(covariance, theta), lower=True, overwrite_a=True, check_finite=False)
-        self._alpha = cho_solve((self._factor, True), z, check_finite=False)
+        self._solve()
+
+    def _solve(self) -> None:
+        off = self.z - self._known.expected(self._values)
+        self._alpha = cho_solve((self._factor, True), off, check_finite=False)
 
     @property
     def noise(self) -> float:
@@ -103,10 +155,21 @@ class CurveModel:
         return np.asarray(np.sqrt(np.maximum(square.min(1), 0.0)))
 
     def _predict(self, at: Rows) -> tuple[Floats, Floats]:
-        covariance = self._with(at)
+        covariance, values = self._with(at)
         explained = self._explained(covariance)
         left = kernel.variance(self.theta) - (explained * explained).sum(0)
-        return covariance @ self._alpha, np.sqrt(np.maximum(left, 1e-10))
+        left += self._known.std**2 * (values * values).sum(1)
+        mean = self._known.expected(values) + covariance @ self._alpha
+        return mean, np.sqrt(np.maximum(left, 1e-10))
+
+    def of_parameters(self, at: Rows) -> Floats:
+        """The part of the mean that depends on the parameters: of level(x) + shape(x, t)."""
+        level, shape = np.exp(2 * self.theta[[kernel.LEVEL, kernel.SHAPE]])
+        means = []
+        for part in _blocks(at):
+            found = kernel.parts(self.theta, self.groups, part, self.rows)
+            means.append((found.kx * (level + shape * found.kt)) @ self._alpha)
+        return np.concatenate(means)
 
     def believe(self, at: Rows) -> None:
         """From here on, take each of these rows as seen where it is predicted.
@@ -114,17 +177,24 @@ class CurveModel:
         Raises:
             LinAlgError: The covariance with them is not positive definite.
         """
-        covariance = self._with(at)
+        covariance, values = self._with(at)
         explained = self._explained(covariance)
         among = kernel.noisy(kernel.parts(self.theta, self.groups, at, at).covariance(self.theta), self.theta)
+        among += self._known.covariance(values, values)
         corner = cholesky(among - explained.T @ explained, lower=True, check_finite=False)
         self._factor = np.block([[self._factor, np.zeros((len(self.rows), len(at)))], [explained.T, corner]])
-        self.z = np.concatenate([self.z, covariance @ self._alpha])
+        self.z = np.concatenate([self.z, self._known.expected(values) + covariance @ self._alpha])
         self.rows = self.rows.joined(at)
-        self._alpha = cho_solve((self._factor, True), self.z, check_finite=False)
+        self._values = np.concatenate([self._values, values])
+        self._solve()
 
-    def _with(self, at: Rows) -> Floats:
-        return kernel.parts(self.theta, self.groups, at, self.rows).covariance(self.theta)
+    def _with(self, at: Rows) -> tuple[Floats, Floats]:
+        """The covariance of rows with what was seen, and the values of what is known there."""
+        covariance = kernel.parts(self.theta, self.groups, at, self.rows).covariance(self.theta)
+        values = self._known.at(at)
+        if self._known.functions:
+            covariance += self._known.covariance(values, self._values)
+        return covariance, values
 
     def _explained(self, covariance: Floats) -> Floats:
         return np.asarray(solve_triangular(self._factor, covariance.T, lower=True, check_finite=False))

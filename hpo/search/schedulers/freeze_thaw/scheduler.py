@@ -18,7 +18,8 @@ class FreezeThaw(GrantScheduler):
     look at their values. A model of all curves resumes paused trials or proposes new points; the less often its
     proposals are ahead of even points, the more decisions successive halving among the even points has.
 
-    Kinds of its grants: ``"initial"`` and ``"breadth"`` (a new trial at an even point), ``"whole"`` (an even one
+    Kinds of its grants: ``"initial"`` and ``"breadth"`` (a new trial at an even point), ``"earlier"`` (a new
+    trial with the parameters of one of the best of an earlier study), ``"whole"`` (an even one
     runs on unjudged), ``"promotion"`` (by successive halving) and ``"model"``.
     """
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hpo.search.schedulers.curves import Curve, affordable, curves_of, horizon_of, until
+from hpo.search.schedulers.curves import Curve, affordable, curves_of, earlier_curves, horizon_of, until
+from hpo.search.schedulers.freeze_thaw.earlier import Earlier, earlier_of
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.proposals import Proposals
 from hpo.search.schedulers.scheduler import New, Resume, Standing, Why
@@ -27,8 +28,13 @@ class StudyView:
 
     @cached_property
     def curves(self) -> list[Curve]:
-        """Every trial, by number."""
+        """Every trial but those of earlier studies, by number."""
         return curves_of(self.standing)
+
+    @cached_property
+    def earlier(self) -> dict[str, list[Curve]]:
+        """The trials of earlier studies that have reported, by the study's name."""
+        return earlier_curves(self.standing)
 
     @cached_property
     def own(self) -> list[Curve]:
@@ -39,6 +45,11 @@ class StudyView:
     def horizon(self) -> int:
         """Epochs of a whole trial, or a guess."""
         return horizon_of(self.standing, self.curves)
+
+    @cached_property
+    def learnt(self) -> Earlier:
+        """What was learnt from them."""
+        return earlier_of(self.earlier, self.encoding, self.horizon, self.standing.state.get("earlier", {}))
 
     @cached_property
     def encoding(self) -> Encoding:
