@@ -80,9 +80,18 @@ def paused_at_end(epoch: int) -> str:
     return f"pruned at epoch {epoch}: paused there when the study ended"
 
 
+def replaced_by(epoch: int, fork: int, parent: int) -> str:
+    """Why a trial is pruned in whose place a fork of another one stands."""
+    return f"pruned at epoch {epoch}: trial {fork} stands in its place, a fork of trial {parent}"
+
+
 def reason_of_grant(why: Mapping[str, Any]) -> str:
     """Its reason alone: ``model, ends at 0.12 (0.1 to 0.2), best 0.15``; empty where there is none."""
     said = [] if not why.get("kind") else [str(why["kind"])]
+    if why.get("parent") is not None:
+        said = [f"fork of trial {why['parent']} after epoch {why['epoch']}"]
+    if why.get("replaces") is not None:
+        said.append(f"in the place of trial {why['replaces']}")
     if why.get("predicted") is not None:
         said.append(f"ends at {shown(why['predicted'], 3)} ({shown(why['low'], 3)} to {shown(why['high'], 3)})")
     if why.get("incumbent") is not None:

@@ -7,7 +7,8 @@ Each line is a JSON object with ``event`` (its name), ``time`` (ISO 8601, UTC), 
                    ``finished``, ``workers`` (their devices), ``storage``, ``output_dir``
 ``trial_started``  ``trial``, ``worker``, ``epochs`` that it has finished before, ``granted``: what the study's
                    scheduler lets it train, and why, as the last of the ``grants`` of `hpo trials --json`; null
-                   without a scheduler
+                   without a scheduler. The ``why`` of a fork's first grant has ``parent``, the ``epoch`` after
+                   which it begins, and ``replaces``: that trial, if it was paused, has ended as pruned
 ``trial_granted``  ``trial``, ``worker``, ``granted``: its grant has ended, and it trains on without a pause
 ``epoch_ended``    ``trial``, ``worker``, ``epoch``, ``max_epochs``, ``value`` of the study's (first) metric,
                    ``predicted`` final loss

@@ -13,6 +13,7 @@ from optuna.trial import TrialState
 from hpo.console.live import GrantView, StudyView, WorkerView, seconds_left
 from hpo.console.snapshot import look_at
 from hpo.execution.messages import EpochsEnded, Extended, Failed, Message, Notice, Started, Tick
+from hpo.storage.grants import inherited_by
 from hpo.storage.ledger import host_name
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import Settled
@@ -60,6 +61,7 @@ class Tally:
         self._waiting = 0
         self._paused: set[int] = set()
         self._trained: dict[int, int] = {}
+        self._inherited: dict[int, int] = {}
         self._next_look = 0.0
         self.n_trials = opened.spec.study.n_trials
         self.n_epochs = opened.spec.study.epochs
@@ -139,6 +141,10 @@ class Tally:
 
     def _started(self, label: str, message: Started) -> None:
         self._paused.discard(message.number)
+        self._inherited[message.number] = inherited_by(message.grants)
+        if message.grants and (replaced := message.grants[0]["why"].get("replaces")) in self._paused:
+            self._paused.discard(replaced)
+            self._outcomes[replaced] = Outcome.PRUNED
         if label in self._rows:
             known = self._rows[label].view
             view = WorkerView(label, known.device, message.number, granted=GrantView.of(message.grants))
@@ -153,7 +159,8 @@ class Tally:
         row = self._rows.get(label)
         if row is None or row.view.trial != message.number:
             return
-        epoch = self._trained[message.number] = message.first + len(message.values) - 1
+        epoch = message.first + len(message.values) - 1
+        self._trained[message.number] = epoch - self._inherited.get(message.number, 0)
         values = [value for value in message.values if value is not None]
         view = replace(
             row.view,
@@ -172,7 +179,8 @@ class Tally:
             self._rows[label] = _Row(WorkerView(label, known.device))
 
     def _reported(self, report: TrialReport) -> None:
-        self._trained[report.number] = max(report.epochs, self._trained.get(report.number, 0))
+        own = report.epochs - self._inherited.get(report.number, 0)
+        self._trained[report.number] = max(own, self._trained.get(report.number, 0))
         if report.paused:
             self._paused.add(report.number)
             self._keep_best(report)

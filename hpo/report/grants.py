@@ -9,6 +9,7 @@ from typing import Self
 from optuna.trial import FrozenTrial
 
 from hpo.storage.grants import grants_of
+from hpo.storage.lineage import epochs_reached, inherited_epochs
 from hpo.storage.pausing import pruned_at_end
 from hpo.study.outcome import outcome_of
 from hpo.wording import granted, paused_at_end
@@ -44,7 +45,7 @@ def kinds(trials: Sequence[FrozenTrial]) -> list[Kind]:
 
 def _trained(trial: FrozenTrial) -> Iterator[tuple[str, int]]:
     """Of each grant its kind, and the epochs that were trained by it."""
-    begins, last = 0, trial.last_step or 0
+    begins, last = inherited_epochs(trial), epochs_reached(trial)
     for grant in grants_of(trial):
         ends = last if grant["until"] is None else min(grant["until"], last)
         yield str(grant["why"].get("kind") or "unnamed"), max(0, ends - begins)

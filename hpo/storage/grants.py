@@ -40,7 +40,8 @@ class Granted(TypedDict):
     Attributes:
         number: Its number in the study, from 0.
         until: The epoch after which the trial pauses; None: its end.
-        why: Why, as `hpo.search.schedulers.scheduler.Why` has it.
+        why: Why, as `hpo.search.schedulers.scheduler.Why` has it; that of a fork also where it begins
+            (`hpo.storage.lineage.Forked`).
     """
 
     number: int
@@ -80,7 +81,12 @@ def granted_until(trial: FrozenTrial) -> int | None:
 
 def granted_after(grants: Sequence[Granted]) -> int:
     """The epoch after which the last of a trial's grants begins."""
-    return (grants[-2]["until"] or 0) if len(grants) > 1 else 0
+    return (grants[-2]["until"] or 0) if len(grants) > 1 else inherited_by(grants)
+
+
+def inherited_by(grants: Sequence[Granted]) -> int:
+    """Epochs of a trial with these grants that are its parent's; 0 for one that is no fork."""
+    return int(grants[0]["why"].get("epoch", 0)) if grants else 0
 
 
 def begin_grants(session: orm.Session, study_id: int) -> None:

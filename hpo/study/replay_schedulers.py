@@ -17,6 +17,7 @@ from hpo.search.schedulers.by_name import make_scheduler
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.scheduler import Scheduler, Standing
 from hpo.search.schedulers.simulation import Known, Simulation
+from hpo.storage.lineage import forked_from
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import is_feasible
@@ -147,7 +148,7 @@ def _stored(opened: OpenStudy) -> list[Known]:
     return [
         Known(trial.params, trial.intermediate_values, outcome_of(trial) in _WHOLE, is_feasible(trial))
         for trial in own_trials(opened)
-        if trial.state.is_finished() and trial.intermediate_values
+        if trial.state.is_finished() and trial.intermediate_values and forked_from(trial) is None
     ]
 
 

@@ -36,7 +36,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
 from hpo.study.ranking import best_of, judged, ranked
-from hpo.wording import paused_at_end
+from hpo.wording import paused_at_end, replaced_by
 
 
 def study_status(opened: OpenStudy) -> dict[str, Any]:
@@ -187,13 +187,13 @@ def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
     end), and ``why``: `hpo.search.schedulers.scheduler.Why`. ``fork`` says of a fork which trial it began from,
     after which epoch, and in whose place (`hpo.storage.lineage.Forked`), ``replaced_by`` which fork stands in the
     place of this trial; ``epochs`` count those of a fork's parent, too. The traceback is that of a failed trial,
-    None for any other; the reason is that of a failed one, or of one that was paused when the study ended. The
-    worker and the device are the last attempt's.
+    None for any other; the reason is that of a failed one, or of one that was paused when the study ended or
+    a fork took its place. The worker and the device are the last attempt's.
     """
     with opened.storage.engine.connect() as conn:
         attempts = _by_trial(ledger.attempts(conn, opened.study_id))
     trials = own_trials(opened)
-    replaced_by = {fork["replaces"]: trial.number for trial in trials if (fork := forked_from(trial)) is not None}
+    forks = {fork["replaces"]: trial for trial in trials if (fork := forked_from(trial)) is not None}
     return [
         {
             "trial": trial.number,
@@ -204,10 +204,10 @@ def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
             "epochs": epochs_reached(trial),
             "grants": grants_of(trial),
             "fork": forked_from(trial),
-            "replaced_by": replaced_by.get(trial.number),
+            "replaced_by": None if (after := forks.get(trial.number)) is None else after.number,
             "seed": opened.trial_seed(trial.number),
             "duration_s": trial.duration.total_seconds() if trial.duration else None,
-            **_cause(trial),
+            **_cause(trial, forks.get(trial.number)),
             **_history(attempts[id_of_trial(trial)]),
         }
         for trial in trials
@@ -221,13 +221,17 @@ def _by_trial(attempts: list[Attempt]) -> defaultdict[int, list[Attempt]]:
     return found
 
 
-def _cause(trial: FrozenTrial) -> dict[str, Any]:
-    """Why a trial failed, or is pruned that was paused when the study ended.
+def _cause(trial: FrozenTrial, fork: FrozenTrial | None) -> dict[str, Any]:
+    """Why a trial failed, or is pruned that was paused when the study ended or a fork took its place.
 
     What a lost attempt left on a trial that ended well later is not about its end.
     """
     if (epoch := pruned_at_end(trial)) is not None:
         return {"reason": paused_at_end(epoch), "traceback": None}
+    if fork is not None and trial.state == TrialState.PRUNED:
+        begun = forked_from(fork)
+        assert begun is not None
+        return {"reason": replaced_by(epochs_reached(trial), fork.number, begun["parent"]), "traceback": None}
     attrs = trial.user_attrs if trial.state == TrialState.FAIL else {}
     return {"reason": attrs.get(REASON_ATTR), "traceback": attrs.get(TRACEBACK_ATTR)}
 

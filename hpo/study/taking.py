@@ -146,7 +146,7 @@ def _grant(opened: OpenStudy, standing: Standing, step: New | Resume | Fork) -> 
         fork = {"parent": step.parent, "epoch": step.epoch, "replaces": step.replaces}
     return Grant(
         id_of_study(opened.study),
-        {"number": standing.decision, "until": step.until, "why": finite(asdict(why))},
+        {"number": standing.decision, "until": step.until, "why": finite(asdict(why)) | dict(fork or {})},
         None if isinstance(step, Resume) else step.params,
         step.state,
         fork,

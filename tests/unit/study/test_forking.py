@@ -15,6 +15,10 @@ import torch
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.spec import load_spec
+from hpo.console.lines import Reporter
+from hpo.console.tally import Tally
+from hpo.execution.messages import Started
+from hpo.report.grants import kinds
 from hpo.storage.attributes import BEST_ATTR, PAUSED_ATTR, REASON_ATTR
 from hpo.storage.grants import Grant, OldGrantError, grants_of
 from hpo.storage.ledger import Owner
@@ -23,7 +27,7 @@ from hpo.storage.study_end import prune_paused
 from hpo.study.folders import attempt_folders
 from hpo.study.initial_trials import known_trials
 from hpo.study.open_study import OpenStudy, load_study, start_study
-from hpo.study.outcome import outcome_of
+from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.retention import clean
 from hpo.study.standing import standing_of
 from hpo.study.status import study_status, study_trials
@@ -35,6 +39,8 @@ from hpo.trial.session import RunProgress, Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import FunctionCode, TrainingCode
+from hpo.wording import granted
+from tests.support.commands import hpo
 from tests.support.forking import RATE, ForkOnce
 from tests.support.owners import forked
 from tests.support.plain_training import train as train_plainly
@@ -178,6 +184,43 @@ def test_a_budget_of_epochs_is_spent_exactly(epochs: int, expected: list[int], s
         assert list(map(epochs_reached, trials)) == expected
         assert sum(map(epochs_trained, trials)) == epochs
         assert claimable(forking(view)) == 0
+
+
+# ---- what people read
+
+
+def test_people_read_from_where_it_was_forked_and_why_the_other_ended(studies: Studies) -> None:
+    with studies.open(*OVERRIDES) as (view,):
+        run_all(forking(view))
+        fork = trials_of(view)[2]
+        why = "to its end: fork of trial 0 after epoch 2, in the place of trial 1, best "
+        (told,) = [granted(each["until"], each["why"]) for each in grants_of(fork)]
+        assert told.startswith(why)
+        reasons = [entry["reason"] for entry in study_trials(view)]
+        assert reasons == [None, "pruned at epoch 2: trial 2 stands in its place, a fork of trial 0", None]
+        shown = hpo("trials", view.spec.path, *OVERRIDES, "study.scheduler={name: pbt, population: 4}").stdout
+        assert "fork of trial 0" in " ".join(shown.split())
+        assert [(each.kind, each.epochs) for each in kinds([fork])] == [("fork", 3)]
+
+
+def test_a_run_counts_its_own_epochs_only_and_the_trial_that_has_ended(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with studies.open(*OVERRIDES, "study.epochs=30") as (view,):
+        run_all(forking(view), most=2)
+        tally = Tally(view)
+        assert (tally.finished, tally.view().paused, tally.progress[0]) == (0, 2, 4)
+        taken = take(forking(view))
+        assert isinstance(taken, optuna.Trial)
+        started = Started(2, grants=grants_of(trials_of(view)[2]))
+        tally.heard("worker-1", started)
+        assert (tally.finished, tally.view().paused) == (1, 1)
+        tally.heard("worker-1", TrialReport(2, Outcome.COMPLETE, 0.5, EPOCHS, 1.0))
+        assert tally.progress[0] == 4 + 3
+        reporter = Reporter(view)
+        capsys.readouterr()
+        reporter.heard("worker-1", started)
+        assert "trial 2 starts, to its end: fork of trial 0 after epoch 2" in capsys.readouterr().out
 
 
 # ---- training
