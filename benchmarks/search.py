@@ -7,7 +7,8 @@
     python benchmarks/search.py decisions [--trials 200 2000] [--epochs 50]
 
 A strategy is a scheduler (`freeze_thaw`, `asha`, `hyperband`; new trials at random where it leaves them to a
-sampler), or SAMPLER+PRUNER, Optuna's and ours: tpe, gp or random, with none, median, hyperband or predicted_loss.
+sampler), or SAMPLER+PRUNER: curve_gp, tpe, gp or random as the service has them, or plain-tpe and plain-gp as
+Optuna has them, with none, median, hyperband or predicted_loss.
 Runs that OUT has are left out. `table` shows the regret of the best loss seen at any epoch (0: best known, 1: the
 median configuration's end; more counts as 1), at shares of the budget; the share of the runs that ours ends ahead
 in; how many times fewer epochs ours needs for each one's end; and the CPU milliseconds of a decision. Tasks are
@@ -32,16 +33,21 @@ from typing import Any, Protocol
 import numpy as np
 import optuna
 from numpy.typing import NDArray
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import TrialState
 from search_tasks import Task, Trained, regret, split
 
+from hpo.search.as_predicted import as_predicted
+from hpo.search.curve_sampler import CurveGPSampler
+from hpo.search.per_trial import PerTrialSampler
 from hpo.search.predicted_loss.pruner import PredictedLossPruner
+from hpo.search.samplers import tpe_arguments
 from hpo.search.schedulers.asha import Asha
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
 from hpo.search.schedulers.hyperband import Hyperband
 from hpo.search.schedulers.scheduler import Resume, Scheduler, Seen, Standing, Wait
+from hpo.storage.attributes import MAX_EPOCHS_ATTR
 
 Floats = NDArray[np.float64]
 
@@ -50,7 +56,12 @@ SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {
     "asha": Asha,
     "hyperband": Hyperband,
 }
-STRATEGIES = (*SCHEDULERS, "gp", "tpe+median", "tpe+hyperband", "tpe+predicted_loss", "random+predicted_loss")
+_PAIRS = ("curve_gp", "tpe", "plain-tpe", "random")
+STRATEGIES = (
+    *SCHEDULERS,
+    "gp",
+    *(f"{each}+{pruner}" for pruner in ("median", "predicted_loss") for each in _PAIRS),
+)
 SHARES = (0.125, 0.25, 0.5, 1.0)
 #: Points of a run's trace that are kept.
 _KEPT = 60
@@ -100,7 +111,7 @@ class Scheduled:
     ) -> None:
         self._task, self._scheduler, self._seed, self._earlier = task, scheduler, seed, earlier
         self._workers, self._budget = workers, budget
-        self._encoding = Encoding(task.space, {})
+        self._encoding = Encoding(task.space, task.conditions)
         self._state: Mapping[str, Any] = {}
         self.granted: tuple[int | None, str] = (None, "")
 
@@ -140,6 +151,7 @@ class Scheduled:
         return Standing(
             read=lambda: [*seen, *self._earlier],
             space=self._task.space,
+            conditions=self._task.conditions,
             horizon=self._task.horizon,
             seed=self._seed,
             planned=self._workers,
@@ -149,27 +161,34 @@ class Scheduled:
 
 
 class Sampled:
-    """A sampler and a pruner of Optuna's kind: what is pruned has ended."""
+    """A sampler and a pruner: what is pruned has ended."""
 
     def __init__(self, task: Task, sampler: str, pruner: str, seed: int) -> None:
         self._task = task
+        self._order = Encoding(task.space, task.conditions).names
         self._study = optuna.create_study(
-            study_name=task.name, sampler=_sampler(sampler, seed), pruner=_pruner(pruner, task.horizon)
+            study_name=task.name, sampler=_sampler(sampler, task, seed), pruner=_pruner(pruner, task.horizon)
         )
+        self._study.set_user_attr(MAX_EPOCHS_ATTR, task.horizon)
         self._trials: list[optuna.Trial] = []
         self.granted: tuple[int | None, str] = (None, "")
 
     def free(self, trials: Sequence[Running]) -> tuple[int | None, Mapping[str, Any]] | None:  # noqa: ARG002
         """Always a new trial."""
-        self._trials.append(self._study.ask(dict(self._task.space)))
-        return None, self._trials[-1].params
+        trial = self._study.ask()
+        for name in self._order:
+            conditions = self._task.conditions.get(name, {})
+            if all(trial.params.get(other) in values for other, values in conditions.items()):
+                _suggest(trial, name, self._task.space[name])
+        self._trials.append(trial)
+        return None, trial.params
 
     def report(self, trial: Running, value: float) -> bool:
         """Until it is pruned."""
         asked, value = self._trials[trial.number], value if math.isfinite(value) else _LOST
         asked.report(value, trial.done)
         if trial.done == self._task.horizon:
-            self._study.tell(asked, value)
+            self._study.tell(asked, min(_LOST, *trial.values.values()))  # the best epoch's, as the service does
             return False
         if value < _LOST and not asked.should_prune():
             return True
@@ -178,17 +197,40 @@ class Sampled:
         return False
 
 
-def _sampler(name: str, seed: int) -> optuna.samplers.BaseSampler:
-    kinds = {
-        "tpe": lambda: optuna.samplers.TPESampler(seed=seed),
-        "gp": lambda: optuna.samplers.GPSampler(seed=seed, deterministic_objective=False),
-        "random": lambda: optuna.samplers.RandomSampler(seed=seed),
+def _suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> None:
+    if isinstance(distribution, CategoricalDistribution):
+        trial.suggest_categorical(name, distribution.choices)
+    elif isinstance(distribution, IntDistribution):
+        trial.suggest_int(name, distribution.low, distribution.high, step=distribution.step, log=distribution.log)
+    else:
+        assert isinstance(distribution, FloatDistribution)
+        trial.suggest_float(
+            name, distribution.low, distribution.high, step=distribution.step, log=distribution.log
+        )
+
+
+def _sampler(name: str, task: Task, seed: int) -> optuna.samplers.BaseSampler:
+    """The service's; `plain-NAME` is Optuna's own, with its own defaults."""
+    kinds: Mapping[str, Callable[[int], optuna.samplers.BaseSampler]] = {
+        "tpe": lambda own: optuna.samplers.TPESampler(seed=own, **tpe_arguments(task.conditions)),
+        "gp": lambda own: optuna.samplers.GPSampler(seed=own, warn_independent_sampling=False),
+        "curve_gp": lambda _: CurveGPSampler(task.space, task.conditions, seed),
+        "random": lambda own: optuna.samplers.RandomSampler(seed=own),
+        "plain-tpe": lambda own: optuna.samplers.TPESampler(seed=own),
+        "plain-gp": lambda own: optuna.samplers.GPSampler(seed=own, warn_independent_sampling=False),
     }
     if name not in kinds:
         raise SystemExit(
-            f"no strategy is named `{name}`: a scheduler ({', '.join(SCHEDULERS)}), tpe, gp or random"
+            f"no strategy is named `{name}`: a scheduler ({', '.join(SCHEDULERS)}) or one of {', '.join(kinds)}"
         )
-    return kinds[name]()
+    if name.startswith("plain-"):
+        return kinds[name](seed)
+    encoding = Encoding(task.space, task.conditions)
+
+    def shown(study: optuna.Study) -> optuna.Study:
+        return study if name == "curve_gp" else as_predicted(study, encoding)
+
+    return PerTrialSampler(kinds[name], seed, shown)
 
 
 def _pruner(name: str, horizon: int) -> optuna.pruners.BasePruner:

@@ -7,7 +7,7 @@ of the final losses of configurations drawn evenly.
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 
-from hpo.search.schedulers.freeze_thaw.encoding import Encoding
+from hpo.search.schedulers.freeze_thaw.encoding import Conditions, Encoding
 
 Floats = NDArray[np.float64]
 Params = Mapping[str, Any]
@@ -46,6 +46,7 @@ class Task(Protocol):
 
     name: str
     space: Mapping[str, BaseDistribution]
+    conditions: Conditions
     horizon: int
     best: float
     median: float
@@ -101,6 +102,7 @@ class LCBench:
 
     def __init__(self, folder: Path, instance: str, metric: str) -> None:
         self.name, self.space, self.horizon = f"{metric}-{instance}", _LCBENCH, _LCBENCH_EPOCHS
+        self.conditions: Conditions = {}
         self._folder, self._instance, self._metric = folder, instance, metric
         reference = _surrogate(folder)[1]["reference"]
         self.best, self.median = reference[f"{instance}/{'error' if metric == 'lc' else 'ce'}"]
@@ -145,7 +147,8 @@ class Table:
             valid = arrays["valid"].astype(np.float64)
         prefix = "ts" if set(names) <= set(_TASKSET) else "own"
         self.name, self.horizon = f"{prefix}-{path.stem}", valid.shape[1]
-        self.space = {}
+        self.space: dict[str, BaseDistribution] = {}
+        self.conditions: Conditions = {}
         for index, name in enumerate(names):
             values[:, index] = 1 - values[:, index] if name in ("beta1", "beta2") else values[:, index]
             self.space[name.partition(":")[0]] = _distribution(name, values[:, index])
@@ -200,6 +203,7 @@ class Formula:
 
     def __init__(self, kind: str, instance: int, horizon: int = 40) -> None:
         self.name, self.horizon, self._kind = f"formula-{kind}-{instance}", horizon, kind
+        self.conditions: Conditions = {}
         self.space = {f"x{k}": FloatDistribution(0.0, 1.0) for k in range(6)}
         self.space |= {f"c{k}": CategoricalDistribution(["a", "b", "c"]) for k in range(2)}
         rng = _rng("formula", instance)
@@ -234,8 +238,79 @@ class Formula:
         return end + (1 - end) * (1.0 + epochs) ** -min(max(power, 0.2), 3.0)
 
 
+class Structured:
+    """Formulas over spaces that are not smooth numbers: ``choices`` and ``branches``.
+
+    ``choices``: ten categorical parameters of two to five values and two numbers; each value has an effect of its
+    own, and so has each pair of values of five pairs of parameters. ``branches``: an optimizer of four, each with
+    a learning rate and another parameter that exist for it alone, its own optimum and its own best loss, and three
+    parameters that all share. The curve falls to its end as a power of the epoch that the parameters change a
+    little.
+    """
+
+    horizon = 30
+
+    def __init__(self, kind: str, instance: int) -> None:
+        self.name, self._rng_key = f"{kind}-{instance}", (kind, instance)
+        rng = _rng(*self._rng_key)
+        self.space: dict[str, BaseDistribution] = {}
+        self.conditions: Conditions = {}
+        self._end = self._choices(rng) if kind == "choices" else self._branches(rng)
+        encoding = Encoding(self.space, self.conditions)
+        even = encoding.snap(np.random.default_rng(0).random((4000, len(encoding))))
+        ends = np.array([self._end(encoding.params(point)) for point in even])
+        self._least, self._scale = float(ends.min()), float(np.median(ends) - ends.min())
+        self.best, self.median = -0.1, 1.0
+
+    def train(self, params: Params, seed: int) -> Trained:
+        """See `Task`."""
+        end = (self._end(params) - self._least) / self._scale
+        own = _rng(self._rng_key, sorted(params.items()))
+        power = 0.7 + 0.6 * own.random() + 0.3 * min(end, 2.0)
+        true = end + 4 * (1.0 + np.arange(self.horizon)) ** -power - 4 * float(self.horizon) ** -power
+        return Trained(_with_noise(self, true, params, seed), true, float(np.exp(0.4 * own.normal())))
+
+    def _choices(self, rng: np.random.Generator) -> Callable[[Params], float]:
+        counts = [2 + index % 4 for index in range(10)]
+        self.space |= {f"c{k}": CategoricalDistribution(list("abcde"[:count])) for k, count in enumerate(counts)}
+        self.space |= {f"x{k}": FloatDistribution(0.0, 1.0) for k in range(2)}
+        single, optimum = [rng.random(count) for count in counts], rng.random(2)
+        pairs = [(int(i), int(j)) for i, j in rng.permutation(10).reshape(5, 2)]
+        both = [rng.random((counts[i], counts[j])) for i, j in pairs]
+
+        def end(params: Params) -> float:
+            at = ["abcde".index(params[f"c{k}"]) for k in range(10)]
+            own = sum(float(single[k][index]) for k, index in enumerate(at))
+            paired = sum(float(table[at[i], at[j]]) for (i, j), table in zip(pairs, both, strict=True))
+            return own + 2 * paired + 2 * sum((params[f"x{k}"] - optimum[k]) ** 2 for k in range(2))
+
+        return end
+
+    def _branches(self, rng: np.random.Generator) -> Callable[[Params], float]:
+        kinds = list("abcd")
+        self.space["kind"] = CategoricalDistribution(kinds)
+        self.space |= {f"x{k}": FloatDistribution(0.0, 1.0) for k in range(3)}
+        for kind in kinds:
+            self.space |= {f"rate_{kind}": FloatDistribution(1e-5, 1.0, log=True)}
+            self.space |= {f"other_{kind}": FloatDistribution(0.0, 1.0)}
+            self.conditions = {
+                **self.conditions,
+                **{f"{name}_{kind}": {"kind": [kind]} for name in ("rate", "other")},
+            }
+        optima = {kind: rng.random(5) for kind in kinds}
+        base = dict(zip(kinds, 0.4 * rng.permutation(4) / 3, strict=True))
+
+        def end(params: Params) -> float:
+            kind = params["kind"]
+            rate = 1 + math.log10(params[f"rate_{kind}"]) / 5
+            at = np.array([rate, params[f"other_{kind}"], *(params[f"x{k}"] for k in range(3))])
+            return float(base[kind] + np.array([3.0, 1.0, 1.0, 0.5, 0.2]) @ (at - optima[kind]) ** 2)
+
+        return end
+
+
 def split(name: str, data: Path | None) -> list[Task]:
-    """`lc` and `ce` (LCBench, error and cross-entropy), `ts` (tables), `formula`; the first or second half of one.
+    """`lc`, `ce` (LCBench: error, cross-entropy), `ts` (tables), `formula`, `choices`, `branches`; or half of one.
 
     ``lc:0`` are the instances at even places, ``lc:1`` those at odd ones: to develop on, and to hold out.
     """
@@ -249,6 +324,9 @@ def _tasks(kind: str, data: Path | None) -> Iterator[Task]:
         for each in ("agree", "silent", "cross", "hidden"):
             yield from (Formula(each, instance) for instance in range(4))
         return
+    if kind in ("choices", "branches"):
+        yield from (Structured(kind, instance) for instance in range(6))
+        return
     if data is None:
         raise SystemExit(f"the tasks `{kind}` need --data FOLDER with lcbench/ and learning_curves/")
     if kind in ("lc", "ce"):
@@ -257,4 +335,4 @@ def _tasks(kind: str, data: Path | None) -> Iterator[Task]:
     elif kind == "ts":
         yield from (Table(path) for path in sorted((data / "learning_curves").glob("*.npz")))
     else:
-        raise SystemExit(f"no tasks are named `{kind}`: there are lc, ce, ts and formula")
+        raise SystemExit(f"no tasks are named `{kind}`: there are lc, ce, ts, formula, choices and branches")

@@ -24,7 +24,7 @@ from hpo.checks.json_schema import study_schema
 from hpo.config.schema import StudyFile, model_of
 from hpo.config.schema_types import MAY_CHANGE
 from hpo.search.pruners import PRUNERS
-from hpo.search.samplers import SAMPLERS
+from hpo.search.samplers import SAMPLERS, TAKEN
 from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.trial.callbacks import CALLBACKS
 
@@ -174,8 +174,7 @@ def _shown(default: Any) -> str:
 
 def samplers() -> str:
     """Samplers by name, with the arguments that a study file may give them."""
-    taken = {"grid": ("search_space",), "brute_force": ("avoid_premature_stop",)}
-    return _classes(SAMPLERS, lambda name: ("seed", *taken.get(name, ())))
+    return _classes(SAMPLERS, lambda name: TAKEN.get(SAMPLERS[name], ("seed",)))
 
 
 def pruners() -> str:

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
@@ -52,6 +52,11 @@ class SearchSpace:
     def distributions(self) -> "dict[str, BaseDistribution]":
         """Optuna's distribution of each entry, by dotted path."""
         return {path: _distribution(param) for path, param in self.params.items()}
+
+    @property
+    def conditions(self) -> "dict[str, Mapping[str, Sequence[Any]]]":
+        """By entry, the values of others under which it exists; entries without a condition are left out."""
+        return {path: param.when for path, param in self.params.items() if param.when}
 
     def suggest(self, trial: "optuna.Trial | optuna.trial.BaseTrial") -> dict[str, Any]:
         """Ask a trial for a value of every entry whose conditions hold; names are the dotted paths."""

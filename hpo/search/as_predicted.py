@@ -69,8 +69,10 @@ def _values(
     values = {trial.number: trial.value for trial in complete if trial.value is not None}
     known = curves_of_trials(study, trials, bounded=False)
     with one_thread():
-        ends = predicted_ends(known.curves, encoding, known.horizon)
-    return values | {number: -loss if maximize else loss for number, loss in ends.items()}
+        for curves in (known.curves, *known.earlier.values()):
+            ends = predicted_ends(curves, encoding, known.horizon)
+            values |= {number: -loss if maximize else loss for number, loss in ends.items()}
+    return values
 
 
 def _complete(trial: FrozenTrial, value: float) -> FrozenTrial:

@@ -16,9 +16,9 @@ from hpo.search.schedulers.freeze_thaw.model import CurveModel
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
 
 #: Rows that the model reads, at most; fewer where many are asked for, each of which costs as much as a row does.
-_ROWS: Final = 300
+_ROWS: Final = 200
 _FEW_ROWS: Final = 120
-_MANY: Final = 400
+_MANY: Final = 250
 
 
 def predicted_ends(curves: Sequence[Curve], encoding: Encoding, horizon: int) -> dict[int, float]:
@@ -43,11 +43,12 @@ def predicted_ends(curves: Sequence[Curve], encoding: Encoding, horizon: int) ->
         return {}
     warp = Warp(reported)
     table = table_of(reported, encoding, warp, horizon, _ROWS if len(reported) <= _MANY else _FEW_ROWS)
-    theta, _ = kernel.prior(int(encoding.groups.max(initial=-1)) + 1)
+    theta, _ = kernel.prior(encoding.lengths)
     model = CurveModel(theta, encoding.groups, table.rows, table.z)
     x = encoding.features(encoding.points([curve.seen.params for curve in wanted]))
     numbers = np.array([curve.number for curve in wanted])
-    mean, _ = model.predict(Rows.each(x, np.ones(len(wanted)), numbers))
+    at = np.full(len(wanted), places(np.array(horizon), horizon))
+    mean, _ = model.predict(Rows.each(x, at, numbers))
     known = {curve.number for curve in table.curves}
     others = np.array([index for index, number in enumerate(numbers) if number not in known], dtype=np.int64)
     if len(others):

@@ -18,6 +18,7 @@ from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.search.as_predicted import as_predicted
 from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
+from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.distinct import DistinctSampler
 from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
@@ -28,6 +29,7 @@ SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
     {
         "tpe": samplers.TPESampler,
         "random": samplers.RandomSampler,
+        "curve_gp": CurveGPSampler,
         "gp": samplers.GPSampler,
         "cmaes": samplers.CmaEsSampler,
         "nsgaii": samplers.NSGAIISampler,
@@ -40,6 +42,13 @@ SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
 )
 
 _EXHAUSTIVE: Final = (samplers.GridSampler, samplers.BruteForceSampler)
+#: Arguments that the study sets itself; of every other sampler, the seed.
+TAKEN: Final[Mapping[type, tuple[str, ...]]] = MappingProxyType(
+    {
+        CurveGPSampler: ("seed", "space", "conditions"),
+        **dict.fromkeys(_EXHAUSTIVE, ("seed", "search_space", "avoid_premature_stop")),
+    }
+)
 
 
 class ExhaustiveSampler(samplers.BaseSampler):
@@ -118,10 +127,11 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
     node = {"name": section.name, **section.kwargs}
 
     def make(seed: int) -> samplers.BaseSampler:
-        return _make(spec, "study.sampler", node, seed)
+        return _make(spec, space, "study.sampler", node, seed)
 
-    conditions = {path: param.when for path, param in space.params.items() if param.when}
-    shown = partial(as_predicted, encoding=Encoding(space.distributions, conditions))
+    encoding = Encoding(space.distributions, space.conditions)
+    # The curves themselves say more than a value that is predicted from them.
+    shown = _as_it_is if kind is CurveGPSampler else partial(as_predicted, encoding=encoding)
     # Two draws from a real range are never equal: there is nothing to look for.
     if spec.study.duplicates == "resample" and not space.is_continuous:
         everywhere = kind is not samplers.PartialFixedSampler
@@ -129,10 +139,16 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
     return PerTrialSampler(make, section.seed, shown)
 
 
+def _as_it_is(study: Study) -> Study:
+    return study
+
+
 def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[samplers.BaseSampler]:
     kind = find_class(spec, path, node, SAMPLERS, samplers.BaseSampler)
-    taken = ("seed", "search_space", "avoid_premature_stop") if kind in _EXHAUSTIVE else ("seed",)
-    check_arguments(spec, path, kind, arguments_of(node), taken)
+    check_arguments(spec, path, kind, arguments_of(node), TAKEN.get(kind, ("seed",)))
+    if kind is CurveGPSampler and spec.study.objectives is not None:
+        fix = "name one for several objectives, such as nsgaii or tpe"
+        raise spec.error("can't be used with several objectives", path=f"{path}.name", value=node["name"], fix=fix)
     if kind is samplers.CmaEsSampler and not spec.study.sampler.allow_pickle:
         raise spec.error(
             "CMA-ES unpickles its state from the database, so anyone who can write there can run code here",
@@ -143,21 +159,27 @@ def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[sample
     return kind
 
 
-def _make(spec: StudySpec, path: str, node: Mapping[str, Any], seed: int) -> samplers.BaseSampler:
+def _make(
+    spec: StudySpec, space: SearchSpace, path: str, node: Mapping[str, Any], seed: int
+) -> samplers.BaseSampler:
     kind = _checked(spec, path, node)
     if kind in _EXHAUSTIVE:
         fix = "name it as the study's sampler, or take another one here"
         raise spec.error("can't stand inside another sampler", path=f"{path}.name", value=node["name"], fix=fix)
     arguments = arguments_of(node)
     if kind is samplers.TPESampler:
-        arguments = _for_tpe(spec) | arguments
+        arguments = tpe_arguments(space.conditions) | arguments
     for name in ("base_sampler", "independent_sampler"):
         if name in arguments:
-            arguments[name] = _make(spec, f"{path}.{name}", _named(spec, f"{path}.{name}", arguments[name]), seed)
+            inner = _named(spec, f"{path}.{name}", arguments[name])
+            arguments[name] = _make(spec, space, f"{path}.{name}", inner, seed)
     if kind is samplers.QMCSampler:
         # Its processes share one sequence, so one seed; what it draws on its own must still differ.
         arguments.setdefault("independent_sampler", samplers.RandomSampler(seed=seed))
         seed, kind = spec.study.sampler.seed, NumberedQMCSampler
+    if kind is CurveGPSampler:  # it tells trials apart by their numbers
+        arguments |= {"space": space.distributions, "conditions": space.conditions}
+        seed = spec.study.sampler.seed
     if issubclass(kind, samplers.QMCSampler | samplers.CmaEsSampler):  # a line at each parameter of each draw
         arguments.setdefault("warn_independent_sampling", False)
     if "seed" in inspect.signature(kind).parameters:
@@ -166,9 +188,9 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any], seed: int) -> sam
     return sampler
 
 
-def _for_tpe(spec: StudySpec) -> dict[str, Any]:
-    """Arguments of TPE where the study file leaves them out."""
-    if any(param.when for param in spec.search_space.values()):
+def tpe_arguments(conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of TPE where the study file leaves them out, for a space with these conditions."""
+    if conditions:
         # Without it, what stands under a condition would be drawn by itself, blind to the rest.
         return {"multivariate": True, "group": True}
     # Ahead of Optuna's own choice after 20 to 100 trials and with every pruner (docs/search.md).

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from optuna import Study
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.search.schedulers.curves import Curve, curves_of, horizon_of
+from hpo.search.schedulers.curves import Curve, curves_of, earlier_curves, horizon_of
 from hpo.search.schedulers.scheduler import Seen, Standing
-from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR
+from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, ORIGIN_ATTR
 from hpo.storage.grants import granted_until
 from hpo.storage.optuna_private import id_of_study, storage_of
 from hpo.storage.pausing import paused_at
@@ -23,12 +25,15 @@ class TrialCurves:
     """Trials as curves.
 
     Attributes:
-        curves: Every trial that has not failed, by number. One that was complete before the horizon has its value
-            there, and so has one that never reported.
+        curves: The study's own trials that have not failed, by number. One that was complete before the horizon
+            has its value there, and so has one that never reported; one that diverged is infinite there.
+        earlier: Those that were imported from studies that are known, by the study's name: their losses may be of
+            another level.
         horizon: Epochs of a whole trial, or a guess.
     """
 
     curves: Sequence[Curve]
+    earlier: Mapping[str, Sequence[Curve]]
     horizon: int
 
 
@@ -48,24 +53,38 @@ def curves_of_trials(study: Study, trials: Sequence[FrozenTrial], *, bounded: bo
         horizon=horizon,
         minimize=study.direction != StudyDirection.MAXIMIZE,
     )
-    curves = curves_of(standing)
-    return TrialCurves(curves, horizon_of(standing, curves))
+    curves, earlier = curves_of(standing), earlier_curves(standing)
+    every = [*curves, *chain.from_iterable(earlier.values())]
+    return TrialCurves(curves, earlier, horizon_of(standing, every))
 
 
 def _seen(trial: FrozenTrial, horizon: int | None, *, bounded: bool) -> Seen:
-    values, whole = trial.intermediate_values, trial.state == TrialState.COMPLETE
-    if whole and trial.value is not None and (not values or max(values) < (horizon or 1)):
-        values = {**values, horizon or 1: trial.value}
+    feasible = not bounded or all(violation <= 0 for violation in trial.constraints.values())
+    end = _known_end(trial, feasible=feasible)
+    values, last = trial.intermediate_values, horizon or 1
+    if end is not None and (not values or max(values) < last):
+        values = {**values, last: end}
     return Seen(
         number=trial.number,
         params=trial.params,
         values=values,
         state=_state(trial),
         until=granted_until(trial),
-        whole=whole,
+        whole=trial.state == TrialState.COMPLETE,
         imported=IMPORTED_ATTR in trial.system_attrs,
-        feasible=not bounded or all(violation <= 0 for violation in trial.constraints.values()),
+        source=trial.system_attrs.get(ORIGIN_ATTR, (None,))[0],
+        feasible=feasible,
     )
+
+
+def _known_end(trial: FrozenTrial, *, feasible: bool) -> float | None:
+    """The value that a trial has at the horizon wherever it ended; NaN: the worst. None: that is not known."""
+    if trial.state == TrialState.COMPLETE:
+        return trial.value
+    if trial.state != TrialState.PRUNED or not trial.intermediate_values:
+        return None
+    last = trial.intermediate_values[max(trial.intermediate_values)]
+    return None if feasible and math.isfinite(last) else math.nan
 
 
 def _state(trial: FrozenTrial) -> Literal["waiting", "running", "paused", "ended"]:

@@ -33,11 +33,10 @@ def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
         here: A running trial whose grant ends: it is shown as if it had paused.
     """
     attrs = opened.study.user_attrs
-    params = opened.space.params
     return Standing(
         read=lambda: _seen(opened, here),
         space=opened.space.distributions,
-        conditions={path: param.when for path, param in params.items() if param.when},
+        conditions=opened.space.conditions,
         horizon=attrs.get(MAX_EPOCHS_ATTR),
         minimize=opened.spec.study.direction == "minimize",
         seed=opened.spec.seed,

@@ -1,0 +1,82 @@
+"""`CurveGPSampler`: proposes points by a model of all learning curves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+from optuna import Study
+from optuna.distributions import BaseDistribution
+from optuna.samplers import BaseSampler, RandomSampler
+from optuna.trial import FrozenTrial
+
+from hpo.search.one_thread import one_thread
+from hpo.search.schedulers.freeze_thaw.encoding import Conditions, Encoding
+from hpo.storage.optuna_private import all_trials
+
+_STREAM: Final = 0xC5
+
+
+class CurveGPSampler(BaseSampler):
+    """Expected improvement by a Gaussian process over parameters and epochs, fitted to every trial's curve.
+
+    The model is that of the scheduler `freeze_thaw`. It reads the curves of complete, pruned, paused and running
+    trials as they are: a trial that was stopped tells what its epochs tell. So it needs no complete trial, and
+    none of the values that other samplers are shown. Categories, integers and conditions are part of the model;
+    a trial that violates a constraint counts as the worst. The first trials are drawn evenly.
+
+    Randomness comes from the seed and the trial's number.
+
+    Args:
+        space: Distributions by parameter.
+        conditions: By parameter, the values of others under which it exists.
+        seed: The study's seed.
+        n_startup_trials: How many trials must have reported before the model is asked.
+    """
+
+    def __init__(
+        self,
+        space: Mapping[str, BaseDistribution],
+        conditions: Conditions,
+        seed: int,
+        n_startup_trials: int = 8,
+    ) -> None:
+        if n_startup_trials < 1:
+            raise ValueError(f"n_startup_trials must be at least 1, but is {n_startup_trials}")
+        self._space = {name: each for name, each in space.items() if not each.single()}
+        self._encoding = Encoding(space, conditions)
+        self._seed, self._startup = seed, n_startup_trials
+        self._alone = RandomSampler(seed=seed)
+
+    def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
+        """The whole space, whatever the trials had of it."""
+        return self._space
+
+    def sample_relative(
+        self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
+    ) -> dict[str, Any]:
+        """A point that no trial of the study has, as long as one is found."""
+        # SciPy takes a quarter of a second to import, which opening a study needs not wait for.
+        from hpo.search.curve_proposal import proposed
+        from hpo.search.schedulers.freeze_thaw.proposals import Proposals
+        from hpo.search.trial_curves import curves_of_trials
+
+        others = [other for other in all_trials(study) if other.number != trial.number]
+        known = curves_of_trials(study, others, bounded=True)
+        own = [curve for curve in known.curves if not curve.seen.imported]
+        rng = np.random.default_rng((self._seed, _STREAM, trial.number))
+        proposals = Proposals(self._encoding, {self._encoding.key(curve.seen.params) for curve in own}, rng)
+        params: Mapping[str, Any] | None = None
+        if sum(math.isfinite(curve.last) for curve in known.curves) >= self._startup:
+            with one_thread():
+                params = proposed(known, self._encoding, proposals)
+        params = params or proposals.spread(trial.number, self._seed) or {}
+        return {name: value for name, value in params.items() if name in search_space}
+
+    def sample_independent(
+        self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
+    ) -> Any:
+        """By chance: every point is taken."""
+        return self._alone.sample_independent(study, trial, param_name, param_distribution)

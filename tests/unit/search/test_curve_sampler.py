@@ -1,0 +1,169 @@
+"""`curve_gp`: what it proposes, from which trials, and that it repeats."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.trial import TrialState
+
+from hpo.config.space import SearchSpace
+from hpo.errors import InputError
+from hpo.search.curve_sampler import CurveGPSampler
+from hpo.search.samplers import make_sampler
+from hpo.storage.attributes import MAX_EPOCHS_ATTR
+from tests.support.studies import Studies, ask
+from tests.unit.search.test_samplers import CONDITIONAL, FINITE, play, quiet, sampler
+
+__all__ = ["quiet"]
+
+HORIZON = 16
+SPACE: dict[str, BaseDistribution] = {
+    "x": FloatDistribution(0.0, 1.0),
+    "y": FloatDistribution(1e-3, 10.0, log=True),
+    "n": IntDistribution(1, 8),
+    "kind": CategoricalDistribution(["a", "b", "c"]),
+    "inner": FloatDistribution(0.0, 1.0),
+    "fixed": FloatDistribution(2.0, 2.0),
+}
+CONDITIONS = {"inner": {"kind": ["b"]}}
+SILENT = 8
+
+
+def end_of(params: dict[str, Any]) -> float:
+    """Least, 0, at x = .3, y = .1, n = 5 and, of kind b, an inner value of .7."""
+    loss = (params["x"] - 0.3) ** 2 + (math.log10(params["y"]) + 1) ** 2 / 8 + (params["n"] - 5) ** 2 / 50
+    return float(loss + ((params["inner"] - 0.7) ** 2 if params["kind"] == "b" else 0.3))
+
+
+def ends(drawn: list[dict[str, Any]]) -> float:
+    """The middle of what these points end at."""
+    return float(np.median([end_of(params) for params in drawn]))
+
+
+def draw(study: optuna.Study) -> tuple[optuna.Trial, dict[str, Any]]:
+    trial = study.ask()
+    params = {
+        name: trial._suggest(name, each)
+        for name, each in SPACE.items()
+        if name not in CONDITIONS or trial.params["kind"] == "b"
+    }
+    return trial, params
+
+
+def study_of(seed: int, direction: str = "minimize", **arguments: int) -> optuna.Study:
+    study = optuna.create_study(direction=direction, sampler=CurveGPSampler(SPACE, CONDITIONS, seed, **arguments))
+    study.set_user_attr(MAX_EPOCHS_ATTR, HORIZON)
+    return study
+
+
+def trained(study: optuna.Study, count: int, *, epochs: int, sign: float = 1.0) -> list[dict[str, Any]]:
+    """Trials that are stopped after so many epochs, or complete after all; their parameters."""
+    drawn = []
+    for _ in range(count):
+        trial, params = draw(study)
+        for epoch in range(1, epochs + 1):
+            trial.report(sign * (end_of(params) + 1 / epoch), epoch)
+        if epochs == HORIZON:
+            study.tell(trial, sign * (end_of(params) + 1 / HORIZON))
+        else:
+            study.tell(trial, state=TrialState.PRUNED)
+        drawn.append(params)
+    return drawn
+
+
+@pytest.mark.parametrize(("epochs", "sign"), [(HORIZON, 1.0), (4, 1.0), (4, -1.0)])
+def test_it_finds_good_points_of_a_conditional_space_from_curves(epochs: int, sign: float) -> None:
+    """Of trials that ran to their end, and as well of those that were stopped."""
+    study = study_of(0, "minimize" if sign > 0 else "maximize")
+    drawn = trained(study, 35, epochs=epochs, sign=sign)
+    assert ends(drawn[-10:]) < 0.7 * ends(drawn[:SILENT])
+    assert all(("inner" in params) == (params["kind"] == "b") for params in drawn)
+    assert len({tuple(sorted(params.items())) for params in drawn}) == len(drawn)
+
+
+def test_it_works_where_nothing_is_reported_and_no_length_is_known() -> None:
+    study = optuna.create_study(sampler=CurveGPSampler(SPACE, CONDITIONS, 1))
+    losses = []
+    for _ in range(35):
+        trial, params = draw(study)
+        losses.append(end_of(params))
+        study.tell(trial, losses[-1])
+    assert np.median(losses[-10:]) < 0.7 * np.median(losses[:SILENT])
+
+
+def test_a_draw_depends_on_the_seed_the_number_and_the_trials_alone() -> None:
+    one, two, other = study_of(5), study_of(5), study_of(6)
+    whole = trained(one, 12, epochs=4)
+    parts = trained(two, 9, epochs=4)
+    two.sampler = CurveGPSampler(SPACE, CONDITIONS, 5)
+    assert parts + trained(two, 3, epochs=4) == whole
+    assert trained(other, 12, epochs=4) != whole
+
+
+def test_workers_that_ask_at_the_same_time_get_different_points() -> None:
+    study = study_of(2)
+    trained(study, 10, epochs=4)
+    drawn = [draw(study)[1] for _ in range(4)]
+    assert len({round(params["x"], 3) for params in drawn}) == 4
+
+
+def test_a_trial_that_diverged_or_violates_a_constraint_is_no_reason_to_come_back() -> None:
+    """All that is below .5 is lost, though its first epochs look best."""
+    study = study_of(3)
+    for _ in range(30):
+        trial, params = draw(study)
+        trial.report(params["x"], 1)
+        trial.set_constraint("size", 1.0 if params["x"] < 0.25 else -1.0)
+        if 0.25 <= params["x"] < 0.5:
+            trial.report(math.nan, 2)
+            study.tell(trial, state=TrialState.PRUNED)
+        else:
+            study.tell(trial, params["x"])
+    later = [trial.params["x"] for trial in study.trials[15:]]
+    assert sum(x >= 0.5 for x in later) > sum(x < 0.5 for x in later)
+
+
+def test_where_every_point_of_a_space_is_taken_it_draws_on(studies: Studies) -> None:
+    options = ("study.duplicates=allow", FINITE, *sampler("{name: curve_gp, n_startup_trials: 3}"))
+    with studies.open(*options) as (view,):
+        drawn = play(view, 14)
+    assert len({tuple(params.values()) for params in drawn}) == 12
+
+
+def test_by_its_name_it_has_the_studys_space_with_its_conditions(studies: Studies) -> None:
+    with studies.open(*sampler("curve_gp"), text=CONDITIONAL) as (view,):
+        for params in play(view, 12):
+            assert ("optimizer.momentum" in params) == (params["optimizer._target_"] == "torch.optim.SGD")
+            assert view.space.contains(params)
+
+
+def test_an_enqueued_point_is_taken_as_it_is(studies: Studies) -> None:
+    with studies.open(*sampler("curve_gp")) as (view,):
+        play(view, 9)
+        view.study.enqueue_trial({"model.hidden": 3})
+        assert ask(view)[1]["model.hidden"] == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ("{name: curve_gp, n_startup_trials: 0}", "at least 1"),
+        ("{name: curve_gp, space: {}}", "takes no such argument"),
+    ],
+)
+def test_what_it_refuses(studies: Studies, options: str, problem: str) -> None:
+    spec = studies.spec(*sampler(options))
+    with pytest.raises(InputError, match=problem):
+        make_sampler(spec, SearchSpace.from_spec(spec))
+
+
+def test_it_refuses_several_objectives(studies: Studies) -> None:
+    goals = "study.objectives={val_loss: minimize, seconds: minimize}"
+    spec = studies.spec(goals, "study.pruner=none", *sampler("curve_gp"))
+    with pytest.raises(InputError, match="several objectives"):
+        make_sampler(spec, SearchSpace.from_spec(spec))
