@@ -10,6 +10,7 @@ import optuna
 
 from hpo.checks.check import check_metric, check_spec
 from hpo.checks.check_callbacks import check_callbacks
+from hpo.checks.check_forks import check_forks
 from hpo.checks.check_metrics import check_metrics
 from hpo.checks.findings import Finding
 from hpo.checks.meaning import check_meaning
@@ -47,6 +48,8 @@ def check_imports(spec: StudySpec, *, search: bool = True) -> list[Finding]:
     found = check_spec(spec, callbacks=offered_callbacks(), search=search)
     found += check_metrics(spec)
     check_schedule(spec, search=search)
+    if search:
+        check_forks(spec)
     written, followed = check_callbacks(spec)
     found += followed
     several = spec.study.objectives is not None

@@ -17,6 +17,7 @@ from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
+from hpo.search.schedulers.pbt.scheduler import Pbt
 from hpo.storage.engines import display_url
 
 #: Learning rates outside of which an optimizer stands still or diverges, by its class's name. Generous: what is
@@ -228,6 +229,26 @@ def _workers(reader: Reader) -> Findings:
         yield reader.warn(problem, "run.workers", workers, f"write `workers: {n_trials}`, or more trials")
 
 
+def _population(reader: Reader) -> Findings:
+    """A population that forks nothing, or leaves workers without work."""
+    section, study, run = reader.spec.study.scheduler, reader.spec.study, reader.spec.run
+    if section is None or section.name != "pbt":
+        return
+    population, every = section.kwargs.get("population", Pbt.population), section.kwargs.get("every")
+    if not isinstance(population, int):
+        return
+    if study.n_trials <= population:
+        problem = f"no trial is forked: the first {population} take all {study.n_trials} trials"
+        fix = "a fork is a trial: write more, or `epochs` in place of `n_trials`"
+        yield reader.warn(problem, "study.n_trials", study.n_trials, fix)
+    if run.workers is not None and run.workers > population:
+        problem = f"{population} trials train at a time, for {run.workers} workers: the others have nothing to do"
+        yield reader.warn(problem, "run.workers", run.workers, "write a larger `population`, or fewer workers")
+    if isinstance(every, int) and reader.epochs is not None and every >= reader.epochs:
+        problem = f"no trial is forked: a trial has {reader.epochs} epochs"
+        yield reader.warn(problem, "study.scheduler.every", every, f"write less than {reader.epochs}")
+
+
 def _timeouts(reader: Reader) -> Findings:
     whole, idle = reader.spec.run.trial_timeout, reader.spec.run.no_progress_timeout
     if idle is not None and whole is not None and idle >= whole:
@@ -247,4 +268,13 @@ def _overridden(reader: Reader) -> Findings:
 
 
 _TRAINING: Final[Collection[Check]] = (*SCHEDULES, _patience, _learning_rate, _direction)
-_SEARCH: Final[Collection[Check]] = (_overridden, _ranges, _sampler, _pruner, _workers, _timeouts, _network)
+_SEARCH: Final[Collection[Check]] = (
+    _overridden,
+    _ranges,
+    _sampler,
+    _pruner,
+    _population,
+    _workers,
+    _timeouts,
+    _network,
+)

@@ -68,6 +68,21 @@ def test_every_metric_that_a_study_names_is_recorded(file: Path, override: str, 
     assert "did you mean `val_" in caught.value.fix
 
 
+@pytest.mark.parametrize(("path", "fits"), [("model.dropout", True), ("model.hidden", False)])
+def test_a_parameter_that_gives_the_model_other_weights_can_not_be_perturbed(
+    file: Path, path: str, fits: bool
+) -> None:
+    ranges = "model.dropout: {type: float, low: 0, high: 0.5}, model.hidden: {type: int, low: 2, high: 8}"
+    space = f"search_space={{{ranges}}}"
+    spec = load_spec(file, [space, "study.pruner=none", f"study.scheduler={{name: pbt, perturb: [{path}]}}"])
+    if fits:
+        check_imports(spec)
+        return
+    with pytest.raises(InputError, match="the model has other weights then") as refused:
+        check_imports(spec)
+    assert (refused.value.path, refused.value.value) == ("study.scheduler.perturb", "model.hidden")
+
+
 def test_the_search_is_started_in_a_database_that_is_thrown_away(file: Path) -> None:
     check_search(load_spec(file))
     assert not (file.parent / "runs").exists()

@@ -38,6 +38,10 @@ def warned(file: Path, *overrides: str, search: bool = True) -> list[Finding]:
     return check_meaning(load_spec(file, overrides), search=search)
 
 
+def pbt(arguments: str) -> str:
+    return f"study.scheduler={{name: pbt, {arguments}}}"
+
+
 def scheduler(name: str, arguments: str) -> str:
     return f"lr_scheduler={{_target_: torch.optim.lr_scheduler.{name}, {arguments}}}"
 
@@ -162,6 +166,9 @@ def scheduler(name: str, arguments: str) -> str:
             "the grid has 98 points or more, and only 40",
         ),
         (["run.workers=41"], "run.workers", "there are 40 trials for 41 workers"),
+        ([pbt("population: 40"), "study.pruner=none"], "study.n_trials", "the first 40 take all 40 trials"),
+        ([pbt("population: 4"), "study.pruner=none", "run.workers=5"], "run.workers", "4 trials train at a time"),
+        ([pbt("every: 10"), "study.pruner=none"], "study.scheduler.every", "no trial is forked: a trial has 10"),
         (
             ["run.trial_timeout=1h", "run.no_progress_timeout=2h"],
             "run.no_progress_timeout",
