@@ -87,11 +87,29 @@ class Running:
         return len(self.values)
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What a study has.
+
+    Attributes:
+        workers: How many train at a time.
+        budget: Epochs that they train together.
+        switch: Epochs of a trial that starting or resuming it takes, out of the same budget.
+    """
+
+    workers: int
+    budget: int
+    switch: float = 0.0
+
+
 class Strategy(Protocol):
     """Who decides."""
 
-    def free(self, trials: Sequence[Running]) -> tuple[int | None, Mapping[str, Any]] | None:
-        """What a free worker trains: a paused trial's number, or None and new parameters; None: it waits."""
+    def free(self, trials: Sequence[Running], here: int | None) -> tuple[int | None, Mapping[str, Any]] | None:
+        """What a free worker trains: a paused trial's number, or None and new parameters; None: it waits.
+
+        ``here`` is the trial that it has had last; None for one that has had none.
+        """
 
     def report(self, trial: Running, value: float) -> bool:
         """Whether the trial trains on after an epoch."""
@@ -105,19 +123,18 @@ class Scheduled:
         task: Task,
         scheduler: Scheduler,
         seed: int,
-        workers: int,
-        budget: int,
+        plan: Plan,
         earlier: Sequence[Seen] = (),
     ) -> None:
         self._task, self._scheduler, self._seed, self._earlier = task, scheduler, seed, earlier
-        self._workers, self._budget = workers, budget
+        self._plan = plan
         self._encoding = Encoding(task.space, task.conditions)
         self._state: Mapping[str, Any] = {}
         self.granted: tuple[int | None, str] = (None, "")
 
-    def free(self, trials: Sequence[Running]) -> tuple[int | None, Mapping[str, Any]] | None:
+    def free(self, trials: Sequence[Running], here: int | None) -> tuple[int | None, Mapping[str, Any]] | None:
         """See `Strategy`."""
-        answer = self._scheduler.next(self._standing(trials))
+        answer = self._scheduler.next(self._standing(trials, here))
         if isinstance(answer, Wait):
             return None
         self._state = self._state if answer.state is None else json.loads(json.dumps(answer.state))
@@ -135,7 +152,7 @@ class Scheduled:
             trial.state = "ended"
         return trial.state == "running" and trial.done < (trial.until or self._task.horizon)
 
-    def _standing(self, trials: Sequence[Running]) -> Standing:
+    def _standing(self, trials: Sequence[Running], here: int | None) -> Standing:
         seen = [
             Seen(
                 trial.number,
@@ -145,6 +162,7 @@ class Scheduled:
                 trial.until,
                 trial.kinds,
                 whole=trial.done == self._task.horizon,
+                switch=self._plan.switch,
             )
             for trial in trials
         ]
@@ -154,9 +172,10 @@ class Scheduled:
             conditions=self._task.conditions,
             horizon=self._task.horizon,
             seed=self._seed,
-            planned=self._workers,
-            n_epochs=self._budget,
+            planned=self._plan.workers,
+            n_epochs=None if self._plan.switch else self._plan.budget,
             state=self._state,
+            here=None if here is None or trials[here].state != "paused" else here,
         )
 
 
@@ -173,7 +192,11 @@ class Sampled:
         self._trials: list[optuna.Trial] = []
         self.granted: tuple[int | None, str] = (None, "")
 
-    def free(self, trials: Sequence[Running]) -> tuple[int | None, Mapping[str, Any]] | None:  # noqa: ARG002
+    def free(
+        self,
+        trials: Sequence[Running],  # noqa: ARG002
+        here: int | None,  # noqa: ARG002
+    ) -> tuple[int | None, Mapping[str, Any]] | None:
         """Always a new trial."""
         trial = self._study.ask()
         for name in self._order:
@@ -245,14 +268,12 @@ def _pruner(name: str, horizon: int) -> optuna.pruners.BasePruner:
     return kinds[name]()
 
 
-def strategy_of(
-    name: str, task: Task, seed: int, workers: int, budget: int, earlier: Sequence[Seen] = ()
-) -> Strategy:
+def strategy_of(name: str, task: Task, seed: int, plan: Plan, earlier: Sequence[Seen] = ()) -> Strategy:
     """By its name on the command line; NAME,key=value gives a scheduler's arguments."""
     kind, *arguments = name.split(",")
     if kind in SCHEDULERS:
         given = {key: json.loads(value) for key, _, value in (each.partition("=") for each in arguments)}
-        return Scheduled(task, SCHEDULERS[kind](**given), seed, workers, budget, earlier)
+        return Scheduled(task, SCHEDULERS[kind](**given), seed, plan, earlier)
     sampler, _, pruner = name.partition("+")
     return Sampled(task, sampler, pruner or "none", seed)
 
@@ -263,7 +284,7 @@ _IMPORTED = 10**6
 _OTHER_SEED = 100
 
 
-def earlier_trials(task: Task, other: Task, kind: str, seed: int, workers: int, budget: int) -> list[Seen]:
+def earlier_trials(task: Task, other: Task, kind: str, seed: int, plan: Plan) -> list[Seen]:
     """The trials of an earlier study by `freeze_thaw`, as a study on ``task`` has them that starts from it.
 
     Args:
@@ -272,13 +293,12 @@ def earlier_trials(task: Task, other: Task, kind: str, seed: int, workers: int, 
         kind: What the earlier study was of: ``"same"``, the task; ``"other"``, the other one; ``"inverted"``, the
             other one, its good trials shown as bad ones; ``""``: there is none.
         seed: Of the study; the earlier one has another.
-        workers: Of both.
-        budget: Of both.
+        plan: Of both.
     """
     if not kind:
         return []
     source, seed = task if kind == "same" else other, seed + _OTHER_SEED
-    study = Study(source, strategy_of("freeze_thaw", source, seed, workers, budget), workers, budget, seed)
+    study = Study(source, strategy_of("freeze_thaw", source, seed, plan), plan, seed)
     study.run()
     sign = -1.0 if kind == "inverted" else 1.0
     return [
@@ -296,32 +316,31 @@ def earlier_trials(task: Task, other: Task, kind: str, seed: int, workers: int, 
 
 
 class Study:
-    """One simulated study: workers in virtual time until the budget of epochs is trained."""
+    """One simulated study: workers in virtual time until the budget is used."""
 
-    def __init__(self, task: Task, strategy: Strategy, workers: int, budget: int, seed: int) -> None:
-        self._task, self._strategy, self._seed = task, strategy, seed
-        self._workers, self._budget = workers, budget
+    def __init__(self, task: Task, strategy: Strategy, plan: Plan, seed: int) -> None:
+        self._task, self._strategy, self._plan, self._seed = task, strategy, plan, seed
         self.trials: list[Running] = []
-        self.trace = np.full(budget, np.nan)
+        self.trace = np.full(plan.budget, np.inf)
         self.decisions: list[float] = []
         self._events: list[tuple[float, int, int]] = []
         self._idle: list[int] = []
+        self._last: list[int | None] = [None] * plan.workers
+        self._used = 0.0
         self._best = (math.inf, math.inf)
 
     def run(self) -> None:
-        """Train; `trace` has the regret of the best seen after each epoch."""
-        self._idle = list(range(self._workers))
+        """Train; `trace` has the regret of the best seen after each epoch of the budget."""
+        self._idle = list(range(self._plan.workers))
         self._start(0.0)
-        for used in range(self._budget):
-            if not self._events:
-                self.trace[used:] = self._best[1]
-                break
+        while self._events and self._used < self._plan.budget:
             now, worker, number = heapq.heappop(self._events)
             trial = self.trials[number]
+            self._used += 1
             value, true = float(trial.trained.seen[trial.done]), float(trial.trained.true[trial.done])
             trial.values[trial.done + 1] = value
             self._best = min(self._best, (value, true))
-            self.trace[used] = self._best[1]
+            self.trace[math.ceil(self._used) - 1 :] = self._best[1]
             self._after(trial, value, now, worker)
         self.trace = regret(self._task, self.trace)
 
@@ -342,7 +361,8 @@ class Study:
     def _start(self, now: float) -> None:
         while self._idle:
             began = time.process_time()
-            answer = self._strategy.free(self.trials)
+            worker = self._idle[-1]
+            answer = self._strategy.free(self.trials, self._last[worker])
             self.decisions.append(time.process_time() - began)
             if answer is None:
                 return
@@ -356,26 +376,30 @@ class Study:
                 raise AssertionError(f"trial {number} has ended")
             trial.state, (trial.until, kind) = "running", self._strategy.granted
             trial.kinds.append(kind)
-            heapq.heappush(self._events, (now + trial.trained.seconds, self._idle.pop(), number))
+            switch = 0.0 if number == self._last[worker] else self._plan.switch
+            self._last[worker] = number
+            self._used += switch
+            heapq.heappush(self._events, (now + (1 + switch) * trial.trained.seconds, self._idle.pop(), number))
 
 
 def run(arguments: argparse.Namespace) -> None:
     """Add the runs that the file lacks."""
     out: Path = arguments.out
     known = {tuple(json.loads(line)["key"]) for line in out.open()} if out.exists() else set()
-    budget, workers = arguments.epochs, arguments.workers
-    at = np.unique(np.round(np.geomspace(10, budget, _KEPT)).astype(int))
+    plan = Plan(arguments.workers, arguments.epochs, arguments.switch)
+    at = np.unique(np.round(np.geomspace(10, plan.budget, _KEPT)).astype(int))
     tasks = [task for name in arguments.tasks for task in split(name, arguments.data)]
     for task, other in zip(tasks, tasks[1:] + tasks[:1], strict=True):
         for seed in range(arguments.seeds):
             for name in arguments.strategies:
                 label = f"{name} after {arguments.earlier}" if arguments.earlier else name
-                key = (task.name, label, seed, workers, budget)
+                label += f" switch {plan.switch:g}" if plan.switch else ""
+                key = (task.name, label, seed, plan.workers, plan.budget)
                 if key in known:
                     continue
-                earlier = earlier_trials(task, other, arguments.earlier, seed, workers, budget)
-                strategy = strategy_of(name, task, seed, workers, budget, earlier)
-                study = Study(task, strategy, workers, budget, seed)
+                earlier = earlier_trials(task, other, arguments.earlier, seed, plan)
+                strategy = strategy_of(name, task, seed, plan, earlier)
+                study = Study(task, strategy, plan, seed)
                 study.run()
                 with out.open("a") as file:
                     file.write(json.dumps({"key": key, **_summary(study, at)}) + "\n")
@@ -473,11 +497,11 @@ def _timed(count: int, epochs: int, decisions: int) -> list[float]:
         values = {epoch: float(seen[epoch - 1]) for epoch in range(1, done + 1)}
         state, kind = "ended" if done == epochs else "paused", "model" if number % 4 else "breadth"
         trials.append(Running(number, params, trained, values, state, kinds=[kind]))
-    strategy, taken = Scheduled(task, FreezeThaw(), 0, 4, 10**9), []
-    strategy.free([])  # the first decision imports SciPy
+    strategy, taken = Scheduled(task, FreezeThaw(), 0, Plan(4, 10**9)), []
+    strategy.free([], None)  # the first decision imports SciPy
     for _ in range(decisions):
         began = time.process_time()
-        answer = strategy.free(trials)
+        answer = strategy.free(trials, None)
         taken.append(time.process_time() - began)
         if answer is None:
             break
@@ -505,6 +529,7 @@ def parsed() -> argparse.Namespace:
     one.add_argument("--data", type=Path, help="folder with lcbench/ and learning_curves/")
     one.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
     one.add_argument("--seeds", type=int, default=2)
+    one.add_argument("--switch", type=float, default=0.0, help="epochs that starting or resuming a trial takes")
     one.add_argument(
         "--earlier",
         choices=("same", "other", "inverted"),

@@ -52,6 +52,19 @@ _SLOWEST_BEAT: Final = 10.0
 
 
 @dataclass(frozen=True)
+class Assignment:
+    """To the trial process: its trial.
+
+    Attributes:
+        lease: The trial, taken in the process's name.
+        before_s: Seconds that it took to take it, and to start the process.
+    """
+
+    lease: Lease
+    before_s: float
+
+
+@dataclass(frozen=True)
 class GrantEnds:
     """To the worker: the trial has come to the end of its grant."""
 
@@ -93,12 +106,13 @@ class TrialProcess:
     _news: News | None = None
     _from_epoch: int | None = None
 
-    def run(self, lease: Lease, extend: Callable[[], Granted | None]) -> Ended:
+    def run(self, lease: Lease, extend: Callable[[], Granted | None], before_s: float = 0.0) -> Ended:
         """Train a trial to its end, to a pause or to a request to stop.
 
         Args:
             lease: The trial, taken in this process's name.
             extend: Called where its grant ends; what it is granted now, None where it pauses.
+            before_s: Seconds that it took to take the trial, and to start this process for it.
         """
         request = self.request
         torch.set_num_threads(self.order.slot.threads)
@@ -113,7 +127,7 @@ class TrialProcess:
                 Heartbeat(storage.beat, interval=interval, on_lost=request.lose, on_gone=request.leave),
                 contextlib.suppress(LeaseLostError),
             ):
-                self._train(begin(self.opened, lease), request, extend)
+                self._train(begin(self.opened, lease), request, extend, before_s)
         except Exception as error:  # noqa: BLE001 - every error is sent to the supervisor
             traceback.print_exc()
             fail(self.channel, error)
@@ -122,7 +136,13 @@ class TrialProcess:
             storage.close()
         return Ended.ASKED if request.leaving else Ended.TRIAL
 
-    def _train(self, trial: optuna.Trial, request: StopRequest, extend: Callable[[], Granted | None]) -> None:
+    def _train(
+        self,
+        trial: optuna.Trial,
+        request: StopRequest,
+        extend: Callable[[], Granted | None],
+        before_s: float,
+    ) -> None:
         grants = trial.user_attrs.get(GRANTS_ATTR, ())
         news = self._news = News(self.channel, trial.number, self.order.spec.study.metric, grants)
         self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
@@ -131,7 +151,7 @@ class TrialProcess:
         device = torch.device(self.order.slot.device)
         code = TrainerCode(self.builder)
         said = partial(_said, extend, news)
-        report = TrialRun(self.opened, trial, code, device, request, self._beat, said).run()
+        report = TrialRun(self.opened, trial, code, device, request, self._beat, said, before_s).run()
         news.finish()
         send(self.channel, report)
 
@@ -177,14 +197,14 @@ class Orders:
     def __init__(self, source: Connection[Any, Any], request: StopRequest) -> None:
         self._source = source
         self._request = request
-        self._told: queue.SimpleQueue[Lease | Extension | None] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Assignment | Extension | None] = queue.SimpleQueue()
         signal.signal(signal.SIGTERM, lambda *_: request.leave())
         threading.Thread(target=self._listen, daemon=True).start()
 
-    def lease(self) -> Lease | None:
+    def assignment(self) -> Assignment | None:
         """The trial to train; None where there is none."""
         told = self._told.get()
-        return told if isinstance(told, Lease) else None
+        return told if isinstance(told, Assignment) else None
 
     def extend(self) -> Granted | None:
         """Ask the worker what the trial is granted where its grant ends; None where no worker is left to say."""

@@ -16,6 +16,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -29,7 +30,15 @@ import optuna
 
 from hpo.execution.limits import kill_group
 from hpo.execution.messages import PROCESS, Leaving, Message, Pulse, Ready, Stop, WorkerOrder, send
-from hpo.execution.trial_process import Ended, Extension, Orders, TrialProcess, end_forks_at_sigterm, fail
+from hpo.execution.trial_process import (
+    Assignment,
+    Ended,
+    Extension,
+    Orders,
+    TrialProcess,
+    end_forks_at_sigterm,
+    fail,
+)
 from hpo.execution.warm import warm_up
 from hpo.search.schedulers.scheduler import Wait
 from hpo.storage.ledger import Lease, Owner
@@ -146,6 +155,7 @@ class _Worker:
         owner = Owner.current(worker=order.label, device=order.slot.label)
         self._opened = replace(load_study(order.spec, owner), scheduler=order.scheduler)
         self._taker = Taker(self._opened)
+        self._free_since = time.monotonic()
         builder, self._forkable = warm_up(order.spec)
         self._trial = TrialProcess(order, self._opened, builder, channel, pulse)
 
@@ -157,7 +167,7 @@ class _Worker:
         self._opened.storage.rehearse(self._opened.study_id)
         # What deciding needs is imported, and what is known by now read, while nothing waits for it.
         self._opened.scheduler.next(standing_of(self._opened))
-        ended = Ended.TRIAL
+        ended, self._free_since = Ended.TRIAL, time.monotonic()
         while ended is Ended.TRIAL:
             with self._forked() as standby:
                 lease = self._take()
@@ -185,6 +195,7 @@ class _Worker:
             if not isinstance(taken, Wait):
                 return taken
             connection.wait([self._wake, *self._heard()], pause)
+            self._free_since = time.monotonic()
             pause = min(2 * pause, _LONGEST_PAUSE)
         return None
 
@@ -211,11 +222,12 @@ class _Worker:
         """Let the process train a trial; where it dies, this one dies alike: the supervisor settles the trial."""
         self._opened.storage.close()  # nothing is asked until the grant ends
         with contextlib.suppress(OSError):
-            standby.line.send(lease)
+            standby.line.send(Assignment(lease, time.monotonic() - self._free_since))
         ended = self._wait(standby, lease)
         if ended is None:
             standby.process.join()
             _die_like(standby.process.exitcode or 0)
+        self._free_since = time.monotonic()
         self._opened.storage.forget(lease.trial_id)
         return ended
 
@@ -285,9 +297,9 @@ def _in_fork(trial: TrialProcess, ours: Connection[Any, Any], theirs: Connection
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     orders = Orders(theirs, trial.request)
-    lease = orders.lease()
-    if lease is not None:
-        theirs.send(trial.run(lease, orders.extend))
+    given = orders.assignment()
+    if given is not None:
+        theirs.send(trial.run(given.lease, orders.extend, given.before_s))
 
 
 def _die_like(exitcode: int) -> NoReturn:

@@ -57,6 +57,8 @@ FORK_ATTR: Final = "hpo:fork"
 RUN_ATTR: Final = "hpo:run"
 #: The earlier trial with the same parameters whose value it has.
 SAME_AS_ATTR: Final = "hpo:same_as"
+#: How long its attempts took: how many there were, the epochs they trained, and the seconds in and around these.
+TIMING_ATTR: Final = "hpo:timing"
 #: In how many parts each of its batches was computed, after it ran out of memory.
 PARTS_ATTR: Final = "hpo:micro_batches"
 #: The last attempt before a person let it wait again (`hpo.study.retry`): deaths until then don't count.

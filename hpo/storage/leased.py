@@ -92,6 +92,10 @@ class LeasedStorage(ReadingStorage):
         with self.engine.connect() as conn:
             return ledger.attempts_of_trial(conn, trial_id)
 
+    def held_for(self, trial_id: int) -> float:
+        """Seconds since a trial was taken that this storage holds."""
+        return self._took(trial_id)
+
     def _took(self, trial_id: int) -> float:
         return time.monotonic() - self._since[trial_id]
 

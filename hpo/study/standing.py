@@ -23,6 +23,7 @@ from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import is_feasible
+from hpo.study.timing import timing_of
 
 
 def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
@@ -65,6 +66,7 @@ def seen(trial: FrozenTrial) -> Seen:
         until=granted_until(trial),
         kinds=[grant["why"].get("kind", "") for grant in grants_of(trial)],
         whole=outcome_of(trial) == Outcome.COMPLETE,
+        switch=timing_of(trial).switch,
         imported=IMPORTED_ATTR in trial.system_attrs,
         source=trial.system_attrs.get(ORIGIN_ATTR, (None,))[0],
         feasible=is_feasible(trial),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,7 +15,7 @@ from optuna.trial import FrozenTrial
 
 from hpo.errors import LeaseLostError
 from hpo.search.distinct import twin
-from hpo.storage.attributes import PARTS_ATTR, RUN_ATTR, SAME_AS_ATTR
+from hpo.storage.attributes import GRANTS_ATTR, PARTS_ATTR, RUN_ATTR, SAME_AS_ATTR, TIMING_ATTR
 from hpo.storage.grants import Granted
 from hpo.storage.ledger import Lease
 from hpo.storage.lineage import forked_from, inherited_epochs
@@ -32,6 +32,7 @@ from hpo.study.folders import (
 )
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.timing import timing_of
 from hpo.trial.artifacts import keep_artifacts
 from hpo.trial.checkpoints import Checkpoints, Source
 from hpo.trial.end import Failure, TrialEnd
@@ -61,6 +62,7 @@ class TrialRun:
         pulse: Called again and again with how far the run is, as long as training advances.
         extend: Called where the trial's grant ends; what it is granted now, None where it pauses. Without it the
             trial pauses there.
+        before_s: Seconds that it took to take the trial, and to start this process for it.
     """
 
     opened: OpenStudy
@@ -70,8 +72,10 @@ class TrialRun:
     request: StopRequest
     pulse: Callable[[RunProgress], None]
     extend: Callable[[], Granted | None] | None = None
+    before_s: float = 0.0
     _failure: Failure | None = None
     _paused: bool = False
+    _running: Session | None = None
 
     def run(self) -> TrialReport:
         """Train, and store what became of it.
@@ -152,7 +156,8 @@ class TrialRun:
         """Train; returns the outcome, None for a trial that is requeued or paused."""
         try:
             with only_in(self.opened.storage.process):
-                reason = self.code.train(self._session(folder))
+                self._running = self._session(folder)
+                reason = self.code.train(self._running)
         except (LeaseLostError, StorageInternalError):
             raise
         except optuna.TrialPruned:
@@ -207,11 +212,21 @@ class TrialRun:
         """Store the outcome, or that of a trial with the same parameters; returns the value."""
         if known is not None:
             return self._end.take_over(known)
+        if outcome is not None or self._paused:
+            self._keep_timing()
         if self._paused:
             self._end.pause()
         else:
             self._end.store(outcome, self._failure)
         return self._end.value
+
+    def _keep_timing(self) -> None:
+        """Store how long this attempt and those before took, for a scheduler that weighs what a switch costs."""
+        epochs, seconds = (0, 0.0) if self._running is None else self._running.trained
+        if not epochs or GRANTS_ATTR not in self.trial.user_attrs:
+            return
+        around = self.before_s + self.opened.storage.held_for(self._id) - seconds
+        self.trial.set_user_attr(TIMING_ATTR, asdict(timing_of(self.trial).with_attempt(epochs, seconds, around)))
 
     def _session(self, folder: Path) -> Session:
         """What the trial offers to its code, at the point where an attempt begins."""

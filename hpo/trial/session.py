@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -113,6 +114,9 @@ class Session:
     max_epochs: int = 0
     history: list[Metrics] = field(default_factory=list)
     stop_reason: str | None = None
+    _began: float = field(default_factory=time.monotonic)
+    _reported_at: float = field(default_factory=time.monotonic)
+    _resumed_at: int = 0
     _resumed: bool = False
     _last_report: bool = False  # training should have stopped by then
 
@@ -125,6 +129,11 @@ class Session:
     def epoch(self) -> int:
         """Finished epochs."""
         return len(self.history)
+
+    @property
+    def trained(self) -> tuple[int, float]:
+        """Epochs that this attempt has trained, and the seconds that they took, up to the last report."""
+        return self.epoch - self._resumed_at, self._reported_at - self._began
 
     # ---- while it trains
 
@@ -144,7 +153,9 @@ class Session:
         """
         end_fork(self.process)
         if not self._resumed:
+            began = self._began
             self.resume([])
+            self._began = began  # the first epoch is trained by now
         self._refuse_another()
         if self.epoch < self.inherited:
             raise ValueError(
@@ -157,6 +168,7 @@ class Session:
                 "report each once, and let `load_checkpoint` say where a trial resumes"
             )
         self.history.append(Metrics(metrics))
+        self._reported_at = time.monotonic()
         self.pulse(self)
         value = self.history[-1].get(self.metric)
         if value is not None:
@@ -256,6 +268,7 @@ class Session:
         """
         end_fork(self.process)
         self.history, self._resumed, self._last_report = list(history), True, False
+        self._resumed_at, self._began = len(history), time.monotonic()
         self.pulse(self)
         decision = self.reports.resume(self.history)
         if not (inside and decision is Decision.PAUSE):

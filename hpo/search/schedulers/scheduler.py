@@ -7,10 +7,15 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
-from typing import Any, Literal, Protocol
+from statistics import median
+from typing import Any, Final, Literal, Protocol
 
 import optuna
 from optuna.distributions import BaseDistribution
+
+#: Trials by which the cost of a switch is measured, at least; a switch that takes less of an epoch costs nothing.
+_FEWEST: Final = 4
+_SHORT: Final = 0.125
 
 
 class Decision(Enum):
@@ -126,6 +131,8 @@ class Seen:
         feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
         inherited: Epochs at its beginning that another trial, its parent, has trained; it has no values there.
         replaces: The trial in whose place it was forked.
+        switch: Epochs of its own that could be trained in the time that each of its starts and resumptions took;
+            None where that was not measured.
     """
 
     number: int
@@ -140,6 +147,7 @@ class Seen:
     feasible: bool = True
     inherited: int = 0
     replaces: int | None = None
+    switch: float | None = None
 
     @property
     def epochs(self) -> int:
@@ -204,6 +212,17 @@ class Standing:
     def workers(self) -> int:
         """How many workers there are at least: those that are planned, or those that run a trial and who asks."""
         return max(self.planned, len(self.running) + 1)
+
+    @cached_property
+    def switch(self) -> float:
+        """Epochs that could be trained in the time that starting a trial, or resuming any but `here`, takes.
+
+        The median of those that were measured, to a power of four, so that a study that is run again comes to the
+        same; 0 below an eighth and where few were measured, and 16 at most.
+        """
+        measured = [trial.switch for trial in self.own if trial.switch is not None]
+        middle = median(measured) if len(measured) >= _FEWEST else 0.0
+        return 4.0 ** min(round(math.log(middle, 4)), 2) if middle >= _SHORT else 0.0
 
     @cached_property
     def paused(self) -> list[Seen]:

@@ -270,3 +270,24 @@ def test_the_model_proposes_no_point_that_is_the_same_to_it() -> None:
             found += 1
         now = after(now, answer, bowl)
     assert found > 10
+
+
+def test_the_model_stays_on_a_trial_the_more_the_longer_a_switch_takes() -> None:
+    """Without new trials, and with each of the paused ones at hand in turn."""
+    end, _ = grown(FreezeThaw(), standing(n_epochs=120, seed=1), bowl)
+    end = replace(end, n_epochs=10_000, n_trials=len(end.trials))
+
+    def stays(switch: float) -> int:
+        found = 0
+        for trial in end.paused:
+            for seed in range(4):
+                answer = FreezeThaw(switch=switch).next(replace(end, here=trial.number, seed=seed))
+                found += isinstance(answer, Resume) and answer.number == trial.number
+        return found
+
+    assert stays(0.0) < stays(16.0)
+
+
+def test_a_switch_of_less_than_no_time_is_refused() -> None:
+    with pytest.raises(ValueError, match="switch=-1 must be 0 or more epochs"):
+        FreezeThaw(switch=-1)

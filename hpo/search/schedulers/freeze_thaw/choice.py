@@ -87,6 +87,17 @@ class ModelChoice:
             return None
         return self._grant(max(candidates, key=lambda each: each.worth), model)
 
+    def _burden(self, curve: Curve | None) -> float:
+        """Logarithm of how many times longer a grant takes with the switch of trials that comes before it."""
+        if curve is not None and curve.number == self._view.standing.here:
+            return 0.0
+        epochs = self._first if curve is None else self._rung(curve) - curve.done
+        return math.log1p(self._view.switch / epochs)
+
+    def _rung(self, curve: Curve) -> int:
+        """Where a paused trial pauses next."""
+        return next(rung for rung in self._rungs if rung > curve.done)
+
     def _grant(self, chosen: Candidate, model: CurveModel) -> Next:
         mean, std = (float(each[0]) for each in model.predict(chosen.at))
         wide = _EIGHTY * math.hypot(std, model.noise)
@@ -95,8 +106,7 @@ class ModelChoice:
         why = Why("model", ends[0], min(ends), max(ends), incumbent)
         if chosen.curve is None:
             return self._view.new(chosen.params, self._first, why, self._state)
-        rung = next(rung for rung in self._rungs if rung > chosen.curve.done)
-        return self._view.resume(chosen.curve, rung, why, self._state)
+        return self._view.resume(chosen.curve, self._rung(chosen.curve), why, self._state)
 
     def _value(self, z: float) -> float:
         return self._view.as_value(self._warp.loss(z))
@@ -108,6 +118,7 @@ class ModelChoice:
             return None
         targets = [min(curve.done + aim.ahead, self._view.horizon) for curve in paused]
         value = worth(aim, *model.predict(self._at(paused, targets)))
+        value = value - np.array([self._burden(curve) for curve in paused])
         best = int(np.argmax(value))
         at = self._at([paused[best]], [self._view.horizon])
         if self._view.may_end and self._chance(model, at, float(self._table.z.min())) < _HOPE:
@@ -134,7 +145,7 @@ class ModelChoice:
         if found is None or found[2] == -np.inf:
             return None
         params, point, gain = found
-        return Candidate(None, params, self._new(point[None], 1.0), gain)
+        return Candidate(None, params, self._new(point[None], 1.0), gain - self._burden(None))
 
     def _new(self, points: Floats, place: float) -> Rows:
         count = len(points)

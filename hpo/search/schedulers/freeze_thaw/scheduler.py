@@ -21,7 +21,18 @@ class FreezeThaw(GrantScheduler):
     Kinds of its grants: ``"initial"`` and ``"breadth"`` (a new trial at an even point), ``"earlier"`` (a new
     trial with the parameters of one of the best of an earlier study), ``"whole"`` (an even one
     runs on unjudged), ``"promotion"`` (by successive halving) and ``"model"``.
+
+    Attributes:
+        switch: Epochs that could be trained in the time that starting or resuming a trial takes; the model stays
+            on a trial rather than switch for little. None: measured by the study, to a power of four.
     """
+
+    switch: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check it."""
+        if self.switch is not None and not self.switch >= 0:
+            raise ValueError(f"switch={self.switch} must be 0 or more epochs")
 
     def first(self, standing: Standing) -> int | None:
         """The first rung."""
@@ -29,7 +40,7 @@ class FreezeThaw(GrantScheduler):
         from hpo.search.schedulers.freeze_thaw.mixture import Mixture
         from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 
-        return Mixture(StudyView(standing)).first_rung()
+        return Mixture(StudyView(standing, self.switch)).first_rung()
 
     def next(self, standing: Standing) -> Next:
         """What a free worker does; see `Scheduler`."""
@@ -37,4 +48,4 @@ class FreezeThaw(GrantScheduler):
         from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 
         with one_thread():
-            return Mixture(StudyView(standing)).answer()
+            return Mixture(StudyView(standing, self.switch)).answer()

@@ -20,10 +20,12 @@ class StudyView:
 
     Args:
         standing: The study now.
+        switch: Epochs that a switch of trials takes; None: as measured.
     """
 
-    def __init__(self, standing: Standing) -> None:
+    def __init__(self, standing: Standing, switch: float | None = None) -> None:
         self.standing = standing
+        self.switch = standing.switch if switch is None else switch
         self.rng = np.random.default_rng((standing.seed, standing.decision))
 
     @cached_property
