@@ -37,6 +37,13 @@ def test_paused_trials_are_resumed_or_pruned_whatever_happens(tmp_path: Path) ->
     _survives(spec, weather, ["", ""])
 
 
+def test_forks_follow_their_lineages_whatever_happens(tmp_path: Path) -> None:
+    pbt = ["study.scheduler={name: pbt, population: 4, every: 2}", "study.pruner=none", "study.n_trials=100"]
+    spec = load_spec(make_study(tmp_path / "study", [*pbt, "study.epochs=40", "trainer.max_epochs=30"]))
+    weather = Weather(kills=8, seed=7, pause=(0.05, 0.5), longest_stop=2.0, mines=0.02)
+    _survives(spec, weather, ["", ""])
+
+
 def test_nothing_is_lost_or_doubled_on_postgresql(tmp_path: Path, postgres_server: PostgresServer) -> None:
     spec = load_spec(make_study(tmp_path / "study")).with_options(storage=postgres_server.new_database())
     weather = Weather(kills=8, restarts=1, seed=25, workers=3, pause=(0.05, 0.5), longest_stop=2.0)
