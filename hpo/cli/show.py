@@ -149,7 +149,7 @@ def trials(
             cell(entry["device"] or None),
             *([" → ".join(_codes(entry)) or "-"] if several else []),
             *(cell(entry["params"].get(name)) for name in names),
-            *([_last_grant(entry["grants"])] if with_grants else []),
+            *([_last_grant(entry["grants"], entry["fork"])] if with_grants else []),
             *([_first_line(entry["reason"])] if with_reasons else []),
         )
         for entry in data
@@ -161,9 +161,14 @@ def trials(
     print_table(spec.study.name, (*about, *names, *last), rows)
 
 
-def _last_grant(grants: Sequence[dict[str, Any]]) -> str:
-    """What the study's scheduler has granted a trial last, and why."""
-    return granted(grants[-1]["until"], grants[-1]["why"]) if grants else "-"
+def _last_grant(grants: Sequence[dict[str, Any]], fork: dict[str, Any] | None) -> str:
+    """What the study's scheduler has granted a trial last, and why; of a fork also where it began."""
+    if not grants:
+        return "-"
+    said = granted(grants[-1]["until"], grants[-1]["why"])
+    if fork is None or len(grants) == 1:
+        return said
+    return f"{said}; fork of trial {fork['parent']} after epoch {fork['epoch']}"
 
 
 def _codes(entry: dict[str, Any]) -> list[str]:

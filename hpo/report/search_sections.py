@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import optuna
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from hpo.report.data import StudyReport
 from hpo.report.looks import thinned
@@ -116,7 +116,8 @@ def contour_section(report: StudyReport) -> Section:
     """The two most important parameters together."""
     title, complete = "The two most important parameters", report.by_rank
     kept = thinned(complete, MOST_CELLS)
-    pair = contour_pair(kept, report.params)
+    whole = [trial for trial in kept if trial.state == TrialState.COMPLETE]  # what is drawn; a paused one is not
+    pair = contour_pair(whole, report.params)
     if pair is None:
         return Section(
             "contour", title, note("It takes two parameters with several values each in complete trials.")

@@ -74,6 +74,16 @@ def test_the_page_and_its_data_have_them() -> None:
     }
 
 
+def test_two_parameters_are_drawn_only_where_complete_trials_differ_in_both() -> None:
+    """Forks share most parameters; a paused trial that differs is ranked, and not drawn."""
+    space = {"x": FloatDistribution(0, 1), "y": FloatDistribution(0, 1)}
+    whole = [trial_of(k, {"x": 0.2 * k, "y": 0.5}, space, 1.0 + k, curve={1: 1.0 + k}) for k in range(2)]
+    best = {"hpo:paused": 1, "hpo:best": {"epoch": 1, "metrics": {"val_loss": 0.5}, "checkpoint": None}}
+    paused = trial_of(2, {"x": 0.9, "y": 0.1}, space, 0.5, curve={1: 0.5}, state=TrialState.PRUNED, attrs=best)
+    shown = Page(page(report_of([*whole, paused]))).text
+    assert "It takes two parameters with several values each in complete trials." in shown
+
+
 def test_without_a_scheduler_there_is_no_such_part() -> None:
     report = report_of([trial_of(0, {"x": 0.5}, {"x": FloatDistribution(0, 1)}, 1.0, curve={1: 1.0})])
     assert "Why each trial trained" not in Page(page(report)).text
