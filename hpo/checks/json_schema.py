@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from hpo.config.spec import json_schema
 from hpo.config.targets import TARGET
+from hpo.search.auto_sampler import AUTO
 from hpo.search.hub import PREFIX
 from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
@@ -34,7 +35,7 @@ def study_schema() -> dict[str, Any]:
     schema = json_schema()
     definitions: dict[str, Any] = schema["$defs"]
     study = definitions["StudySection"]["properties"]
-    study["sampler"] = _named(study["sampler"], SAMPLERS)
+    study["sampler"] = _named(study["sampler"], SAMPLERS, AUTO)
     study["pruner"] = _named(study["pruner"], PRUNERS)
     study["scheduler"] = _named(study["scheduler"], SCHEDULERS)
     schema["properties"]["callbacks"] = _callbacks(schema["properties"]["callbacks"])
@@ -71,9 +72,9 @@ def _is_narrow(node: Mapping[str, Any]) -> bool:
     return narrow or any(_is_narrow(variant) for variant in node.get("anyOf", ()))
 
 
-def _named(node: Mapping[str, Any], known: Mapping[str, type]) -> dict[str, Any]:
+def _named(node: Mapping[str, Any], known: Mapping[str, type], *more: str) -> dict[str, Any]:
     """A sampler or a pruner: its name alone, or a mapping with its arguments; the names are offered."""
-    names = [*known, *(kind.__name__ for kind in known.values())]
+    names = [*more, *known, *(kind.__name__ for kind in known.values())]
     name = {
         "anyOf": [{"enum": names}, {"type": "string", "pattern": f"^{PREFIX}"}, _REFERENCE],
         "description": "A short name, or the name of Optuna's class; or `optunahub:` and a package.",

@@ -155,6 +155,8 @@ def check(
 
 
 def _as_json(checkup: _Checkup) -> dict[str, Any]:
+    from hpo.search.auto_sampler import chosen_sampler
+
     return {
         "study": None if checkup.spec is None else checkup.spec.study.name,
         "ok": not checkup.failed,
@@ -165,6 +167,7 @@ def _as_json(checkup: _Checkup) -> dict[str, Any]:
             for item in checkup.devices
         ],
         "estimated_seconds": _estimate(checkup),
+        "sampler": None if checkup.spec is None else asdict(chosen_sampler(checkup.spec)),
     }
 
 
@@ -200,7 +203,11 @@ def _indented(text: str) -> str:
 
 
 def _print_costs(checkup: _Checkup) -> None:
+    from hpo.search.auto_sampler import chosen_sampler
+
     with read_by_others():
+        if checkup.spec is not None and (sampler := chosen_sampler(checkup.spec)).why:
+            print(f"sampler    {sampler}")
         for device in checkup.devices:
             print(f"\n{device.device}, {count_of(device.workers, 'worker')}")
             base = device.base

@@ -52,6 +52,7 @@ def status(
         watch_study(spec, 2.0 if interval is None else interval, json_=json_)
         return
     with uncollected():
+        from hpo.search.auto_sampler import ChosenSampler
         from hpo.study.outcome import UNFINISHED
         from hpo.study.status import study_status
 
@@ -68,6 +69,8 @@ def status(
 
     rows += described_best(spec, data["best"])
     rows += [("goal", data["goal"])] if data["goal"] else []
+    sampler = ChosenSampler(**data["sampler"])
+    rows += [("sampler", str(sampler))] if sampler.why else []
     rows += _code_rows(data["code"])
     rows += _pruning_rows(data["pruning"])
     rows += [(f"trial {entry['trial']}", _whose(entry)) for entry in data["running_trials"]]

@@ -36,6 +36,7 @@ from hpo.report.markup import (
     unfolding,
     worth_a_look,
 )
+from hpo.search.auto_sampler import ChosenSampler
 from hpo.storage.attributes import PREDICTION_ATTR, RUN_ATTR
 from hpo.study.outcome import UNFINISHED
 from hpo.study.ranking import is_feasible
@@ -59,6 +60,7 @@ def overview(report: StudyReport) -> Markup:
         *([("epochs", f"{done} of {of}")] if unit == "epochs" else []),
         ("trials", trials + (f": {ends}" if ends else "")),
         *((name, status[name]) for name in UNFINISHED if status[name]),
+        ("sampler", str(ChosenSampler(**status["sampler"]))),
         *_best_rows(report),
     ]
     made = f"As of {report.made:%Y-%m-%d %H:%M} UTC"

@@ -17,6 +17,7 @@ from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.search.as_predicted import as_predicted
+from hpo.search.auto_sampler import AUTO, chosen_sampler
 from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
 from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.distinct import DistinctSampler
@@ -114,17 +115,21 @@ def has_own_point(trial: FrozenTrial) -> bool:
 
 
 def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
-    """The sampler of ``study.sampler``.
+    """The sampler of ``study.sampler``; for ``auto`` see `hpo.search.auto_sampler`.
 
     Raises:
         InputError: The name or an argument does not fit, a grid lies over a continuous range, or CMA-ES is
             asked for without ``allow_pickle``.
     """
     section = spec.study.sampler
-    kind = _checked(spec, "study.sampler", {"name": section.name, **section.kwargs})
+    if section.name == AUTO and section.kwargs:
+        fix = "leave it out, or name the sampler that it is for"
+        raise spec.error("auto takes no arguments", path="study.sampler", value=section.kwargs, fix=fix)
+    name = chosen_sampler(spec).name
+    kind = _checked(spec, "study.sampler", {"name": name, **section.kwargs})
     if kind in _EXHAUSTIVE:
         return ExhaustiveSampler(space.grid(), section.seed)
-    node = {"name": section.name, **section.kwargs}
+    node = {"name": name, **section.kwargs}
 
     def make(seed: int) -> samplers.BaseSampler:
         return _make(spec, space, "study.sampler", node, seed)

@@ -16,6 +16,7 @@ from typing import Any
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import StudyError
+from hpo.search.auto_sampler import chosen_sampler
 from hpo.storage import ledger
 from hpo.storage.attributes import (
     BEST_ATTR,
@@ -43,8 +44,8 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
     """Counts by state and outcome, the best trial (or None), what pruning saved, and who runs what.
 
     ``epochs`` has how many all trials have trained, and how many they may. With several objectives the best is a
-    list, the Pareto front. ``goal`` says why the study is done early, if it
-    is. See `hpo.study.pruning_summary.PruningSummary` for ``pruning``.
+    list, the Pareto front. ``goal`` says why the study is done early, if it is; ``sampler`` which it is, and why
+    where the study file leaves that open. See `hpo.study.pruning_summary.PruningSummary` for ``pruning``.
     """
     trials = own_trials(opened)
     outcomes, unfinished = dict.fromkeys(map(str, Outcome), 0), dict.fromkeys(UNFINISHED, 0)
@@ -63,6 +64,7 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
         "best": _best(opened, trials),
         "code": _code(opened, trials),
         "goal": goal_reached(opened.spec.study, trials),
+        "sampler": asdict(chosen_sampler(opened.spec)),
         "pruning": asdict(study_pruning(opened, trials)),
         "running_trials": running_trials(opened),
     }

@@ -39,6 +39,7 @@ STATUS_KEYS = [
     "best",
     "code",
     "goal",
+    "sampler",
     "pruning",
     "running_trials",
 ]

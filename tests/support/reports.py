@@ -75,6 +75,7 @@ def report_of(
         "waiting": 0,
         "paused": 0,
         "epochs": {"trained": sum(trial.last_step or 0 for trial in trials), "limit": None},
+        "sampler": {"name": "tpe", "why": None},
         "outcomes": {str(outcome): ended.count(outcome) for outcome in Outcome},
         "code": {"hash": None, "versions": [], "mixed_trials": None},
         "pruning": pruning,
