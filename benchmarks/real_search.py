@@ -1,11 +1,12 @@
 """The best value against seconds, on real training: what `hpo run` finds in equal wall time by several settings.
 
-    python benchmarks/real_search.py STUDY.yaml … --seconds 60 --seeds 3 [--workers 2] [--only NAME …]
+    python benchmarks/real_search.py STUDY.yaml … --seconds 60 --seeds 3 [--workers 2] [--only NAME …] [--png FILE]
 
 Each setting runs the same study file for the same time with the same workers; a round runs every setting once, so
 that a slow moment of the machine hits all. Prints, for each study, the median over seeds of the best value at an
 eighth, a quarter, half and all of the time, and the share of the time that each setting needs to reach what the
-best of the others ends at. Bounds of the file are left out: the value alone counts.
+best of the others ends at; and of a scheduler the share of its trials' time that starting, resuming and deciding
+take. Bounds of the file are left out: the value alone counts. The picture has the medians against seconds.
 """
 
 import argparse
@@ -17,6 +18,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from hpo.config.spec import load_spec
+from hpo.study.open_study import load_study
+from hpo.study.timing import timing_of
 
 #: What each setting changes in the study file.
 SETTINGS: Mapping[str, Sequence[str]] = {
@@ -36,8 +40,18 @@ SETTINGS: Mapping[str, Sequence[str]] = {
 #: Shares of the time at which the best value is shown.
 _SHARES = (0.125, 0.25, 0.5, 1.0)
 
-#: Seconds since the first trial began → the best value until then.
-Curve = list[tuple[float, float]]
+
+@dataclass(frozen=True)
+class Curve:
+    """One run.
+
+    Attributes:
+        best: Seconds since the first trial began, and the best value until then, each time that it improves.
+        around: Share of the trials' time that was no training; NaN without a scheduler.
+    """
+
+    best: list[tuple[float, float]]
+    around: float
 
 
 def run(file: Path, name: str, seed: int, arguments: argparse.Namespace, folder: Path) -> Curve:
@@ -46,18 +60,28 @@ def run(file: Path, name: str, seed: int, arguments: argparse.Namespace, folder:
     overrides += ["study.constraints={}", "study.n_trials=100000"]
     command = [sys.executable, "-m", "hpo", "run", file, *overrides, "--json"]
     command += ["--workers", arguments.workers, "--timeout", f"{arguments.seconds + arguments.start:.0f}s"]
-    command += ["--output-dir", folder / f"{file.parent.name}-{name}-{seed}".replace(" ", "")]
+    output = folder / f"{file.parent.name}-{name}-{seed}".replace(" ", "")
+    command += ["--output-dir", output]
     done = subprocess.run([*map(str, command)], stdout=subprocess.PIPE, text=True, check=False)
     events = [json.loads(line) for line in done.stdout.splitlines()]
     if not events or events[-1]["event"] != "study_ended" or events[-1]["ending"] != "timeout":
         raise SystemExit(f"{file} with {name} has ended early: {events[-1:]}")
     better = min if load_spec(file).study.direction == "minimize" else max
-    return best_so_far(events, better)
+    return Curve(best_so_far(events, better), around(file, [*overrides, f"run.output_dir={output}"]))
 
 
-def best_so_far(events: Sequence[Mapping[str, Any]], better: Any) -> Curve:
+def around(file: Path, overrides: Sequence[str]) -> float:
+    """The share of the trials' time that was no training."""
+    opened = load_study(load_spec(file, overrides))
+    timings = [timing_of(trial) for trial in opened.study.get_trials(deepcopy=False)]
+    opened.storage.close()
+    training, beside = (math.fsum(getattr(each, name) for each in timings) for name in ("training_s", "around_s"))
+    return beside / (training + beside) if training else math.nan
+
+
+def best_so_far(events: Sequence[Mapping[str, Any]], better: Any) -> list[tuple[float, float]]:
     """The best value of any epoch, each time that it improves."""
-    curve: Curve = []
+    curve: list[tuple[float, float]] = []
     start = None
     for event in events:
         if event["event"] == "trial_started" and start is None:
@@ -73,12 +97,12 @@ def best_so_far(events: Sequence[Mapping[str, Any]], better: Any) -> Curve:
 
 def at(curve: Curve, seconds: float) -> float:
     """The best value until then; NaN before the first."""
-    return next((value for when, value in reversed(curve) if when <= seconds), math.nan)
+    return next((value for when, value in reversed(curve.best) if when <= seconds), math.nan)
 
 
 def reached(curve: Curve, goal: float, *, lowest: bool) -> float:
     """Seconds until a value as good as the goal; infinite where none is."""
-    good = (when for when, value in curve if (value <= goal if lowest else value >= goal))
+    good = (when for when, value in curve.best if (value <= goal if lowest else value >= goal))
     return next(good, math.inf)
 
 
@@ -87,8 +111,12 @@ def show(file: Path, curves: Mapping[str, Sequence[Curve]], seconds: float) -> N
     lowest = load_spec(file).study.direction == "minimize"
     pick = min if lowest else max
     print(f"\n{file.parent.name}, {seconds:g} s\n")
-    print("| setting | " + " | ".join(f"{share:.3g}" for share in _SHARES) + " | time to the others' best end |")
-    print("|---|" + "---|" * (len(_SHARES) + 1))
+    print(
+        "| setting | "
+        + " | ".join(f"{share:.3g}" for share in _SHARES)
+        + " | time to the others' best end | around |"
+    )
+    print("|---|" + "---|" * (len(_SHARES) + 2))
     for name, own in curves.items():
         cells = [f"{statistics.median(at(curve, share * seconds) for curve in own):.4f}" for share in _SHARES]
         shares = []
@@ -96,7 +124,25 @@ def show(file: Path, curves: Mapping[str, Sequence[Curve]], seconds: float) -> N
             ends = [at(other[seed], seconds) for key, other in curves.items() if key != name]
             shares.append(reached(curve, pick(ends), lowest=lowest) / seconds)
         cells.append(f"{statistics.median(shares):.2f}")
+        cells.append(f"{statistics.median(curve.around for curve in own):.0%}")
         print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def draw(found: Mapping[str, Mapping[str, Sequence[Curve]]], seconds: float, file: Path) -> None:
+    """A panel for each study: the median over seeds of the best value, against seconds."""
+    import matplotlib.pyplot as plt
+
+    figure, panels = plt.subplots(
+        1, len(found), figsize=(4 * len(found), 3.2), squeeze=False, layout="constrained"
+    )
+    times = [seconds * step / 200 for step in range(1, 201)]
+    for panel, (study, curves) in zip(panels[0], found.items(), strict=True):
+        for name, own in curves.items():
+            panel.plot(times, [statistics.median(at(curve, when) for curve in own) for when in times], label=name)
+        panel.set(title=study, xlabel="seconds", yscale="log")
+    panels[0][0].set_ylabel("best value")
+    panels[0][-1].legend()
+    figure.savefig(file, dpi=100)
 
 
 def main() -> None:
@@ -107,7 +153,9 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--start", type=float, default=10, help="seconds beside for the start of the workers")
     parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
+    parser.add_argument("--png", type=Path, help="file for a picture of the curves")
     arguments = parser.parse_args()
+    found: dict[str, Mapping[str, Sequence[Curve]]] = {}
     with tempfile.TemporaryDirectory(prefix="hpo-real-search-") as folder:
         for file in arguments.studies:
             curves: defaultdict[str, list[Curve]] = defaultdict(list)
@@ -115,6 +163,9 @@ def main() -> None:
                 for name in arguments.only:
                     curves[name].append(run(file, name, seed, arguments, Path(folder)))
             show(file, curves, arguments.seconds)
+            found[file.parent.name] = curves
+    if arguments.png is not None:
+        draw(found, arguments.seconds, arguments.png)
 
 
 if __name__ == "__main__":
