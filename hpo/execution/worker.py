@@ -28,6 +28,7 @@ from typing import Any, Final, NoReturn
 
 import optuna
 
+from hpo.errors import LeaseLostError
 from hpo.execution.limits import kill_group
 from hpo.execution.messages import PROCESS, Leaving, Message, Pulse, Ready, Stop, WorkerOrder, send
 from hpo.execution.trial_process import (
@@ -253,7 +254,9 @@ class _Worker:
                 return None
 
     def _extend(self, line: Connection[Any, Any], lease: Lease) -> None:
-        granted = self._taker.extended(lease.trial_id)
+        granted = None
+        with contextlib.suppress(LeaseLostError):  # the trial's process finds out, too
+            granted = self._taker.extended(lease.trial_id)
         self._opened.storage.close()
         with contextlib.suppress(OSError):
             line.send(Extension(granted))
