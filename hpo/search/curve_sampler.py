@@ -58,8 +58,6 @@ class CurveGPSampler(BaseSampler):
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
         """A point that no trial of the study has, as long as one is found."""
-        # SciPy takes a quarter of a second to import, which opening a study needs not wait for.
-        from hpo.search.curve_proposal import proposed
         from hpo.search.schedulers.freeze_thaw.proposals import Proposals
         from hpo.search.trial_curves import curves_of_trials
 
@@ -70,6 +68,9 @@ class CurveGPSampler(BaseSampler):
         proposals = Proposals(self._encoding, {self._encoding.key(curve.seen.params) for curve in own}, rng)
         params: Mapping[str, Any] | None = None
         if sum(math.isfinite(curve.last) for curve in known.curves) >= self._startup:
+            # SciPy takes a quarter of a second to import, which opening a study needs not wait for.
+            from hpo.search.curve_proposal import proposed
+
             with one_thread():
                 params = proposed(known, self._encoding, proposals)
         params = params or proposals.spread(trial.number, self._seed) or {}

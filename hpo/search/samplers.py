@@ -13,6 +13,7 @@ from optuna import Study, samplers
 from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
+from hpo.config.schema_study import NO_PRUNER
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
@@ -43,6 +44,8 @@ SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
 )
 
 _EXHAUSTIVE: Final = (samplers.GridSampler, samplers.BruteForceSampler)
+#: They read no trial's value: the curves themselves say more than what is predicted from them, or nothing is read.
+_NO_VALUES: Final = (CurveGPSampler, samplers.RandomSampler, samplers.QMCSampler)
 #: Arguments that the study sets itself; of every other sampler, the seed.
 TAKEN: Final[Mapping[type, tuple[str, ...]]] = MappingProxyType(
     {
@@ -135,13 +138,23 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
         return _make(spec, space, "study.sampler", node, seed)
 
     encoding = Encoding(space.distributions, space.conditions)
-    # The curves themselves say more than a value that is predicted from them.
-    shown = _as_it_is if kind is CurveGPSampler else partial(as_predicted, encoding=encoding)
+    shown = _as_it_is if kind in _NO_VALUES else partial(as_predicted, encoding=encoding)
     # Two draws from a real range are never equal: there is nothing to look for.
     if spec.study.duplicates == "resample" and not space.is_continuous:
         everywhere = kind is not samplers.PartialFixedSampler
         return DistinctSampler(make, section.seed, shown, space, every_point=everywhere)
     return PerTrialSampler(make, section.seed, shown)
+
+
+def import_models(spec: StudySpec) -> None:
+    """Import now what the study's sampler needs for its draws: else the process of each trial would do so anew."""
+    section, kind = spec.study, SAMPLERS.get(chosen_sampler(spec).name)
+    if kind is CurveGPSampler:
+        import hpo.search.curve_proposal
+    stops = section.scheduler is not None or section.pruner.name not in (NO_PRUNER, "NopPruner")
+    if stops and section.objectives is None and kind not in (*_NO_VALUES, *_EXHAUSTIVE):
+        import hpo.search.predicted_ends
+        import hpo.search.trial_curves  # noqa: F401
 
 
 def _as_it_is(study: Study) -> Study:

@@ -18,7 +18,7 @@ from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec, diff_configs
 from hpo.errors import InputError, OtherCodeError, StudyError
 from hpo.search.pruners import make_pruner
-from hpo.search.samplers import ExhaustiveSampler, make_sampler
+from hpo.search.samplers import ExhaustiveSampler, import_models, make_sampler
 from hpo.search.schedulers.by_name import make_scheduler
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Scheduler
@@ -218,6 +218,8 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
         opened = OpenStudy(spec, space, storage, study, scheduler=make_scheduler(spec))
         opened.refuse_other_code()
         cache.expect(opened.study_id, space.distributions)
+        if owner is not None:
+            import_models(spec)
     except KeyError:
         storage.close()
         raise StudyError(

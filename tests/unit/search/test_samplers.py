@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -247,3 +249,32 @@ def test_what_does_not_fit_is_named_with_its_fix(tmp_path: Path, options: str, p
         make_sampler(spec, SearchSpace.from_spec(spec))
     assert caught.value.path == path
     assert text in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("sampler", "pruner", "imported"),
+    [
+        ("curve_gp", "none", True),
+        ("tpe", "median", True),
+        ("tpe", "none", False),
+        ("random", "median", False),
+    ],
+)
+def test_a_worker_imports_before_it_forks_what_each_draw_needs(
+    tmp_path: Path, sampler: str, pruner: str, imported: bool
+) -> None:
+    file = make_study(tmp_path)
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from hpo.config.spec import load_spec\n"
+        "from hpo.storage.ledger import Owner\n"
+        "from hpo.study.open_study import load_study, start_study\n"
+        f"spec = load_spec(Path({str(file)!r}), ['study.sampler={sampler}', 'study.pruner={pruner}'])\n"
+        "start_study(spec).storage.close()\n"
+        "before = 'scipy.optimize' in sys.modules\n"
+        "load_study(spec, Owner.current(worker='one')).storage.close()\n"
+        "print(before, 'scipy.optimize' in sys.modules)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["False", str(imported)], done.stderr
