@@ -235,7 +235,7 @@ def _suggest(trial: optuna.Trial, name: str, distribution: BaseDistribution) -> 
 def _sampler(name: str, task: Task, seed: int) -> optuna.samplers.BaseSampler:
     """The service's; `plain-NAME` is Optuna's own, with its own defaults."""
     kinds: Mapping[str, Callable[[int], optuna.samplers.BaseSampler]] = {
-        "tpe": lambda own: optuna.samplers.TPESampler(seed=own, **tpe_arguments(task.conditions)),
+        "tpe": lambda own: optuna.samplers.TPESampler(seed=own, **tpe_arguments(task.space, task.conditions)),
         "gp": lambda own: optuna.samplers.GPSampler(seed=own, warn_independent_sampling=False),
         "curve_gp": lambda _: CurveGPSampler(task.space, task.conditions, seed),
         "random": lambda own: optuna.samplers.RandomSampler(seed=own),

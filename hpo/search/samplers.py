@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from optuna import Study, samplers
-from optuna.distributions import BaseDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial
 
 from hpo.config.schema_study import NO_PRUNER
@@ -186,7 +186,7 @@ def _make(
         raise spec.error("can't stand inside another sampler", path=f"{path}.name", value=node["name"], fix=fix)
     arguments = arguments_of(node)
     if kind is samplers.TPESampler:
-        arguments = tpe_arguments(space.conditions) | arguments
+        arguments = tpe_arguments(space.distributions, space.conditions) | arguments
     for name in ("base_sampler", "independent_sampler"):
         if name in arguments:
             inner = _named(spec, f"{path}.{name}", arguments[name])
@@ -206,12 +206,13 @@ def _make(
     return sampler
 
 
-def tpe_arguments(conditions: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of TPE where the study file leaves them out, for a space with these conditions."""
+def tpe_arguments(space: Mapping[str, BaseDistribution], conditions: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of TPE where the study file leaves them out; chosen by the measurements of docs/search.md."""
     if conditions:
         # Without it, what stands under a condition would be drawn by itself, blind to the rest.
         return {"multivariate": True, "group": True}
-    # Ahead of Optuna's own choice after 20 to 100 trials and with every pruner (docs/search.md).
+    if any(isinstance(each, CategoricalDistribution) for each in space.values()):
+        return {}  # choices that depend on each other are found together only
     return {"multivariate": False, "constant_liar": False}
 
 

@@ -16,7 +16,7 @@ from optuna.trial import TrialState
 from hpo.config.space import SearchSpace
 from hpo.config.spec import load_spec
 from hpo.errors import BudgetExhaustedError, InputError, StudyError
-from hpo.search.samplers import SAMPLERS, ExhaustiveSampler, make_sampler
+from hpo.search.samplers import SAMPLERS, ExhaustiveSampler, make_sampler, tpe_arguments
 from hpo.study.open_study import OpenStudy, start_study
 from tests.support.commands import STUDY, make_study
 from tests.support.studies import Studies, ask
@@ -278,3 +278,12 @@ def test_a_worker_imports_before_it_forks_what_each_draw_needs(
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["False", str(imported)], done.stderr
+
+
+def test_tpe_looks_at_parameters_together_where_they_depend_on_each_other() -> None:
+    number = optuna.distributions.FloatDistribution(0.0, 1.0)
+    choice = optuna.distributions.CategoricalDistribution(["a", "b"])
+    assert tpe_arguments({"x": number}, {}) == {"multivariate": False, "constant_liar": False}
+    assert tpe_arguments({"x": number, "c": choice}, {}) == {}
+    conditions = {"x": {"c": ["a"]}}
+    assert tpe_arguments({"x": number, "c": choice}, conditions) == {"multivariate": True, "group": True}
