@@ -44,8 +44,8 @@ STATUS_KEYS = [
     "running_trials",
 ]
 BEST_KEYS = ["study", "trial", "value", "params", "metrics", "checkpoint"]
-TRIAL_KEYS = ["trial", "outcome", "value", "params", "epochs", "grants", "seed", "duration_s"]
-TRIAL_KEYS += ["reason", "traceback", "worker", "device", "attempts"]
+TRIAL_KEYS = ["trial", "outcome", "value", "params", "epochs", "grants", "fork", "replaced_by"]
+TRIAL_KEYS += ["seed", "duration_s", "reason", "traceback", "worker", "device", "attempts"]
 OUTCOMES = ["complete", "pruned", "diverged", "out_of_memory", "error", "timed_out", "lost"]
 SLOW = ("model.delay=0.05", "trainer.max_epochs=4")
 
