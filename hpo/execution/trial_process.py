@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import optuna
 import torch
+from optuna.exceptions import StorageInternalError
 
 from hpo.errors import HpoError, LeaseLostError, OtherCodeError
 from hpo.execution.messages import (
@@ -71,9 +72,15 @@ class GrantEnds:
 
 @dataclass(frozen=True)
 class Extension:
-    """To the trial process: what the trial is granted where its grant ends; None: it pauses there."""
+    """To the trial process, where its grant ends.
+
+    Attributes:
+        granted: What the trial is granted; None: it pauses there.
+        error: The storage refuses the trial, or fails: that is dealt with where the trial is.
+    """
 
     granted: Granted | None
+    error: LeaseLostError | StorageInternalError | None = None
 
 
 class Ended(Enum):
@@ -203,14 +210,31 @@ class Orders:
 
     def assignment(self) -> Assignment | None:
         """The trial to train; None where there is none."""
-        told = self._told.get()
+        told = self._next()
         return told if isinstance(told, Assignment) else None
 
     def extend(self) -> Granted | None:
-        """Ask the worker what the trial is granted where its grant ends; None where no worker is left to say."""
-        self._source.send(GrantEnds())
+        """Ask the worker what the trial is granted where its grant ends; None where no worker is left to say.
+
+        Raises:
+            LeaseLostError: Another attempt has the trial.
+            StorageInternalError: The storage fails.
+        """
+        with contextlib.suppress(OSError):  # the worker is gone
+            self._source.send(GrantEnds())
+        told = self._next()
+        if not isinstance(told, Extension):
+            return None
+        if told.error is not None:
+            raise told.error
+        return told.granted
+
+    def _next(self) -> Assignment | Extension | None:
+        """What is told next; None when there is no one left to tell, now and ever after."""
         told = self._told.get()
-        return told.granted if isinstance(told, Extension) else None
+        if told is None:
+            self._told.put(None)
+        return told
 
     def _listen(self) -> None:
         with contextlib.suppress(EOFError, OSError):

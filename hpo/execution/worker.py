@@ -27,6 +27,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final, NoReturn
 
 import optuna
+from optuna.exceptions import StorageInternalError
 
 from hpo.errors import LeaseLostError
 from hpo.execution.limits import kill_group
@@ -184,8 +185,10 @@ class _Worker:
         if lease is None:
             return True
         self._opened.storage.close()
-        signal.set_wakeup_fd(-1)
         Orders(self._channel, self._trial.request)
+        signal.set_wakeup_fd(-1)
+        if connection.wait([self._wake], 0) and self._was_terminated():  # while it took the trial
+            self._trial.request.leave()
         return self._trial.run(lease, partial(self._taker.extended, lease.trial_id)) is not Ended.FAILED
 
     def _take(self) -> Lease | None:
@@ -254,12 +257,13 @@ class _Worker:
                 return None
 
     def _extend(self, line: Connection[Any, Any], lease: Lease) -> None:
-        granted = None
-        with contextlib.suppress(LeaseLostError):  # the trial's process finds out, too
-            granted = self._taker.extended(lease.trial_id)
+        try:
+            extension = Extension(self._taker.extended(lease.trial_id))
+        except (LeaseLostError, StorageInternalError) as error:
+            extension = Extension(None, error)
         self._opened.storage.close()
         with contextlib.suppress(OSError):
-            line.send(Extension(granted))
+            line.send(extension)
 
     def _heard(self) -> list[Connection[Message, Stop]]:
         return [] if self._leaving else [self._channel]

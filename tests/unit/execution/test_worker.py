@@ -5,6 +5,7 @@ from __future__ import annotations
 from multiprocessing import Pipe
 from typing import Any
 
+from hpo.errors import LeaseLostError
 from hpo.execution.trial_process import Extension
 from hpo.execution.worker import _Worker
 from hpo.storage.ledger import Lease
@@ -28,4 +29,7 @@ def test_a_trial_that_was_taken_away_meanwhile_is_granted_nothing_and_ends_no_wo
         worker: Any = _Worker.__new__(_Worker)
         worker._taker, worker._opened = taker, view
         worker._extend(ours, lease)
-        assert theirs.recv() == Extension(None)
+        extension = theirs.recv()
+        assert isinstance(extension, Extension)
+        assert extension.granted is None
+        assert isinstance(extension.error, LeaseLostError)
