@@ -16,10 +16,11 @@ from hpo.errors import BudgetExhaustedError
 from hpo.storage import ledger
 from hpo.storage.attributes import GRANTED_ATTR, PAUSED_ATTR
 from hpo.storage.budget import insert_running, refuse_beyond_budget
-from hpo.storage.grants import Grant, is_granted, store_grant
+from hpo.storage.grants import Grant, OldGrantError, is_granted, store_grant
 from hpo.storage.guarded import set_state
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import models, set_user_attr
+from hpo.storage.outage import patient
 from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
 
 if TYPE_CHECKING:
@@ -32,10 +33,12 @@ class _RehearsedError(Exception):
     """Rolls the transaction back."""
 
 
+@patient
 def rehearse_a_life(storage: GrantingStorage, study_id: int, owner: Owner) -> None:
     """Create a trial, pause it, resume it and complete it, and take all that back; nobody else sees any of it."""
     granted = storage.get_study_user_attrs(study_id).get(GRANTED_ATTR)
-    with contextlib.suppress(_RehearsedError), storage.transaction() as session:
+    # Another worker may store a grant of this number meanwhile: the rest of the statements is compiled later then.
+    with contextlib.suppress(_RehearsedError, OldGrantError), storage.transaction() as session:
         models.StudyModel.find_or_raise_by_id(study_id, session, for_update=True)
         # Above the budget, too: the trial is gone in a moment.
         with contextlib.suppress(BudgetExhaustedError):
