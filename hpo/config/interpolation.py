@@ -4,14 +4,13 @@ OmegaConf resolves each interpolation anew wherever it is used. Some that use ot
 power of their number, so that a file of a page would fill the memory.
 """
 
-import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hpo.config.marks import Marks
-from hpo.config.paths import Keys, PathError, lookup, split_path
+from hpo.config.paths import Keys, PathError, leaves, lookup, split_path
 from hpo.config.yaml_loader import MAX_DEPTH, MAX_VALUES
 
 #: Characters of all resolved text.
@@ -120,9 +119,16 @@ def sections_involved(raw: Mapping[str, Any]) -> set[str]:
 
     OmegaConf takes long for each value, and the others mean what they say.
     """
-    texts = {name: json.dumps(section, default=str) for name, section in raw.items()}
-    found = {name for name, text in texts.items() if "${" in text or "???" in text}
+    texts = {name: "\n".join(_texts(section)) for name, section in raw.items()}
+    found = {name for name, text in texts.items() if text}
     if any(_ANYWHERE.search(texts[name]) for name in found):
         return set(raw)
     named = {reference for name in found for reference in _REFERENCE.findall(texts[name])}
     return found | (named & set(raw))
+
+
+def _texts(section: Any) -> Iterator[str]:
+    """The values of a section that may not mean what they say."""
+    for _, value in leaves(section):
+        if isinstance(value, str) and ("${" in value or "???" in value):
+            yield value

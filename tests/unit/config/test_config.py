@@ -1,6 +1,7 @@
 """Reading study files: defaults, interpolation, overrides, hashing, and what import it takes."""
 
 import functools
+import json
 import os
 import pickle
 import subprocess
@@ -99,6 +100,30 @@ def test_defaults_can_be_interpolated(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path), ["model.hidden=${loader.num_workers}", "trainer.seed=${study.sampler.seed}"])
     assert spec.resolve()["model"]["hidden"] == 0
     assert spec.trainer.seed == 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "${study.name}",
+        "${ study.name}",
+        "${\tstudy.name}",
+        "${study[name]}",
+        "${[study].name}",
+        "${..study.name}",
+        "${oc.select:study.name}",
+        "${study.${.key}}",
+    ],
+)
+def test_a_section_refers_to_another_one_in_any_notation(text: str, tmp_path: Path) -> None:
+    spec = load_spec(write(tmp_path), [f"model.name={json.dumps(text)}", "model.key=name"])
+    assert spec.resolve()["model"]["name"] == spec.study.name
+
+
+def test_an_unknown_section_is_named_also_where_another_one_refers_to_it(tmp_path: Path) -> None:
+    file = write(tmp_path, STUDY + "größe: {x: 1}\n")
+    with pytest.raises(InputError, match="größe: unknown section"):
+        load_spec(file, ["model.name=${größe.x}"])
 
 
 def test_parameters_of_a_callback_that_is_only_switched_on(spec: StudySpec) -> None:
