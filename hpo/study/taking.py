@@ -42,7 +42,7 @@ class Taker:
     """
 
     opened: OpenStudy
-    _decided: tuple[int, Next] | None = None
+    _decided: tuple[int, int, Next] | None = None
 
     def take(self) -> Lease | Wait | None:
         """The next trial for the owner, who holds it from then on.
@@ -66,7 +66,8 @@ class Taker:
     def extended(self, trial_id: int) -> Granted | None:
         """Let a held trial whose grant ends train on without a pause, if the scheduler would resume it now.
 
-        Where it would not, what it says stands for the next trial, as long as there is no other grant in between.
+        Where it would not, what it says stands for the next trial, if this one pauses, and as long as there is no
+        other grant in between.
 
         Returns:
             What it is granted now; None where it pauses.
@@ -76,7 +77,7 @@ class Taker:
             standing = standing_of(self.opened, number)
             step = self._asked(standing)
             if not isinstance(step, Resume) or step.number != number:
-                self._decided = (standing.decision, step)
+                self._decided = (standing.decision, number, step)
                 return None
             grant = _grant(self.opened, standing, step)
             with contextlib.suppress(OldGrantError):
@@ -87,12 +88,13 @@ class Taker:
         return within_epochs(standing, self.opened.scheduler.next(standing))
 
     def _known(self, standing: Standing) -> Next | None:
-        """What was decided where the last trial's grant ended; None where more has happened since."""
+        """What was decided where the last trial paused; None where it did not pause, or more has happened."""
         decided, self._decided = self._decided, None
-        if decided is None or decided[0] != standing.decision or isinstance(decided[1], Wait):
+        if decided is None or isinstance(decided[2], Wait):
             return None
-        step = decided[1]
-        if isinstance(step, Resume) and standing.numbered(step.number).state != "paused":
+        decision, number, step = decided
+        paused = {number, step.number} if isinstance(step, Resume) else {number}
+        if decision != standing.decision or any(standing.numbered(each).state != "paused" for each in paused):
             return None
         return step
 

@@ -17,6 +17,7 @@ from hpo.errors import InputError
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
 from hpo.storage.grants import Grant, OldGrantError, grants_of
+from hpo.storage.ledger import Lease
 from hpo.storage.study_end import prune_paused
 from hpo.study.open_study import OpenStudy, start_study
 from hpo.study.ranking import best_of
@@ -117,6 +118,33 @@ def test_a_trial_that_would_resume_first_trains_on_without_a_pause(studies: Stud
         assert [each["until"] for each in grants_of(trial)] == [2, 4, 6]
         assert [each.outcome for each in view.storage.attempts_of_trial(trial._trial_id)] == ["complete"]
         assert len(trial.intermediate_values) == 5
+
+
+@pytest.mark.parametrize(("ends", "asked"), [(TrialState.RUNNING, [0]), (TrialState.FAIL, [0, None])])
+def test_a_decision_where_a_grant_ends_stands_if_the_trial_then_pauses(
+    ends: TrialState, asked: list[int | None], studies: Studies
+) -> None:
+    heard = []
+
+    @dataclass(frozen=True)
+    class Hears(TwoByTwo):
+        def next(self, standing: Standing) -> Next:
+            heard.append(standing.here)
+            return super().next(standing)
+
+    with studies.open("study.n_trials=2", "trainer.max_epochs=5") as (view,):
+        taker = Taker(replace(view, scheduler=Hears()))
+        lease = taker.take()
+        assert isinstance(lease, Lease)
+        view.storage.set_trial_intermediate_value(lease.trial_id, 2, 1.0)
+        heard.clear()
+        assert taker.extended(lease.trial_id) is None
+        if ends is TrialState.RUNNING:
+            view.storage.pause(lease.trial_id, 2)
+        else:
+            view.storage.set_trial_state_values(lease.trial_id, ends)
+        assert isinstance(taker.take(), Lease)
+        assert heard == asked
 
 
 def test_what_is_shown_where_a_grant_ends_has_all_of_the_trials_values(studies: Studies) -> None:
