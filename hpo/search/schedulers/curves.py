@@ -37,7 +37,9 @@ class Curve:
 
     @property
     def done(self) -> int:
-        """The last epoch with a report; 0: none."""
+        """The last epoch with a report, or of a paused trial where it has paused; 0: none."""
+        if self.seen.state == "paused":
+            return self.seen.epochs
         return self.steps[-1] if self.steps else 0
 
     @property

@@ -151,8 +151,12 @@ class Seen:
 
     @property
     def epochs(self) -> int:
-        """Epochs that it has finished, as far as they were reported, those of its parent included."""
-        return max(self.values, default=self.inherited)
+        """Epochs that it has finished, as far as they were reported, those of its parent included.
+
+        One that has paused has had all of its grant, also where it reported nothing after the last epoch of it.
+        """
+        reported = max(self.values, default=self.inherited)
+        return max(reported, self.until or 0) if self.state == "paused" else reported
 
     def best(self, pick: Callable[[Iterable[float]], float]) -> float | None:
         """The best finite value by ``pick``, min or max; None where there is none."""

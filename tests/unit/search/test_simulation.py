@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -15,6 +15,7 @@ from hpo.search.schedulers.granting import GrantScheduler
 from hpo.search.schedulers.scheduler import Fork, New, Next, Resume, Seen, Standing, Wait, Why
 from hpo.search.schedulers.simulation import Known, Simulation
 
+LEVELS = [(7 * k % 20) / 20 for k in range(20)]
 SPACE = {"x": FloatDistribution(0.0, 1.0)}
 
 
@@ -64,6 +65,32 @@ def test_epochs_are_spent_exactly(name: str, workers: int) -> None:
         trial.values == {e: trial.known.values[e] for e in range(1, trial.done + 1)} for trial in simulation.trials
     )
     assert not any(trial.at_edge for trial in simulation.trials)
+    assert not any(trial.state == "running" for trial in simulation.trials)
+
+
+@dataclass
+class Advancing:
+    """A scheduler that is to resume each trial beyond the epoch where it has paused."""
+
+    inner: Any
+
+    def next(self, standing: Standing) -> Next:
+        step: Next = self.inner.next(standing)
+        if isinstance(step, Resume) and step.until is not None:
+            assert step.until > (standing.numbered(step.number).until or 0)
+        return step
+
+
+@pytest.mark.parametrize("name", sorted(set(SCHEDULERS) - {"pbt"}))
+@pytest.mark.parametrize("n_epochs", [None, 30])
+def test_a_trial_that_reports_every_other_epoch_is_resumed_beyond_its_pause(
+    name: str, n_epochs: int | None
+) -> None:
+    whole = [known(level, 27) for level in LEVELS]
+    curves = [Known(each.params, {e: each.values[e] for e in range(1, 28, 2)}) for each in whole]
+    at = replace(standing(len(curves), n_epochs), horizon=27)
+    simulation = Simulation(Advancing(SCHEDULERS[name]()), at, InTurn(curves), 1)
+    simulation.run()
     assert not any(trial.state == "running" for trial in simulation.trials)
 
 

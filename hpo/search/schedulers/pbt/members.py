@@ -37,16 +37,11 @@ class Members:
     def resumable(self) -> Curve | None:
         """The paused member with the fewest epochs, the earlier of equals."""
         paused = [curve for curve in self.curves if curve.resumable]
-        return min(paused, key=lambda curve: (self.step(curve), curve.number), default=None)
-
-    def step(self, curve: Curve) -> int:
-        """Epochs that a member has finished, also where it reported nothing after the last one."""
-        seen = curve.seen
-        return max(seen.epochs, seen.until or 0) if seen.state == "paused" else seen.epochs
+        return min(paused, key=lambda curve: (curve.seen.epochs, curve.number), default=None)
 
     def steps_up_to(self, curve: Curve) -> Iterator[int]:
         """The epochs of looks that a member has come to, the last one first."""
-        yield from range(self.step(curve) // self.every * self.every, 0, -self.every)
+        yield from range(curve.seen.epochs // self.every * self.every, 0, -self.every)
 
     def best(self, step: int, quantile: float) -> list[Curve]:
         """Of the members that have come to an epoch as many as the share, one at least: the best to be forked."""
@@ -66,7 +61,7 @@ class Members:
 
     def _there(self, step: int) -> list[Curve]:
         """Members that have trained the epoch before ``step`` themselves, the best first."""
-        there = [curve for curve in self.curves if curve.seen.inherited < step <= self.step(curve)]
+        there = [curve for curve in self.curves if curve.seen.inherited < step <= curve.seen.epochs]
         return sorted(there, key=lambda curve: (curve.at(step), curve.number))
 
     def _can_be_forked(self, curve: Curve, step: int) -> bool:

@@ -84,7 +84,7 @@ class Pbt(GrantScheduler):
         paused = members.resumable()
         if paused is None:
             return Wait()
-        step = members.step(paused)
+        step = paused.seen.epochs
         leaders = members.leaders(paused, step, self.quantile) if standing.new_left != 0 else []
         if leaders:
             return self._fork(standing, curves, leaders, step, paused.number)
