@@ -352,6 +352,11 @@ class StudyStorage(GrantingStorage):
 
     # ------------------------------------------------------------------ life and death
 
+    def forget(self, trial_id: int) -> None:
+        """As of `LeasedStorage`; another process may have written to the trial."""
+        self._untouched.pop(trial_id, None)
+        super().forget(trial_id)
+
     def rehearse(self, study_id: int) -> None:
         """Send a trial's statements to the database once, so that they change nothing; see `rehearsal`.
 

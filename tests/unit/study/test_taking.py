@@ -9,9 +9,10 @@ import pytest
 
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait
+from hpo.storage.ledger import Lease
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
-from hpo.study.taking import claimable
+from hpo.study.taking import Taker, begin, claimable
 from tests.support.studies import Studies, ask, take
 
 
@@ -99,3 +100,13 @@ def test_a_scheduler_that_resumes_what_is_not_paused_is_refused(studies: Studies
         for number, lacks in ((0, "paused"), (7, "there")):
             with pytest.raises(ValueError, match=f"resumes trial {number}, which is not {lacks}"):
                 take(saying(view, Resume(number)))
+
+
+def test_a_trial_that_was_handed_to_another_process_is_read_as_that_one_left_it(studies: Studies) -> None:
+    with studies.open("study.n_trials=1", views=2) as (worker, process):
+        lease = Taker(worker).take()
+        assert isinstance(lease, Lease)
+        trial = begin(process, lease)
+        process.study.tell(trial, 1.0)
+        worker.storage.forget(lease.trial_id)
+        assert worker.storage.get_trial(lease.trial_id).value == 1.0
