@@ -15,6 +15,7 @@ from hpo.config.paths import join_path, lookup, show, split_path
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
+from hpo.search.auto_sampler import chosen_sampler
 from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
 from hpo.search.schedulers.pbt.scheduler import Pbt
@@ -208,7 +209,8 @@ def _startup(reader: Reader, part: str, known: Mapping[str, Callable[..., Any]],
     """A sampler or a pruner that would begin its work when the study is over."""
     study = reader.spec.study
     section, key = getattr(study, part), "n_startup_trials"
-    parameters = inspect.signature(known[section.name]).parameters if section.name in known else {}
+    name = chosen_sampler(reader.spec).name if part == "sampler" else section.name
+    parameters = inspect.signature(known[name]).parameters if name in known else {}
     if key not in parameters:
         return
     given = section.kwargs.get(key)
@@ -219,7 +221,7 @@ def _startup(reader: Reader, part: str, known: Mapping[str, Callable[..., Any]],
     if isinstance(first, int) and first >= study.n_trials:
         path = join_path(("study", part, key)) if given is not None else f"study.{part}"
         fix = f"write more trials, or `{key}` below {study.n_trials}"
-        yield reader.warn(f"{problem}: {section.name} begins after {first}", path, first, fix)
+        yield reader.warn(f"{problem}: {name} begins after {first}", path, first, fix)
 
 
 def _workers(reader: Reader) -> Findings:

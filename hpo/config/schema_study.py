@@ -109,7 +109,7 @@ class SamplerSection(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(default="tpe", description="The sampler's name.", examples=["tpe"])
+    name: str = Field(default="auto", description="The sampler's name.", examples=["tpe"])
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the study's randomness.", examples=[0])
     allow_pickle: bool = Field(
         default=False, description="Let the sampler keep pickled state in the storage.", examples=[False]

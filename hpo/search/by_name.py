@@ -13,9 +13,16 @@ from hpo.search.hub import PREFIX, REGISTRY, find_in_hub
 
 
 def find_class(
-    spec: StudySpec, path: str, node: Mapping[str, Any], registry: Mapping[str, type], base: type
+    spec: StudySpec,
+    path: str,
+    node: Mapping[str, Any],
+    registry: Mapping[str, type],
+    base: type,
+    also: tuple[str, ...] = (),
 ) -> type:
     """The class that a node's ``name`` stands for: its short name, Optuna's own class name, or one of OptunaHub.
+
+    ``also`` are names that stand for others, for who mistypes one.
 
     Raises:
         InputError: There is no such name; the nearest one is given.
@@ -27,7 +34,7 @@ def find_class(
         if name.lower() == short or name == known.__name__:
             return known
     what = path.rpartition(".")[2]
-    fix = suggest_name(name, tuple(registry)) + f"; or `{PREFIX}…` for one of OptunaHub"
+    fix = suggest_name(name, (*also, *registry)) + f"; or `{PREFIX}…` for one of OptunaHub"
     raise spec.error(f"no {what} has this name", path=f"{path}.name", value=name, fix=fix)
 
 

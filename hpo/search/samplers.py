@@ -162,7 +162,7 @@ def _as_it_is(study: Study) -> Study:
 
 
 def _checked(spec: StudySpec, path: str, node: Mapping[str, Any]) -> type[samplers.BaseSampler]:
-    kind = find_class(spec, path, node, SAMPLERS, samplers.BaseSampler)
+    kind = find_class(spec, path, node, SAMPLERS, samplers.BaseSampler, (AUTO,))
     check_arguments(spec, path, kind, arguments_of(node), TAKEN.get(kind, ("seed",)))
     if kind is CurveGPSampler and spec.study.objectives is not None:
         fix = "name one for several objectives, such as nsgaii or tpe"

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, Final
 
 from torch.optim import Optimizer
 
 from trainer.lr_schedulers import GROUP_RATES, SCHEDULER_RATES
 
-#: What an optimizer was built with: of each parameter group all but its parameters.
+#: What an optimizer was built with: of each parameter group all but its parameters and how it is computed.
 Built = Sequence[Mapping[str, Any]]
+_NOT_BUILT: Final = frozenset({"params", "fused", "foreach", "capturable", "differentiable"})
 
 
 def hyperparameters(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """What an optimizer's groups hold now besides their parameters; a copy."""
+    """What an optimizer's groups hold now that says what is computed, not how; a copy."""
     return [
-        {name: deepcopy(value) for name, value in group.items() if name != "params"}
+        {name: deepcopy(value) for name, value in group.items() if name not in _NOT_BUILT}
         for group in optimizer.param_groups
     ]
 

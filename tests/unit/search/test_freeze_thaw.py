@@ -291,3 +291,12 @@ def test_the_model_stays_on_a_trial_the_more_the_longer_a_switch_takes() -> None
 def test_a_switch_of_less_than_no_time_is_refused() -> None:
     with pytest.raises(ValueError, match="switch=-1 must be 0 or more epochs"):
         FreezeThaw(switch=-1)
+
+
+def test_a_trial_that_diverged_is_nothing_to_beat() -> None:
+    """It stood far ahead before it diverged, and is not the incumbent of what the model grants."""
+    lost = seen(0, {1: -50.0, 2: math.nan}, "ended")
+    _, answers = grown(FreezeThaw(), standing([lost], n_epochs=150, seed=2), bowl)
+    model = [each.why for each in answers if not isinstance(each, Wait) and each.why.kind == "model"]
+    assert model
+    assert all(why.incumbent is not None and why.incumbent > 0 for why in model), "the bowl's losses are above 0"

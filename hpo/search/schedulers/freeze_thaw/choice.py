@@ -79,7 +79,7 @@ class ModelChoice:
             return None
         known = self._table.curves[:_LEADERS]
         now, _ = model.predict(self._at(known, [curve.done for curve in known]))
-        incumbent = min(float(now.min()), float(self._table.z.min()))
+        incumbent = min(float(now.min()), self._as_z(self._best_loss))
         aim = drawn_aim(self._view.rng, self._view.horizon, incumbent, self._table.spread)
         found = [self._best_paused(model, aim), self._best_new(model, aim, now)]
         candidates = [each for each in found if each is not None]
@@ -102,11 +102,20 @@ class ModelChoice:
         mean, std = (float(each[0]) for each in model.predict(chosen.at))
         wide = _EIGHTY * math.hypot(std, model.noise)
         ends = [self._value(mean + self._table.centre + off) for off in (0.0, -wide, wide)]
-        incumbent = self._view.as_value(self._warp.best)
+        incumbent = self._view.as_value(self._best_loss)
         why = Why("model", ends[0], min(ends), max(ends), incumbent)
         if chosen.curve is None:
             return self._view.new(chosen.params, self._first, why, self._state)
         return self._view.resume(chosen.curve, self._rung(chosen.curve), why, self._state)
+
+    @cached_property
+    def _best_loss(self) -> float:
+        """The best loss of a trial that has not diverged: one that has is never the study's best."""
+        sound = (curve.best for curve in self._view.curves if curve.steps and math.isfinite(curve.last))
+        return min(sound, default=self._warp.best)
+
+    def _as_z(self, loss: float) -> float:
+        return float(self._warp(np.array(loss))) - self._table.centre
 
     def _value(self, z: float) -> float:
         return self._view.as_value(self._warp.loss(z))
@@ -121,7 +130,7 @@ class ModelChoice:
         value = value - np.array([self._burden(curve) for curve in paused])
         best = int(np.argmax(value))
         at = self._at([paused[best]], [self._view.horizon])
-        if self._view.may_end and self._chance(model, at, float(self._table.z.min())) < _HOPE:
+        if self._view.may_end and self._chance(model, at, self._as_z(self._best_loss)) < _HOPE:
             return None
         return Candidate(paused[best], {}, at, float(value[best]))
 
