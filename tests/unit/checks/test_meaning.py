@@ -235,7 +235,7 @@ def test_nothing_is_said_where_nothing_is_odd(file: Path, overrides: list[str]) 
 def test_a_default_is_worth_a_word_where_the_file_itself_has_too_few_trials(tmp_path: Path) -> None:
     path = make_study(tmp_path, STUDY.replace("n_trials: 40", "n_trials: 5"))
     assert [(item.path, item.line) for item in warned(path)] == [("study.sampler", 1), ("study.pruner", 1)]
-    assert "tpe begins after 10" in warned(path)[0].problem
+    assert "curve_gp begins after 8" in warned(path)[0].problem
 
 
 def test_a_single_training_hears_nothing_of_the_search(file: Path) -> None:
