@@ -70,17 +70,22 @@ def replay(
     del debug
     _refuse_both(pruner, scheduler, epochs)
     read = partial(_read, study, tuple(overrides or ()), storage=storage, output_dir=output_dir)
-    spec = read()
     import optuna
-
-    from hpo.study.replay_study import replay_study
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     if scheduler:
         _replay_schedulers(read, scheduler, epochs, orders=orders, workers=workers, json_=json_)
         return
-    contestants = _contestants(read, pruner)
-    data = looked_up(spec, partial(replay_study, contestants=contestants, orders=orders, workers=workers))
+    _replay_pruners(read, pruner, orders=orders, workers=workers, json_=json_)
+
+
+def _replay_pruners(
+    read: Callable[..., StudySpec], typed: list[str] | None, *, orders: int, workers: int, json_: bool
+) -> None:
+    from hpo.study.replay_study import replay_study
+
+    contestants = _contestants(read, typed)
+    data = looked_up(read(), partial(replay_study, contestants=contestants, orders=orders, workers=workers))
     if json_:
         print_json(data)
         return

@@ -194,7 +194,7 @@ def fail(channel: Connection[Message, Stop], error: Exception) -> None:
 
 
 class Orders:
-    """What a process that trains is told, from now on: a trial, more of a grant, requests to stop.
+    """What the worker sends a process that trains, from now on: a trial, more of a grant, requests to stop.
 
     Args:
         source: It all comes from here; the end of it counts as being asked to leave, and so does a SIGTERM.
@@ -230,7 +230,7 @@ class Orders:
         return told.granted
 
     def _next(self) -> Assignment | Extension | None:
-        """What is told next; None when there is no one left to tell, now and ever after."""
+        """The next message that is no `Stop`; None once the worker is gone."""
         told = self._told.get()
         if told is None:
             self._told.put(None)

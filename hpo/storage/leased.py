@@ -94,9 +94,6 @@ class LeasedStorage(ReadingStorage):
 
     def held_for(self, trial_id: int) -> float:
         """Seconds since a trial was taken that this storage holds."""
-        return self._took(trial_id)
-
-    def _took(self, trial_id: int) -> float:
         return time.monotonic() - self._since[trial_id]
 
     def beat(self) -> list[ledger.Lease]:
@@ -104,7 +101,7 @@ class LeasedStorage(ReadingStorage):
         lost = []
         for trial_id, attempt in list(self._held.items()):
             with self._writing(), self.engine.begin() as conn:
-                alive = ledger.beat(conn, trial_id, attempt, self._took(trial_id))
+                alive = ledger.beat(conn, trial_id, attempt, self.held_for(trial_id))
             # A trial that has been finished meanwhile is not held any more.
             if not alive and self._held.get(trial_id) == attempt:
                 lost.append(ledger.Lease(trial_id, attempt))

@@ -35,7 +35,7 @@ class _RehearsedError(Exception):
 
 @patient
 def rehearse_a_life(storage: GrantingStorage, study_id: int, owner: Owner) -> None:
-    """Create a trial, pause it, resume it and complete it, and take all that back; nobody else sees any of it."""
+    """Create a trial, pause it, resume it and complete it, and roll all that back; no other process sees it."""
     granted = storage.get_study_user_attrs(study_id).get(GRANTED_ATTR)
     # Another worker may store a grant of this number meanwhile: the rest of the statements is compiled later then.
     with contextlib.suppress(_RehearsedError, OldGrantError), storage.transaction() as session:

@@ -331,7 +331,7 @@ class StudyStorage(GrantingStorage):
                 if attempt is None:
                     self._fence(session, trial_id)
                     ledger.end_open(session, trial_id, outcome)
-                elif not ledger.end(session, trial_id, attempt, outcome, reason, seconds=self._took(trial_id)):
+                elif not ledger.end(session, trial_id, attempt, outcome, reason, seconds=self.held_for(trial_id)):
                     if self.patience.tries and ledger.has_ended_as(session, trial_id, attempt, outcome):
                         self._outcomes.pop(trial_id, None)
                         return True  # an earlier try has been stored after all

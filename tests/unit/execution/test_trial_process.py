@@ -1,4 +1,4 @@
-"""What a process that trains is told, and by whom."""
+"""What the worker and the supervisor send a process that trains."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_only_members_at_the_same_epoch_are_compared() -> None:
     assert (fork.replaces, fork.parent) == (2, 0)
 
 
-def test_who_comes_first_is_compared_with_nobody_and_trains_on() -> None:
+def test_who_comes_first_is_compared_with_no_other_and_trains_on() -> None:
     trials = [*at_three(9.0), *(seen(number, [1.0], "running", until=3) for number in range(1, 4))]
     assert pbt().next(standing(trials)) == Resume(0, 6, Why("survivor"))
 
@@ -99,7 +99,7 @@ def test_a_leader_is_forked_only_when_its_checkpoint_is_there() -> None:
     assert fork.parent == 1
 
 
-def test_among_equals_nobody_is_replaced() -> None:
+def test_among_equals_none_is_replaced() -> None:
     assert isinstance(pbt().next(standing(at_three(0.5, 0.5, 0.5, 0.5))), Resume)
 
 

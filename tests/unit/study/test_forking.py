@@ -143,7 +143,7 @@ def test_a_grant_that_is_not_the_next_one_forks_nothing(studies: Studies) -> Non
         assert [outcome_of(trial) for trial in trials_of(view)] == ["paused", "paused"]
 
 
-def test_without_a_trial_left_nothing_is_forked_and_nobody_ends(studies: Studies) -> None:
+def test_without_a_trial_left_nothing_is_forked_and_no_trial_ends(studies: Studies) -> None:
     with studies.open(*OVERRIDES, "study.n_trials=2") as (view,):
         run_all(forking(view))
         assert [outcome_of(trial) for trial in trials_of(view)] == ["paused", "paused"]
@@ -375,7 +375,7 @@ def test_code_that_does_not_load_its_checkpoint_is_refused(studies: Studies) -> 
         assert "is a fork that begins after epoch 2" in trials_of(view)[2].user_attrs[REASON_ATTR]
 
 
-def test_its_result_is_nobodys_twin_and_warms_no_other_study(studies: Studies) -> None:
+def test_its_result_is_no_twin_of_another_and_warms_no_other_study(studies: Studies) -> None:
     reuse = "study.duplicates=reuse"
     with studies.open(*OVERRIDES, reuse, at="one") as (view,):
         run_all(forking(view, changes=()), most=3)  # the parameters of its parent, which is paused

@@ -50,7 +50,7 @@ class Members:
         return sound[: max(1, math.floor(quantile * len(there)))]
 
     def leaders(self, curve: Curve, step: int, quantile: float) -> list[Curve]:
-        """Whom to fork in a member's place; nobody where it is not among the worst share at its epoch."""
+        """Whom to fork in a member's place; empty where it is not among the worst share at its epoch."""
         if step % self.every:  # where the epochs of the study were used up: it was looked at before
             return []
         there = self._there(step)
