@@ -20,9 +20,16 @@ COPY trainer trainer
 COPY hpo hpo
 RUN pip install -c constraints.txt '.[all]'
 
-# Compose runs it as the owner of the study's folder, who has no entry in /etc/passwd: hence HOME and USER.
-RUN useradd --create-home hpo
-USER hpo
+# A driver in a Kubernetes cluster (`hpo submit`) needs kubectl: --build-arg KUBECTL_VERSION=v1.33.0.
+ARG KUBECTL_VERSION=
+RUN [ -z "$KUBECTL_VERSION" ] || { python -c 'import sys, urllib.request as r; r.urlretrieve(*sys.argv[1:])' \
+      "https://dl.k8s.io/release/$KUBECTL_VERSION/bin/linux/$(dpkg --print-architecture)/kubectl" \
+      /usr/local/bin/kubectl && chmod 755 /usr/local/bin/kubectl; }
+
+# Compose runs it as the owner of the study's folder, who has no entry in /etc/passwd: hence HOME and USER. By number,
+# for Kubernetes lets no name pass where it lets no root run.
+RUN useradd --uid 1000 --create-home hpo
+USER 1000:1000
 ENV HOME=/tmp \
     USER=hpo
 

@@ -40,7 +40,7 @@ from optuna.pruners import BasePruner, HyperbandPruner, PatientPruner
 from hpo.config.yaml_source import parse_value
 from hpo.search.pruners import PRUNERS
 from hpo.search.replay import Curve, Replay, Setting, replay, summarize, whole_curves
-from hpo.study.replay_study import pruner_mapping
+from hpo.study.replay_study import typed_mapping
 
 CONTESTANTS = (
     "none",
@@ -113,7 +113,7 @@ def replays(task: Task, pruner: str, workers: int, arguments: argparse.Namespace
             max_epochs=epochs if arguments.horizon else None,
             study_name=f"{task.name}-{order}",
         )
-        contestant = build(parse_value(pruner_mapping(pruner)), epochs)
+        contestant = build(parse_value(typed_mapping(pruner, "--pruner")), epochs)
         yield replay(drawn(task, order, arguments.configs), contestant, setting)
 
 

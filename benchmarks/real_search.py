@@ -122,7 +122,7 @@ def show(file: Path, curves: Mapping[str, Sequence[Curve]], seconds: float) -> N
         shares = []
         for seed, curve in enumerate(own):
             ends = [at(other[seed], seconds) for key, other in curves.items() if key != name]
-            shares.append(reached(curve, pick(ends), lowest=lowest) / seconds)
+            shares.append(reached(curve, pick(ends), lowest=lowest) / seconds if ends else math.nan)
         cells.append(f"{statistics.median(shares):.2f}")
         cells.append(f"{statistics.median(curve.around for curve in own):.0%}")
         print(f"| {name} | " + " | ".join(cells) + " |")

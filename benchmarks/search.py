@@ -1,18 +1,23 @@
 """What a search finds for the epochs it trains: W workers in virtual time, on tasks whose curves are known.
 
     python benchmarks/search.py run OUT.jsonl --tasks lc:0 ce:0 --data FOLDER [--strategies freeze_thaw asha gp …]
-                                [--seeds 2] [--workers 4] [--epochs 1000] [--earlier other] [--switch 8]
+                                [--seeds 2] [--workers 4] [--epochs 1000 | --trials 60] [--earlier other]
+                                [--switch 8]
     python benchmarks/search.py table OUT.jsonl [--tasks lc- ce-] [--ours freeze_thaw] [--workers 4]
-                                [--epochs 1000]
+                                [--epochs 1000 | --trials 60]
     python benchmarks/search.py decisions [--trials 200 2000] [--epochs 50]
 
-A strategy is a scheduler (`freeze_thaw`, `asha`, `hyperband`; new trials at random where it leaves them to a
-sampler), or SAMPLER+PRUNER: curve_gp, tpe, gp or random as the service has them, or plain-tpe and plain-gp as
-Optuna has them, with none, median, hyperband or predicted_loss.
+A strategy is a scheduler (`freeze_thaw`; `model_alone`, which is its model without the mixture; `asha`,
+`hyperband`; new trials at random where it leaves them to a sampler), or SAMPLER+PRUNER: curve_gp, tpe, gp or
+random as the service has them, or plain-tpe and plain-gp as Optuna has them, with none, median, hyperband or
+predicted_loss; or a peer of search_peers.py.
 Runs that OUT has are left out. `table` shows the regret of the best loss seen at any epoch (0: best known, 1: the
 median configuration's end; more counts as 1), at shares of the budget; the share of the runs that ours ends ahead
 in; how many times fewer epochs ours needs for each one's end; and the CPU milliseconds of a decision. Tasks are
-those of search_tasks.py. With --switch, a start or a resumption takes so many of its trial's epochs of the budget.
+those of search_tasks.py.
+
+With --switch, a start or a resumption takes so many of its trial's epochs of the budget. With --trials a study has
+so many trials, and the shares are those of the epochs that they take if each runs whole.
 """
 
 import os
@@ -31,11 +36,13 @@ import numpy as np
 import optuna
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
-from search_study import SCHEDULERS, Floats, Plan, Running, Scheduled, Study, earlier_trials, strategy_of
-from search_tasks import split
+from search_peers import PEERS
+from search_study import SCHEDULERS, Floats, Plan, Running, Scheduled, Strategy, Study, earlier_trials, strategy_of
+from search_tasks import Task, split
 
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
+from hpo.search.schedulers.scheduler import Seen
 
 _PAIRS = ("curve_gp", "tpe", "plain-tpe", "random")
 STRATEGIES = (
@@ -52,31 +59,41 @@ def run(arguments: argparse.Namespace) -> None:
     """Add the runs that the file lacks."""
     out: Path = arguments.out
     known = {tuple(json.loads(line)["key"]) for line in out.open()} if out.exists() else set()
-    plan = Plan(arguments.workers, arguments.epochs, arguments.switch)
-    at = np.unique(np.round(np.geomspace(10, plan.budget, _KEPT)).astype(int))
     tasks = [task for name in arguments.tasks for task in split(name, arguments.data)]
     for task, other in zip(tasks, tasks[1:] + tasks[:1], strict=True):
+        epochs = arguments.trials * task.horizon if arguments.trials else arguments.epochs
+        plan = Plan(arguments.workers, epochs, arguments.switch, arguments.trials)
         for seed in range(arguments.seeds):
             for name in arguments.strategies:
                 label = f"{name} after {arguments.earlier}" if arguments.earlier else name
                 label += f" switch {plan.switch:g}" if plan.switch else ""
-                key = (task.name, label, seed, plan.workers, plan.budget)
+                key = (task.name, label, seed, plan.workers, _budget(arguments))
                 if key in known:
                     continue
                 earlier = earlier_trials(task, other, arguments.earlier, seed, plan)
-                strategy = strategy_of(name, task, seed, plan, earlier)
-                study = Study(task, strategy, plan, seed)
+                study = Study(task, _strategy(name, task, seed, plan, earlier), plan, seed)
                 study.run()
                 with out.open("a") as file:
-                    file.write(json.dumps({"key": key, **_summary(study, at)}) + "\n")
+                    file.write(json.dumps({"key": key, **_summary(study, plan)}) + "\n")
 
 
-def _summary(study: Study, at: NDArray[np.int64]) -> dict[str, Any]:
+def _strategy(name: str, task: Task, seed: int, plan: Plan, earlier: Sequence[Seen]) -> Strategy:
+    kind, _, pruner = name.partition("+")
+    return PEERS[kind](task, pruner, seed, plan) if kind in PEERS else strategy_of(name, task, seed, plan, earlier)
+
+
+def _budget(arguments: argparse.Namespace) -> int | str:
+    return f"{arguments.trials} trials" if arguments.trials else int(arguments.epochs)
+
+
+def _summary(study: Study, plan: Plan) -> dict[str, Any]:
+    at = np.unique(np.round(np.geomspace(10, plan.budget, _KEPT)).astype(int))
     kinds = [kind for trial in study.trials for kind in trial.kinds]
     return {
         "at": at.tolist(),
         "regret": np.minimum(study.trace[at - 1], 1e6).tolist(),
         "trials": len(study.trials),
+        "epochs": sum(trial.done for trial in study.trials),
         "whole": sum(len(trial.values) == len(trial.trained.seen) for trial in study.trials),
         "kinds": {kind: kinds.count(kind) for kind in sorted(set(kinds))},
         "decisions": len(study.decisions),
@@ -96,19 +113,19 @@ def table(arguments: argparse.Namespace) -> None:
         task, name, seed, workers, budget = row["key"]
         wanted = any(task.startswith(prefix) for prefix in arguments.tasks)
         chosen = not arguments.strategies or name in arguments.strategies
-        if wanted and chosen and (workers, budget) == (arguments.workers, arguments.epochs):
+        if wanted and chosen and (workers, budget) == (arguments.workers, _budget(arguments)):
             runs.setdefault(name, {})[task, seed] = row
     common = sorted(set.intersection(*(set(each) for each in runs.values()))) if runs else []
     if not common:
-        raise SystemExit("no run is there for every strategy: see --tasks, --workers, --epochs")
+        raise SystemExit("no run is there for every strategy: see --tasks, --workers, --epochs, --trials")
     curves = {
         name: np.array([np.minimum(each[key]["regret"], 1.0) for key in common]) for name, each in runs.items()
     }
     at = np.array(next(iter(runs.values()))[common[0]]["at"])
     print(f"{len({task for task, _ in common})} tasks, {len(common)} runs each, {arguments.workers} workers\n")
     cells = [f"{share:.1%}" for share in SHARES]
-    print(f"| strategy | {' | '.join(cells)} | ours ahead | epochs ÷ ours | trials | whole | ms | slowest ms |")
-    print("|---" * (len(cells) + 7) + "|")
+    heads = ("strategy", *cells, "ours ahead", "epochs ÷ ours", "trials", "whole", "epochs", "ms", "slowest ms")
+    print(f"| {' | '.join(heads)} |\n" + "|---" * len(heads) + "|")
     for name in sorted(runs, key=lambda each: float(curves[each][:, -1].mean())):
         print(_row(name, [runs[name][key] for key in common], curves, at, common, arguments))
 
@@ -122,7 +139,7 @@ def _row(
     arguments: argparse.Namespace,
 ) -> str:
     mine, ours = curves[name], curves.get(arguments.ours)
-    cells = [f"{np.interp(share * arguments.epochs, at, mine.mean(0)):.3f}" for share in SHARES]
+    cells = [f"{np.interp(share * at[-1], at, mine.mean(0)):.3f}" for share in SHARES]
     ahead = factor = ""
     if ours is not None and name != arguments.ours:
         ahead = f"{np.mean(ours[:, -1] < mine[:, -1] - 1e-6):.0%}"
@@ -130,13 +147,13 @@ def _row(
         for task in sorted({task for task, _ in common}):
             which = [index for index, (its, _) in enumerate(common) if its == task]
             hit = np.nonzero(ours[which].mean(0) <= mine[which].mean(0)[-1])[0]
-            ratios.append(arguments.epochs / at[hit[0]] if len(hit) else 0.5)
+            ratios.append(at[-1] / at[hit[0]] if len(hit) else 0.5)
         factor = f"{np.median(ratios):.1f}"
     means = [f"{np.mean([row[key] for row in rows]):.{digits}f}" for key, digits in _MEANS]
     return f"| {' | '.join((name, *cells, ahead, factor, *means))} |"
 
 
-_MEANS = (("trials", 0), ("whole", 1), ("decision_ms", 1), ("slowest_ms", 0))
+_MEANS = (("trials", 0), ("whole", 1), ("epochs", 0), ("decision_ms", 1), ("slowest_ms", 0))
 
 
 def decisions(arguments: argparse.Namespace) -> None:
@@ -211,6 +228,7 @@ def parsed() -> argparse.Namespace:
     for each in (one, two):
         each.add_argument("--workers", type=int, default=4)
         each.add_argument("--epochs", type=int, default=1000, help="budget of a study")
+        each.add_argument("--trials", type=int, help="how many trials a study has, in place of epochs")
     three = commands.add_parser("decisions", help="CPU time of a decision")
     three.set_defaults(call=decisions)
     three.add_argument("--trials", type=int, nargs="+", default=[200, 2000])

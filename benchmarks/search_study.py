@@ -17,20 +17,44 @@ from search_tasks import Task, Trained, regret
 
 from hpo.search.as_predicted import as_predicted
 from hpo.search.curve_sampler import CurveGPSampler
+from hpo.search.one_thread import one_thread
 from hpo.search.per_trial import PerTrialSampler
 from hpo.search.predicted_loss.pruner import PredictedLossPruner
 from hpo.search.samplers import tpe_arguments
 from hpo.search.schedulers.asha import Asha
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
+from hpo.search.schedulers.freeze_thaw.mixture import Mixture
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
+from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 from hpo.search.schedulers.hyperband import Hyperband
-from hpo.search.schedulers.scheduler import Resume, Scheduler, Seen, Standing, Wait
+from hpo.search.schedulers.scheduler import New, Next, Resume, Scheduler, Seen, Standing, Wait
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 
 Floats = NDArray[np.float64]
 
-SCHEDULERS: Mapping[str, Callable[[], Scheduler]] = {
+
+class _Alone(Mixture):
+    """No trial runs unjudged, and successive halving decides only where there is no model yet."""
+
+    def _unjudged(self) -> None:
+        return None
+
+    def _granted(self) -> New | Resume | None:
+        return self._model() or self._halving()
+
+
+class ModelAlone(FreezeThaw):
+    """`FreezeThaw`'s model without what the mixture adds to it."""
+
+    def next(self, standing: Standing) -> Next:
+        """See `Scheduler`."""
+        with one_thread():
+            return _Alone(StudyView(standing, self.switch)).answer()
+
+
+SCHEDULERS: Mapping[str, Callable[..., Scheduler]] = {
     "freeze_thaw": FreezeThaw,
+    "model_alone": ModelAlone,
     "asha": Asha,
     "hyperband": Hyperband,
 }
@@ -64,11 +88,13 @@ class Plan:
         workers: How many train at a time.
         budget: Epochs that they train together.
         switch: Epochs of a trial that starting or resuming it takes, out of the same budget.
+        trials: How many trials it has, where these are counted in place of epochs; None: any number.
     """
 
     workers: int
     budget: int
     switch: float = 0.0
+    trials: int | None = None
 
 
 class Strategy(Protocol):
@@ -142,7 +168,8 @@ class Scheduled:
             horizon=self._task.horizon,
             seed=self._seed,
             planned=self._plan.workers,
-            n_epochs=None if self._plan.switch else self._plan.budget,
+            n_trials=self._plan.trials,
+            n_epochs=None if self._plan.switch or self._plan.trials else self._plan.budget,
             state=self._state,
             here=None if here is None or trials[here].state != "paused" else here,
         )
@@ -151,11 +178,11 @@ class Scheduled:
 class Sampled:
     """A sampler and a pruner: what is pruned has ended."""
 
-    def __init__(self, task: Task, sampler: str, pruner: str, seed: int) -> None:
-        self._task = task
+    def __init__(self, task: Task, sampler: optuna.samplers.BaseSampler, pruner: str, plan: Plan) -> None:
+        self._task, self._plan = task, plan
         self._order = Encoding(task.space, task.conditions).names
         self._study = optuna.create_study(
-            study_name=task.name, sampler=_sampler(sampler, task, seed), pruner=_pruner(pruner, task.horizon)
+            study_name=task.name, sampler=sampler, pruner=_pruner(pruner, task.horizon)
         )
         self._study.set_user_attr(MAX_EPOCHS_ATTR, task.horizon)
         self._trials: list[optuna.Trial] = []
@@ -163,10 +190,12 @@ class Sampled:
 
     def free(
         self,
-        trials: Sequence[Running],  # noqa: ARG002
+        trials: Sequence[Running],
         here: int | None,  # noqa: ARG002
     ) -> tuple[int | None, Mapping[str, Any]] | None:
-        """Always a new trial."""
+        """A new trial, where the study may have one more."""
+        if self._plan.trials is not None and len(trials) >= self._plan.trials:
+            return None
         trial = self._study.ask()
         for name in self._order:
             conditions = self._task.conditions.get(name, {})
@@ -226,25 +255,32 @@ def _sampler(name: str, task: Task, seed: int) -> optuna.samplers.BaseSampler:
 
 
 def _pruner(name: str, horizon: int) -> optuna.pruners.BasePruner:
-    kinds: Mapping[str, Callable[[], optuna.pruners.BasePruner]] = {
-        "none": optuna.pruners.NopPruner,
-        "median": lambda: optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=5),
-        "hyperband": lambda: optuna.pruners.HyperbandPruner(1, horizon, 3),
-        "predicted_loss": lambda: PredictedLossPruner(max_epochs=horizon),
+    kind, given = _named(name)
+    kinds: Mapping[str, tuple[Callable[..., optuna.pruners.BasePruner], dict[str, Any]]] = {
+        "none": (optuna.pruners.NopPruner, {}),
+        "median": (optuna.pruners.MedianPruner, {"n_startup_trials": 5, "n_warmup_steps": 5}),
+        "hyperband": (optuna.pruners.HyperbandPruner, {"max_resource": horizon}),
+        "predicted_loss": (PredictedLossPruner, {"max_epochs": horizon}),
     }
-    if name not in kinds:
-        raise SystemExit(f"no pruner is named `{name}`: there are {', '.join(kinds)}")
-    return kinds[name]()
+    if kind not in kinds:
+        raise SystemExit(f"no pruner is named `{kind}`: there are {', '.join(kinds)}")
+    make, arguments = kinds[kind]
+    return make(**arguments | given)
+
+
+def _named(text: str) -> tuple[str, dict[str, Any]]:
+    """NAME,key=value,… as the name and the arguments."""
+    name, *arguments = text.split(",")
+    return name, {key: json.loads(value) for key, _, value in (each.partition("=") for each in arguments)}
 
 
 def strategy_of(name: str, task: Task, seed: int, plan: Plan, earlier: Sequence[Seen] = ()) -> Strategy:
-    """By its name on the command line; NAME,key=value gives a scheduler's arguments."""
-    kind, *arguments = name.split(",")
-    if kind in SCHEDULERS:
-        given = {key: json.loads(value) for key, _, value in (each.partition("=") for each in arguments)}
-        return Scheduled(task, SCHEDULERS[kind](**given), seed, plan, earlier)
+    """By its name on the command line; NAME,key=value gives a scheduler's or a pruner's arguments."""
     sampler, _, pruner = name.partition("+")
-    return Sampled(task, sampler, pruner or "none", seed)
+    kind, given = _named(sampler)
+    if kind in SCHEDULERS:
+        return Scheduled(task, SCHEDULERS[kind](**given), seed, plan, earlier)
+    return Sampled(task, _sampler(sampler, task, seed), pruner or "none", plan)
 
 
 #: Numbers of imported trials begin here.

@@ -1,14 +1,21 @@
-"""What a process of its own costs each trial: the time between two trials of one worker.
+"""What a process of its own costs each trial: the time between two trials of one worker, and the CPU of a switch.
 
     python benchmarks/trial_process.py [--trials 60]
 
 A study of one-epoch trials with one worker. Between the end of one trial in the ledger and the start of the next
 lie the end of a process, a fork, new connections, and the asking. The fork alone is measured beside it: a process
 that has imported what a worker has, and does nothing.
+
+The CPU of a switch, user and system, is that of all the processes of a run: what a trial of one epoch takes more
+than one trial less, without the epoch itself, which runs of more epochs show. It includes building, checkpoint and
+config, and does not depend on how busy the machine is otherwise, as long as its caches are not.
 """
 
 import argparse
+import contextlib
+import ctypes
 import os
+import resource
 import sqlite3
 import statistics
 import subprocess
@@ -19,7 +26,34 @@ from itertools import pairwise
 from pathlib import Path
 
 STUDY = Path(__file__).parent.parent / "studies" / "digits" / "study.yaml"
+SWITCHING = Path(__file__).parent.parent / "studies" / "mnist1d" / "study.yaml"
 FORKS = 50
+#: Linux: what a process's children leave behind becomes its own.
+_SUBREAPER = 36
+
+
+def cpu(trials: int, epochs: int) -> float:
+    """Seconds of user and system CPU that a run takes, all its processes together."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with tempfile.TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "hpo", "run", SWITCHING, "--workers", 2, "--n-trials", trials]
+        command += ["--output-dir", folder, "study.pruner=none", "study.sampler={name: random, seed: 1}"]
+        command += ["callbacks.early_stopping=false", f"trainer.max_epochs={epochs}"]
+        subprocess.run([*map(str, command)], check=True, stdout=subprocess.DEVNULL)
+        with contextlib.suppress(ChildProcessError):
+            while True:  # the fork server ends after the run
+                os.waitpid(-1, 0)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def cpu_of_a_switch(trials: int) -> tuple[float, float]:
+    """Seconds of CPU of a switch, and of an epoch."""
+    ctypes.CDLL(None).prctl(_SUBREAPER, 1, 0, 0, 0)
+    few = max(2, trials // 10)
+    fewer, one, three = cpu(few, 1), cpu(trials, 1), cpu(trials, 3)
+    epoch = (three - one) / (2 * trials)
+    return (one - fewer) / (trials - few) - epoch, epoch
 
 
 def between_trials(trials: int) -> list[float]:
@@ -56,6 +90,8 @@ def main() -> None:
     trials = parser.parse_args().trials
     for name, seconds in (("a fork alone", forks()), ("between two trials", between_trials(trials))):
         print(f"{name}: median {statistics.median(seconds) * 1e3:.1f} ms of {len(seconds)}")
+    switch, epoch = cpu_of_a_switch(trials)
+    print(f"CPU of a switch: {switch * 1e3:.1f} ms; of an epoch: {epoch * 1e3:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ import griffe
 import hpo
 import trainer
 from hpo.checks.json_schema import study_schema
-from hpo.config.schema import StudyFile, model_of
+from hpo.config.schema import REQUIRED, StudyFile, model_of
 from hpo.config.schema_types import MAY_CHANGE
 from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS, TAKEN
@@ -98,6 +98,7 @@ def study_file() -> str:
     parts = []
     for name, node in schema["properties"].items():
         needed = " (required)" if name in schema.get("required", ()) else ""
+        needed = " (required without objective)" if name in REQUIRED else needed
         parts += [f"## {name}{needed}", ""]
         kind = node.get("$ref", "").rpartition("/")[2]
         if kind in definitions:
@@ -156,7 +157,7 @@ def _kind(node: Mapping[str, Any]) -> str:
             return "name, or mapping with a `name`"  # samplers, pruners and schedulers, which have a page
         kinds = [_kind(each) for each in node["anyOf"] if "$ref" not in each and each != {"type": "null"}]
         return " or ".join(dict.fromkeys(filter(None, kinds)))
-    kind = node.get("type", "")
+    kind = node.get("type", "object" if "$ref" in node else "")
     names = {"object": "mapping", "integer": "whole number", "string": "text", "boolean": "true or false"}
     if isinstance(kind, list):
         return " or ".join(names.get(each, each) for each in kind if each != "null")

@@ -58,7 +58,8 @@ class Keeper(Reporter):
         view = self._tally.view()
         points = [len(worker.curve) for worker in view.workers]
         drawn = sum(points) * (min(points) > 0)
-        if SHARES[0] <= view.finished / view.n_trials <= SHARES[1] and drawn > self._points:
+        ended, of, _ = view.progress
+        if SHARES[0] <= ended / of <= SHARES[1] and drawn > self._points:
             self._points = drawn
             self.kept = view, self.printed.getvalue().splitlines()
 
@@ -91,7 +92,7 @@ def live(folder: Path) -> None:
 
 
 def report(browser: Browser, folder: Path) -> None:
-    """The report's top in the light; its curves in the dark, and on a phone."""
+    """The report's top in the light; its curves and all trials in the dark, and on a phone."""
     page_file = folder / "report.html"
     subprocess.run(
         [sys.executable, "-m", "hpo", "report", "study.yaml", "-o", str(page_file)], cwd=folder, check=True
@@ -100,7 +101,7 @@ def report(browser: Browser, folder: Path) -> None:
     for name, (scheme, width, height) in looks.items():
         size = {"width": width, "height": height}
         with opened(browser, page_file.as_uri(), viewport=size, color_scheme=scheme) as page:
-            page.wait_for_selector(".plotly")
+            page.wait_for_selector("html[data-drawn]")
             if name != "light":
                 page.evaluate("document.querySelector('#curves-title').scrollIntoView()")
             page.wait_for_timeout(1500)
@@ -126,6 +127,10 @@ def dashboard(browser: Browser, folder: Path) -> None:
             page.get_by_text("config.yaml").first.scroll_into_view_if_needed()
             page.wait_for_timeout(3000)
             photograph(page, "dashboard-trial.png")
+        with opened(browser, f"{home}/trials?numbers={best}", viewport={"width": 390, "height": 844}) as page:
+            page.get_by_text("config.yaml").first.wait_for()
+            page.wait_for_timeout(3000)
+            photograph(page, "dashboard-phone.png")
     finally:
         process.send_signal(signal.SIGINT)
         process.wait()

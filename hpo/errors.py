@@ -1,7 +1,10 @@
 """The errors this package raises for people to read; the command line maps each to its exit code."""
 
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 #: Characters of a path that are shown.
 _SHOWN: Final = 160
@@ -61,6 +64,66 @@ class InputError(HpoError):
         if self.fix:
             lines.append(f"  fix: {self.fix}")
         return "\n".join(lines)
+
+
+class SeveralInputError(InputError):
+    """Several things that a person wrote can't be used; all are in its text, and its attributes are the first's.
+
+    Attributes:
+        errors: Each of them.
+    """
+
+    def __init__(self, errors: Sequence[InputError]) -> None:
+        self.errors = tuple(errors)
+        first = self.errors[0]
+        super().__init__(
+            first.problem, file=first.file, line=first.line, path=first.path, value=first.value, fix=first.fix
+        )
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.errors))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SeveralInputError, (self.errors,)
+
+
+def each_error(error: InputError) -> tuple[InputError, ...]:
+    """The errors that are said together, or the one."""
+    return error.errors if isinstance(error, SeveralInputError) else (error,)
+
+
+@contextlib.contextmanager
+def collected(errors: list[InputError]) -> Iterator[None]:
+    """Keep an InputError that is raised inside, to raise it with others: see `together`."""
+    try:
+        yield
+    except InputError as error:
+        errors += each_error(error)
+
+
+def together(errors: Sequence[InputError]) -> InputError:
+    """One or more errors as one, each once, by their lines."""
+    different = list(
+        {(str(error.file), error.line, error.path, error.problem): error for error in errors}.values()
+    )
+    if len(different) == 1:
+        return different[0]
+    several = SeveralInputError(sorted(different, key=lambda error: error.line or 0))
+    several.__cause__ = several.errors[0].__cause__
+    return several
+
+
+def refuse_other_systems() -> None:
+    """Refuse a system that workers can't be forked on.
+
+    Raises:
+        StudyError: It is Windows itself.
+    """
+    if os.name != "posix":
+        raise StudyError(
+            "hpo runs on Linux, on macOS and in WSL; Windows itself can't fork the processes that trials run in\n"
+            "  fix: install WSL with `wsl --install`, and install and run hpo in it"
+        )
 
 
 class StudyError(HpoError):

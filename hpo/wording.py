@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -9,9 +10,11 @@ _UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 
 
 def shown(value: Any, digits: int = 6) -> str:
-    """A value: a number that is not whole with so many digits, a dash for None."""
+    """A value: a number that is not whole with so many digits, a dash for None, a list or mapping as its JSON."""
     if value is None:
         return "-"
+    if isinstance(value, list | dict):
+        return json.dumps(value, sort_keys=True, ensure_ascii=False)
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
@@ -83,6 +86,12 @@ def paused_at_end(epoch: int) -> str:
 def replaced_by(epoch: int, fork: int, parent: int) -> str:
     """Why a trial is pruned in whose place a fork of another one stands."""
     return f"pruned at epoch {epoch}: trial {fork} stands in its place, a fork of trial {parent}"
+
+
+def condemned(epoch: int, probability: float, alpha: float, *, runs_on: bool) -> str:
+    """What the pruner decided: ``pruned at epoch 3: probability 0.004 to end among the best, alpha is 0.04``."""
+    became = "kept as an audit run" if runs_on else "pruned"
+    return f"{became} at epoch {epoch}: probability {probability:.2g} to end among the best, alpha is {alpha:.2g}"
 
 
 def reason_of_grant(why: Mapping[str, Any]) -> str:

@@ -11,23 +11,30 @@ import pytest
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
 
+from hpo.console import slow
 from hpo.storage.ledger import Owner
 from hpo.storage.study_storage import StudyStorage
 from tests.support.in_process import workers_in_process
 from tests.support.owners import make_study, opened
 from tests.support.studies import Studies
 
-pytest_plugins = ["tests.support.databases"]
+pytest_plugins = ["tests.support.databases", "tests.support.slurm_cluster", "tests.support.ray_cluster"]
 
 #: Databases that are programs of their own, as tests name them.
 _SERVERS = ("postgresql", "mariadb")
-_ACCEPTANCE = Path(__file__).parent / "acceptance"
+#: Folders of the full suite: whole studies as a person runs them, and other libraries' trainers.
+_FULL = tuple(Path(__file__).parent / name for name in ("acceptance", "unit/integrations"))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave folders of the full suite unread where it is left out: to import what they need takes seconds."""
+    return True if config.option.markexpr == "not full" and collection_path in _FULL else None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what needs a database server, and whole studies as a person runs them, as part of the full suite."""
+    """Mark what lies in those folders, or needs a database server, as part of the full suite."""
     for item in items:
-        if item.path.is_relative_to(_ACCEPTANCE) or _needs_a_server(item):
+        if any(map(item.path.is_relative_to, _FULL)) or _needs_a_server(item):
             item.add_marker("full")
 
 
@@ -42,8 +49,16 @@ def pytest_collection_finish() -> None:
 
 def _needs_a_server(item: pytest.Item) -> bool:
     given = item.callspec.params.values() if hasattr(item, "callspec") else ()
-    asked = {"postgres_server", "mariadb_server"} & set(getattr(item, "fixturenames", ()))
+    asked = {"postgres_server", "mariadb_server", "slurm_cluster", "ray_cluster"} & set(
+        getattr(item, "fixturenames", ())
+    )
     return bool(asked) or any(isinstance(value, str) and value in _SERVERS for value in given)
+
+
+@pytest.fixture(autouse=True)
+def steps_are_not_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands name no step for taking long on a busy machine: tests compare what they print."""
+    monkeypatch.setattr(slow, "SILENCE", 3600.0)
 
 
 @pytest.fixture

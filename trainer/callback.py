@@ -2,25 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, Self
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.data.plan import Plan
-from trainer.events import LOG_PRIORITY
+from trainer.events import EVENTS, LOG_PRIORITY
+from trainer.foreign import nearest
 from trainer.metrics.epoch import EpochMetrics
 from trainer.metrics.objects import Metric
 from trainer.state import TrainState
+from trainer.step.optimizers import Scheduler
 from trainer.step.precision import Precision
+from trainer.step.supervised import Step
+from trainer.step_log import StepRecord
 
 DEFAULT_PRIORITY = 50
+
+
+class EvaluationView(Protocol):
+    """The side of `trainer.evaluation.Evaluation` that callbacks see."""
+
+    own_times: set[str]
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What the names of each validation set's numbers begin with, by the set's name; the first is ``""``."""
+        ...
+
+    def now(self, prefix: str, batches: int | None = None) -> dict[str, float]:
+        """Evaluate a validation set of the running fit, beside what the epoch records."""
+        ...
 
 
 class TrainerView(Protocol):
@@ -28,7 +46,8 @@ class TrainerView(Protocol):
 
     model: nn.Module
     optimizer: Optimizer
-    scheduler: LRScheduler | None
+    step: Step
+    scheduler: Scheduler | None
     device: torch.device
     seed: int
     plan: Plan
@@ -36,6 +55,11 @@ class TrainerView(Protocol):
     state: TrainState
     metrics: Mapping[str, Metric]
     recorder: EpochMetrics
+
+    @property
+    def evaluation(self) -> EvaluationView:
+        """What evaluates the validation sets of the fit."""
+        ...
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a bit-exact continuation needs."""
@@ -53,8 +77,8 @@ class TrainerView(Protocol):
         """Take the optimizer's step, with its events, and the scheduler's where that goes with it."""
         ...
 
-    def set_batch_size(self, batch_size: int) -> None:
-        """Samples per training batch from the next pass over the data on."""
+    def set_batch_size(self, batch_size: int, *, now: bool = False) -> None:
+        """Samples per training batch from the next pass over the data on, or with ``now`` from the next batch."""
         ...
 
 
@@ -76,7 +100,9 @@ class Callback:
 
     A callback with state implements ``state_dict`` and ``load_state_dict`` with plain values and tensors; its
     state is kept under ``name``. What changes, is not in there and is not ``transient`` would be forgotten by a
-    resumed run: with a callback that saves among them, the first epoch's end refuses it.
+    resumed run: with a callback that saves among them it is refused, see `trainer.declared`.
+
+    ``with NaNDetection():`` lets it take part in every fit of this process that starts inside the block.
     """
 
     priority: int = DEFAULT_PRIORITY
@@ -88,6 +114,15 @@ class Callback:
     graph_safe: ClassVar[bool] = False
     saves: ClassVar[bool] = False
     transient: ClassVar[tuple[str, ...]] = ()
+
+    def __enter__(self) -> Self:
+        register_global_callback(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        Handle(_global_callbacks, (self,)).remove()
 
     @property
     def name(self) -> str:
@@ -120,9 +155,12 @@ class Callback:
     def on_before_scheduler_step(self, trainer: TrainerView) -> None: ...
     def on_after_scheduler_step(self, trainer: TrainerView) -> None: ...
     def on_train_batch_end(self, trainer: TrainerView) -> None: ...
+    def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None: ...
     def on_train_epoch_end(self, trainer: TrainerView) -> None: ...
     def on_validation_start(self, trainer: TrainerView) -> None: ...
     def on_validation_batch_start(self, trainer: TrainerView) -> None: ...
+    def on_before_validation_forward(self, trainer: TrainerView) -> None: ...
+    def on_after_validation_forward(self, trainer: TrainerView) -> None: ...
     def on_validation_batch_end(self, trainer: TrainerView) -> None: ...
     def on_validation_end(self, trainer: TrainerView) -> None: ...
     def on_epoch_end(self, trainer: TrainerView) -> None: ...
@@ -132,17 +170,33 @@ class Callback:
     def on_after_save_checkpoint(self, trainer: TrainerView, path: Path) -> None: ...
     def on_test_start(self, trainer: TrainerView) -> None: ...
     def on_test_batch_start(self, trainer: TrainerView) -> None: ...
+    def on_before_test_forward(self, trainer: TrainerView) -> None: ...
+    def on_after_test_forward(self, trainer: TrainerView) -> None: ...
     def on_test_batch_end(self, trainer: TrainerView) -> None: ...
     def on_test_end(self, trainer: TrainerView) -> None: ...
+    def on_predict_start(self, trainer: TrainerView) -> None: ...
+    def on_predict_batch_start(self, trainer: TrainerView) -> None: ...
+    def on_predict_batch_end(self, trainer: TrainerView) -> None: ...
+    def on_predict_end(self, trainer: TrainerView) -> None: ...
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None: ...
     def on_fit_end(self, trainer: TrainerView) -> None: ...
     def teardown(self, trainer: TrainerView) -> None: ...
 
 
 class FunctionCallback(Callback):
-    """One function as one hook: what ``runner.register`` makes."""
+    """One function as one hook: what ``runner.register`` makes, for a list of callbacks.
 
-    def __init__(self, event: str, function: Callable[..., None], priority: int = DEFAULT_PRIORITY) -> None:
+    Args:
+        event: Name of the event.
+        function: Called with the trainer, and with what else the event's hooks get.
+        priority: Lower runs earlier within the event.
+
+    Raises:
+        ValueError: There is no such event; the one that is meant is given.
+    """
+
+    def __init__(self, event: str, function: Callable[..., Any], priority: int = DEFAULT_PRIORITY) -> None:
+        check_event(event)
         self.event = event
         self.function = function
         self.priority = priority
@@ -162,13 +216,13 @@ class LogDispatch(Callback):
 class Handle(AbstractContextManager["Handle"]):
     """Takes a registration back, by ``remove()`` or at the end of a ``with`` block; twice does no harm."""
 
-    def __init__(self, registry: list[Callback], callback: Callback) -> None:
+    def __init__(self, registry: list[Callback], callbacks: Iterable[Callback]) -> None:
         self._registry = registry
-        self._callback = callback
+        self._callbacks = tuple(callbacks)
 
     def remove(self) -> None:
-        """Take the callback out of where it was registered."""
-        self._registry[:] = [item for item in self._registry if item is not self._callback]
+        """Take the callbacks out of where they were registered."""
+        self._registry[:] = [item for item in self._registry if not any(item is own for own in self._callbacks)]
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -176,13 +230,29 @@ class Handle(AbstractContextManager["Handle"]):
         self.remove()
 
 
+def check_event(event: str) -> None:
+    """Refuse the name of no event.
+
+    Raises:
+        ValueError: There is no such event; the one that is meant is given.
+    """
+    if event not in EVENTS:
+        raise ValueError(f"no event is called {event!r}{nearest(event)}")
+
+
 _global_callbacks: list[Callback] = []
 
 
 def register_global_callback(callback: Callback) -> Handle:
-    """Let ``callback`` take part in every fit of this process that starts while it is registered."""
+    """Let ``callback`` take part in every fit of this process that starts while it is registered.
+
+    Raises:
+        ValueError: It is registered already, and its hooks would run twice.
+    """
+    if any(item is callback for item in _global_callbacks):
+        raise ValueError(f"{callback.name} is registered for every Trainer already: its hooks would run twice")
     _global_callbacks.append(callback)
-    return Handle(_global_callbacks, callback)
+    return Handle(_global_callbacks, (callback,))
 
 
 def global_callbacks() -> tuple[Callback, ...]:

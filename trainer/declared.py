@@ -1,14 +1,33 @@
-"""UndeclaredState: finds callbacks whose changes a resumed run would forget."""
+"""Callbacks whose changes a resumed run would forget: what their hooks' source shows, and what an epoch shows."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import textwrap
 from collections import deque
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 
 from trainer.callback import Callback
+from trainer.events import EVENTS
+
+#: Where what is set is set again by a resumed run, or matters to none.
+_ELSEWHERE: Final = frozenset(
+    {"setup", "on_before_load_checkpoint", "on_load_checkpoint", "on_fit_start"}
+    | {"on_test_start", "on_test_batch_start", "on_test_batch_end", "on_test_end"}
+    | {"on_predict_start", "on_predict_batch_start", "on_predict_batch_end", "on_predict_end"}
+    | {"on_exception", "on_fit_end", "teardown"}
+)
+#: Methods that change one of Python's own containers.
+_CHANGES: Final = frozenset(
+    {"add", "append", "appendleft", "clear", "discard", "extend", "insert", "pop", "popleft", "remove", "update"}
+)
+#: The shipped callbacks declare theirs, which the contract suite holds; their source is not read.
+_SHIPPED: Final = "trainer."
 
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 
@@ -25,6 +44,96 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
+class _Sets(NamedTuple):
+    """What a method does to the attributes of its object: sets, changes by a method of theirs; whom it calls."""
+
+    assigned: frozenset[str]
+    changed: frozenset[str]
+    called: frozenset[str]
+
+
+def check_hooks(callbacks: Iterable[Callback]) -> None:
+    """Refuse hooks that set attributes which a resumed run would forget, as far as their source shows it.
+
+    Nothing is asked unless one of the callbacks writes checkpoints, from which a run could resume.
+
+    Raises:
+        ValueError: A hook sets, between the start of a fit and its end, an attribute that its callback neither
+            saves nor declares as ``transient``.
+    """
+    for callback in _to_check(callbacks):
+        for event in EVENTS:
+            hook = getattr(type(callback), event)
+            if event in _ELSEWHERE or hook is getattr(Callback, event):
+                continue
+            if found := _set_by(callback, hook) - {*callback.transient}:
+                raise ValueError(_refusal(callback, sorted(found), f"sets {{}} in {event}"))
+
+
+def _to_check(callbacks: Iterable[Callback]) -> list[Callback]:
+    """Those of the callbacks that keep no state, where one of them all writes checkpoints."""
+    everyone = tuple(callbacks)
+    resumable = any(callback.saves for callback in everyone)
+    return [item for item in everyone if resumable and type(item).state_dict is Callback.state_dict]
+
+
+def _refusal(callback: Callback, names: list[str], does: str) -> str:
+    does = does.format(", ".join(f"`{name}`" for name in names))
+    return (
+        f"callback {callback.name} {does}, and a run that resumes from a checkpoint would forget it: give it "
+        f"`state_dict` and `load_state_dict`, or, if it does no harm, `transient = {tuple(names)!r}`"
+    )
+
+
+def _set_by(callback: Callback, hook: Callable[..., Any]) -> set[str]:
+    """The attributes that a hook sets, by itself or through other methods of the callback."""
+    kind, found = type(callback), set[str]()
+    waiting: list[Any] = [hook]
+    seen = set[Any]()
+    while waiting:
+        method = waiting.pop()
+        if method in seen or not inspect.isfunction(method) or f"{method.__module__}".startswith(_SHIPPED):
+            continue
+        seen.add(method)
+        sets = _sets(method)
+        found |= {name for name in sets.assigned if not isinstance(getattr(kind, name, None), property)}
+        found |= {name for name in sets.changed if isinstance(vars(callback).get(name), list | dict | set | deque)}
+        waiting += [getattr(kind, name, None) for name in sets.called]
+    return found
+
+
+@cache
+def _sets(method: Callable[..., Any]) -> _Sets:
+    """What a method's source shows; nothing where there is none to be read, as of what ``exec`` made."""
+    try:
+        tree = ast.parse(textwrap.dedent(inspect.getsource(method)))
+    except (OSError, TypeError, SyntaxError):
+        return _Sets(frozenset(), frozenset(), frozenset())
+    own = next(iter(inspect.signature(method).parameters), "")
+    assigned, changed, called = set[str](), set[str](), set[str]()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute | ast.Subscript) and not isinstance(node.ctx, ast.Load):
+            assigned |= set(_attribute(node, own))
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            if _is_name(node.func.value, own):
+                called.add(node.func.attr)
+            elif node.func.attr in _CHANGES:
+                changed |= set(_attribute(node.func.value, own))
+    return _Sets(frozenset(assigned), frozenset(changed), frozenset(called))
+
+
+def _attribute(node: ast.expr, own: str) -> Iterator[str]:
+    """``value`` of ``self.value`` and of ``self.value[…]``; nothing of another object's."""
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if isinstance(node, ast.Attribute) and _is_name(node.value, own):
+        yield node.attr
+
+
+def _is_name(node: ast.expr, name: str) -> bool:
+    return isinstance(node, ast.Name) and node.id == name
+
+
 class UndeclaredState:
     """Compares callbacks without ``state_dict`` before and after the first epoch of a fit.
 
@@ -35,13 +144,7 @@ class UndeclaredState:
     """
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
-        everyone = tuple(callbacks)
-        resumable = any(callback.saves for callback in everyone)
-        self._before = [
-            (callback, _attributes(callback))
-            for callback in everyone
-            if resumable and type(callback).state_dict is Callback.state_dict
-        ]
+        self._before = [(callback, _attributes(callback)) for callback in _to_check(callbacks)]
 
     def check(self) -> None:
         """Refuse what changed; looks once.
@@ -53,12 +156,7 @@ class UndeclaredState:
             after = _attributes(callback)
             changed = sorted(name for name in after if name not in before or before[name] != after[name])
             if changed:
-                names = ", ".join(f"`{name}`" for name in changed)
-                raise ValueError(
-                    f"callback {callback.name} changed {names} while training, and a run that resumes from a "
-                    "checkpoint would forget it: give it `state_dict` and `load_state_dict`, or, if it does "
-                    f"no harm, `transient = {tuple(changed)!r}`"
-                )
+                raise ValueError(_refusal(callback, changed, "changed {} while training"))
         self._before = []
 
 

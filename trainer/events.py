@@ -26,11 +26,17 @@ EVENTS: Final = MappingProxyType(
         "on_before_scheduler_step": "Before the scheduler, per step or per epoch as it was built.",
         "on_after_scheduler_step": "The learning rate of the next step or epoch is set.",
         "on_train_batch_end": "`state.step` and `state.batch_index` count this batch; its skips end here.",
+        "on_log_steps": (
+            "With StepMetrics, every so many steps and at the epoch's end; takes (trainer, records), of the steps "
+            "since the last time: hooks below priority 79 may add to them, loggers show them."
+        ),
         "on_train_epoch_end": "All batches are done; metrics still lie on the device; validation may be skipped.",
-        "on_validation_start": "The model is in eval mode, gradients are off.",
+        "on_validation_start": "The model is in eval mode, gradients are off; `state.evaluating` says which data.",
         "on_validation_batch_start": "`state.batch` is the batch to evaluate; it may be replaced.",
+        "on_before_validation_forward": "Before the step is computed for a validation batch.",
+        "on_after_validation_forward": "As on_after_forward: not recorded yet, and may be replaced.",
         "on_validation_batch_end": "`state.outputs` and `state.loss` are set and recorded.",
-        "on_validation_end": "All validation batches are done.",
+        "on_validation_end": "All validation batches are done; `state.evaluated` holds the numbers.",
         "on_epoch_end": "`state.metrics` holds this epoch's numbers and may be added to; `state.epoch` counts it.",
         "on_before_log_metrics": (
             "Inside on_epoch_end, at priority 80; takes (trainer, metrics), the last place to add to or drop from "
@@ -41,8 +47,14 @@ EVENTS: Final = MappingProxyType(
         "on_after_save_checkpoint": "A checkpoint is on disk; takes (trainer, path).",
         "on_test_start": "As on_validation_start, for the test set.",
         "on_test_batch_start": "As on_validation_batch_start.",
+        "on_before_test_forward": "As on_before_validation_forward.",
+        "on_after_test_forward": "As on_after_validation_forward.",
         "on_test_batch_end": "As on_validation_batch_end.",
-        "on_test_end": "All test batches are done; `Trainer.test` returns the metrics.",
+        "on_test_end": "All test batches are done; `state.evaluated` holds the numbers.",
+        "on_predict_start": "As on_validation_start, for `Trainer.predict`.",
+        "on_predict_batch_start": "`state.batch` is the batch to predict for; it may be replaced.",
+        "on_predict_batch_end": "`state.outputs` is what is predicted; it may be replaced.",
+        "on_predict_end": "All batches are done.",
         "on_exception": "Training raised; takes (trainer, error). The error propagates then, type unchanged.",
         "on_fit_end": "Always, after the last epoch or an exception; `state.stop_reason` says why.",
         "teardown": "Always and last; each callback's failure is kept from the others.",

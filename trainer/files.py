@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TextIO
@@ -39,3 +40,9 @@ def json_number(value: float) -> float | str:
     if math.isnan(value):
         return "NaN"
     return "Infinity" if value > 0 else "-Infinity"
+
+
+def json_line(record: Mapping[str, float]) -> str:
+    """Numbers by name as a line of strict JSON, to the last digit; see `json_number`."""
+    plain = {name: json_number(value) for name, value in record.items()}
+    return json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n"

@@ -200,11 +200,13 @@ def needs_metric(scheduler: Any) -> bool:
 
 
 def check_interval(scheduler: Any, interval: str) -> None:
-    """Refuse a ReduceLROnPlateau that would step between the validations that give it its metric.
+    """Refuse an interval that is none, or that steps a ReduceLROnPlateau between the validations it follows.
 
     Raises:
-        ValueError: It goes with the optimizer's step.
+        ValueError: It is neither "epoch" nor "step", or a ReduceLROnPlateau would go with the optimizer's step.
     """
+    if interval not in ("epoch", "step"):
+        raise ValueError(f"scheduler_interval is {interval!r}: give 'epoch' or 'step'")
     if interval == "step" and needs_metric(scheduler):
         raise ValueError(
             "scheduler_interval is 'step', but a ReduceLROnPlateau follows a metric of a whole epoch, which no "

@@ -2,42 +2,62 @@
 
 from __future__ import annotations
 
-import difflib
+import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from trainer.callback import DEFAULT_PRIORITY, Callback, FunctionCallback, Handle, TrainerView, global_callbacks
+from trainer.callback import (
+    DEFAULT_PRIORITY,
+    Callback,
+    FunctionCallback,
+    Handle,
+    TrainerView,
+    check_event,
+    global_callbacks,
+)
+from trainer.declared import check_hooks
 from trainer.distributed.ranks import rank
 from trainer.events import EVENT_ORDER, EVENTS, LOG_EVENTS, LOG_PRIORITY
+from trainer.foreign import is_hook_name, nearest, refuse_flags
 
 logger = logging.getLogger(__name__)
 
 #: The events in which a callback that ``saves`` may write a checkpoint.
 SAVED_IN = ("on_train_batch_end", "on_epoch_end")
 
-Hook = Callable[..., None]
+#: What a callback has that does not listen to an event.
+_DEFAULTS = tuple((event, getattr(Callback, event)) for event in EVENTS)
+
+Hook = Callable[..., Any]
 
 
 class CallbackRunner:
     """Dispatches events in order of priority, then core, user, global, then insertion.
 
     Args:
-        callbacks: The user's callbacks.
+        callbacks: The user's callbacks; or a runner of them that was built before, to which callbacks may be added
+            and functions registered later as well. A trainer takes what it holds over at the start of each fit.
         core: Callbacks that the owner of the trainer adds for its own work.
 
     Raises:
-        TypeError: A callback defines an ``on_…`` method that is no event.
+        TypeError: A callback defines a method ``on_…`` that is no event, or a hook of another system.
         ValueError: A reader would run before its writer, a stateful callback would change after the checkpoint of
-            its epoch was written, or two stateful callbacks share a name.
+            its epoch was written, a hook sets what a resumed run would forget, or two stateful callbacks share a
+            name.
     """
 
-    def __init__(self, callbacks: Iterable[Callback] = (), core: Iterable[Callback] = ()) -> None:
+    def __init__(self, callbacks: Iterable[Callback] | CallbackRunner = (), core: Iterable[Callback] = ()) -> None:
         if isinstance(callbacks, Callback):
             raise TypeError(f"callbacks is one callback: write [{callbacks.name}(…)]")
-        self._core = list(core)
-        self._user = list(callbacks)
+        self._core: list[Callback] = list(core)
+        self._user: list[Callback]
+        if isinstance(callbacks, CallbackRunner):
+            self._core += callbacks._core  # noqa: SLF001 - of the same class
+            self._user = callbacks._user  # noqa: SLF001 - one list: what is added to either is in both
+        else:
+            self._user = list(callbacks)
         self._hooks: dict[str, tuple[Hook, ...]] = {}
         self.resolve()
 
@@ -45,6 +65,11 @@ class CallbackRunner:
     def events(self) -> frozenset[str]:
         """Every event name."""
         return frozenset(EVENTS)
+
+    @property
+    def hooks(self) -> dict[str, tuple[Hook, ...]]:
+        """The hooks of each event, as they were looked up last."""
+        return self._hooks
 
     @property
     def callbacks(self) -> tuple[Callback, ...]:
@@ -55,15 +80,17 @@ class CallbackRunner:
         ordered.sort(key=lambda item: item[:2])  # the sort is stable: insertion order decides between equals
         return tuple(callback for _, _, callback in ordered)
 
-    def add(self, callback: Callback) -> Handle:
-        """Add a callback to the user's; the handle takes it out again."""
-        self._user.append(callback)
+    def add(self, callbacks: Callback | Iterable[Callback]) -> Handle:
+        """Add a callback, or several, to the user's; the handle takes them out again."""
+        added = [callbacks] if isinstance(callbacks, Callback | type) else list(callbacks)
+        before = len(self._user)
+        self._user += added
         try:
             self.resolve()
         except (TypeError, ValueError):
-            self._user.pop()
+            del self._user[before:]
             raise
-        return Handle(self._user, callback)
+        return Handle(self._user, added)
 
     def register(self, event: str, function: Hook, priority: int = DEFAULT_PRIORITY) -> Handle:
         """Call ``function(trainer, …)`` at ``event``; the handle takes it out again.
@@ -71,7 +98,6 @@ class CallbackRunner:
         Raises:
             ValueError: There is no such event; the nearest name is given.
         """
-        _check_event(event)
         return self.add(FunctionCallback(event, function, priority))
 
     def has_callbacks(self, event: str) -> bool:
@@ -84,7 +110,7 @@ class CallbackRunner:
         Raises:
             ValueError: There is no such event; the nearest name is given.
         """
-        _check_event(event)
+        check_event(event)
         return tuple(callback for callback in self.callbacks if hook_of(callback, event) is not None)
 
     def resolve(self) -> dict[str, tuple[Hook, ...]]:
@@ -95,10 +121,9 @@ class CallbackRunner:
         _check_names(callbacks)
         _check_order(callbacks)
         _check_saved_last(callbacks)
-        self._hooks = {
-            event: tuple(hook for callback in callbacks if (hook := hook_of(callback, event)) is not None)
-            for event in EVENTS
-        }
+        check_hooks(callbacks)
+        found = [hooks_of(callback) for callback in callbacks]
+        self._hooks = {event: tuple(hooks[event] for hooks in found if event in hooks) for event in EVENTS}
         return self._hooks
 
     def state_dict(self) -> dict[str, Any]:
@@ -126,36 +151,44 @@ def fire_isolated(hooks: Iterable[Hook], trainer: TrainerView, *args: Any) -> li
     errors: list[BaseException] = []
     for hook in hooks:
         try:
-            hook(trainer, *args)
+            if (returned := hook(trainer, *args)) is not None:
+                refuse_flags(hook, returned)
         except BaseException as error:  # noqa: BLE001 - the caller raises the first of them
             errors.append(error)
     return errors
 
 
+def raise_first(errors: Sequence[BaseException]) -> None:
+    """Raise the first of a run's errors, type unchanged, if there are any; the others are logged."""
+    for other in errors[1:]:
+        logger.error("a callback failed at the end of the run", exc_info=other)
+    if errors:
+        raise errors[0]
+
+
+def hooks_of(callback: Callback) -> dict[str, Hook]:
+    """What a callback wants called in this process, by event."""
+    if callback.rank_zero_only and rank():
+        return {}
+    if isinstance(callback, FunctionCallback):
+        return {callback.event: callback.function}
+    kind, own = type(callback), vars(callback)
+    return {
+        event: getattr(callback, event)
+        for event, default in _DEFAULTS
+        if event in own or getattr(kind, event) is not default
+    }
+
+
 def hook_of(callback: Callback, event: str) -> Hook | None:
     """What a callback wants called at an event in this process, or None."""
-    if callback.rank_zero_only and rank():
-        return None
-    if isinstance(callback, FunctionCallback):
-        return callback.function if callback.event == event else None
-    hook: Hook = getattr(callback, event)
-    return None if getattr(hook, "__func__", None) is getattr(Callback, event) else hook
+    return hooks_of(callback).get(event)
 
 
 def name_of(hook: Hook) -> str:
     """Name of the callback whose hook this is, or of the registered function."""
     owner = getattr(hook, "__self__", None)
     return owner.name if isinstance(owner, Callback) else getattr(hook, "__qualname__", repr(hook))
-
-
-def _check_event(event: str) -> None:
-    if event not in EVENTS:
-        raise ValueError(f"no event is called {event!r}{_nearest(event)}")
-
-
-def _nearest(name: str) -> str:
-    close = difflib.get_close_matches(name, EVENTS, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; the events are {', '.join(EVENTS)}"
 
 
 def _check_kinds(callbacks: Iterable[Any]) -> None:
@@ -167,16 +200,41 @@ def _check_kinds(callbacks: Iterable[Any]) -> None:
 
 def _check_methods(callbacks: Iterable[Callback]) -> None:
     for callback in callbacks:
-        for attribute in dir(type(callback)):
-            if attribute.startswith("on_") and attribute not in EVENTS:
-                raise TypeError(
-                    f"{type(callback).__name__}.{attribute} is not the name of an event{_nearest(attribute)}"
-                )
+        kind = type(callback)
+        for attribute in dir(kind):
+            if attribute not in EVENTS and is_hook_name(attribute):
+                raise TypeError(f"{kind.__name__}.{attribute} is not the name of an event{nearest(attribute)}")
+        if isinstance(callback, FunctionCallback):
+            _check_arguments(callback.event, callback.function, bound=True)
+        for event, default in _DEFAULTS:
+            if (hook := getattr(kind, event)) is not default and inspect.isfunction(hook):
+                _check_arguments(event, hook, bound=False)
+
+
+def _check_arguments(event: str, hook: Hook, *, bound: bool) -> None:
+    """Refuse a hook that can't be called with the arguments of its event, before that is due."""
+    arguments = getattr(Callback, event).__code__.co_varnames[bound:]
+    code = hook.__code__ if inspect.isfunction(hook) else None
+    if code is not None and code.co_argcount == len(arguments) and not code.co_kwonlyargcount:
+        return  # as it should be: nothing more is looked at
+    try:
+        inspect.signature(hook).bind(*arguments)
+    except ValueError:
+        return  # one written in C may have no signature
+    except TypeError as error:
+        name = getattr(hook, "__qualname__", repr(hook))
+        raise TypeError(
+            f"{name} can't be called at {event}: {error}; let it take ({', '.join(arguments)})"
+        ) from error
 
 
 def _check_names(callbacks: Iterable[Callback]) -> None:
     seen: set[str] = set()
+    objects: set[int] = set()
     for callback in callbacks:
+        if id(callback) in objects:
+            raise ValueError(f"the same {callback.name} is there twice: its hooks would run twice")
+        objects.add(id(callback))
         if not _is_stateful(callback):
             continue
         if callback.name in seen:
@@ -224,7 +282,9 @@ def _is_stateful(callback: Callback) -> bool:
 
 def _writers(callbacks: tuple[Callback, ...], reader: Callback) -> Iterator[tuple[int, Callback]]:
     for position, writer in enumerate(callbacks):
-        if writer is reader or not writer.writes:
+        if writer is reader or not writer.writes or not reader.reads:
             continue
-        if any(fnmatchcase(read, write) or read == "*" for read in reader.reads for write in writer.writes):
+        if any(
+            read in (write, "*") or fnmatchcase(read, write) for read in reader.reads for write in writer.writes
+        ):
             yield position, writer

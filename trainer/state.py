@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from torch import Tensor
+from torch.optim import Optimizer
 
 from trainer.recorded import Metrics
+from trainer.step.norms import norms_of, total_norm
+from trainer.step_log import StepLog
 
 Mode = Literal["min", "max"]
 
@@ -20,6 +23,8 @@ PAUSED = "paused"
 PRUNED = "pruned"
 
 BACKWARD = "backward"
+BATCH = "batch"
+EPOCH = "epoch"
 OPTIMIZER_STEP = "optimizer_step"
 SCHEDULER_STEP = "scheduler_step"
 VALIDATION = "validation"
@@ -27,7 +32,7 @@ ZERO_GRAD = "zero_grad"
 #: Reasons to end a run that can be continued from its checkpoint as if it had not been asked to end.
 CONTINUED: Final = frozenset({INTERRUPTED, PAUSED})
 #: What a hook may ask to leave out.
-SKIPPABLE: Final = frozenset({BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP, VALIDATION, ZERO_GRAD})
+SKIPPABLE: Final = frozenset({BACKWARD, BATCH, EPOCH, OPTIMIZER_STEP, SCHEDULER_STEP, VALIDATION, ZERO_GRAD})
 
 
 @dataclass
@@ -43,52 +48,87 @@ class TrainState:
         total_steps: Optimizer steps expected in all; None where the data has no length.
         batches_per_epoch: Batches of an epoch; None if unknown.
         batches_per_step: Batches whose gradients make one optimizer step; set in ``setup`` by who accumulates.
+        drops_last_step: Whether what an epoch leaves over makes no step; set there too.
         epoch: Finished epochs; inside the first epoch it is 0.
         step: Optimizer steps taken.
         batch_index: Finished batches of the running epoch; 0 between epochs.
         epoch_start_step: ``step`` when the running epoch began.
         data_epoch: Finished passes over the training data.
         data_batch: Finished batches of the running pass.
+        cut_batches: Batches of the running pass that were trained when its batch size changed; 0 if it did not.
+        cut_samples: Their samples.
         history: The metrics of each finished epoch, the latest last (the same object as ``metrics``).
         inherited: Epochs at the beginning of the history that another run has trained: this one is its fork.
         user_state: Plain values that callbacks share; checkpointed.
+        config: What the run was started with, where a `ConfigSaver` holds it; for callbacks that show it.
         stop_reason: Why the run is to end, or None while it continues.
         stop_now: True when it is to end after the running batch, without a validation.
         epoch_stopped: True when the epoch is to end after the running batch.
         validation_skipped: Whether this epoch's validation was left out because a hook asked for that.
+        checkpoint_requests: How many checkpoints hooks have asked for, and how many of these permanent ones.
+        checkpoint_blocks: Names of those who hold back checkpoints that may be removed.
         skips: What hooks asked to leave out of the running batch, or of the end of this epoch.
         batch: The batch being worked on; hooks may replace it.
         outputs: What the step returned as outputs for that batch; hooks may replace it.
         loss: Its loss, a scalar tensor on the device; hooks may replace it.
+        evaluating: What the names of the numbers of the running or latest evaluation begin with: ``"val"``,
+            ``"test"``, and for the second and further data sets ``"val_<name>"``.
+        evaluated: The numbers of the latest evaluation by name, from ``on_validation_end`` and ``on_test_end`` on.
         weight: What that loss was divided by, a number or a tensor on the device: samples, elements, tokens, or
             the summed class weights of its targets. None where it is a sum over the batch.
         gradient_share: What the gradients of the batch are multiplied by as they are added to those there are; set
             in ``on_before_backward`` by who accumulates, 1 for each new batch.
+        scalars: What the step returned for the batch beside loss, outputs and weight, by name: tensors on the
+            device, or numbers.
+        skipped_step: In ``on_train_batch_end``: the weights are as they were before the batch, because a hook
+            skipped the optimizer's step (`GradientAccumulation` does so until its group is full) or its gradients
+            overflowed in fp16.
+        manual: Whether the step makes its own updates, any number a batch; see `trainer.Update`.
+        optimizer_name: Which of several optimizers makes an update; empty where all step together.
+        evaluation: How often the optimizer's closure has been evaluated again in the running step: 0 but for
+            optimizers such as LBFGS.
+        norms: The norms of the batch's gradients, by optimizer, as far as `gradient_norms` was asked for them.
+        step_log: The file of the steps' records, during a fit with `trainer.callbacks.StepMetrics`; else None.
     """
 
     max_epochs: int
     total_steps: int | None = None
     batches_per_epoch: int | None = None
     batches_per_step: int = 1
+    drops_last_step: bool = False
     epoch: int = 0
     step: int = 0
     batch_index: int = 0
     epoch_start_step: int = 0
     data_epoch: int = 0
     data_batch: int = 0
+    cut_batches: int = 0
+    cut_samples: int = 0
     history: list[Metrics] = field(default_factory=list)
     inherited: int = 0
     user_state: dict[str, Any] = field(default_factory=dict)
+    config: Mapping[str, Any] = field(default_factory=dict)
     stop_reason: str | None = None
     stop_now: bool = False
     epoch_stopped: bool = False
     validation_skipped: bool = False
+    checkpoint_requests: tuple[int, int] = (0, 0)
+    checkpoint_blocks: set[str] = field(default_factory=set)
     skips: set[str] = field(default_factory=set)
     batch: Any = None
     outputs: Any = None
     loss: Tensor | None = None
     weight: Tensor | float | None = 0.0
     gradient_share: Tensor | float = 1.0
+    scalars: Mapping[str, Any] = field(default_factory=dict)
+    skipped_step: bool = False
+    manual: bool = False
+    optimizer_name: str = ""
+    evaluation: int = 0
+    norms: dict[str, tuple[Tensor, ...]] = field(default_factory=dict)
+    step_log: StepLog | None = None
+    evaluating: str = ""
+    evaluated: Metrics = field(default_factory=Metrics)
     _metrics: Metrics = field(default_factory=Metrics)
 
     @property
@@ -105,6 +145,45 @@ class TrainState:
         if self.history and self.history[-1] is before:
             self.history[-1] = self._metrics
 
+    @property
+    def is_new(self) -> bool:
+        """Whether the run stands at its very beginning: nothing was trained, and it resumes nothing."""
+        return not self.epoch and not self.batch_index
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        """L2 norm of all gradients of the batch's latest optimizer step before clipping, as a tensor.
+
+        None where no callback measures it. `GradientMonitor`, `StabilityMonitor` and `GradientClipping` do; your
+        own calls `gradient_norms`.
+        """
+        return next(reversed(self.grad_norms.values()), None)
+
+    @property
+    def grad_norms(self) -> dict[str, Tensor]:
+        """`grad_norm` by the name to log it under: ``grad_norm``, of several optimizers ``grad_norm_<name>``."""
+        return {
+            f"grad_norm_{name}" if name else "grad_norm": total_norm(norms)
+            for name, norms in self.norms.items()
+            if norms
+        }
+
+    def gradient_norms(self, optimizer: Optimizer) -> tuple[Tensor, ...]:
+        """The L2 norm of each gradient of ``trainer.optimizer``, measured once a step whoever asks.
+
+        To be asked in ``on_before_optimizer_step``, at a priority between `GradientAccumulation` (2), which makes
+        the sum of gradients their mean, and `GradientClipping` (20).
+        """
+        norms = self.norms.get(self.optimizer_name)
+        if norms is None:
+            norms = self.norms[self.optimizer_name] = norms_of(optimizer)
+        return norms
+
+    def steps_of(self, batches: int) -> int:
+        """Optimizer steps of so many batches of one epoch."""
+        whole, rest = divmod(batches, self.batches_per_step)
+        return whole + (rest > 0 and not self.drops_last_step)
+
     def stop(self, reason: str, *, now: bool = False) -> None:
         """Ask the run to end: after this epoch, or with ``now`` after this batch.
 
@@ -120,8 +199,12 @@ class TrainState:
         self.epoch_stopped = True
 
     def skip(self, action: str) -> None:
-        """Ask to leave one action out: ``backward``, ``optimizer_step``, ``scheduler_step``, ``zero_grad``
-        of the running batch, or the ``validation`` of this epoch.
+        """Ask to leave something out: ``backward``, ``optimizer_step``, ``scheduler_step`` or ``zero_grad`` of the
+        running batch, or the ``validation`` of this epoch.
+
+        ``batch``, asked in ``on_train_batch_start``, leaves out the whole batch: nothing is computed or recorded,
+        and it counts as trained on. ``epoch``, asked in ``on_train_epoch_start``, leaves out this pass over the
+        data and its validation; the epoch counts, with its schedule and its ``on_epoch_end``.
 
         Asked before the action's ``on_before_…`` event, none of its events fires; asked in that event, the
         other callbacks still get it. A skip that one callback asked for holds: no other can take it back, so
@@ -134,7 +217,28 @@ class TrainState:
             close = difflib.get_close_matches(action, SKIPPABLE, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"give one of {', '.join(sorted(SKIPPABLE))}"
             raise ValueError(f"{action!r} can't be skipped: {hint}")
-        self.skips.add(action)
+        self.skips |= {action, VALIDATION} if action == EPOCH else {action}
+
+    def request_checkpoint(self, *, permanent: bool = False) -> None:
+        """Ask a `Checkpoint` to write this batch, or the end of this epoch, whatever its intervals and blocks say.
+
+        Args:
+            permanent: Whether the file stays for ever.
+        """
+        asked, kept = self.checkpoint_requests
+        self.checkpoint_requests = (asked + 1, kept + permanent)
+
+    def block_checkpoints(self, name: str) -> None:
+        """Hold back checkpoints that may be removed, until each name that blocks has unblocked, or the fit ends.
+
+        Permanent and requested ones are written all the same, and so is the end of training. A resumed run knows
+        nothing of it: a callback that has to block there does so in ``on_fit_start``.
+        """
+        self.checkpoint_blocks.add(name)
+
+    def unblock_checkpoints(self, name: str) -> None:
+        """Take a block back; without one nothing happens."""
+        self.checkpoint_blocks.discard(name)
 
     def metric(self, name: str) -> float | None:
         """This epoch's value of a metric; None where it is missing because validation was skipped.
@@ -161,6 +265,8 @@ class TrainState:
             "epoch_start_step": self.epoch_start_step,
             "data_epoch": self.data_epoch,
             "data_batch": self.data_batch,
+            "cut_batches": self.cut_batches,
+            "cut_samples": self.cut_samples,
             "history": [dict(metrics) for metrics in self.history],
             "inherited": self.inherited,
             "user_state": self.user_state,
@@ -179,6 +285,7 @@ class TrainState:
         self.epoch_start_step = state["epoch_start_step"]
         self.data_epoch = state["data_epoch"]
         self.data_batch = state["data_batch"]
+        self.cut_batches, self.cut_samples = state["cut_batches"], state["cut_samples"]
         self.history = [Metrics(metrics) for metrics in state["history"]]
         self.metrics = self.history[-1] if self.history else Metrics()
         self.inherited = state["inherited"]

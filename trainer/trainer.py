@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any, Literal
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,31 +16,30 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.callback import Callback, LogDispatch
 from trainer.checkpoint.fork import forked, hyperparameters
-from trainer.data.batches import Batches, BatchOptions, close_batches, is_batched, make_batches
+from trainer.checkpoint.resume import find_start
+from trainer.data.options import BatchOptions
 from trainer.data.plan import Plan
 from trainer.data.random_state import kept_rng, rng_state
 from trainer.data.stream import TrainStream
 from trainer.declared import UndeclaredState
-from trainer.lr_schedulers import check_interval
+from trainer.deterministic import DeterministicMode
+from trainer.evaluation import Evaluation
+from trainer.foreign import refuse_flags
 from trainer.metrics.epoch import EpochMetrics
-from trainer.metrics.objects import Metric, check_metrics
+from trainer.metrics.objects import Metric
 from trainer.recorded import MetricError, Metrics
-from trainer.runner import CallbackRunner, fire_isolated, name_of
-from trainer.state import CONTINUED, DIVERGED, ERROR, PRUNED, VALIDATION, TrainState
-from trainer.step.compute import Compute
+from trainer.runner import CallbackRunner, fire_isolated, name_of, raise_first
+from trainer.state import CONTINUED, DIVERGED, EPOCH, ERROR, PRUNED, VALIDATION, TrainState
+from trainer.step.choice import compute_class
 from trainer.step.direct import mark_stepped
 from trainer.step.fused import leave_fused
-from trainer.step.graph import GraphedCompute
-from trainer.step.modes import begin_training, kept_modes
-from trainer.step.parts import Parts, bare_model, choose_step
+from trainer.step.modes import begin_training, enter_training, kept_modes
+from trainer.step.optimizers import Interval, as_optimizer, as_scheduler, check_intervals, learning_rates
+from trainer.step.parts import Parts, bare_model, choose_step, load_step, state_of_step
 from trainer.step.precision import Kind, Precision
 from trainer.step.supervised import Step
 
-logger = logging.getLogger(__name__)
-
-Interval = Literal["epoch", "step"]
-
-CHECKPOINT_VERSION = 4
+CHECKPOINT_VERSION = 6
 
 
 class Trainer:
@@ -47,18 +47,19 @@ class Trainer:
 
     Args:
         model: The model; moved to ``device``.
-        optimizer: Its optimizer, built over the model's parameters; used in its fused form where torch has one and
-            ``fused`` or ``foreach`` were not given.
+        optimizer: Its optimizer, built over the model's parameters, or several by name (see `trainer.Update`);
+            used in its fused form where torch has one and ``fused`` or ``foreach`` were not given.
         loss: Takes (outputs, targets), returns the mean loss over the batch. Or None with ``step``.
-        step: Takes (model, batch), returns the loss or a mapping (see `trainer.step`). Replaces ``loss``.
+        step: Takes (model, batch), returns the loss or a mapping (see `trainer.step`). Replaces ``loss``. One that
+            takes ``update`` too makes its own updates, see `trainer.Update`.
         metrics: By name, functions of (outputs, targets) that return the mean over the batch, objects with
             ``update``, ``compute`` and ``reset``, or `trainer.WholeSet`; recorded as ``train_<name>``,
             ``val_<name>``, ``test_<name>``.
-        scheduler: Learning-rate scheduler over the optimizer.
-        scheduler_interval: Whether the scheduler steps per ``"epoch"`` or per optimizer ``"step"``.
+        scheduler: Learning-rate scheduler over the optimizer, or several by name; an optimizer may have two.
+        scheduler_interval: Whether the scheduler steps per ``"epoch"`` or per optimizer ``"step"``; by name too.
         scheduler_monitor: The metric that a ReduceLROnPlateau follows: a loss, or one of ``metrics`` or the step,
             since the scheduler steps before callbacks record theirs at an epoch's end.
-        callbacks: The user's callbacks.
+        callbacks: The user's callbacks, or a `trainer.CallbackRunner` of them.
         core_callbacks: Callbacks of the code that builds the trainer; before the user's at equal priority.
         max_epochs: Passes over the training data, 10 where no length is given; see `trainer.data.plan.Plan` for
             this and the next two.
@@ -66,6 +67,7 @@ class Trainer:
         validate_every: A number of steps or a fraction of a pass, in place of one validation a pass.
         precision: ``"fp32"``, ``"bf16"`` or ``"fp16"``, see `trainer.step.precision.Precision`.
         compile: Whether to run the model through torch.compile; a mapping is its arguments.
+        deterministic: Whether torch may use deterministic algorithms only, see `trainer.deterministic`.
         cuda_graph: Whether to record the step once and replay it for each batch, see `trainer.step.graph`.
         batching: How data sets are batched.
         seed: Seed of data order and of every random number drawn while training.
@@ -81,15 +83,15 @@ class Trainer:
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        optimizer: Optimizer | Mapping[str, Optimizer],
         loss: Callable[[Any, Any], Tensor] | None = None,
         *,
         step: Step | None = None,
         metrics: Mapping[str, Metric] | None = None,
-        scheduler: LRScheduler | None = None,
-        scheduler_interval: Interval = "epoch",
+        scheduler: LRScheduler | Mapping[str, LRScheduler] | None = None,
+        scheduler_interval: Interval | Mapping[str, Interval] = "epoch",
         scheduler_monitor: str = "val_loss",
-        callbacks: Iterable[Callback] = (),
+        callbacks: Iterable[Callback] | CallbackRunner = (),
         core_callbacks: Iterable[Callback] = (),
         max_epochs: int | None = None,
         max_steps: int | None = None,
@@ -97,6 +99,7 @@ class Trainer:
         precision: Kind = "fp32",
         compile: bool | Mapping[str, Any] = False,  # noqa: A002 - what torch calls it
         cuda_graph: bool = False,
+        deterministic: bool = False,
         batching: BatchOptions | None = None,
         seed: int = 0,
         device: torch.device | str | None = None,
@@ -105,18 +108,13 @@ class Trainer:
             max_epochs = 10
         self.plan = Plan(max_epochs=max_epochs, max_steps=max_steps, validate_every=validate_every)
         self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-        if cuda_graph and self.device.type != "cuda":
-            raise ValueError(f"cuda_graph needs a CUDA device, and this run is on {self.device}: set it to false")
-        self._compute_class = GraphedCompute if cuda_graph else Compute
-        if scheduler_interval not in ("epoch", "step"):
-            raise ValueError(f"scheduler_interval is {scheduler_interval!r}: give 'epoch' or 'step'")
+        self._compute_class = partial(compute_class, self.device, cuda_graph=cuda_graph)
         self.model = model
-        self.optimizer = optimizer
-        self._built = hyperparameters(optimizer)
+        self.optimizer = as_optimizer(optimizer)
+        self._built = hyperparameters(self.optimizer)
         self.step = choose_step(loss, step)
         self.metrics: Mapping[str, Metric] = dict(metrics or {})
-        check_metrics(self.metrics)
-        self.scheduler = scheduler
+        self.scheduler = as_scheduler(scheduler, scheduler_interval, self.optimizer)
         self.scheduler_interval = scheduler_interval
         self.scheduler_monitor = scheduler_monitor
         self.precision = Precision(precision, self.device)
@@ -124,19 +122,20 @@ class Trainer:
         self.seed = seed
         self.state = TrainState(max_epochs=max_epochs or 0)
         self.recorder = EpochMetrics(self.device, self.metrics)
-        self.callbacks = CallbackRunner(callbacks, core=[LogDispatch(), *core_callbacks])
+        mode = [DeterministicMode()] if deterministic else []
+        self.callbacks = CallbackRunner(callbacks, core=[*mode, LogDispatch(), *core_callbacks])
         self._parts = Parts(self.device, compile)
-        self._hooks = self.callbacks.resolve()
+        self.evaluation = Evaluation(self)
+        self._hooks = self.callbacks.hooks
         self._ready(training=False)
-        self._train_data: Any = None
         self._stream: TrainStream | None = None
-        self._running = False
+        self.running = False
         # RNG state where a run was stopped inside an epoch, restored when that epoch resumes.
         self._epoch_rng: dict[str, Any] | None = None
 
     # ---- the three things it does
 
-    def fit(self, train: Any, val: Any = None) -> TrainState:
+    def fit(self, train: Any, val: Any = None, *, ckpt: str | Path | None = None) -> TrainState:
         """Train until the end of the plan or a stop request; resumes from a loaded state.
 
         After an error it may be called again. A batch counts once its loss is recorded: it is not trained again.
@@ -144,7 +143,10 @@ class Trainer:
 
         Args:
             train: Training data, see `trainer.data.batches.make_batches`.
-            val: Validation data; without it no ``val_…`` metric is recorded.
+            val: Validation data, whose numbers are called ``val_…``, or several data sets by name: the first one's
+                are called so too, those of another one ``val_<name>_…``.
+            ckpt: The checkpoint to resume from: ``"last"`` or ``"best"`` of the trainer's `Checkpoint`, from the
+                beginning as long as there is none; or a file or folder, see `trainer.checkpoint.resume`.
 
         Returns:
             The state, with the history of all epochs and the reason of the end.
@@ -153,12 +155,14 @@ class Trainer:
             Exception: Whatever training or a callback raised, type unchanged.
             ValueError: A ReduceLROnPlateau has no ``scheduler_monitor`` to follow at an epoch's end.
             RuntimeError: It is called from inside a run of this trainer.
+            CheckpointError: ``ckpt`` can't be read.
         """
-        if self._running:
+        if self.running:
             raise RuntimeError("this trainer is running: a hook can't start a fit of it")
-        self._train_data = train
-        stream = self._stream = TrainStream(self._train_batches(), self.state, self.seed)
-        val_batches = None if val is None else self._eval_batches(val)
+        if ckpt is not None and (found := find_start(ckpt, self.callbacks.callbacks, self.device)) is not None:
+            self.load_state_dict(found)
+        stream = self._stream = TrainStream(train, self.batching, self.device, self.state, self.seed)
+        self.evaluation.take(stream.validated(val))
         self.plan.lay_out(self.state, stream.length)
         if self.state.stop_reason in CONTINUED | {ERROR}:
             self.state.stop_reason = None
@@ -167,19 +171,23 @@ class Trainer:
         self._ready(training=True)
         try:
             with kept_rng(), kept_modes(self.model):
-                self._guarded(lambda: self._run_epochs(stream, val_batches), training=True)
+                self._guarded(lambda: self._run_epochs(stream), training=True)
         finally:
             stream.close()
-            close_batches(val_batches)
+            self.evaluation.close()
         return self.state
 
     def validate(self, data: Any) -> dict[str, float]:
         """Evaluate without training: ``val_…`` metrics of ``data``."""
-        return self._evaluate_alone(data, "val", "validation")
+        return self.evaluation.alone(data, "val", "validation")
 
     def test(self, data: Any) -> dict[str, float]:
         """Evaluate the test set: ``test_…`` metrics of ``data``."""
-        return self._evaluate_alone(data, "test", "test")
+        return self.evaluation.alone(data, "test", "test")
+
+    def predict(self, data: Any, path: Path | str | None = None) -> Any:
+        """Outputs for ``data``, in its order, or to a file: see `trainer.evaluation.Evaluation.predict`."""
+        return self.evaluation.predict(data, path)
 
     @property
     def finished(self) -> bool:
@@ -192,7 +200,8 @@ class Trainer:
         """Call the hooks of ``event`` in order, each with this trainer and ``args``."""
         try:
             for hook in self._hooks[event]:
-                hook(self, *args)
+                if (returned := hook(self, *args)) is not None:
+                    refuse_flags(hook, returned)
         except MetricError as error:
             if error.source:
                 raise
@@ -200,22 +209,25 @@ class Trainer:
 
     def step_optimizer(self) -> None:
         """Take the optimizer's step, with its events, and the scheduler's where that goes with it."""
-        self._compute.step_optimizer()
+        self.compute.step_optimizer()
 
-    def set_batch_size(self, batch_size: int) -> None:
-        """Samples per training batch from the next pass over the data on; immediately before a fit's first batch.
+    def run_alone(self, work: Callable[[], None]) -> None:
+        """Run ``work``, which does not train, between ``setup`` and ``teardown``."""
+        self._hooks = self.callbacks.resolve()
+        self._ready(training=False)
+        self._guarded(work, training=False)
+
+    def set_batch_size(self, batch_size: int, *, now: bool = False) -> None:
+        """Samples per training batch from the next pass on, with ``now`` the next batch; at once before the first.
 
         Raises:
             ValueError: The training data comes in batches of its own, or a pass is being trained on.
         """
-        if self._stream is not None and self._stream.is_open and self.state.data_batch:
-            raise ValueError("the batch size can't change inside a pass: set it in on_fit_start or on_epoch_end")
-        if self._train_data is not None and is_batched(self._train_data):
-            raise ValueError("the training data comes in batches of its own: hand over its Dataset instead")
-        self.batching = replace(self.batching, batch_size=batch_size)
+        batching = replace(self.batching, batch_size=batch_size)
         if self._stream is not None:
-            self._stream.replace(self._train_batches())
+            self._stream.rebatch(batching, now=now)
             self.plan.lay_out(self.state, self._stream.length)
+        self.batching = batching
 
     # ---- what a checkpoint holds
 
@@ -227,6 +239,7 @@ class Trainer:
             "optimizer": self.optimizer.state_dict(),
             "built": self._built,
             "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
+            "step": state_of_step(self.step),
             "state": self.state.state_dict(),
             "seed": self.seed,
             "threads": torch.get_num_threads(),
@@ -260,6 +273,7 @@ class Trainer:
         leave_fused(self.optimizer)
         if self.scheduler is not None and checkpoint["scheduler"] is not None:
             self.scheduler.load_state_dict(deepcopy(checkpoint["scheduler"]))
+        load_step(self.step, checkpoint["step"])
         self.state.load_state_dict(deepcopy(checkpoint["state"]))
         self.seed = checkpoint["seed"]
         self._epoch_rng = checkpoint["rng"] if self.state.batch_index else None
@@ -275,12 +289,13 @@ class Trainer:
     def _guarded(self, work: Callable[[], None], *, training: bool) -> None:
         """Run ``work`` after setup; on_fit_end and teardown always follow; errors keep their type."""
         error: BaseException | None = None
-        self._running = True
-        self.state.batches_per_step = 1
+        self.running = True
+        self.state.batches_per_step, self.state.drops_last_step = 1, False
         try:
             self.fire("setup")
             if training and self._stream is not None:
                 self.plan.lay_out(self.state, self._stream.length)
+                enter_training(self.model)
                 self.fire("on_fit_start")
             self._ready(training=training)  # with what a hook may have put in a part's place
             if training:
@@ -290,12 +305,8 @@ class Trainer:
             error = raised
         others = self._end_training(error) if training else []
         others += fire_isolated(self._hooks["teardown"], self)
-        self._running = False
-        # Not `if error`: an exception may have a length.
-        for other in others[0 if error is not None else 1 :]:
-            logger.error("a callback failed at the end of the run", exc_info=other)
-        if error is not None or others:
-            raise others[0] if error is None else error
+        self.running = False
+        raise_first([*([] if error is None else [error]), *others])
 
     def _end_training(self, error: BaseException | None) -> list[BaseException]:
         errors: list[BaseException] = []
@@ -309,7 +320,7 @@ class Trainer:
             errors += fire_isolated(self._hooks["on_exception"], self, error)
         return errors + fire_isolated(self._hooks["on_fit_end"], self)
 
-    def _run_epochs(self, stream: TrainStream, val: Batches | None) -> None:
+    def _run_epochs(self, stream: TrainStream) -> None:
         undeclared = UndeclaredState(self.callbacks.callbacks)
         while self._next_epoch(stream):
             self._train_epoch(stream)
@@ -319,8 +330,8 @@ class Trainer:
             self.fire("on_train_epoch_end")
             self._settle()
             self.state.validation_skipped = VALIDATION in self.state.skips
-            if val is not None and not self.state.validation_skipped:
-                self._evaluate(val, "val", "validation")
+            if not self.state.validation_skipped:
+                self.evaluation.validate()
             self._end_epoch()
             undeclared.check()
 
@@ -342,12 +353,15 @@ class Trainer:
             state.epoch_stopped = False
             self.recorder.reset()
             self.fire("on_train_epoch_start")
+            if EPOCH in state.skips:
+                stream.skip_pass(self.plan)
+                return
         while not self._train_pass(stream):
             pass
 
     def _train_pass(self, stream: TrainStream) -> bool:
         """Train to the end of the pass or of the epoch; whether the epoch is over."""
-        state, plan, train = self.state, self.plan, self._compute.train
+        state, plan, train = self.state, self.plan, self.compute.train
         # A run that ended right at an epoch's last batch, or after it, resumes after it.
         passed = not state.data_batch and (plan.validate_every is None or self.finished)
         if not (state.batch_index and (passed or plan.ends_epoch(state))):
@@ -363,52 +377,20 @@ class Trainer:
             stream.end_pass()
         return True
 
-    def _evaluate(self, batches: Batches, prefix: str, scope: str) -> None:
-        self.recorder.forget(f"{prefix}_")  # of a validation that was broken off
-        with torch.no_grad(), kept_modes(self.model):
-            self.model.eval()
-            self.fire(f"on_{scope}_start")
-            done = False
-            for batch in batches.epoch(0):
-                done = True
-                self._compute.evaluate(batch, prefix, scope)
-            if not done:
-                raise ValueError(f"the {scope} data gave no batch")
-            self.fire(f"on_{scope}_end")
-
     def _end_epoch(self) -> None:
         state = self.state
         metrics = Metrics(self.recorder.compute())
-        metrics["lr"] = float(self.optimizer.param_groups[0]["lr"])
+        metrics.update(learning_rates(self.optimizer))
         state.epoch += 1
         state.batch_index = 0
         self.recorder.reset()
         # The same object: what callbacks add to the metrics is in the history that the checkpoint holds.
         state.history.append(metrics)
         state.metrics = metrics
-        if self.scheduler_interval == "epoch":
-            self._compute.step_scheduler()
+        self.compute.step_schedulers("epoch")
         state.skips.clear()
         self.fire("on_epoch_end")
         state.skips.clear()  # asked for too late to skip anything
-
-    def _evaluate_alone(self, data: Any, prefix: str, scope: str) -> dict[str, float]:
-        batches, state = self._eval_batches(data), self.state
-        kept, self.recorder = self.recorder, self.recorder.fresh()
-        at_work = state.batch, state.outputs, state.loss, state.weight, set(state.skips)
-        try:
-            with kept_rng():
-                if self._running:  # inside a fit, whose callbacks are set up already
-                    self._evaluate(batches, prefix, scope)
-                else:
-                    self._hooks = self.callbacks.resolve()
-                    self._ready(training=False)
-                    self._guarded(lambda: self._evaluate(batches, prefix, scope), training=False)
-            return self.recorder.compute()
-        finally:
-            close_batches(batches)
-            self.recorder = kept
-            state.batch, state.outputs, state.loss, state.weight, state.skips = at_work
 
     def _settle(self) -> None:
         """Take over a model, optimizer or scheduler that a hook has replaced since the last look."""
@@ -419,20 +401,14 @@ class Trainer:
         """Make ready what computes, with the model, optimizer and scheduler as they are now."""
         self._parts.take(self.model, self.optimizer, self.scheduler)
         leave_fused(self.optimizer)
-        check_interval(self.scheduler, self.scheduler_interval)
-        self._compute = self._compute_class(
+        check_intervals(self.scheduler, self.scheduler_interval)
+        self.compute = self._compute_class(self.optimizer, self.step)(
             self,
             self._parts.called,
             self.step,
             self.precision,
-            scheduler_per_step=self.scheduler_interval == "step",
+            scheduler_interval=self.scheduler_interval,
             scheduler_monitor=self.scheduler_monitor,
         )
         if training:
-            self._compute.prepare(self.callbacks.callbacks)
-
-    def _train_batches(self) -> Batches:
-        return make_batches(self._train_data, self.batching, self.device, train=True, seed=self.seed)
-
-    def _eval_batches(self, data: Any) -> Batches:
-        return make_batches(data, self.batching, self.device, train=False, seed=self.seed)
+            self.compute.prepare(self.callbacks.callbacks)

@@ -10,14 +10,16 @@ import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from hpo.api.function_study import study_of_function
 from hpo.api.run_result import RunResult
 from hpo.api.study import Study
+from hpo.api.values import Call
 from hpo.config.marks import COMMAND_LINE
 from hpo.config.paths import show
 from hpo.config.spec import StudySpec, load_spec
@@ -37,9 +39,13 @@ Overrides = Sequence[str] | Mapping[str, Any]
 
 
 def run(
-    study: str | Path | Study,
+    study: str | Path | Study | Call | Callable[..., Any],
     overrides: Overrides = (),
     *,
+    search_space: Mapping[str, Any] | None = None,
+    metric: str | None = None,
+    direction: str | None = None,
+    name: str | None = None,
     workers: int | None = None,
     n_trials: int | None = None,
     timeout: float | str | None = None,
@@ -47,49 +53,67 @@ def run(
     storage: str | None = None,
     output_dir: str | Path | None = None,
     accept_code_change: bool = False,
+    widen: bool = False,
     progress: bool = True,
+    **section: Any,
 ) -> RunResult:
     """Start or resume a study, and run it until its trials are done: what `hpo run` does.
 
+    A function is a study, too: one that trains by itself, or an Optuna objective, which draws its parameters and
+    needs no ``search_space``. A run writes its study file, as it does for an `hpo.Study`.
+
     Workers are processes of their own, which do not run the calling script: no ``if __name__ == "__main__":`` is
-    needed, unless the study's own classes stand in that script.
+    needed, unless the study's own classes or its function stand in that script.
 
     Args:
-        study: The study file, or an `hpo.Study`.
+        study: The study file, an `hpo.Study`, a module's function, or ``hpo.Call(function, …)`` with arguments.
         overrides: ``key=value`` texts as on the command line, or dotted path → value.
+        search_space: Of a function: argument → `hpo.Float`, `hpo.Int` or `hpo.Categorical`.
+        metric: Of a function: the metric to optimise, ``val_loss`` if not given; ``value`` without a search space.
+        direction: Of a function: ``"minimize"`` or ``"maximize"``; needed unless the metric is a loss.
+        name: Of a function: the study's name; that of its module and its own, if not given.
         workers: Worker processes; one for each GPU, or one, if not given.
         n_trials: Trials to finish in all, earlier runs included.
         timeout: Time after which workers checkpoint their trials and stop: seconds, or such as ``"2h"``.
         devices: Devices to share, such as ``"cuda:0,cuda:1"``; ``"auto"``: every GPU, or the processor.
         storage: URL of the database in place of the study's.
         output_dir: Folder of everything that the study writes.
-        accept_code_change: Continue a study whose code has changed since it was started; see
-            docs/reliability.md.
+        accept_code_change: Continue a study whose code has changed since its start; see docs/reliability.md.
+        widen: Continue with a wider search space than at the study's start; see docs/how-to/search-spaces.md.
         progress: Print a line for each trial that ends; else only what goes wrong.
+        **section: Of a function: further keys of the ``study`` section, such as ``sampler`` and ``pruner``.
 
     Raises:
         InputError: The study or an argument can't be used; nothing has been started.
         StudyError: The study failed, or all its trials have ended and none of them is complete.
-        KeyboardInterrupt: Ctrl-C, or a signal to end. Each worker has finished its batch and written
-            a checkpoint, and the same call resumes the study. A second Ctrl-C stops them immediately.
+        KeyboardInterrupt: Ctrl-C or a signal, after each worker has finished its batch and saved; the same call
+            resumes the study. A second Ctrl-C stops them immediately.
     """
+    options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
+    of_function = {"search_space": search_space, "metric": metric, "direction": direction, "name": name, **section}
+    with _spoken_in_python():
+        study = _known(study, of_function, n_trials)
+        spec = _spec(study, overrides, search=True, storage=storage, output_dir=output_dir, **options)
+        ending = _ran(study, spec, progress=progress, accept_code_change=accept_code_change, widen=widen)
+    if ending == "interrupted":
+        raise KeyboardInterrupt
+    return _result(spec, ending)
+
+
+def _ran(
+    study: str | Path | Study, spec: StudySpec, *, progress: bool, accept_code_change: bool, widen: bool
+) -> str:
+    """Run a study; why the run has ended. The file of an `hpo.Study` is written once nothing is refused."""
     from hpo.execution.run import run_study
 
-    options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
-    with _spoken_in_python():
-        spec = _spec(study, overrides, search=True, storage=storage, output_dir=output_dir, **options)
+    def listen(opened: OpenStudy) -> Listener:
+        if isinstance(study, Study):
+            study.write()
+        from hpo.console.lines import Reporter
 
-        def listen(opened: OpenStudy) -> Listener:
-            if isinstance(study, Study):
-                study.write()
-            from hpo.console.lines import Reporter
+        return Reporter(opened, quiet=not progress)
 
-            return Reporter(opened, quiet=not progress)
-
-        ending = run_study(spec, listen, _warn, accept_code_change=accept_code_change)
-    if ending.value == "interrupted":
-        raise KeyboardInterrupt
-    return _result(spec, ending.value)
+    return run_study(spec, listen, _warn, accept_code_change=accept_code_change, widen=widen).value
 
 
 def load_study(
@@ -148,7 +172,7 @@ def best_params(
     with _spoken_in_python(), _opened(_spec(study, overrides, storage=storage, output_dir=output_dir)) as opened:
         from hpo.final.models import find_trial
 
-        return dict(find_trial(opened, which).params)
+        return opened.spec.values(find_trial(opened, which).params)
 
 
 def load_best_model(
@@ -182,6 +206,21 @@ def load_best_model(
         spec = _spec(study, overrides, storage=storage, output_dir=output_dir)
         forget_modules(spec.folder)
         return load_model(spec, _which(trial), device=device, warn=_warn)
+
+
+def _known(
+    study: str | Path | Study | Call | Callable[..., Any], of_function: Mapping[str, Any], n_trials: int | None
+) -> str | Path | Study:
+    """A function as a study."""
+    given = {name: value for name, value in of_function.items() if value is not None}
+    if isinstance(study, str | Path | Study):
+        if given:
+            fix = "write it into the study; it is for a function only"
+            raise InputError("can't stand beside a study", path=next(iter(given)), fix=fix)
+        return study
+    if n_trials is not None:
+        given["n_trials"] = n_trials
+    return study_of_function(study, **given)
 
 
 def _result(spec: StudySpec, ending: str) -> RunResult:

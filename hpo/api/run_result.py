@@ -20,9 +20,10 @@ class RunResult:
         finished: Trials that have ended.
         outcomes: How many ended as what: ``complete``, ``pruned``, ``diverged``, …
         best: The best trial as `hpo best --json` has it: ``trial`` (its number), ``value``, ``params``,
-            ``metrics``, ``checkpoint``. None if no trial is complete; with several objectives a list, the Pareto
-            front.
-        ending: Why the run ended: ``done``, ``timeout``, or ``goal`` (the study has what it is after).
+            ``epoch``, ``metrics``, ``checkpoint``, and ``internals`` (predictions and what else was not asked
+            for). None if no trial is complete; with several objectives a list, the Pareto front.
+        ending: Why the run ended: ``done``, ``timeout``, ``goal`` (the study has what it is after), or ``stopped``
+            (by `hpo stop`).
     """
 
     study: optuna.Study

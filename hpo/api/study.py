@@ -45,9 +45,11 @@ class Study:
 
     Args:
         name: The study's name.
-        data: Returns the data sets: a class or function, or an `hpo.Call` with arguments. So are the next five.
+        data: Returns the data sets: a class or function, or an `hpo.Call` with arguments. So are the next six.
         model: Makes the module to train.
         optimizer: Makes the optimizer from the model's parameters.
+        objective: A function that trains by itself, in place of all that the Trainer needs; see `hpo.run`, which
+            takes it as it is.
         loss: Called with (outputs, targets), or a class that makes what is.
         step: Called with (model, batch) in place of the loss.
         lr_scheduler: Makes the learning-rate scheduler from the optimizer; ``interval`` and ``warmup`` may be
@@ -57,6 +59,8 @@ class Study:
         metrics: Name → function of (outputs, targets).
         callbacks: Name → arguments of a built-in callback, True, False, or what makes a callback.
         search_space: Dotted path → `hpo.Float`, `hpo.Int` or `hpo.Categorical`.
+        where: Expressions over searched parameters that hold in every trial, such as
+            ``"model.hidden % model.heads == 0"``.
         folder: Folder of the study's file, its modules and ``runs/``. If not given, that of the Python file which
             makes this object, or the current folder in a notebook.
         run: How it is run, such as ``{"workers": 4, "trial_timeout": "2h"}``; `hpo.run` may override it.
@@ -67,9 +71,10 @@ class Study:
         self,
         name: str,
         *,
-        data: Any,
-        model: Any,
-        optimizer: Any,
+        data: Any = None,
+        model: Any = None,
+        optimizer: Any = None,
+        objective: Any = None,
         loss: Any = None,
         step: Any = None,
         lr_scheduler: Any = None,
@@ -78,6 +83,7 @@ class Study:
         metrics: Mapping[str, Any] | None = None,
         callbacks: Mapping[str, Any] | None = None,
         search_space: Mapping[str, Any] | None = None,
+        where: Sequence[str] = (),
         folder: str | Path | None = None,
         run: Mapping[str, Any] | None = None,
         **study: Any,
@@ -87,9 +93,10 @@ class Study:
             file = sys._getframe(1).f_globals.get("__file__")  # noqa: SLF001 - the only way to see who calls
             folder = Path(file).parent if file else Path()
         self.folder = Path(folder).absolute()
-        self._targets = {"data": data, "model": model, "loss": loss, "step": step}
+        self._targets = {"objective": objective, "data": data, "model": model, "loss": loss, "step": step}
         self._targets |= {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
         self._metrics, self._callbacks, self._search_space = metrics, callbacks, search_space
+        self._where = where
         self._plain = {"study": {"name": name, **study}, "run": run, "loader": loader, "trainer": trainer}
 
     def __repr__(self) -> str:
@@ -166,7 +173,7 @@ class Study:
         for name, (section, write) in named.items():
             if section is not None:
                 sections[name] = {key: write(value, (name, key)) for key, value in section.items()}
-        return sections
+        return {**sections, "where": list(self._where)} if self._where else sections
 
 
 @dataclass(frozen=True)

@@ -54,15 +54,15 @@ class Float:
     """A search-space entry: a real number between ``low`` and ``high``, both included.
 
     Attributes:
-        low: The lowest value.
-        high: The highest value.
+        low: The lowest value, or an expression of other parameters such as ``"optimizer.lr / 10"``.
+        high: The highest value, or such an expression.
         log: Search the logarithm.
         step: Distance of the values; None for any.
         when: Searched only while these hold: dotted path → value, or list of values.
     """
 
-    low: float
-    high: float
+    low: float | str
+    high: float | str
     log: bool = False
     step: float | None = None
     when: Mapping[str, Any] | None = None
@@ -73,15 +73,15 @@ class Int:
     """A search-space entry: a whole number between ``low`` and ``high``, both included.
 
     Attributes:
-        low: The lowest value.
-        high: The highest value.
+        low: The lowest value, or an expression of other parameters such as ``"model.heads * 2"``.
+        high: The highest value, or such an expression.
         log: Search the logarithm.
         step: Distance of the values; None for 1.
         when: As in `Float`.
     """
 
-    low: int
-    high: int
+    low: int | str
+    high: int | str
     log: bool = False
     step: int | None = None
     when: Mapping[str, Any] | None = None
@@ -92,7 +92,7 @@ class Categorical:
     """A search-space entry: one of some values.
 
     Attributes:
-        choices: Plain values; classes or functions for a path that ends in ``_target_``.
+        choices: Plain values, lists and mappings; classes or functions for a path that ends in ``_target_``.
         when: As in `Float`.
     """
 

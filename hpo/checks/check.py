@@ -1,27 +1,38 @@
 """Checks a study's import paths, arguments and metric against the code they name, before anything runs."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
 
+from hpo.checks.argument_fixes import fix_of_argument
 from hpo.checks.findings import Finding, finding
-from hpo.config.paths import Keys, join_path, lookup, same, split_path, suggest_name
-from hpo.config.schema import FREE_SECTIONS, SCHEDULER_KEYS
+from hpo.config.paths import Keys, join_path, lookup, nearest, same, split_path, suggest_name
+from hpo.config.schema import FREE_SECTIONS
 from hpo.config.schema_metrics import METRIC_KEYS
-from hpo.config.schema_space import CategoricalParam
+from hpo.config.schema_nodes import OPTIMIZER_KEYS, SCHEDULER_KEYS
+from hpo.config.schema_space import CategoricalParam, label
+from hpo.config.several import is_several
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.config.targets import ARGS, HYDRA_KEYS, PARTIAL, RECURSIVE, TARGET, TargetResolver, is_refused
-from hpo.errors import InputError
+from hpo.errors import InputError, collected, together
+from hpo.trial.training_code import SESSION
+from trainer.step.groups import PARAMETERS
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 #: What the trainer itself hands to each section's target: always, or to plain functions only.
 _SUPPLIED = {"optimizer": ("params",), "lr_scheduler": ("optimizer",)}
+#: Keys of sections that are for the service, and no arguments of their targets.
+_OURS = {"optimizer": OPTIMIZER_KEYS, "lr_scheduler": SCHEDULER_KEYS}
+#: What is handed over by name to a target that has such a parameter.
+_SUPPLIED_BY_NAME = {"objective": SESSION, "step": "update"}
 _SUPPLIED_TO_FUNCTIONS = {
+    "loader": ("samples",),
     "loss": ("outputs", "targets"),
     "metrics": ("outputs", "targets"),
     "step": ("model", "batch"),
@@ -47,6 +58,8 @@ def check_spec(
     space = SearchSpace.from_spec(spec) if search else None
     checker = _Checker(spec, TargetResolver(spec.folder), space, dict(callbacks or {}))
     checker.check(known_callbacks=callbacks is not None)
+    if checker.errors:
+        raise together(list(_once(checker.errors)))
     return checker.warnings
 
 
@@ -89,7 +102,20 @@ def check_metric(
         problem = "only the step could record this metric, which is not known before it runs"
         fix = f"name it in an attribute `records` of the step if it does; else {fix}"
         return [finding(spec, problem, path=path, value=wanted, fix=fix)]
+    if (name := _set_that_may_record(wanted, known)) is not None:
+        problem = f"is recorded only where `data` returns several validation sets, one of them called `{name}`"
+        fix = f"return {{'train': …, 'val': {{'main': …, '{name}': …}}}} if it does not; else {fix}"
+        return [finding(spec, problem, path=path, value=wanted, fix=fix)]
     raise spec.error("nothing records this metric", path=path, value=wanted, fix=fix)
+
+
+def _set_that_may_record(metric: str, known: Collection[str]) -> str | None:
+    """Name of the validation set, beside the first, that ``metric`` would be a number of; None: of none."""
+    for name in (each.removeprefix("val_") for each in known if each.startswith("val_")):
+        found = re.fullmatch(rf"val_(\w+)_{re.escape(name)}", metric)
+        if found:
+            return found[1]
+    return None
 
 
 def _may_come_from_the_step(spec: StudySpec, metric: str) -> bool:
@@ -118,20 +144,27 @@ class _Checker:
     space: SearchSpace | None
     callbacks: dict[str, Callable[..., Any]]
     warnings: list[Finding] = field(default_factory=list)
+    errors: list[InputError] = field(default_factory=list)
 
     def check(self, *, known_callbacks: bool) -> None:
         nodes = self._nodes()
         if known_callbacks:
             self._check_callback_names()
         for path in self.space.params if self.space else ():
-            self._attach(path, nodes, known_callbacks=known_callbacks)
+            with collected(self.errors):
+                self._attach(path, nodes, known_callbacks=known_callbacks)
         for node in nodes.values():
-            self._check_node(node)
+            with collected(self.errors):
+                self._check_node(node)
+        if self.space:
+            self._check_sections()
 
     def _nodes(self) -> dict[Keys, _Node]:
         config = self.spec.base_config()
         nodes = {
-            keys: _Node(keys, base) for name in FREE_SECTIONS for keys, base in _targets(config[name], (name,))
+            keys: _Node(keys, base)
+            for name in (*FREE_SECTIONS, "loader")
+            for keys, base in _targets(config[name], (name,))
         }
         for name, base in config["callbacks"].items():
             if name in self.callbacks and base is not False:
@@ -147,7 +180,8 @@ class _Checker:
         for name, node in self.spec.config.callbacks.items():
             if name not in self.callbacks and not (isinstance(node, dict) and TARGET in node):
                 fix = suggest_name(name, self.callbacks, what="built in are") + "; or give it a `_target_`"
-                raise self.spec.error("unknown callback", path=join_path(("callbacks", name)), fix=fix)
+                path = join_path(("callbacks", name))
+                self.errors.append(self.spec.error("unknown callback", path=path, fix=fix))
 
     def _attach(self, path: str, nodes: dict[Keys, _Node], *, known_callbacks: bool) -> None:
         """Give a search entry to the nearest node above its path; it must exist elsewhere otherwise."""
@@ -161,21 +195,67 @@ class _Checker:
         if exists or (keys[0] == "callbacks" and not known_callbacks):
             return
         fix = f"give `{join_path(keys[:-1])}` a `_target_` that takes `{keys[-1]}`, or correct the path"
+        if keys[0] == "callbacks" and len(keys) > 1:
+            fix = self._fix_of_callback(str(keys[1]))
         here = join_path(("search_space", path))
         raise self.spec.error("names nothing in the config", path=here, fix=fix)
+
+    def _fix_of_callback(self, name: str) -> str:
+        """What makes a callback searchable that the file does not list."""
+        if name in self.callbacks:
+            return f"list it, `callbacks: {{{name}: {{}}}}`, so that the base config has it too"
+        return suggest_name(name, self.callbacks, what="built in are") + "; or list your own with its `_target_`"
 
     def _check_node(self, node: _Node) -> None:
         switch = self.space.params.get(node.switch) if self.space else None
         if TARGET in node.base or node.keys[0] == "callbacks":
             # Where the target is searched, the base config must still be a run of its own.
-            own = _Call(self, node, node.base.get(TARGET), [] if switch else node.searched)
-            own.check(join_path((*node.keys, TARGET) if TARGET in node.base else node.keys))
+            changes = switch or any(node.keys[: len(keys)] == keys for keys in self._sections)
+            own = _Call(self, node, node.base.get(TARGET), [] if changes else node.searched)
+            with collected(self.errors):
+                own.check(join_path((*node.keys, TARGET) if TARGET in node.base else node.keys))
         if isinstance(switch, CategoricalParam):
             for choice in switch.choices:
                 entries = [path for path in node.searched if path != node.switch]
                 fitting = [path for path in entries if self._may_hold(path, node.switch, choice)]
                 here = join_path(("search_space", node.switch, "choices", switch.choices.index(choice)))
-                _Call(self, node, choice, fitting).check(here)
+                with collected(self.errors):
+                    _Call(self, node, choice, fitting).check(here)
+
+    @property
+    def _sections(self) -> dict[Keys, tuple[Any, ...]]:
+        """Choices that may be lists and mappings, by the keys that they are set at."""
+        entries = self.spec.config.search_space.items() if self.space else ()
+        return {
+            split_path(path): entry.choices
+            for path, entry in entries
+            if isinstance(entry, CategoricalParam) and any(isinstance(each, dict | list) for each in entry.choices)
+        }
+
+    def _check_sections(self) -> None:
+        """What lists and mappings among the choices name, with all that may be set below them."""
+        assert self.space is not None
+        for keys, choices in self._sections.items():
+            path = join_path(keys)
+            for at, choice in enumerate(choices):
+                here = ("search_space", path, "choices", at)
+                try:
+                    self.spec.resolve({path: choice})
+                except InputError as error:
+                    raise self.spec.error(
+                        error.problem, path=join_path(here), value=choice, fix=error.fix
+                    ) from error
+                for below, base in _targets(choice, ()):
+                    node = _Node((*keys, *below), base)
+                    fitting = [each for each in self._below(node) if self._may_hold(each, path, label(choice))]
+                    _Call(self, node, base[TARGET], fitting, (*here, *below)).check(join_path((*here, *below)))
+
+    def _below(self, node: _Node) -> Iterator[str]:
+        assert self.space is not None
+        for path in self.space.params:
+            keys = split_path(path)
+            if len(keys) == len(node.keys) + 1 and keys[:-1] == node.keys and keys[-1] != TARGET:
+                yield path
 
     def _may_hold(self, path: str, switch: str, choice: object) -> bool:
         """Whether an entry can be active when another one has a value."""
@@ -196,15 +276,17 @@ class _Checker:
 
 @dataclass
 class _Call:
-    """One target with all that may be given to it."""
+    """One target with all that may be given to it; ``written`` where it does not stand at its node's keys."""
 
     checker: _Checker
     node: _Node
     target: Any
     searched: list[str]
+    written: Keys = ()
 
     def check(self, where: str) -> None:
         function = self._function(where)
+        errors = self.checker.errors
         try:
             signature = inspect.signature(function)
         except (ValueError, TypeError):
@@ -213,11 +295,13 @@ class _Call:
             return
         parameters = list(signature.parameters.values())
         supplied = self._supplied(function)
-        self._check_supplied(parameters, supplied, where)
+        with collected(errors):
+            self._check_supplied(parameters, supplied, where)
         taken = [parameter.name for parameter in parameters if parameter.kind in _NAMED]
         open_ended = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
         for name, place in self._given():
-            self._check_taken(name, place, taken, open_ended=open_ended)
+            with collected(errors):
+                self._check_taken(function, name, place, taken, open_ended=open_ended)
         if not self.node.base.get(PARTIAL):
             self._check_required(parameters, len(supplied), where)
 
@@ -244,10 +328,10 @@ class _Call:
 
     def _supplied(self, function: Callable[..., Any]) -> tuple[str, ...]:
         section = str(self.node.keys[0])
-        if len(self.node.keys) > (2 if section == "metrics" else 1):
-            return ()
         if section in _SUPPLIED:
-            return _SUPPLIED[section]
+            return _SUPPLIED[section] if self._is_top else ()
+        if len(self.node.keys) > (2 if section in ("loader", "metrics") else 1):
+            return ()
         return () if inspect.isclass(function) else _SUPPLIED_TO_FUNCTIONS.get(section, ())
 
     def _check_supplied(self, parameters: list[inspect.Parameter], supplied: tuple[str, ...], where: str) -> None:
@@ -263,32 +347,53 @@ class _Call:
                 raise self.checker.spec.error(
                     f"the trainer itself passes `{name}` to `{self.label}`", path=place, fix=fix
                 )
+            if name == self._by_name:
+                fix = "remove it: the function is called with one of its own"
+                raise self.checker.spec.error(f"is passed to `{self.label}` anyway", path=place, fix=fix)
+
+    @property
+    def _by_name(self) -> str | None:
+        """The parameter by which the target takes what it is handed over by name; None for other targets."""
+        section, *below = self.node.keys
+        return None if below else _SUPPLIED_BY_NAME.get(str(section))
 
     def _given(self) -> Iterator[tuple[str, str]]:
         """Each argument's name and the place where it was written."""
         for name in self.node.base:
             if name not in HYDRA_KEYS and not self._is_ours(name):
-                yield name, join_path((*self.node.keys, name))
+                yield name, join_path((*(self.written or self.node.keys), name))
         for path in self.searched:
             name = str(split_path(path)[len(self.node.keys)])
             if name not in HYDRA_KEYS and not self._is_ours(name):
                 yield name, join_path(("search_space", path))
+        if self.node.keys == ("optimizer",):
+            for group, arguments in self.node.base.get("groups", {}).items():
+                for name in arguments.keys() - {PARAMETERS}:
+                    yield name, join_path(("optimizer", "groups", group, name))
+
+    @property
+    def _is_top(self) -> bool:
+        """Whether it is what a section makes: the one thing, or one of several by name."""
+        section, *below = self.node.keys
+        return len(below) == is_several(getattr(self.checker.spec.config, str(section), None))
 
     def _is_ours(self, name: str) -> bool:
         """Whether a key is for the service, and no argument of the target."""
-        if self.node.keys == ("lr_scheduler",):
-            return name in SCHEDULER_KEYS
         section, *below = self.node.keys
+        if section in _OURS and self._is_top:
+            return name in _OURS[str(section)]
         return section == "metrics" and len(below) == 1 and name in METRIC_KEYS
 
-    def _check_taken(self, name: str, place: str, taken: list[str], *, open_ended: bool) -> None:
+    def _check_taken(
+        self, function: Callable[..., Any], name: str, place: str, taken: list[str], *, open_ended: bool
+    ) -> None:
         if name in taken:
             return
         if open_ended:
             problem = f"`{self.label}` takes any argument, so `{name}` can't be checked"
             self.checker.warnings.append(finding(self.checker.spec, problem, path=place))
             return
-        fix = suggest_name(name, taken, what="it takes")
+        fix = fix_of_argument(name, taken, str(self.node.keys[0]), function, self.label)
         if self.checker.space and self.node.switch in self.checker.space.params:
             fix += f"; what only one target takes belongs in search_space, with `when: {{{self.node.switch}: …}}`"
         raise self.checker.spec.error(f"`{self.label}` takes no argument `{name}`", path=place, fix=fix)
@@ -296,7 +401,9 @@ class _Call:
     def _check_required(self, parameters: list[inspect.Parameter], supplied: int, where: str) -> None:
         positional = [parameter.name for parameter in parameters if parameter.kind in _POSITIONAL]
         args = self.node.base.get(ARGS) or []
-        here = set(positional[: supplied or len(args)]) | set(self.node.base)
+        here = {*positional[: supplied or len(args)], *self.node.base, self._by_name}
+        # A misspelt one is said already.
+        here |= {nearest(name, [item.name for item in parameters]) for name, _ in self._given()}
         for path in self.searched:
             if self.checker.always_holds(path, self.node.switch):
                 here.add(str(split_path(path)[len(self.node.keys)]))
@@ -305,7 +412,16 @@ class _Call:
             if parameter.default is inspect.Parameter.empty and not starred and parameter.name not in here:
                 place = join_path((*self.node.keys, parameter.name))
                 problem = f"`{self.label}` needs the argument `{parameter.name}`"
-                raise self.checker.spec.error(problem, path=where, fix=f"add `{place}`")
+                self.checker.errors.append(self.checker.spec.error(problem, path=where, fix=f"add `{place}`"))
+
+
+def _once(errors: Sequence[InputError]) -> Iterator[InputError]:
+    """The errors, of a module that fails when it is imported only the first."""
+    said = set()
+    for error in errors:
+        if not (error.problem.startswith("importing ") and error.problem in said):
+            yield error
+        said.add(error.problem)
 
 
 def _targets(node: Any, keys: Keys) -> Iterator[tuple[Keys, dict[str, Any]]]:

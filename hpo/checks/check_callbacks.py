@@ -13,42 +13,76 @@ from hpo.config.schema_space import values_or_ends
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
-from hpo.errors import InputError
+from hpo.errors import InputError, collected
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.callbacks import CALLBACKS, configured
 from trainer import Callback
 from trainer.callbacks import NaNDetection
 
 
-def check_callbacks(spec: StudySpec) -> tuple[set[str], list[Finding]]:
+def check_callbacks(
+    spec: StudySpec, broken: Collection[str], errors: list[InputError]
+) -> tuple[set[str], list[Finding]]:
     """Refuse to do without a callback that a study needs, and arguments that a built-in one refuses.
+
+    Args:
+        spec: The study.
+        broken: Sections, and parts of them as ``callbacks.ema``, that are known to be wrong: they are left out.
+        errors: What is refused is added here: a callback is switched off, lacks another or can't be made, also
+            with a value that is searched, or follows a metric that nothing records.
 
     Returns:
         Names of the metrics that the built-in callbacks write; warnings about those that are followed.
-
-    Raises:
-        InputError: One of these is switched off or can't be made, also with a value that is searched, or follows
-            a metric that nothing records.
     """
     for name, row in CALLBACKS.items():
         if row.required and spec.config.callbacks.get(name) is False:
             fix = "remove the line: outcomes and resuming depend on it"
-            raise spec.error("can't be switched off", path=f"callbacks.{name}", value=False, fix=fix)
+            errors.append(spec.error("can't be switched off", path=f"callbacks.{name}", value=False, fix=fix))
+    with collected(errors):
+        _check_steps(spec)
     builder, place = Builder(spec), RunPlace(spec.output_dir, "check")
-    made = {
-        name: builder.built_in(name, arguments, place)
-        for name, arguments in configured(spec.base_config()).items()
-        if name in CALLBACKS and TARGET not in arguments
-    }
-    written = {metric for callback in made.values() for metric in callback.writes}
+    made, written = _made(builder, place, broken, errors)
     followed = [(f"callbacks.{name}", made[name]) for name in made.keys() & spec.config.callbacks.keys()]
-    followed += _check_search(builder, place)
-    found = [item for path, callback in followed for item in _check_followed(spec, written, callback, path)]
+    followed += _check_search(builder, place, broken, errors)
+    found: list[Finding] = []
+    for path, callback in followed:
+        with collected(errors):
+            found += _check_followed(spec, written, callback, path)
     for name, arguments in configured(spec.base_config()).items():
-        if name not in made:
-            path = join_path(("callbacks", name))
-            found += _check_followed(spec, written, builder.resolver.resolve(arguments[TARGET]), path, arguments)
+        path = join_path(("callbacks", name))
+        if TARGET in arguments and path not in broken:
+            with collected(errors):
+                kind = builder.resolver.resolve(arguments[TARGET])
+                found += _check_followed(spec, written, kind, path, arguments)
     return written, found
+
+
+def _check_steps(spec: StudySpec) -> None:
+    """Refuse a console that is to print single steps, which nothing records."""
+    run = configured(spec.base_config())
+    every = run.get("console", {}).get("every_n_steps")
+    if every is not None and "step_metrics" not in run and not any(TARGET in node for node in run.values()):
+        fix = "add step_metrics: true to the callbacks, or remove the line"
+        problem = "the console can't print steps that nothing records"
+        raise spec.error(problem, path="callbacks.console.every_n_steps", value=every, fix=fix)
+
+
+def _made(
+    builder: Builder, place: RunPlace, broken: Collection[str], errors: list[InputError]
+) -> tuple[dict[str, Callback], set[str]]:
+    """The built-in callbacks of the base config, and the metrics that they write."""
+    made: dict[str, Callback] = {}
+    written: set[str] = set()
+    for name, arguments in configured(builder.spec.base_config()).items():
+        if name not in CALLBACKS or TARGET in arguments:
+            continue
+        writes: Any = CALLBACKS[name].kind.writes
+        if f"callbacks.{name}" not in broken:
+            with collected(errors):
+                made[name] = builder.built_in(name, arguments, place)
+                writes = made[name].writes
+        written |= set(writes) if isinstance(writes, tuple) else set()
+    return made, written
 
 
 def _check_followed(
@@ -70,7 +104,9 @@ def _check_followed(
     return [item for metric in wanted for item in check_metric(spec, written, metric, path=path)]
 
 
-def _check_search(builder: Builder, place: RunPlace) -> list[tuple[str, Callback]]:
+def _check_search(
+    builder: Builder, place: RunPlace, broken: Collection[str], errors: list[InputError]
+) -> list[tuple[str, Callback]]:
     """Try the choices and ends of what is searched in the trainer, the loader and the built-in callbacks.
 
     Returns:
@@ -79,7 +115,7 @@ def _check_search(builder: Builder, place: RunPlace) -> list[tuple[str, Callback
     spec, made = builder.spec, []
     for path, param in SearchSpace.from_spec(spec).params.items():
         section, *rest = split_path(path)
-        if section not in {"trainer", "loader", "callbacks"}:
+        if section not in {"trainer", "loader", "callbacks"} or join_path((section, *rest[:1])) in broken:
             continue
         here = join_path(("search_space", path))
         for value in values_or_ends(param):
@@ -90,5 +126,6 @@ def _check_search(builder: Builder, place: RunPlace) -> list[tuple[str, Callback
                     if TARGET not in arguments:
                         made.append((here, builder.built_in(str(rest[0]), arguments, place)))
             except InputError as error:
-                raise spec.error(error.problem, path=here, value=value, fix=error.fix) from error
+                errors.append(spec.error(error.problem, path=here, value=value, fix=error.fix))
+                break
     return made

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
 
 from torch import nn
 
@@ -13,7 +14,11 @@ from hpo.config.spec import StudySpec
 from hpo.config.targets import TargetResolver, instantiate
 from hpo.search.schedulers.by_name import make_scheduler
 from hpo.search.schedulers.pbt.scheduler import Pbt
+from hpo.search.valid_points import ValidPoints
 from trainer.data.random_state import rng_state, set_rng_state
+
+#: Points among which two are looked for that differ in one parameter, where `where` forbids most.
+_TRIES: Final = 100
 
 
 def check_forks(spec: StudySpec) -> None:
@@ -29,8 +34,7 @@ def check_forks(spec: StudySpec) -> None:
     for path in scheduler.perturb:
         if not path.startswith("model."):
             continue
-        values = values_or_ends(space.params[path])
-        one, *others = (_shapes(spec, _point(space, path, value)) for value in dict.fromkeys(values))
+        one, *others = (_shapes(spec, point) for point in _points(space, path))
         if any(shapes != one for shapes in others):
             raise spec.error(
                 "can't be changed while a trial trains: the model has other weights then",
@@ -40,9 +44,16 @@ def check_forks(spec: StudySpec) -> None:
             )
 
 
-def _point(space: SearchSpace, path: str, value: Any) -> Mapping[str, Any]:
-    """Parameters with a value of one of them, and the low end of all others."""
-    return space.draw(lambda each, _: value if each == path else values_or_ends(space.params[each])[0])
+def _points(space: SearchSpace, path: str) -> Sequence[Mapping[str, Any]]:
+    """A point for each choice or end of one parameter, with the same values of all others."""
+    values = list(dict.fromkeys(values_or_ends(space.params[path])))
+    lowest = space.draw(lambda each, _: values_or_ends(space.params[each])[0])
+    drawn = ValidPoints(space, random.Random(0))
+    for base in (lowest, *(drawn.any() for _ in range(_TRIES if space.where else 0))):
+        allowed = [point for value in values if space.violated(point := {**base, path: value}) is None]
+        if len(allowed) > 1 or not space.where:
+            break
+    return allowed or [base]
 
 
 def _shapes(spec: StudySpec, params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

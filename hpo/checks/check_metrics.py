@@ -2,7 +2,7 @@
 
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from hpo.checks.findings import Finding, finding
@@ -47,8 +47,12 @@ _OF_THE_SET: Final = frozenset(
 _WORD: Final = re.compile(r"[a-z]+\d?")
 
 
-def check_metrics(spec: StudySpec) -> list[Finding]:
+def check_metrics(spec: StudySpec, broken: Collection[str] = ()) -> list[Finding]:
     """Refuse metrics that can't be computed as the study file says.
+
+    Args:
+        spec: The study.
+        broken: Sections, and parts of them as ``metrics.accuracy``, that are known to be wrong: they are left out.
 
     Returns:
         Warnings of functions that are hardly meant as means over batches.
@@ -56,11 +60,13 @@ def check_metrics(spec: StudySpec) -> list[Finding]:
     Raises:
         InputError: An object is given ``over``, a class makes no metrics, or the step records a metric's name.
     """
-    resolver, step = TargetResolver(spec.folder), spec.config.step
+    resolver, step = TargetResolver(spec.folder), None if "step" in broken else spec.config.step
     recorded = () if step is None else getattr(resolver.resolve(step[TARGET]), "records", ())
     found: list[Finding] = []
     for name, node in spec.config.metrics.items():
         path = join_path(("metrics", name))
+        if path in broken:
+            continue
         if name in recorded:
             problem = f"the step `{step[TARGET] if step else ''}` records `{name}` too"
             raise spec.error(problem, path=path, fix="rename one of the two")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import optuna
@@ -12,12 +12,16 @@ from hpo.checks.check import check_metric, check_spec
 from hpo.checks.check_callbacks import check_callbacks
 from hpo.checks.check_forks import check_forks
 from hpo.checks.check_metrics import check_metrics
+from hpo.checks.check_model import check_model
+from hpo.checks.check_objective import check_objective, check_parameters
 from hpo.checks.findings import Finding
 from hpo.checks.meaning import check_meaning
 from hpo.checks.schedule_errors import check_schedule
-from hpo.config.paths import join_path
-from hpo.config.spec import StudySpec
-from hpo.errors import InputError
+from hpo.config.at_import import refuse_search_at_import
+from hpo.config.paths import join_path, split_path
+from hpo.config.spec import StudySpec, load_fitting
+from hpo.config.targets import TARGET
+from hpo.errors import InputError, collected, each_error, together
 from hpo.storage.engines import normalize_url
 from hpo.study.open_study import start_study
 from hpo.trial.callbacks import CALLBACKS, offered_callbacks
@@ -39,26 +43,91 @@ def check_study(spec: StudySpec, *, search: bool = True) -> list[Finding]:
     return [*check_imports(spec, search=search), *check_meaning(spec, search=search)]
 
 
+def all_that_is_wrong(path: Path, overrides: Sequence[str], error: InputError) -> InputError:
+    """An error of a study file's structure, with what is wrong between the rest of the file and the code it names.
+
+    Args:
+        path: The study file.
+        overrides: Those of the command line.
+        error: What reading it has raised.
+    """
+    spec, others = load_fitting(path, overrides)
+    structure, imports = [*each_error(error), *others], list[InputError]()
+    if spec is not None:
+        with collected(imports):
+            check_imports(spec)
+    known = tuple(item.path for item in structure)
+    return together([*structure, *(item for item in imports if not item.path.startswith(known))])
+
+
 def check_imports(spec: StudySpec, *, search: bool = True) -> list[Finding]:
     """The first part of `check_study`: the study file against the code that it names.
 
     Raises:
         InputError: An import path, an argument, a schedule, a metric or a callback does not fit.
     """
-    found = check_spec(spec, callbacks=offered_callbacks(), search=search)
-    found += check_metrics(spec)
-    check_schedule(spec, search=search)
-    if search:
-        check_forks(spec)
-    written, followed = check_callbacks(spec)
+    if spec.config.objective is not None:
+        refuse_search_at_import(spec.folder, str(spec.config.objective[TARGET]))
+        if search:
+            check_parameters(spec)
+    found: list[Finding] = []
+    errors: list[InputError] = []
+    with collected(errors):
+        found += check_spec(spec, callbacks=offered_callbacks(), search=search)
+    broken = {place for error in errors for place in _places_of(error)}
+    if spec.config.objective is None:
+        found += _check_trainer(spec, broken, errors, search=search)
+    elif not broken:
+        with collected(errors):
+            found += check_objective(spec, search=search)
+    with collected(errors):
+        _check_database(spec)
+    if errors:
+        raise together(errors)
+    return found
+
+
+def _places_of(error: InputError) -> list[str]:
+    """The section that an error is in, and its part: ``callbacks`` and ``callbacks.ema``."""
+    first, *rest = split_path(error.path) if error.path else ("",)
+    if first == "search_space" and rest:
+        first, *rest = split_path(str(rest[0]))
+    return [str(first), *([f"{first}.{rest[0]}"] if rest else [])]
+
+
+def _check_trainer(spec: StudySpec, broken: set[str], errors: list[InputError], *, search: bool) -> list[Finding]:
+    """What a study trains with the Trainer, as far as nothing broken hides it: metrics, schedule, callbacks."""
+    found: list[Finding] = []
+    if "model" not in broken:
+        with collected(errors):
+            check_model(spec, search=search)
+    with collected(errors):
+        found += check_metrics(spec, broken)
+    if not broken & {"optimizer", "lr_scheduler", "search_space"}:
+        with collected(errors):
+            check_schedule(spec, search=search)
+    if search and not broken & {"model", "search_space"}:
+        with collected(errors):
+            check_forks(spec)
+    written, followed = check_callbacks(spec, broken, errors)
     found += followed
+    own = {f"callbacks.{name}" for name in spec.config.callbacks.keys() - CALLBACKS.keys()}
+    if not broken & {"step", *own}:  # either may record any metric
+        found += _check_goals(spec, written, errors)
+    return found
+
+
+def _check_goals(spec: StudySpec, written: Collection[str], errors: list[InputError]) -> list[Finding]:
+    found: list[Finding] = []
     several = spec.study.objectives is not None
-    for metric in spec.study.goals:
-        path = join_path(("study", "objectives", metric)) if several else "study.metric"
-        found += _check_metric(spec, written, metric, path)
-    for bound in spec.study.bounds:
-        found += _check_metric(spec, written, bound.metric, join_path(("study", "constraints", bound.metric)))
-    _check_database(spec)
+    places = [
+        (metric, join_path(("study", "objectives", metric)) if several else "study.metric")
+        for metric in spec.study.goals
+    ]
+    places += [(bound.metric, join_path(("study", "constraints", bound.metric))) for bound in spec.study.bounds]
+    for metric, path in places:
+        with collected(errors):
+            found += _check_metric(spec, written, metric, path)
     return found
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from hpo.config.schema import OF_THE_TRAINER, REQUIRED
 from hpo.config.spec import json_schema
 from hpo.config.targets import TARGET
 from hpo.search.auto_sampler import AUTO
@@ -47,7 +48,11 @@ def study_schema() -> dict[str, Any]:
         "pattern": r"\$\{[^}]+\}",
         "description": "The value of another key, such as ${trainer.max_epochs}.",
     }
-    schema["anyOf"] = [{"required": ["loss"]}, {"required": ["step"]}]
+    schema["anyOf"] = [
+        {"required": ["objective"], "not": {"anyOf": [{"required": [name]} for name in OF_THE_TRAINER]}},
+        {"required": [*REQUIRED, "loss"]},
+        {"required": [*REQUIRED, "step"]},
+    ]
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "Study file of hpo"}
     return head | {key: value for key, value in schema.items() if key != "title"}
 

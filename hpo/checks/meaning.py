@@ -13,6 +13,7 @@ from hpo.checks.reader import Check, Findings, Reader
 from hpo.checks.schedules import SCHEDULES
 from hpo.config.paths import join_path, lookup, show, split_path
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec
+from hpo.config.several import is_several
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 from hpo.search.auto_sampler import chosen_sampler
@@ -47,7 +48,8 @@ def check_meaning(spec: StudySpec, *, search: bool = True) -> list[Finding]:
             what a single training uses.
     """
     reader = Reader(spec, spec.base_config(), spec.search_space if search else {})
-    return [found for check in (*_TRAINING, *(_SEARCH if search else ())) for found in check(reader)]
+    training = _TRAINING if spec.config.objective is None else (_direction,)
+    return [found for check in (*training, *(_SEARCH if search else ())) for found in check(reader)]
 
 
 def _patience(reader: Reader) -> Findings:
@@ -64,6 +66,8 @@ def _patience(reader: Reader) -> Findings:
 
 
 def _learning_rate(reader: Reader) -> Findings:
+    if is_several(reader.config["optimizer"]):  # of a GAN, say, whose rates are others
+        return
     entry = reader.space.get("optimizer.lr")
     base = reader.number("optimizer", "lr")
     if entry is None:
@@ -190,7 +194,8 @@ def _points(entry: ParamSpec) -> int | None:
         return len(entry.choices)
     if entry.step is None:
         return 1 if entry.low == entry.high else None
-    return round((entry.high - entry.low) / entry.step) + 1
+    count: float = (entry.high - entry.low) / entry.step
+    return round(count) + 1
 
 
 def _pruner(reader: Reader) -> Findings:
@@ -208,6 +213,8 @@ def _pruner(reader: Reader) -> Findings:
 def _startup(reader: Reader, part: str, known: Mapping[str, Callable[..., Any]], problem: str) -> Findings:
     """A sampler or a pruner that would begin its work when the study is over."""
     study = reader.spec.study
+    if study.warm_start is not None:  # its trials are those it begins after
+        return
     section, key = getattr(study, part), "n_startup_trials"
     name = chosen_sampler(reader.spec).name if part == "sampler" else section.name
     parameters = inspect.signature(known[name]).parameters if name in known else {}

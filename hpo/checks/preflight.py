@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import random
 import tempfile
 import time
 import warnings
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hpo.checks.findings import Finding, finding
+from hpo.checks.known_errors import broadcast_in
 from hpo.checks.peak_memory import PeakMemory
 from hpo.checks.preflight_blame import Attempt, section_of
 from hpo.checks.preflight_probe import (
@@ -32,10 +34,11 @@ from hpo.checks.preflight_probe import (
 )
 from hpo.checks.schedules import check_span
 from hpo.config.paths import join_path, lookup, split_path
-from hpo.config.schema_space import CategoricalParam, ParamSpec
+from hpo.config.schema_space import CategoricalParam, FloatParam, ParamSpec
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
+from hpo.search.valid_points import ValidPoints
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.forks import only_in
@@ -45,13 +48,18 @@ from trainer import Trainer
 from trainer.checkpoint.files import CheckpointError
 from trainer.checkpoint.manager import CheckpointManager, load_checkpoint, snapshot
 from trainer.checkpoint.readable import readable
-from trainer.data.batches import Batches, is_batched, make_batches, pass_length
+from trainer.data.batches import Batches, is_batched, pass_length
+from trainer.data.limits import eval_batches
+from trainer.data.sets import each_set, first_set
 from trainer.metrics.objects import is_object
 from trainer.state import DIVERGED, best_epoch
 
 #: Sections that decide about the size of a run.
 _SIZES: Final = ("data", "loader", "model", "loss", "step")
 _VALIDATION_BATCHES: Final = 8
+#: Points among which the largest that satisfies `where` is looked for, and draws for each.
+_POINTS: Final = 500
+_TRIES: Final = 1_000
 
 
 @dataclass(frozen=True)
@@ -162,17 +170,25 @@ def largest_params(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
         if path not in space.active(chosen):
             continue
         keys = split_path(path)
-        chosen[path] = lookup(config, keys)
+        chosen[path] = space.as_stored(path, lookup(config, keys))
         most = _most(entry)
         if most is not None and keys[0] in _SIZES and keys[-1] != "seed":
             chosen[path] = sizes[path] = most
-    return sizes
+    return sizes if space.violated(chosen) is None else _largest_allowed(space, list(sizes))
+
+
+def _largest_allowed(space: SearchSpace, sizes: Sequence[str]) -> dict[str, Any]:
+    """Of many points that satisfy `where`, these parameters of the one with the largest product of them."""
+    points = ValidPoints(space, random.Random(0))
+    drawn = (points.found({}, _TRIES) for _ in range(_POINTS))
+    found = [{path: point[path] for path in sizes if path in point} for point in drawn if point is not None]
+    return max(found, key=lambda sizes: math.prod(map(float, sizes.values())), default={})
 
 
 def _most(entry: ParamSpec) -> float | None:
     """The largest number of an entry; None where its choices are no numbers."""
     if not isinstance(entry, CategoricalParam):
-        return entry.high
+        return float(entry.high) if isinstance(entry, FloatParam) else int(entry.high)
     numeric = all(isinstance(item, int | float) and not isinstance(item, bool) for item in entry.choices)
     return max(entry.choices) if numeric else None
 
@@ -235,11 +251,14 @@ def _trained(
     seed, place = builder.spec.seed, RunPlace(folder, "check", params)
     trainer = attempt.trainer = builder.trainer(config, place, seed=seed, device=attempt.device, bridge=[probe])
     probe.metrics = trainer.metrics
-    val = _First(make_batches(data["val"], trainer.batching, trainer.device, train=False), _VALIDATION_BATCHES)
+    val = each_set(
+        lambda one: _First(eval_batches(one, trainer.batching, trainer.device, "val"), _VALIDATION_BATCHES),
+        data["val"],
+    )
     trainer.fit(data["train"], val)
     ended = time.perf_counter()
     notes += _after(attempt, folder)
-    return _measured(attempt, params, memory, val, ended)
+    return _measured(attempt, params, memory, first_set(val), ended)
 
 
 def _measured(
@@ -388,10 +407,11 @@ def _heard(spec: StudySpec, probe: Probe, loss_path: str, notes: list[Finding]) 
 
     def hear(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
         text = " ".join(str(message).split())
-        if issubclass(category, UserWarning | RuntimeWarning) and text not in said:
-            said.add(text)
+        problem, fix = broadcast_in(text) or (f"a warning while it is tried out: {text}", "")
+        if issubclass(category, UserWarning | RuntimeWarning) and problem not in said:
+            said.add(problem)
             path = places.get(probe.phase, "data" if probe.batches else "model")
-            notes.append(finding(spec, f"a warning while it is tried out: {text}", path=path))
+            notes.append(finding(spec, problem, path=path, fix=fix))
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")

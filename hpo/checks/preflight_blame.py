@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from hpo.checks.known_errors import fix_of
 from hpo.checks.preflight_probe import (
     BACKWARD,
     BATCH,
@@ -28,10 +29,11 @@ from hpo.checks.preflight_probe import (
 from hpo.config.targets import TARGET, instantiate
 from hpo.errors import InputError
 from hpo.study.outcome import Outcome
-from hpo.trial.builder import Builder, make_metric, make_scheduler
+from hpo.trial.builder import Builder, make_metric
 from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.failure import failure_outcome
-from trainer import Callback, Trainer
+from hpo.trial.optimizer import make_optimizers, make_schedulers
+from trainer import Callback, Trainer, runner
 from trainer.callbacks import Checkpoint
 from trainer.checkpoint.files import CheckpointError
 from trainer.checkpoint.manager import CheckpointWriteError
@@ -46,6 +48,8 @@ _Stage = tuple[str, str]
 _SAVED: Final = ("model", "optimizer", "scheduler", "callbacks", "state")
 #: The trainer's files that look at data before the first batch.
 _OF_DATA: Final = Path(inspect.getfile(batches)).parent
+#: Where callbacks are refused.
+_RUNNER: Final = Path(inspect.getfile(runner))
 #: What to look at where the error comes from a library's code.
 _HINTS: Final = {
     "data": "return data sets whose items are (inputs, targets), or give a `step` of your own",
@@ -116,6 +120,8 @@ class Attempt:
 
     def _unbuilt(self, error: BaseException) -> _Stage:
         """The part that can't be built, found by building one after the other again."""
+        if _passed(error, _RUNNER):
+            return "callbacks", "taking them"
         return ("data", "making batches of it") if _of_data(error) else _reached(self._building())
 
     def _building(self) -> Iterator[_Stage]:
@@ -126,10 +132,11 @@ class Attempt:
         yield "model", "building it"
         model = instantiate(resolver, config["model"]).to(self.device)
         yield "optimizer", "building it"
-        optimizer = instantiate(resolver, config["optimizer"], model.parameters())
+        spec = self.builder.spec
+        optimizer = make_optimizers(spec, resolver, config["optimizer"], model)
         if config["lr_scheduler"] is not None:
             yield "lr_scheduler", "building it"
-            make_scheduler(resolver, config["lr_scheduler"], optimizer)
+            make_schedulers(spec, resolver, config["lr_scheduler"], optimizer)
         callbacks = {f"callbacks.{name}": node for name, node in config["callbacks"].items()}
         for path, node in {"loss": config["loss"], "step": config["step"], **callbacks}.items():
             if isinstance(node, Mapping) and TARGET in node:
@@ -194,6 +201,8 @@ class Attempt:
             if place
             else _HINTS.get(section, "see its arguments") + "; `--debug` shows the whole story"
         )
+        if known := fix_of(_first_line(error)):
+            fix = f"{known} ({place})" if place else known
         path = f"{section}.{TARGET}" if target else section
         return spec.error(f"{doing} failed: {_first_line(error)}", path=path, value=target, fix=fix)
 
@@ -225,7 +234,12 @@ def _reached(stages: Iterator[_Stage]) -> _Stage:
 
 def _of_data(error: BaseException) -> bool:
     """Whether an exception came from the trainer's own look at the data."""
-    return any(Path(frame.filename).parent == _OF_DATA for frame in traceback.extract_tb(error.__traceback__))
+    return _passed(error, _OF_DATA)
+
+
+def _passed(error: BaseException, place: Path) -> bool:
+    """Whether an exception came through a file, or one in a folder."""
+    return any(Path(frame.filename).is_relative_to(place) for frame in traceback.extract_tb(error.__traceback__))
 
 
 def _through_a_file(part: Any) -> None:

@@ -105,7 +105,7 @@ class Probe(Callback):
         state = trainer.state
         self.outputs = [tuple(tensor.shape) for tensor in tensors_in(state.outputs)]
         assert state.loss is not None
-        self._check_loss(state.loss, counts=_counts(trainer))
+        self._check_loss(state.loss, counts=_counts(trainer), manual=state.manual)
         if state.outputs is not None and isinstance(state.batch, tuple | list):
             with torch.no_grad():
                 for name, metric in self.metrics.items():
@@ -117,8 +117,8 @@ class Probe(Callback):
         self.phase = BACKWARD
 
     def on_after_backward(self, trainer: TrainerView) -> None:
-        """Look at the gradients of the first batch."""
-        if not self.batches:
+        """Look at the gradients of the first batch; a step that makes its own updates has others to come."""
+        if not self.batches and not trainer.state.manual:
             self._check_gradients(trainer.model)
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
@@ -150,6 +150,8 @@ class Probe(Callback):
         """End the epoch once the batches' time is known."""
         self.phase = BATCH
         state = trainer.state
+        if not self.batches and state.manual:
+            self._check_gradients(trainer.model)
         self.batches += 1
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)
@@ -192,7 +194,7 @@ class Probe(Callback):
 
     # ---- what is wrong
 
-    def _check_loss(self, loss: Tensor, *, counts: bool) -> None:
+    def _check_loss(self, loss: Tensor, *, counts: bool, manual: bool) -> None:
         shape = tuple(loss.shape)
         if loss.numel() != 1:
             fix = "return the mean over the batch, such as `loss.mean()`"
@@ -200,7 +202,7 @@ class Probe(Callback):
         if counts and _not_finite(loss):
             fix = "look for a division by zero or a logarithm of zero in model and loss"
             raise self._complain(f"the loss of the first batch is {float(loss)}", self._loss_path, fix)
-        if not loss.requires_grad:
+        if not (loss.requires_grad or manual):
             fix = "compute it from the model's outputs, without `.item()`, `.detach()` or `torch.no_grad()`"
             raise self._complain("the loss does not depend on the model's parameters", self._loss_path, fix)
 

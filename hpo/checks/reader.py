@@ -45,7 +45,7 @@ class Reader:
     def target(self, section: str) -> str:
         """Name of the class that a section builds; empty where there is none, or several are tried."""
         node = self.config[section]
-        fixed = isinstance(node, dict) and join_path((section, TARGET)) not in self.space
+        fixed = isinstance(node, dict) and TARGET in node and join_path((section, TARGET)) not in self.space
         return str(node[TARGET]).rpartition(".")[2] if fixed else ""
 
     def written(self, path: str) -> bool:

@@ -13,6 +13,7 @@ from hpo.config.lengths import lengths_in
 from hpo.config.paths import join_path
 from hpo.config.schema import TrainerSection
 from hpo.config.schema_space import CategoricalParam, ParamSpec, values_or_ends
+from hpo.config.several import is_several
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.config.targets import ARGS, TARGET, TargetResolver
@@ -41,7 +42,8 @@ def check_schedule(spec: StudySpec, *, search: bool = True) -> None:
     space = SearchSpace.from_spec(spec) if search else None
     for forced in _variants(spec.search_space if search else {}):
         variant = _Variant(spec, space, forced)
-        if variant.config()["lr_scheduler"] is not None:
+        node = variant.config()["lr_scheduler"]
+        if node is not None and not is_several(node):  # several are checked as they are built
             variant.check()
 
 
@@ -102,6 +104,8 @@ class _Variant:
         if rates is None or self.space is None:
             return
         replaced = {"optimizer.lr": rates}
+        groups = self.config()["optimizer"].get("groups", {})
+        replaced |= {join_path(("optimizer", "groups", name, "lr")): rates for name in groups}
         if node.get("cycle_momentum", True):
             replaced |= {"optimizer.momentum": _MOMENTUM, "optimizer.betas[0]": _MOMENTUM}
         for path, names in replaced.items():

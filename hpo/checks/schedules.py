@@ -9,6 +9,7 @@ from hpo.checks.findings import Finding, finding
 from hpo.checks.reader import Check, Findings, Reader
 from hpo.config.paths import join_path, show
 from hpo.config.schema_space import values_or_ends
+from hpo.config.several import is_several
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 
@@ -110,7 +111,7 @@ def check_span(spec: StudySpec, config: Mapping[str, Any], total_steps: int | No
         total_steps: Steps of its training; None where they are not known.
     """
     node = config["lr_scheduler"]
-    name = "" if node is None else str(node[TARGET]).rpartition(".")[2]
+    name = "" if node is None or is_several(node) else str(node[TARGET]).rpartition(".")[2]
     key, exact = _HORIZONS.get(name, ("", False))
     if not exact or node["interval"] != "step" or total_steps is None:
         return []
@@ -137,7 +138,7 @@ def _milestones(reader: Reader) -> Findings:
 
 def _warmup(reader: Reader) -> Findings:
     node, epochs = reader.config["lr_scheduler"], reader.epochs
-    if not isinstance(node, dict) or node["interval"] != "epoch" or epochs is None:
+    if not isinstance(node, dict) or is_several(node) or node["interval"] != "epoch" or epochs is None:
         return
     steps = reader.number("lr_scheduler", "warmup")
     if steps is not None and steps >= epochs > 1:

@@ -29,9 +29,12 @@ try:
         run,
         schema,
         show,
+        stop,
+        submit,
         train,
+        worker,
     )
-    from hpo.errors import HpoError
+    from hpo.errors import HpoError, refuse_other_systems
 except KeyboardInterrupt:  # Ctrl-C while all this is read
     sys.exit(130)
 
@@ -45,7 +48,8 @@ app = typer.Typer(
 COMMANDS = (
     *(doctor.doctor,),
     *(init.init, check.check, schema.schema),
-    *(run.run, logs.logs, show.status, best.best, show.trials, report.report, replay.replay, train.train),
+    *(run.run, worker.worker, submit.submit, stop.stop, logs.logs),
+    *(show.status, best.best, show.trials, report.report, replay.replay, train.train),
     *(export.export,),
     *(enqueue.enqueue, care.repair, care.retry, care.clean, manage.dashboard, manage.delete),
 )
@@ -57,6 +61,7 @@ def main() -> NoReturn:
     """Run the command line; exit codes: 0 done, 2 bad input, 3 the study failed, 130 interrupted."""
     debug = "--debug" in sys.argv
     try:
+        refuse_other_systems()
         with _interruptible():
             app()
     except HpoError as error:

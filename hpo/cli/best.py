@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
@@ -11,11 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec, uncollected
-from hpo.cli.show import cell, looked_up, print_json, print_table
+from hpo.cli.show import cell, looked_up, param_names, print_json, print_table
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
+from hpo.wording import granted
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from hpo.config.spec import StudySpec
 
 
@@ -25,7 +29,8 @@ def best(
     export: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE", help="Write its model to a file: .safetensors or .pt (weights), .pt2 (torch.export)."
+            metavar="FILE",
+            help="Write its model: .safetensors, .pt (weights), .pt2 (torch.export), a folder (save_pretrained).",
         ),
     ] = None,
     trial: Annotated[
@@ -68,14 +73,28 @@ def best(
 
 def _print_best(spec: StudySpec, data: dict[str, Any]) -> None:
     rows = [("trial", str(data["trial"])), (spec.study.metric, cell(data["value"]))]
-    rows += [(name, cell(value)) for name, value in data["params"].items()]
-    rows += [(f"({name})", cell(value)) for name, value in data["metrics"].items()]
-    print_table(f"best of {data['study']}", ("", ""), rows, below=f"checkpoint: {data['checkpoint']}\n")
+    rows += _block("parameters", data["params"])
+    rows += _block(f"metrics of epoch {data['epoch']}", data["metrics"])
+    kept = data["internals"]
+    rows += _block("predictions and internals", {**kept["metrics"], "seed": kept["seed"], **_last_grant(kept)})
+    print_table(f"best of {data['study']}", ("", ""), rows, below=f"checkpoint: {data['checkpoint'] or 'none'}\n")
+
+
+def _last_grant(kept: Mapping[str, Any]) -> dict[str, str]:
+    """What a scheduler has granted last; nothing without one."""
+    if not kept["grants"]:
+        return {}
+    return {"last granted": granted(kept["grants"][-1]["until"], kept["grants"][-1]["why"])}
+
+
+def _block(title: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Names and values under a title; nothing where there are none."""
+    return [(title, ""), *((f"  {name}", cell(value)) for name, value in values.items())] if values else []
 
 
 def _print_front(spec: StudySpec, front: list[dict[str, Any]]) -> None:
     """The Pareto front: a row a trial."""
-    goals, names = list(front[0]["values"]), list(spec.search_space)
+    goals, names = list(front[0]["values"]), param_names(spec, front)
     rows = [
         (
             str(entry["trial"]),
@@ -88,12 +107,19 @@ def _print_front(spec: StudySpec, front: list[dict[str, Any]]) -> None:
     print_table(f"Pareto front of {spec.study.name}", ("trial", *goals, *names), rows, below=below)
 
 
+def _relative(argument: str) -> str:
+    """An absolute path as seen from here: others need not know where this machine's folders lie."""
+    return os.path.relpath(argument) if Path(argument).is_absolute() else argument
+
+
 def _export(spec: StudySpec, trial: str, path: Path, *, json_: bool) -> None:
     from hpo.final.export_model import check_export_path, export_model
 
     check_export_path(path)
     # The card is for others to read; a database's password is not.
-    command = re.sub(r"://([^:/@\s]+):[^@/\s]+@", r"://\1:***@", shlex.join(["hpo", *sys.argv[1:]]))
+    command = re.sub(
+        r"://([^:/@\s]+):[^@/\s]+@", r"://\1:***@", shlex.join(["hpo", *map(_relative, sys.argv[1:])])
+    )
     done = looked_up(spec, lambda opened: export_model(opened, trial, path, command=command))
     if json_:
         print_json({"study": spec.study.name, **done})

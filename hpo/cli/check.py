@@ -12,7 +12,8 @@ import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.console.output import read_by_others
-from hpo.errors import HpoError, InputError
+from hpo.console.slow import slow_steps
+from hpo.errors import HpoError, InputError, each_error
 from hpo.wording import count_of, duration
 
 if TYPE_CHECKING:
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
     from hpo.trial.resources import Slot
 
 _MIB = 2**20
+#: What a stage does that may take long.
+_LONG = {
+    "structure": "reading the file",
+    "imports": "importing torch and what the study names",
+    "meaning": "looking at what is searched",
+    "preflight": "loading the data, and training a few batches on each device",
+}
+_NO_PREFLIGHT = "`objective` trains by itself, so only a trial shows whether it runs; try `--n-trials 1`"
 
 
 @dataclass
@@ -34,6 +43,14 @@ class _Stage:
     warnings: list[Finding] = field(default_factory=list)
     error: HpoError | None = None
     reached: bool = False
+    left_out: str = ""
+
+    @property
+    def errors(self) -> list[HpoError]:
+        """Each of the errors that are said together."""
+        if isinstance(self.error, InputError):
+            return list(each_error(self.error))
+        return [] if self.error is None else [self.error]
 
     @property
     def status(self) -> str:
@@ -41,6 +58,8 @@ class _Stage:
             return "not reached"
         if self.error is not None:
             return "error"
+        if self.left_out:
+            return "left out"
         return "warnings" if self.warnings else "ok"
 
     def as_json(self) -> dict[str, Any]:
@@ -49,6 +68,7 @@ class _Stage:
             "status": self.status,
             "warnings": [asdict(item) for item in self.warnings],
             "error": None if self.error is None else _error_json(self.error),
+            "errors": [_error_json(error) for error in self.errors],
         }
 
 
@@ -70,8 +90,10 @@ class _Checkup:
         for name, examine in {**work, "preflight": self._preflight}.items():
             stage = _Stage(name)
             self.stages.append(stage)
-            if going:
-                going = self._examined(stage, examine)
+            if name == "preflight" and self.spec is not None and self.spec.config.objective is not None:
+                stage.left_out, examine = _NO_PREFLIGHT, list
+            if going or (name == "meaning" and self.spec is not None):  # it needs no imports
+                going = self._examined(stage, examine) and going
             self.said(stage)
 
     @property
@@ -81,7 +103,9 @@ class _Checkup:
     def _examined(self, stage: _Stage, examine: Callable[[], list[Finding]]) -> bool:
         stage.reached = True
         try:
-            stage.warnings = examine()
+            with slow_steps() as say:
+                say(_LONG[stage.name])
+                stage.warnings = examine()
         except HpoError as error:
             if self.debug:
                 traceback.print_exc()
@@ -89,7 +113,12 @@ class _Checkup:
         return stage.error is None
 
     def _structure(self) -> list[Finding]:
-        self.spec = self.read()
+        spec = self.read()
+        if spec.run.on is not None:
+            from hpo.execution.placing import placing_of
+
+            placing_of(spec)
+        self.spec = spec
         return []
 
     def _imports(self) -> list[Finding]:
@@ -190,12 +219,14 @@ def _print_stage(stage: _Stage) -> None:
     summary = stage.status
     if stage.status == "warnings":
         summary = count_of(len(stage.warnings), "warning")
+    elif stage.status == "left out":
+        summary = f"left out: {stage.left_out}"
     with read_by_others():
         print(f"{stage.name:<10} {summary}")
         for item in stage.warnings:
             print(_indented(f"warning: {item}"))
-        if stage.error is not None:
-            print(_indented(f"error: {stage.error}"))
+        for error in stage.errors:
+            print(_indented(f"error: {error}"))
 
 
 def _indented(text: str) -> str:
@@ -203,11 +234,16 @@ def _indented(text: str) -> str:
 
 
 def _print_costs(checkup: _Checkup) -> None:
+    from hpo.config.space import SearchSpace
     from hpo.search.auto_sampler import chosen_sampler
+    from hpo.search.valid_points import check_where
 
     with read_by_others():
         if checkup.spec is not None and (sampler := chosen_sampler(checkup.spec)).why:
             print(f"sampler    {sampler}")
+        if checkup.spec is not None and checkup.spec.where and not checkup.failed:
+            share = check_where(checkup.spec, SearchSpace.from_spec(checkup.spec))
+            print(f"where      {share:.1%} of evenly drawn points satisfy what holds between parameters")
         for device in checkup.devices:
             print(f"\n{device.device}, {count_of(device.workers, 'worker')}")
             base = device.base

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Storage, StudyFile, read_spec
 from hpo.cli.show import print_json
+from hpo.config.paths import suggest_name
 from hpo.console.output import read_by_others
 from hpo.errors import BudgetExhaustedError, InputError, StudyError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from hpo.study.open_study import OpenStudy
 
 Params = Annotated[
     list[str],
@@ -45,9 +51,10 @@ def enqueue(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = SearchSpace.from_spec(spec)
-    point = checked_point(space, make_sampler(spec, space), given)
+    point = given if spec.defines_by_run else checked_point(space, make_sampler(spec, space), given)
     opened = start_study(spec, keep_budget=True)
     try:
+        notes = [*opened.notes, *_unheard_of(opened, given)]
         number, earlier = put(spec, opened.storage, opened.study, point)
     except BudgetExhaustedError as error:
         raise StudyError(
@@ -56,14 +63,22 @@ def enqueue(
     finally:
         opened.storage.close()
     if json_:
-        print_json({"study": spec.study.name, "trial": number, "params": point, "same_as": earlier})
+        print_json({"study": spec.study.name, "trial": number, "params": spec.values(point), "same_as": earlier})
         return
     with read_by_others():
-        for note in opened.notes:
+        for note in notes:
             print(note)
         print(f"trial {number} waits for the next free worker")
         if earlier:
             print(f"duplicate: trial {', '.join(map(str, earlier))} has the same parameters")
+
+
+def _unheard_of(opened: OpenStudy, given: Mapping[str, Any]) -> list[str]:
+    """Parameters that no trial has drawn so far, of a function that draws them itself: they may be mistyped."""
+    trials = opened.study.get_trials(deepcopy=False) if opened.spec.defines_by_run else []
+    known = list(dict.fromkeys(name for trial in trials for name in trial.params))
+    new = [name for name in given if name not in known] if known else []
+    return [f"no trial has drawn `{name}` so far: {suggest_name(name, known, what='known are')}" for name in new]
 
 
 def _given(params: list[str]) -> dict[str, Any]:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
+import sys
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from importlib import resources
 from pathlib import Path
@@ -13,10 +16,12 @@ import typer
 
 from hpo.cli.options import Debug
 from hpo.console.output import read_by_others
+from hpo.console.slow import slow_steps
 from hpo.errors import InputError
 
 _SCHEMA: Final = "study.schema.json"
-_FILES: Final = ("study.yaml", "model.py", "data.py", "README.md")
+_STUDY: Final = "study.yaml"
+_FILES: Final = (_STUDY, "model.py", "data.py", "README.md")
 
 
 class Template(StrEnum):
@@ -27,44 +32,115 @@ class Template(StrEnum):
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The study's folder.", show_default=False)],
+    folder: Annotated[
+        Path | None, typer.Argument(metavar="[DIR]", help="The study's folder.", show_default=False)
+    ] = None,
     template: Annotated[
-        Template, typer.Option(help="What kind of study to start from.")
-    ] = Template.CLASSIFICATION,
+        Template | None,
+        typer.Option(help="What kind of study to start from: classification, the default, or regression."),
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="MODULE:NAME",
+            help="Write a study file around a model of yours, or a function that trains.",
+            show_default=False,
+        ),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MODULE:NAME",
+            help="With --from: a function that returns the data, or a Dataset.",
+            show_default=False,
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite the files that are there.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Write a small study that runs as it is: study.yaml, model.py, data.py, a README and a schema for editors.
+    """Write a small study that runs as it is; or, with --from, a study file around your own code.
 
-    Nothing is overwritten.
+    With --from the folder is the current one, where the modules lie. Nothing is overwritten without --force.
 
-    Example: hpo init my-study --template regression
+    Example: hpo init my-study; hpo init --from model:Net --data data:load
     """
     del debug
-    from hpo.checks.json_schema import study_schema
+    if source is not None:
+        if template is not None:
+            raise InputError("give one of them, not both", path="--template, --from", fix="leave `--template` out")
+        _init_from(folder or Path(), source, data, force=force)
+        return
+    if data is not None:
+        raise InputError("goes with `--from`, the model", path="--data", fix="add `--from module:Model`")
+    if folder is None:
+        fix = "write `hpo init my-study`, or `hpo init --from module:Model --data module:load`"
+        raise InputError("say where to, or from what", path="DIR, --from", fix=fix)
+    _init_template(folder, template or Template.CLASSIFICATION, force=force)
 
+
+def _init_template(folder: Path, template: Template, *, force: bool) -> None:
     source = resources.files("hpo") / "templates" / template
     texts = {name: (source / name).read_text(encoding="utf-8") for name in _FILES}
-    texts[_SCHEMA] = json.dumps(study_schema(), indent=2, ensure_ascii=False) + "\n"
-    _write(folder, texts)
-    study = shlex.quote(str(folder / "study.yaml"))
+    _write(folder, texts | _schema(), force=force)
+    _print_next(folder, [*texts, _SCHEMA], ("check", "run", "train"))
+
+
+def _init_from(folder: Path, source: str, data: str | None, *, force: bool) -> None:
+    if not folder.is_dir():
+        fix = "give the folder of your modules, or leave it out where it is the current one"
+        raise InputError("is no folder", path="DIR", value=str(folder), fix=fix)
+    _refuse_existing(folder, [_STUDY], force=force)
+    with slow_steps() as say:
+        say("importing torch")
+        from hpo.draft.draft import draft_study
+
+        with contextlib.redirect_stdout(sys.stderr):  # what the person's code prints is no part of the answer
+            drafted = draft_study(folder, source, data, _STUDY, say)
+    _write(folder, drafted.texts | _schema(), force=force, may_replace=(_SCHEMA,))
+    _print_next(folder, [*drafted.texts, _SCHEMA], ("check", "run", "best"), drafted.missing, drafted.notes)
+
+
+def _schema() -> dict[str, str]:
+    from hpo.checks.json_schema import study_schema
+
+    return {_SCHEMA: json.dumps(study_schema(), indent=2, ensure_ascii=False) + "\n"}
+
+
+def _print_next(
+    folder: Path,
+    files: list[str],
+    commands: tuple[str, ...],
+    missing: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> None:
+    study = shlex.quote(str(folder / _STUDY))
     with read_by_others():
-        print(f"wrote {', '.join(texts)} in {folder}")
-        print(f"next:\n  hpo check {study}\n  hpo run {study}\n  hpo train {study} --trial best")
+        print(f"wrote {', '.join(files)} in {folder}")
+        for note in notes:
+            print(f"note: {note}")
+        for place in missing:
+            print(f"fill in {place}")
+        print("next:" if not missing else "then:")
+        for command in commands:
+            print(f"  hpo {command} {study}{' --trial best' if command == 'train' else ''}")
 
 
-def _write(folder: Path, texts: dict[str, str]) -> None:
-    """Write all the files, or none where one is there already."""
-    there = [name for name in texts if (folder / name).exists() or (folder / name).is_symlink()]
-    if there:
+def _refuse_existing(folder: Path, names: Collection[str], *, force: bool) -> None:
+    there = [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]
+    if there and not force:
         problem = f"has {', '.join(there)} already, and nothing is overwritten"
-        raise InputError(
-            problem, path="DIR", value=str(folder), fix="give a new folder, such as `hpo init my-study`"
-        )
+        fix = "give a new folder, such as `hpo init my-study`, or `--force`"
+        raise InputError(problem, path="DIR", value=str(folder), fix=fix)
+
+
+def _write(folder: Path, texts: dict[str, str], *, force: bool, may_replace: Collection[str] = ()) -> None:
+    """Write all the files, or none where one is there already."""
+    _refuse_existing(folder, texts.keys() - set(may_replace), force=force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            with (folder / name).open("x", encoding="utf-8") as file:
-                file.write(text)
+            (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         problem = f"can't be written to: {error.strerror or error}"
         raise InputError(

@@ -97,7 +97,7 @@ def _delete(opened: OpenStudy) -> None:
     if running:
         raise StudyError(f"{running} trials are running\n  fix: end the `hpo run` that runs them first")
     opened.storage.delete_study(opened.study_id)
-    for name in ("trials", "artifacts", "final", "logs"):
+    for name in ("trials", "artifacts", "final", "logs", "agents"):
         folder = opened.spec.output_dir / name
         if folder.exists():
             shutil.rmtree(folder)

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from hpo.console.slow import slow_steps
+from hpo.errors import InputError
+
 if TYPE_CHECKING:
     from hpo.config.spec import StudySpec
 
@@ -21,6 +24,28 @@ Storage = Annotated[
 ]
 OutputDir = Annotated[
     str | None, typer.Option(metavar="DIR", help="Folder of everything the study writes.", show_default=False)
+]
+Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default=False)]
+Devices = Annotated[
+    str | None, typer.Option(metavar="auto|cpu|cuda:0,cuda:1", help="Devices to share.", show_default=False)
+]
+On = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ENGINE",
+        help="Place agents with an engine: local, slurm:…, ray:…, k8s:…, each with its keys.",
+        show_default=False,
+    ),
+]
+Agents = Annotated[
+    str | None, typer.Option(metavar="MIN..MAX", help="Agents that the engine places.", show_default=False)
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Print the script or manifest for the engine, and do nothing.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
+Events = Annotated[
+    bool, typer.Option("--json", help="Print one event a line, as JSON; docs/reference/events.md lists them.")
 ]
 AcceptCodeChange = Annotated[
     bool, typer.Option("--accept-code-change", help="Continue although the study's code has changed.")
@@ -36,8 +61,24 @@ def read_spec(
     with uncollected():
         from hpo.config.spec import load_spec
 
-        spec = load_spec(study, overrides or (), require_search_space=require_search_space)
+        try:
+            spec = load_spec(study, overrides or (), require_search_space=require_search_space)
+        except InputError as error:
+            if not require_search_space:  # nothing of the study's code is imported
+                raise
+            with slow_steps() as say:
+                say("looking for what else is wrong")
+                from hpo.checks.checks import all_that_is_wrong
+
+                wrong = all_that_is_wrong(study, overrides or (), error)
+            raise wrong from error
     return spec.with_options(**options)
+
+
+def refuse_both(*, quiet: bool, json_: bool) -> None:
+    """Refuse two ways to print at once."""
+    if quiet and json_:
+        raise InputError("give one of them, not both", path="--quiet, --json", fix="leave `--quiet` out")
 
 
 @contextlib.contextmanager

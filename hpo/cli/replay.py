@@ -188,7 +188,13 @@ def _edge(data: dict[str, Any]) -> str:
     )
 
 
+def _audit_cells(entry: dict[str, Any]) -> tuple[str, str]:
+    """How many trials ran on as audits, and what `alpha` came to."""
+    return ("-", "-") if entry["alpha"] is None else (f"{entry['audited']:.1f}", f"{entry['alpha']:.2g}")
+
+
 def _print_replays(data: dict[str, Any]) -> None:
+    with_audits = any(entry["alpha"] is not None for entry in data["pruners"])
     rows = [
         (
             entry["pruner"],
@@ -198,11 +204,13 @@ def _print_replays(data: dict[str, Any]) -> None:
             f"{entry['worst_regret']:.4f}",
             f"{entry['wrongly_pruned']:.1f}",
             f"{entry['top_pruned']:.0%}",
+            *(_audit_cells(entry) if with_audits else ()),
             f"{entry['decision_ms']:.3f}",
         )
         for entry in data["pruners"]
     ]
-    header = ("pruner", "epochs", "of all", "regret", "worst", "wrongly pruned", "best 5% pruned", "ms a decision")
+    figures = ("epochs", "of all", "regret", "worst", "wrongly pruned", "best 5% pruned")
+    header = ("pruner", *figures, *(("audited", "alpha at last") if with_audits else ()), "ms a decision")
     print_table(_title(data), header, rows, below=_cut_short(data))
 
 

@@ -10,6 +10,7 @@ import typer
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.show import looked_up, print_json
 from hpo.console.output import read_by_others
+from hpo.console.slow import slow_steps
 
 
 def report(
@@ -44,15 +45,19 @@ def report(
     """
     del debug
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    import optuna
-
-    from hpo.report.data import report_data, study_report
-    from hpo.report.page import write_report
-
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
     path = spec.output_dir / "report.html" if output is None else output
-    found = looked_up(spec, study_report)
-    write_report(found, path)
+    with slow_steps() as say:
+        say("importing what draws the figures")
+        import optuna
+
+        from hpo.report.data import report_data, study_report
+        from hpo.report.page import write_report
+
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        say("computing the report's figures")
+        found = looked_up(spec, study_report)
+        say("writing the page")
+        write_report(found, path)
     pictures: list[Path] = []
     if png is not None:
         from hpo.report.pictures import write_pictures

@@ -4,23 +4,43 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from typing import TYPE_CHECKING, Annotated, TextIO
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Final, TextIO
 
 import typer
 
-from hpo.cli.options import AcceptCodeChange, Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.cli.options import (
+    AcceptCodeChange,
+    Agents,
+    Debug,
+    Devices,
+    DryRun,
+    Events,
+    On,
+    OutputDir,
+    Overrides,
+    Quiet,
+    Storage,
+    StudyFile,
+    Workers,
+    read_spec,
+    refuse_both,
+)
 from hpo.console.output import read_by_others
+from hpo.console.slow import slow_steps
 from hpo.errors import InputError, StudyError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from hpo.checks.findings import Finding
     from hpo.config.spec import StudySpec
     from hpo.console.events import EventWriter
     from hpo.console.lines import Reporter
+    from hpo.execution.placing import Placing
     from hpo.study.open_study import OpenStudy
 
 
-_Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default=False)]
 _NTrials = Annotated[
     int | None, typer.Option(min=1, help="Trials to finish in all, earlier runs included.", show_default=False)
 ]
@@ -28,74 +48,119 @@ _Timeout = Annotated[
     str | None,
     typer.Option(metavar="2h", help="Time limit; the next run resumes unfinished trials.", show_default=False),
 ]
-_Devices = Annotated[
-    str | None, typer.Option(metavar="auto|cpu|cuda:0,cuda:1", help="Devices to share.", show_default=False)
-]
-_Quiet = Annotated[bool, typer.Option("--quiet", help="Print warnings and errors only.")]
-_Json = Annotated[
-    bool, typer.Option("--json", help="Print one event a line, as JSON; docs/reference/events.md lists them.")
+_Detach = Annotated[bool, typer.Option("--detach", help="With --on: place agents, and leave them at work.")]
+_NO_ENGINE: Final = "is about agents that an engine places"
+_Widen = Annotated[
+    bool, typer.Option("--widen", help="Continue with a wider search space than the study was started with.")
 ]
 
 
 def run(
     study: StudyFile,
     overrides: Overrides = None,
-    workers: _Workers = None,
+    workers: Workers = None,
     n_trials: _NTrials = None,
     timeout: _Timeout = None,
     storage: Storage = None,
-    devices: _Devices = None,
+    devices: Devices = None,
     output_dir: OutputDir = None,
+    on: On = None,
+    agents: Agents = None,
+    detach: _Detach = False,
+    dry_run: DryRun = False,
     accept_code_change: AcceptCodeChange = False,
-    quiet: _Quiet = False,
-    json_: _Json = False,
+    widen: _Widen = False,
+    quiet: Quiet = False,
+    json_: Events = False,
     debug: Debug = False,
 ) -> None:
     """Start or resume a study, and run it until its trials are done.
 
     On a terminal the bottom lines show what each worker does; `hpo status --watch` shows it elsewhere.
 
+    With --on an engine places agents on machines, and this process trains nothing. Ctrl-C asks the agents to
+    leave; a closed terminal or SIGTERM leaves them at work, and the same command finds them again.
+
     Example: hpo run study.yaml --workers 4 --n-trials 100
     """
     del debug  # `main` looks for it
-    if quiet and json_:
-        raise InputError("give one of them, not both", path="--quiet, --json", fix="leave `--quiet` out")
+    refuse_both(quiet=quiet, json_=json_)
     options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
-    places = {"storage": storage, "output_dir": output_dir}
+    places = {"storage": storage, "output_dir": output_dir, "on": on, "agents": agents}
     spec = read_spec(study, overrides, require_search_space=True, **options, **places)
+    placing = _placing(spec, overrides, {"--agents": agents, "--detach": detach, "--dry-run": dry_run})
+    if placing is not None and dry_run:
+        with read_by_others():
+            print(placing.script(), end="")
+        return
     if not (quiet or json_):
         with read_by_others():
             print(f"checking {spec.path}")
-    ending = _run(spec, quiet=quiet, json_=json_, accept_code_change=accept_code_change)
-    from hpo.console.lines import kept_arguments, same_command
+    with listening(quiet=quiet, json_=json_) as listen:
+        if placing is None:
+            from hpo.execution.run import run_study
 
-    interrupted = ending == "interrupted"
+            ending = run_study(spec, listen, warn, accept_code_change=accept_code_change, widen=widen).value
+        else:
+            from hpo.execution.placing import run_on
+
+            ending = run_on(
+                placing, listen, warn, detach=detach, accept_code_change=accept_code_change, widen=widen
+            ).value
+    from hpo.console.lines import kept_arguments
+
+    _say_end(spec, ending, kept_arguments(study, overrides, storage, output_dir), quiet=quiet or json_)
+
+
+def _placing(spec: StudySpec, overrides: list[str] | None, given: dict[str, object]) -> Placing | None:
+    """Where agents are to be placed; None where this machine's workers are to train."""
+    if spec.run.on is not None:
+        from hpo.execution.placing import placing_of
+
+        return placing_of(spec, overrides or ())
+    for option, value in given.items():
+        if value:
+            raise InputError(_NO_ENGINE, path=option, fix="give the engine with `--on`")
+    return None
+
+
+def _say_end(spec: StudySpec, ending: str, arguments: str, *, quiet: bool) -> None:
+    from hpo.console.lines import same_command
+
+    interrupted = ending in ("interrupted", "stopped")
     if interrupted:
         with read_by_others():
-            print(f"interrupted; resume with:\n  {same_command()}", file=sys.stderr)
-    if not (quiet or json_):
+            print(f"{ending}; resume with:\n  {same_command()}", file=sys.stderr)
+    if ending == "detached":
+        with read_by_others(), contextlib.suppress(OSError):
+            stop = f"`hpo stop {arguments}` ends them"
+            print(f"the agents go on working; {stop}; see them again with:\n  {same_command()}", file=sys.stderr)
+    elif not quiet:
         # The database may be away: an interrupted run ends as one all the same.
         with contextlib.suppress(*[StudyError] if interrupted else []):
-            _summarise(spec, kept_arguments(study, overrides, storage, output_dir), ending == "timeout")
+            _summarise(spec, arguments, ending)
     if interrupted:
         raise typer.Exit(130)
 
 
-def _run(spec: StudySpec, *, quiet: bool, json_: bool, accept_code_change: bool) -> str:
-    """Run the study and show what happens; returns its ending."""
-    from hpo.execution.run import run_study
-
+@contextlib.contextmanager
+def listening(*, quiet: bool, json_: bool) -> Iterator[Callable[[OpenStudy], Reporter | EventWriter]]:
+    """What makes the listener of a run; until it is asked for one, it is said what takes long."""
     out = sys.stdout
+    waiting = contextlib.ExitStack()
 
     def listen(opened: OpenStudy) -> Reporter | EventWriter:
+        waiting.close()
         return _reporter(opened, out, quiet=quiet, json_=json_)
 
     # What a sampler from the hub prints when it is imported is no event.
-    with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
-        return run_study(spec, listen, _warn, accept_code_change=accept_code_change).value
+    with waiting, contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
+        waiting.enter_context(slow_steps(shown=not quiet))("importing torch and what the study names")
+        yield listen
 
 
-def _warn(finding: Finding) -> None:
+def warn(finding: Finding) -> None:
+    """Print what the checks find that stops nothing."""
     print(f"warning: {finding}", file=sys.stderr)
 
 
@@ -111,7 +176,7 @@ def _reporter(opened: OpenStudy, out: TextIO, *, quiet: bool, json_: bool) -> Re
     return Reporter(opened, quiet=quiet) if quiet or not is_drawable() else LiveReporter(opened)
 
 
-def _summarise(spec: StudySpec, arguments: str, timed_out: bool) -> None:
+def _summarise(spec: StudySpec, arguments: str, ending: str) -> None:
     """Say what the study has come to, as it is stored now: others may have worked on it too."""
     from hpo.console.lines import print_summary
     from hpo.study.open_study import load_study
@@ -119,6 +184,6 @@ def _summarise(spec: StudySpec, arguments: str, timed_out: bool) -> None:
     opened = load_study(spec)
     try:
         with read_by_others(), opened.storage.patience.whole():
-            print_summary(opened, arguments, timed_out)
+            print_summary(opened, arguments, ending)
     finally:
         opened.storage.close()

@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import sys
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec, uncollected
 from hpo.console.output import read_by_others
+from hpo.console.slow import slow_steps
 from hpo.errors import InputError
 from hpo.wording import count_of, granted, percent, shown, study_progress
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
+    from hpo.config.spec import StudySpec
     from hpo.study.open_study import OpenStudy
 
 _REASON_WIDTH = 80
@@ -73,6 +75,7 @@ def status(
     rows += [("sampler", str(sampler))] if sampler.why else []
     rows += _code_rows(data["code"])
     rows += _pruning_rows(data["pruning"])
+    rows += [(f"agent {entry['agent']}", _described_agent(entry)) for entry in data["agents"]]
     rows += [(f"trial {entry['trial']}", _whose(entry)) for entry in data["running_trials"]]
     print_table(data["study"], ("", ""), rows)
 
@@ -94,6 +97,8 @@ def _pruning_rows(pruning: dict[str, Any]) -> list[tuple[str, str]]:
         if pruning["epochs_unpruned"]:
             saved, of = pruning["epochs_saved"], pruning["epochs_unpruned"]
             summary += f", {saved} of {of} epochs saved ({percent(saved / of)})"
+        if pruning["alpha"] is not None:
+            summary += f", alpha {pruning['alpha']:.2g} at last"
         rows.append(("pruning", summary))
     if pruning["audited"]:
         wrong, of, rate = (pruning[name] for name in ("wrongly_condemned", "audited", "false_prune_rate"))
@@ -101,6 +106,16 @@ def _pruning_rows(pruning: dict[str, Any]) -> list[tuple[str, str]]:
         shares = f"{percent(rate)}, 95 % interval {percent(low)} to {percent(high)}"
         rows.append(("audit", f"{wrong} of {count_of(of, 'audited trial')} ended among the best ({shares})"))
     return rows
+
+
+def _described_agent(entry: dict[str, Any]) -> str:
+    """Where an agent is, and what it does."""
+    placed = f" ({entry['placement']})" if entry["placement"] else ""
+    return (
+        f"{entry['host']}{placed}, {entry['devices']}, {entry['running']} of "
+        f"{count_of(entry['workers'], 'worker')} at work, {entry['ended_per_hour']:.0f} trials an hour, "
+        f"last beat {entry['last_beat_s']:.0f} s ago"
+    )
 
 
 def _whose(entry: dict[str, Any]) -> str:
@@ -117,16 +132,24 @@ def _whose(entry: dict[str, Any]) -> str:
 def trials(
     study: StudyFile,
     overrides: Overrides = None,
+    internals: Annotated[
+        bool, typer.Option("--internals", help="Also attempts, workers, seeds, grants and predictions.")
+    ] = False,
     json_: Json = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """List all trials.
+    """List all trials: outcome, values, parameters, epochs.
+
+    --internals adds a second table with what was not asked for. With --json both are there.
 
     Example: hpo trials study.yaml --json
     """
     del debug
+    if internals and json_:
+        fix = "leave it out: with --json they are the key `internals` of each trial"
+        raise InputError("can't be given with --json", path="--internals", fix=fix)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     with uncollected():
         from hpo.study.status import study_trials
@@ -135,9 +158,19 @@ def trials(
     if json_:
         print_json(data)
         return
-    names, bounded = list(spec.search_space), bool(spec.study.constraints)
+    more = _MORE if sys.stdout.isatty() else ""  # piped, a line is a trial
+    _print_trials(spec, data, below="\n" if internals else more)
+    if internals:
+        _print_internals(data)
+
+
+_MORE: Final = "`--internals` adds attempts, workers, seeds, grants and predictions\n"
+
+
+def _print_trials(spec: StudySpec, data: Sequence[dict[str, Any]], *, below: str) -> None:
+    """What was asked for: values, parameters, and how each trial ended."""
+    names, bounded = param_names(spec, data), bool(spec.study.constraints)
     with_reasons = any(entry["reason"] for entry in data)
-    with_grants = any(entry["grants"] for entry in data)
     several = len({code for entry in data for code in _codes(entry)}) > 1
     rows = [
         (
@@ -145,23 +178,45 @@ def trials(
             entry["outcome"],
             *(cell(value) for value in _values(entry)),
             *([_kept(entry["constraints"])] if bounded else []),
+            *(cell(entry["params"].get(name)) for name in names),
             str(entry["epochs"]),
             "-" if entry["duration_s"] is None else f"{entry['duration_s']:.1f}",
-            str(len(entry["attempts"])),
-            cell(entry["worker"] or None),
-            cell(entry["device"] or None),
             *([" → ".join(_codes(entry)) or "-"] if several else []),
-            *(cell(entry["params"].get(name)) for name in names),
-            *([_last_grant(entry["grants"], entry["fork"])] if with_grants else []),
             *([_first_line(entry["reason"])] if with_reasons else []),
         )
         for entry in data
     ]
     metrics = [*spec.study.goals, *(["bounds"] if bounded else [])]
-    about = ("trial", "outcome", *metrics, "epochs", "s", "attempts", "worker", "device")
-    about += ("code",) if several else ()
-    last = [*(["last granted"] if with_grants else []), *(["reason"] if with_reasons else [])]
-    print_table(spec.study.name, (*about, *names, *last), rows)
+    last = [*(["code"] if several else []), *(["reason"] if with_reasons else [])]
+    print_table(spec.study.name, ("trial", "outcome", *metrics, *names, "epochs", "s", *last), rows, below=below)
+
+
+def _print_internals(data: Sequence[dict[str, Any]]) -> None:
+    """What hpo keeps beside it: who ran a trial, what was granted and predicted."""
+    kept = [(entry["trial"], entry["internals"]) for entry in data]
+    metrics = list(dict.fromkeys(name for _, each in kept for name in each["metrics"]))
+    with_grants = any(each["grants"] for _, each in kept)
+    rows = [
+        (
+            str(number),
+            str(len(each["attempts"])),
+            cell(each["worker"] or None),
+            cell(each["device"] or None),
+            str(each["seed"]),
+            *(cell(each["metrics"].get(name)) for name in metrics),
+            *([_last_grant(each["grants"], each["fork"])] if with_grants else []),
+        )
+        for number, each in kept
+    ]
+    last = ["last granted"] if with_grants else []
+    header = ("trial", "attempts", "worker", "device", "seed", *metrics, *last)
+    print_table("predictions and internals", header, rows)
+
+
+def param_names(spec: StudySpec, trials: Iterable[Mapping[str, Any]]) -> list[str]:
+    """The parameters of a table of trials, in order: those of the search space, else those that trials have."""
+    drawn = (name for trial in trials for name in trial["params"]) if spec.defines_by_run else ()
+    return list(dict.fromkeys((*spec.search_space, *drawn)))
 
 
 def _last_grant(grants: Sequence[dict[str, Any]], fork: dict[str, Any] | None) -> str:
@@ -176,7 +231,7 @@ def _last_grant(grants: Sequence[dict[str, Any]], fork: dict[str, Any] | None) -
 
 def _codes(entry: dict[str, Any]) -> list[str]:
     """The code that a trial ran under, by hash; several where it resumed under other code."""
-    return list(dict.fromkeys(each["code"] for each in entry["attempts"] if each["code"]))
+    return list(dict.fromkeys(each["code"] for each in entry["internals"]["attempts"] if each["code"]))
 
 
 def _values(entry: dict[str, Any]) -> list[Any]:
@@ -197,14 +252,17 @@ def _first_line(reason: str | None) -> str:
 
 def looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
     """The answer to a question about a study that exists."""
-    with uncollected():
-        from hpo.study.open_study import load_study
+    with slow_steps() as say:
+        say(f"reading the study from {spec.output_dir}")
+        with uncollected():
+            from hpo.study.open_study import load_study
 
-        opened = load_study(spec)
-    try:
-        return question(opened)
-    finally:
-        opened.storage.close()
+            opened = load_study(spec)
+        try:
+            with uncollected():
+                return question(opened)
+        finally:
+            opened.storage.close()
 
 
 def print_json(data: Any) -> None:

@@ -12,6 +12,7 @@ import typer
 from hpo.cli.options import AcceptCodeChange, Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.show import cell, looked_up, print_json, print_table
 from hpo.console.output import read_by_others
+from hpo.console.slow import slow_steps
 from hpo.errors import InputError
 
 if TYPE_CHECKING:
@@ -85,18 +86,38 @@ def train(
     chosen = None if seeds is None else _seeds(seeds)
     choice = _Choice(trial, top_k, chosen, epochs, from_scratch, accept_code_change)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
+    if spec.config.objective is not None:
+        _refuse_for_a_function(choice)
     # What people read goes to stderr when a program reads stdout.
     with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
         result = _train(spec, choice)
     if json_:
         print_json(result)
-    elif "ranking" in result:
+    else:
+        _print(result)
+
+
+def _print(result: dict[str, Any]) -> None:
+    """Say what the training came to."""
+    if "ranking" in result:
         with read_by_others():
             print()
         _print_seeds(result)
-    else:
-        numbers = ", ".join(f"{name} {value:.5g}" for name, value in result["metrics"].items())
-        print(f"\nbest epoch {result['best_epoch']} of {result['epochs']}: {numbers}\nmodel: {result['model']}")
+        return
+    numbers = ", ".join(f"{name} {value:.5g}" for name, value in result["metrics"].items())
+    is_model = "checkpoint" not in result
+    kept = f"model: {result['model']}" if is_model else f"checkpoint: {result['checkpoint'] or 'none'}"
+    print(f"\nbest epoch {result['best_epoch']} of {result['epochs']}: {numbers}\n{kept}")
+
+
+def _refuse_for_a_function(choice: _Choice) -> None:
+    """Refuse what only the Trainer can do."""
+    given = {"--epochs": choice.epochs, "--seeds": choice.seeds, "--top-k": choice.top_k}
+    for option, value in given.items():
+        if value is not None:
+            problem = "is not for a study with `objective`, whose function trains by itself"
+            fix = "leave it out; what the function takes can be overridden, as in `objective.seed=1`"
+            raise InputError(problem, path=option, fix=fix)
 
 
 def _seeds(text: str) -> tuple[int, ...]:
@@ -123,16 +144,24 @@ def _seeds(text: str) -> tuple[int, ...]:
     return tuple(range(numbers[0]))
 
 
+def _checked(spec: StudySpec, choice: _Choice) -> None:
+    with slow_steps() as say:
+        say("importing torch and what the study names")
+        from hpo.checks.checks import check_study
+
+        searched = choice.trial is not None or choice.top_k is not None
+        for warning in check_study(spec, search=searched):
+            print(f"warning: {warning}", file=sys.stderr)
+
+
 def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
+    _checked(spec, choice)
     import torch
 
-    from hpo.checks.checks import check_study
+    from hpo.final.function_training import train_function
     from hpo.final.training import train_final
     from hpo.trial.builder import Builder
 
-    searched = choice.trial is not None or choice.top_k is not None
-    for warning in check_study(spec, search=searched):
-        print(f"warning: {warning}", file=sys.stderr)
     starts = _starts(spec, choice)
     builder = Builder(spec)
     device = torch.device(spec.trainer.device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -144,6 +173,8 @@ def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
         before = ", ".join(f"trial {stage.trial} to epoch {stage.until}" for stage in start.lineage)
         way = f"{way} along its lineage ({before})"
     print(f"final training of {spec.study.name}, {start.name}, {way}, on {device}", flush=True)
+    if spec.config.objective is not None:
+        return train_function(builder, start, device=device)
     return train_final(builder, start, epochs=choice.epochs, device=device)
 
 
@@ -156,7 +187,7 @@ def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
         return list(looked_up(spec, lambda opened: leaders(opened, top_k, accept_code_change=accept)))
     if which is None:
         return [start_of_base(spec)]
-    from_scratch = choice.from_scratch or choice.seeds is not None
+    from_scratch = choice.from_scratch or choice.seeds is not None or spec.config.objective is not None
 
     def start(opened: OpenStudy) -> Start:
         return start_of_trial(opened, which, from_scratch=from_scratch, accept_code_change=accept)

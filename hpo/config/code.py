@@ -78,6 +78,20 @@ def code_identity(spec: StudySpec) -> CodeIdentity:
     return CodeIdentity(dict(sorted(walk.hashes().items())))
 
 
+def imported_source(folder: Path, name: Parts) -> tuple[Path, ast.Module] | None:
+    """The file of a study's folder that a dotted name leads to, and what an import of it executes.
+
+    None where it lies elsewhere, or can't be read as Python.
+    """
+    for end in range(len(name), 0, -1):
+        file = _file_of(folder.resolve(), name[:end])
+        if file is not None:
+            source = _source(file, own=True)
+            tree = None if source is None else _parsed(source)
+            return None if tree is None else (file, tree)
+    return None
+
+
 class _Walk:
     """Follows imports from module to module.
 
@@ -104,7 +118,7 @@ class _Walk:
         while self._waiting:
             base, parts = self._waiting.popleft()
             file = _file_of(base, parts)
-            source = None if file is None else self._read(file, own=base == self.folder)
+            source = None if file is None else _source(file, own=base == self.folder)
             if file is None or source is None:
                 continue
             tree = _parsed(source)
@@ -139,13 +153,18 @@ class _Walk:
                     else:
                         self.reach(name, base)
 
-    @staticmethod
-    def _read(file: Path, *, own: bool) -> bytes | None:
-        """The source; None where it can't be read, which its import will say."""
-        try:
-            return source_of(file) if own else file.read_bytes()
-        except OSError:
-            return None
+
+def _source(file: Path, *, own: bool) -> bytes | None:
+    """A module's source; None where it can't be read, which its import will say."""
+    try:
+        return source_of(file) if own else file.read_bytes()
+    except OSError:
+        return None
+
+
+def is_own_file(file: Path) -> bool:
+    """Whether a module's file is not that of an installed package."""
+    return not _INSTALLED & set(file.parts)
 
 
 def _file_of(base: Path, parts: Parts) -> Path | None:
@@ -176,7 +195,7 @@ def _development_base(top: str) -> Path | None:
         return None
     places = list(spec.submodule_search_locations or ())
     place = Path(places[0]) if places else Path(spec.origin or "")
-    if place.suffix not in ("", ".py") or _INSTALLED & set(place.parts):
+    if place.suffix not in ("", ".py") or not is_own_file(place):
         return None
     return place.resolve().parent
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from hpo.config.marks import Marks
-from hpo.config.paths import Keys, PathError, leaves, lookup, split_path
+from hpo.config.paths import Keys, PathError, copy_plain, leaves, lookup, split_path
 from hpo.config.yaml_loader import MAX_DEPTH, MAX_VALUES
 
 #: Characters of all resolved text.
@@ -19,6 +19,8 @@ _MAX_TEXT: Final = 1_000_000
 _MAX_NESTED: Final = 5
 _INNERMOST: Final = re.compile(r"\$\{([^${}:]*)\}")
 _ABSENT: Final = object()
+#: One interpolation of one value, by names alone.
+_WHOLE: Final = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)\}", re.ASCII)
 #: What an interpolation begins with; of that what may lead anywhere: a resolver, a relative or a composed path.
 _REFERENCE: Final = re.compile(r"\$\{\s*([^${}.:\[\s]*)")
 _ANYWHERE: Final = re.compile(r"\$\{(?:\s*[.\[$]|[^{}]*[:$])")
@@ -96,6 +98,36 @@ def check_interpolations(raw: Mapping[str, Any], marks: Marks) -> None:
     _Measure(raw, marks).size(raw, ())
 
 
+def plainly_resolved(raw: Mapping[str, Any]) -> dict[str, Any] | None:
+    """A config whose interpolations all mean one plain value each, ``${section.key}``, with these values in place.
+
+    OmegaConf would say the same, and takes far longer: this is done for each trial.
+
+    Returns:
+        None where an interpolation is anything else, or a value is missing.
+    """
+    found: list[tuple[Keys, Any]] = []
+    for keys, value in leaves(raw):
+        if not isinstance(value, str) or not _is_special(value):
+            continue
+        path = _WHOLE.fullmatch(value)
+        target = lookup(raw, tuple(path[1].split(".")), _ABSENT) if path else _ABSENT
+        if not isinstance(target, int | float | str | None) or (isinstance(target, str) and _is_special(target)):
+            return None
+        found.append((keys, target))
+    sections = {keys[0] for keys, _ in found}
+    resolved = {name: copy_plain(section) if name in sections else section for name, section in raw.items()}
+    for keys, value in found:
+        parent = lookup(resolved, keys[:-1])
+        parent[keys[-1]] = value
+    return resolved
+
+
+def _is_special(text: str) -> bool:
+    """Whether a text may not mean what it says."""
+    return "${" in text or "???" in text
+
+
 def _target(path: str, keys: Keys) -> Keys:
     """The keys that an interpolation at some keys leads to; none where they can't be read."""
     up = len(path) - len(path.lstrip("."))
@@ -130,5 +162,5 @@ def sections_involved(raw: Mapping[str, Any]) -> set[str]:
 def _texts(section: Any) -> Iterator[str]:
     """The values of a section that may not mean what they say."""
     for _, value in leaves(section):
-        if isinstance(value, str) and ("${" in value or "???" in value):
+        if isinstance(value, str) and _is_special(value):
             yield value

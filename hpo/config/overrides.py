@@ -45,7 +45,7 @@ def _is_open(node: dict[str, Any], keys: Keys) -> bool:
     """Whether names that a mapping does not hold yet may be added to it."""
     if not keys:
         return False
-    if keys[0] in {"study", "run", "search_space"}:  # pydantic knows these, and says more about them
+    if keys[0] in {"study", "run", "search_space", "where"}:  # pydantic knows these, and says more about them
         return True
     named = keys[0] in {"metrics", "callbacks"} and len(keys) == 1
     callback = keys[0] == "callbacks" and len(keys) == 2

@@ -5,19 +5,21 @@ from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
     BeforeValidator,
     Field,
+    ValidationInfo,
     WithJsonSchema,
+    field_validator,
     model_validator,
 )
 from pydantic.fields import FieldInfo
+from pydantic_core import PydanticCustomError
 
-from hpo.config.lengths import is_length
-from hpo.config.paths import Keys, suggest_name
+from hpo.config.paths import Keys
 from hpo.config.schema_metrics import Metrics
-from hpo.config.schema_run import RunSection
+from hpo.config.schema_nodes import OptimizerNode, SchedulerNode
+from hpo.config.schema_run import ResourcesSection, RunSection
 from hpo.config.schema_space import ParamSpec
 from hpo.config.schema_study import PrunerSection, SamplerSection, StudySection
 from hpo.config.schema_types import (
@@ -27,9 +29,9 @@ from hpo.config.schema_types import (
     MAX_SEED,
     MAX_STEPS,
     MAY_CHANGE,
-    TARGET_SCHEMA,
     CompileOptions,
     Interval,
+    Limit,
     Section,
     TargetNode,
     fail,
@@ -40,27 +42,20 @@ __all__ = [
     "FREE_SECTIONS",
     "LoaderSection",
     "PrunerSection",
+    "ResourcesSection",
     "RunSection",
     "SamplerSection",
     "StudyFile",
     "StudySection",
 ]
 
-#: Keys of `lr_scheduler` that are not arguments of its target.
-SCHEDULER_KEYS = ("interval", "warmup")
+#: Sections of the Trainer, which can't stand beside `objective`; those that it can't do without.
+OF_THE_TRAINER = ("data", "loader", "model", "loss", "step", "optimizer", "lr_scheduler", "metrics", "callbacks")
+REQUIRED = ("data", "model", "optimizer")
+#: Keys of `trainer` that hold for a function that trains by itself, too.
+OF_A_FUNCTION = ("max_epochs", "seed", "device")
 #: Sections whose keys belong to the person's own code, in the order in which they are built.
-FREE_SECTIONS = ("data", "model", "loss", "step", "optimizer", "lr_scheduler", "metrics", "callbacks")
-
-
-def _with_pace(node: dict[str, Any]) -> dict[str, Any]:
-    interval, warmup = node.get("interval", "epoch"), node.get("warmup", 0)
-    if interval not in ("epoch", "step"):
-        raise fail("must be `epoch` or `step`", suggest_name(interval, ("epoch", "step")), "interval")
-    if not is_length(warmup) and (not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0):
-        raise fail(
-            "must be a whole number of at least 0", "it counts epochs or steps, as `interval` says", "warmup"
-        )
-    return {**node, "interval": interval, "warmup": warmup}
+FREE_SECTIONS = ("objective", "data", "model", "loss", "step", "optimizer", "lr_scheduler", "metrics", "callbacks")
 
 
 def _callback(value: Any) -> Any:
@@ -71,21 +66,6 @@ def _callback(value: Any) -> Any:
     return with_target(value) if isinstance(value, dict) and "_target_" in value else value
 
 
-SchedulerNode = Annotated[
-    dict[str, Any],
-    AfterValidator(_with_pace),
-    AfterValidator(with_target),
-    WithJsonSchema(
-        {
-            **TARGET_SCHEMA,
-            "properties": {
-                **TARGET_SCHEMA["properties"],
-                "interval": {"enum": ["epoch", "step"]},
-                "warmup": {"type": "integer", "minimum": 0},
-            },
-        }
-    ),
-]
 CallbackNode = Annotated[
     Any,
     BeforeValidator(_callback),
@@ -109,8 +89,70 @@ class LoaderSection(Section):
     num_workers: int = Field(
         default=0, ge=0, le=MAX_PROCESSES, description="Processes that load data.", examples=[0]
     )
+    persistent_workers: bool = Field(
+        default=False, description="Keep these processes from pass to pass.", examples=[True]
+    )
+    prefetch_factor: int | None = Field(
+        default=None, ge=1, le=MAX_NUMBER, description="Batches that each process loads ahead.", examples=[4]
+    )
+    pin_memory: bool | None = Field(
+        default=None, description="Load into pinned memory; by itself on a GPU.", examples=[True]
+    )
+    timeout: float = Field(
+        default=0, ge=0, description="Seconds to wait for a batch of a process; 0: without end.", examples=[60]
+    )
+    multiprocessing_context: Literal["fork", "forkserver", "spawn"] | None = Field(
+        default=None, description="How these processes are started.", examples=["spawn"]
+    )
+    collate_fn: TargetNode | None = Field(
+        default=None,
+        description="Makes a batch of a list of samples.",
+        examples=[{"_target_": "data.padded", "value": 0}],
+    )
     drop_last: bool = Field(default=False, description="Leave a short last batch out.", examples=[False])
     shuffle: bool = Field(default=True, description="Shuffle the training data.", examples=[True])
+    limit_train_batches: Limit = Field(
+        default=None, description="Batches of each pass over the training data, or a fraction.", examples=[100]
+    )
+    limit_val_batches: Limit = Field(
+        default=None, description="First batches of the validation data, or a fraction.", examples=[0.25]
+    )
+    limit_test_batches: Limit = Field(
+        default=None, description="First batches of the test data, or a fraction.", examples=[10]
+    )
+    overfit_batches: int | None = Field(
+        default=None,
+        ge=1,
+        le=MAX_NUMBER,
+        description="Train on so many batches again and again, and validate on them: a model that works learns "
+        "them by heart.",
+        examples=[1],
+    )
+
+    @model_validator(mode="after")
+    def _with_workers(self) -> Self:
+        for name in ("persistent_workers", "prefetch_factor", "timeout"):
+            if getattr(self, name) and not self.num_workers:
+                raise fail("needs worker processes", "write `num_workers: 2` too, or leave it out", name)
+        return self
+
+
+class WeightsSection(Section):
+    """The weights that a model begins with, in place of those that it is made with."""
+
+    path: str | None = Field(
+        default=None,
+        min_length=1,
+        description="A file of weights, from the study file's folder: a checkpoint, what torch.save wrote of a "
+        "state dict, or .safetensors. A trial that resumes or is forked has its checkpoint's.",
+        examples=["pretrained.pt"],
+    )
+    strict: bool = Field(
+        default=True,
+        description="Whether all weights must fit by name and shape; if not, those that fit are taken, and the "
+        "log says what is not.",
+        examples=[False],
+    )
 
 
 class TrainerSection(Section):
@@ -120,7 +162,8 @@ class TrainerSection(Section):
         default=20,
         ge=1,
         le=MAX_EPOCHS,
-        description="Passes over the data; no limit when only max_steps is given.",
+        description="Passes over the data; no limit when only max_steps is given. Of a function (objective) the "
+        "epochs that it reports, where they are known.",
         examples=[20],
     )
     max_steps: int | None = Field(
@@ -138,6 +181,12 @@ class TrainerSection(Section):
         default=False, description="Run the model through torch.compile.", examples=[True]
     )
     cuda_graph: bool = Field(default=False, description="Record the step as one CUDA graph.", examples=[False])
+    weights: WeightsSection = WeightsSection()
+    deterministic: bool = Field(
+        default=False,
+        description="Let torch use deterministic algorithms only; on a GPU slower, and the same bits each time.",
+        examples=[True],
+    )
     seed: int | None = Field(
         default=None, ge=0, le=MAX_SEED, description="Seed of a trial's own randomness.", examples=[0]
     )
@@ -153,12 +202,6 @@ class TrainerSection(Section):
             return data
         return {**data, "max_epochs": None} if data.get("max_steps") is not None else data
 
-    @model_validator(mode="after")
-    def _has_an_end(self) -> Self:
-        if self.max_epochs is None and self.max_steps is None:
-            raise fail("nothing ends the training", "give a number of epochs, or max_steps", "max_epochs")
-        return self
-
     @property
     def known_epochs(self) -> int | None:
         """Epochs of a whole trial, None where they depend on the data."""
@@ -169,14 +212,44 @@ class TrainerSection(Section):
         return None
 
 
+def _expressions(value: Any) -> Any:
+    value = [value] if isinstance(value, str) else value
+    if not isinstance(value, list | tuple) or not all(isinstance(each, str) for each in value):
+        raise fail("must be a list of expressions", 'write for example `where: ["model.a <= model.b"]`')
+    return tuple(value)
+
+
+Where = Annotated[
+    tuple[str, ...],
+    BeforeValidator(_expressions),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
+]
+
+
 class StudyFile(Section):
     """A whole study file, interpolations resolved."""
 
     study: StudySection
     run: Annotated[RunSection, MAY_CHANGE] = RunSection()
-    data: TargetNode = Field(description="Returns the datasets.", examples=[{"_target_": "data.load"}])
+    objective: TargetNode | None = Field(
+        default=None,
+        description="A function that trains by itself, in place of data, model, loss, optimizer and what belongs "
+        "to them.",
+        examples=[{"_target_": "train.run", "lr": 1e-3}],
+    )
+    data: TargetNode | None = Field(
+        default=None,
+        validate_default=True,
+        description="Returns the datasets.",
+        examples=[{"_target_": "data.load"}],
+    )
     loader: LoaderSection = LoaderSection()
-    model: TargetNode = Field(description="The module to train.", examples=[{"_target_": "model.Net"}])
+    model: TargetNode | None = Field(
+        default=None,
+        validate_default=True,
+        description="The module to train.",
+        examples=[{"_target_": "model.Net"}],
+    )
     loss: TargetNode | None = Field(
         default=None, description="Called with (outputs, targets).", examples=[{"_target_": "torch.nn.MSELoss"}]
     )
@@ -185,7 +258,16 @@ class StudyFile(Section):
         description="Called with (model, batch) in place of the loss.",
         examples=[{"_target_": "model.step"}],
     )
-    optimizer: TargetNode = Field(examples=[{"_target_": "torch.optim.AdamW", "lr": 1e-3}])
+    optimizer: OptimizerNode | None = Field(
+        default=None,
+        validate_default=True,
+        description="Made over the model's parameters. `groups` gives some of them arguments of their own: by the "
+        "name of a module or parameter, or a pattern, as their key or in `parameters`.",
+        examples=[
+            {"_target_": "torch.optim.AdamW", "lr": 1e-3},
+            {"_target_": "torch.optim.AdamW", "lr": 1e-3, "groups": {"encoder": {"lr": 1e-4}}},
+        ],
+    )
     lr_scheduler: SchedulerNode | None = Field(
         default=None, examples=[{"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 5}]
     )
@@ -199,14 +281,57 @@ class StudyFile(Section):
     search_space: dict[str, ParamSpec] = Field(
         default={}, examples=[{"optimizer.lr": {"type": "float", "low": 1e-5, "high": 0.1, "log": True}}]
     )
+    where: Where = Field(
+        default=(),
+        description="Expressions over parameters that hold in every trial.",
+        examples=[["model.hidden % model.heads == 0"]],
+    )
 
     @model_validator(mode="before")
     @classmethod
     def _loss_or_step(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and data.get("loss") is None and data.get("step") is None:
+        if isinstance(data, Mapping) and all(data.get(name) is None for name in ("objective", "loss", "step")):
             fix = "add `loss: {_target_: torch.nn.CrossEntropyLoss}`, or a `step` of your own"
             raise fail("required section is missing", fix, "loss")
         return data
+
+    @field_validator(*OF_THE_TRAINER, mode="before")
+    @classmethod
+    def _trainer_or_function(cls, value: Any, info: ValidationInfo) -> Any:
+        """A section of the Trainer: required without a function that trains by itself, refused beside one."""
+        if "objective" not in info.data:  # what is wrong with it is said
+            return value
+        if info.data["objective"] is None:
+            if value is None and info.field_name in REQUIRED:
+                raise PydanticCustomError("missing", "required")
+        elif value and value != LoaderSection().model_dump():
+            problem = "can't stand beside `objective`, whose function trains by itself"
+            raise fail(problem, "leave it out: what the function needs are arguments of its own, in `objective`")
+        return value
+
+    @field_validator("trainer")
+    @classmethod
+    def _length(cls, trainer: TrainerSection, info: ValidationInfo) -> TrainerSection:
+        if info.data.get("objective") is None:
+            if "objective" in info.data and trainer.max_epochs is None and trainer.max_steps is None:
+                raise fail("nothing ends the training", "give a number of epochs, or max_steps", "max_epochs")
+            return trainer
+        for name, field in TrainerSection.model_fields.items():
+            if name not in OF_A_FUNCTION and getattr(trainer, name) != field.default:
+                problem = "can't stand beside `objective`, whose function trains by itself"
+                fix = f"leave it out; with `objective` the keys here are {', '.join(OF_A_FUNCTION)}"
+                raise fail(problem, fix, name)
+        return trainer
+
+    @field_validator("search_space")
+    @classmethod
+    def _reaches_the_function(cls, space: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        if info.data.get("objective") is not None:
+            for path in space:
+                if not path.startswith("objective."):
+                    problem = "names no argument of the function that `objective` names"
+                    raise fail(problem, "write `objective.` and the name of one of its arguments", path)
+        return space
 
 
 def known_keys(model: type[BaseModel] = StudyFile, above: Keys = ()) -> Iterator[Keys]:

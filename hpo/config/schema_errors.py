@@ -10,7 +10,6 @@ from hpo.config.paths import Keys, join_path, lookup, nearest, show, suggest_nam
 from hpo.config.schema import StudyFile, known_keys, model_of
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam
 from hpo.errors import InputError
-from hpo.wording import count_of
 
 _PARAMS: dict[Any, type[BaseModel]] = {"float": FloatParam, "int": IntParam, "categorical": CategoricalParam}
 #: Sections that people know by another name.
@@ -35,23 +34,26 @@ _WORDS = {
 }
 
 
-def first_error(error: ValidationError, data: dict[str, Any], marks: Marks) -> InputError:
-    """The first problem, by where it is written, as an InputError; the others are counted in its fix."""
-    # A misspelt key is a missing one too, and says more.
-    items = sorted(error.errors(include_url=False), key=lambda item: item["type"] == "missing")
-    found = [_explain(item, data, marks) for item in items]
-    first, *others = sorted(found, key=lambda item: item.line or 0)
-    if others:
-        count = count_of(len(others), "more problem")
-        first.fix += f" (then {count}, the next at {others[0].path})"
-    return first
+def explained(error: ValidationError, data: dict[str, Any], marks: Marks) -> list[InputError]:
+    """All problems; a key that is missing since it is misspelt is one."""
+    items = error.errors(include_url=False)
+    misspelt = {keys for item in items if item["type"] == "extra_forbidden" for keys in _meant(item)}
+    told = [item for item in items if not (item["type"] == "missing" and place_of(item["loc"])[0] in misspelt)]
+    return [_explain(item, data, marks) for item in told]
+
+
+def _meant(item: Any) -> list[Keys]:
+    """The key of the schema that an unknown one is close to."""
+    keys, owner = place_of(item["loc"])
+    guess = nearest(keys[-1], list(owner.model_fields) if owner else [])
+    return [] if guess is None else [(*keys[:-1], guess)]
 
 
 def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
     keys, owner = place_of(item["loc"])
     kind, context = item["type"], item.get("ctx", {})
     if kind == "hpo":
-        keys = (*keys, context["key"]) if context["key"] else keys
+        keys = (*keys, *context["keys"])
         return marks.error(context["problem"], keys, value=_written(data, keys), fix=context["fix"])
     what = "section" if len(keys) == 1 else "key"
     if kind == "missing":
@@ -73,7 +75,7 @@ def _unknown(keys: Keys, owner: type[BaseModel] | None, value: Any, what: str, m
         problem = f"unknown section: the learning rate's schedule is called `{_CALLED[name]}`"
         return problem, f"write `{_CALLED[name]}:` in place of `{name}:`"
     elsewhere = {} if keys[0] == "search_space" else _by_name()
-    if name in elsewhere:
+    if name in elsewhere and not ((near := nearest(name, known)) and name in near):
         sections = " or ".join(f"`{join_path(place[:-1])}`" for place in elsewhere[name] if place[:-1])
         problem = f"belongs in {sections}" if sections else f"is a section of its own, beside `{keys[0]}`"
         written = _override if marks.locate(keys)[0] == COMMAND_LINE else _line

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 from hpo.config.schema_types import (
     MAX_NUMBER,
     MAX_PROCESSES,
+    Agents,
     Devices,
     Duration,
     Seconds,
@@ -19,6 +20,18 @@ from hpo.config.schema_types import (
 MIN_LOST_AFTER = 3
 
 
+class ResourcesSection(Section):
+    """What one worker needs of a machine, by which an engine places agents."""
+
+    gpu: float | None = Field(
+        default=None, ge=0, le=MAX_PROCESSES, description="GPUs of one worker; a part of one too.", examples=[0.5]
+    )
+    cpu: float | None = Field(
+        default=None, gt=0, le=MAX_NUMBER, description="Processor cores of one worker.", examples=[4]
+    )
+    memory: Size = Field(default=None, description="Main memory of one worker.", examples=["16GiB"])
+
+
 class RunSection(Section):
     """How the study is run: workers and devices, limits, storage and folders. May change between two runs."""
 
@@ -29,6 +42,22 @@ class RunSection(Section):
         default=None,
         description="Devices that the workers share; auto: every GPU, or the processor.",
         examples=["auto", "cuda:0,cuda:1"],
+    )
+    on: str | None = Field(
+        default=None,
+        min_length=1,
+        description="Engine that places agents on machines, with its keys; this machine alone when left out.",
+        examples=["slurm:partition=gpu,time=4h"],
+    )
+    agents: Agents = Field(
+        default=None,
+        description="Agents that the engine places: a number, or the fewest and the most.",
+        examples=[4, "2..8"],
+    )
+    resources: ResourcesSection = Field(
+        default_factory=ResourcesSection,
+        description="What an engine gives each worker: GPUs (or a part of one), processor cores, main memory.",
+        examples=[{"gpu": 0.5, "cpu": 4, "memory": "16GiB"}],
     )
     timeout: Duration = Field(
         default=None,

@@ -1,8 +1,15 @@
-"""The entries of `search_space`, as frozen pydantic models that check themselves."""
+"""The entries of `search_space`, as frozen pydantic models that check themselves.
 
+A choice may be a list or a mapping. A parameter's value is plain, in the database and wherever it is shown, so
+such a choice goes by its label there: its text as JSON, which YAML reads as well.
+"""
+
+import json
 import math
+import re
 from decimal import Decimal
-from typing import Annotated, Any, Literal, Self
+from functools import partial
+from typing import Annotated, Any, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -20,16 +27,32 @@ Scalar = str | int | float | bool | None
 
 #: Databases keep a parameter as a floating-point number, which is exact for whole numbers up to here.
 _EXACT = 2**53
-_SCALARS = {"type": ["string", "number", "boolean", "null"]}
+#: Each expression over parameters has a dotted name in it.
+_DOTTED = re.compile(r"[A-Za-z_]\w*(\[\w+\])*\.[A-Za-z_]")
+_CHOICE = {"type": ["string", "number", "boolean", "null", "array", "object"]}
 
 
 def _error(problem: str, fix: str, key: str = "") -> PydanticCustomError:
-    return PydanticCustomError("hpo", "{problem}", {"problem": problem, "fix": fix, "key": key})
+    return PydanticCustomError("hpo", "{problem}", {"problem": problem, "fix": fix, "keys": (key,) if key else ()})
 
 
-def _scalar(value: Any, key: str = "") -> Scalar:
+def label(choice: Any) -> Scalar:
+    """A choice as a parameter's value: a list or mapping as its JSON, keys in order; any other as it is."""
+    if isinstance(choice, list | tuple | dict):
+        return json.dumps(choice, sort_keys=True, ensure_ascii=False)
+    return cast("Scalar", choice)
+
+
+def _plain(value: Any, key: str = "") -> Any:
+    if isinstance(value, list | tuple):
+        return [_plain(item, key) for item in value]
+    if isinstance(value, dict):
+        if not all(isinstance(name, str) for name in value):
+            raise _error("a mapping's keys must be text", "quote them", key)
+        return {name: _plain(item, key) for name, item in value.items()}
     if not isinstance(value, str | int | float | bool | None):
-        raise _error("must be plain values", "use text, numbers, true, false or null", key)
+        fix = "use text, numbers, true, false, null, and lists and mappings of these"
+        raise _error("must be plain values", fix, key)
     if isinstance(value, float) and not math.isfinite(value):
         raise _error("must be finite", "leave inf and nan out", key)
     return value
@@ -40,13 +63,15 @@ def _choices(value: Any) -> Any:
         raise _error("must be a list", "write for example `choices: [32, 64]`")
     if not value:
         raise _error("is empty", "give at least one choice")
-    for at, choice in enumerate(value):
-        _scalar(choice)
-        if any(choice == earlier for earlier in value[:at]):
-            twin = next(earlier for earlier in value[:at] if choice == earlier)
-            alike = "twice" if same(choice, twin) else f"twice: {show(twin)} and {show(choice)} count as equal"
+    choices = tuple(_plain(choice) for choice in value)
+    for at, choice in enumerate(choices):
+        twins = [each for each in choices[:at] if each == choice or label(each) == label(choice)]
+        if twins:
+            alike = (
+                "twice" if same(choice, twins[0]) else f"twice: {show(twins[0])} and {show(choice)} count as equal"
+            )
             raise _error(f"holds {show(choice)} {alike}", "keep each choice once")
-    return tuple(value)
+    return choices
 
 
 def _when(value: Any) -> Any:
@@ -58,7 +83,7 @@ def _when(value: Any) -> Any:
         values = wanted if isinstance(wanted, list | tuple) else [wanted]
         if not values:
             raise _error("is empty", "give at least one value", path)
-        conditions[path] = tuple(_scalar(item, path) for item in values)
+        conditions[path] = tuple(_plain(item, path) for item in values)
     return conditions
 
 
@@ -70,7 +95,7 @@ Conditions = Annotated[
 Choices = Annotated[
     tuple[Any, ...],
     BeforeValidator(_choices),
-    WithJsonSchema({"type": "array", "items": _SCALARS, "minItems": 1}),
+    WithJsonSchema({"type": "array", "items": _CHOICE, "minItems": 1}),
 ]
 
 
@@ -81,13 +106,15 @@ class _Param(BaseModel):
 
 
 class _Range(_Param):
-    def _check_range(self, low: float, high: float, step: float | None, *, log: bool) -> None:
+    def _check_range(self, low: Any, high: Any, step: float | None, *, log: bool) -> None:
+        if log and step is not None:
+            raise _error("log and step exclude each other", "drop one of the two", "step")
+        if isinstance(low, str) or isinstance(high, str):  # checked where the other entries are known
+            return
         if low > high:
             raise _error(f"low {show(low)} is more than high {show(high)}", "swap the two", "low")
         if log and low <= 0:
             raise _error("a logarithmic range starts above zero", "raise low, or drop `log: true`", "low")
-        if log and step is not None:
-            raise _error("log and step exclude each other", "drop one of the two", "step")
         if not math.isfinite(high - low):
             raise _error(f"{show(low)} to {show(high)} is wider than a floating-point number", "narrow it", "high")
         if step is not None and (high - low) / step > _EXACT:
@@ -101,12 +128,39 @@ class _Range(_Param):
             raise _error(problem, f"write `high: {show(reached)}`, or another step", "high")
 
 
+def _bound(value: Any, *, whole: bool) -> Any:
+    """A number, or an expression that names a parameter."""
+    if isinstance(value, str) and _DOTTED.search(value):
+        return value.strip()
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
+        raise PydanticCustomError("int_type" if whole else "float_type", "must be a number")
+    if not math.isfinite(value):
+        raise PydanticCustomError("finite_number", "must be finite")
+    if whole and abs(value) > _EXACT:
+        kind, limit = ("less_than_equal", {"le": _EXACT}) if value > 0 else ("greater_than_equal", {"ge": -_EXACT})
+        raise PydanticCustomError(kind, "is too far from zero", limit)
+    return value if whole else float(value)
+
+
+_EXPRESSION = {"type": "string", "pattern": r"[A-Za-z_]\w*[.\[]"}
+Real = Annotated[
+    Any,
+    BeforeValidator(partial(_bound, whole=False)),
+    WithJsonSchema({"anyOf": [{"type": "number"}, _EXPRESSION]}),
+]
+Whole = Annotated[
+    Any,
+    BeforeValidator(partial(_bound, whole=True)),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": -_EXACT, "maximum": _EXACT}, _EXPRESSION]}),
+]
+
+
 class FloatParam(_Range):
-    """A real number between `low` and `high`, both included."""
+    """A real number between `low` and `high`, both included; each a number or an expression over parameters."""
 
     type: Literal["float"]
-    low: float = Field(examples=[1e-5])
-    high: float = Field(examples=[0.1])
+    low: Real = Field(examples=[1e-5])
+    high: Real = Field(examples=[0.1])
     log: bool = Field(default=False, examples=[True])
     step: float | None = Field(default=None, gt=0, examples=[0.1])
 
@@ -117,11 +171,11 @@ class FloatParam(_Range):
 
 
 class IntParam(_Range):
-    """A whole number between `low` and `high`, both included."""
+    """A whole number between `low` and `high`, both included; each a number or an expression over parameters."""
 
     type: Literal["int"]
-    low: int = Field(ge=-_EXACT, le=_EXACT, examples=[8])
-    high: int = Field(ge=-_EXACT, le=_EXACT, examples=[256])
+    low: Whole = Field(examples=[8])
+    high: Whole = Field(examples=[256])
     log: bool = Field(default=False, examples=[True])
     step: int = Field(default=1, ge=1, examples=[8])
 
@@ -132,10 +186,22 @@ class IntParam(_Range):
 
 
 class CategoricalParam(_Param):
-    """One of some plain values."""
+    """One of some plain values, lists or mappings."""
 
     type: Literal["categorical"]
-    choices: Choices = Field(examples=[[32, 64, 128]])
+    choices: Choices = Field(examples=[[32, 64, 128], [[8, 16], [16, 32]]])
+
+    def choice(self, value: Any) -> Any:
+        """The choice that a parameter's value stands for; the value itself where it is the label of none."""
+        return next((each for each in self.choices if same(label(each), value)), value)
+
+
+def as_stored(entry: "ParamSpec") -> "ParamSpec":
+    """An entry whose choices, and values in `when`, are labels."""
+    changed: dict[str, Any] = {"when": {path: tuple(map(label, values)) for path, values in entry.when.items()}}
+    if isinstance(entry, CategoricalParam):
+        changed["choices"] = tuple(map(label, entry.choices))
+    return entry.model_copy(update=changed)
 
 
 def values_or_ends(entry: "FloatParam | IntParam | CategoricalParam") -> tuple[Any, ...]:
@@ -156,4 +222,13 @@ ParamSpec = Annotated[
     BeforeValidator(_known_type),
 ]
 
-__all__ = ["CategoricalParam", "FloatParam", "IntParam", "ParamSpec", "Scalar", "values_or_ends"]
+__all__ = [
+    "CategoricalParam",
+    "FloatParam",
+    "IntParam",
+    "ParamSpec",
+    "Scalar",
+    "as_stored",
+    "label",
+    "values_or_ends",
+]

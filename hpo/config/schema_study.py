@@ -21,6 +21,8 @@ Direction = Literal["minimize", "maximize"]
 
 #: The pruner that prunes nothing.
 NO_PRUNER: Final = "none"
+#: The metric of a function that draws its parameters itself, where the file names none.
+OWN_METRIC: Final = "value"
 #: What a study, or a metric of its own, may be called.
 METRIC_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 #: Characters of a study's name: folders and files are called after it, whose names have at most 255.
@@ -168,7 +170,11 @@ class StudySection(Section):
     name: Annotated[str, AfterValidator(_study_name), MAY_CHANGE] = Field(
         description="The study's name, in the storage and on disk.", examples=["digits"]
     )
-    metric: str = Field(default="val_loss", description="The metric to optimise.", examples=["val_loss"])
+    metric: str = Field(
+        default="val_loss",
+        description="The metric to optimise; `value` for a function that draws its parameters itself.",
+        examples=["val_loss"],
+    )
     direction: Direction = Field(
         default="minimize", description="Needed unless the metric is a loss.", examples=["minimize"]
     )

@@ -13,6 +13,8 @@ from hpo.config.paths import suggest_name
 MAX_NUMBER: Final = 2**31 - 1
 #: Processes on one machine.
 MAX_PROCESSES: Final = 1024
+#: Agents of one study.
+MAX_AGENTS: Final = 10_000
 #: NumPy takes no larger seed.
 MAX_SEED: Final = 2**32 - 1
 MAX_EPOCHS: Final = 1_000_000
@@ -27,12 +29,15 @@ _COMPILE_ARGUMENTS = ("fullgraph", "dynamic", "backend", "mode", "options")
 _UNITS = (86400, 3600, 60, 1)
 _TARGET = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _SIZE = re.compile(r"(\d{1,20}(?:\.\d{1,20})?)\s*([KMGTkmgt]?)([iI]?)[Bb]?")
+_RANGE = re.compile(r"(\d{1,6})(?:\s*\.\.\s*(\d{1,6}))?")
 _PREFIXES = ("", "K", "M", "G", "T")
 
 
-def fail(problem: str, fix: str = "", key: str = "") -> PydanticCustomError:
-    """An error with its own words; `key` is the key below the validated value that it is about."""
-    return PydanticCustomError("hpo", "{problem}", {"problem": problem, "fix": fix, "key": key})
+def fail(problem: str, fix: str = "", *keys: str) -> PydanticCustomError:
+    """An error with its own words; `keys` lead from the validated value to what it is about."""
+    return PydanticCustomError(
+        "hpo", "{problem}", {"problem": problem, "fix": fix, "keys": tuple(filter(None, keys))}
+    )
 
 
 def _duration(value: Any) -> Any:
@@ -84,11 +89,37 @@ def _devices(value: Any) -> Any:
     return names
 
 
+def _agents(value: Any) -> Any:
+    """How many agents: a number, or ``MIN..MAX``; as the two bounds."""
+    if value is None or (isinstance(value, list | tuple) and len(value) == 2):
+        bounds = value
+    elif isinstance(value, str) and (match := _RANGE.fullmatch(value.strip())):
+        bounds = (int(match[1]), int(match[2] or match[1]))
+    else:
+        bounds = (value, value)
+    fix = "write a number of agents, such as 4, or the fewest and the most, such as 2..8"
+    if bounds is None:
+        return None
+    if any(isinstance(each, bool) or not isinstance(each, int) for each in bounds):
+        raise fail("is not a number of agents", fix)
+    if not 0 <= bounds[0] <= bounds[1] <= MAX_AGENTS or bounds[1] == 0:
+        raise fail(f"must be MIN..MAX with 0 ≤ MIN ≤ MAX and MAX from 1 to {MAX_AGENTS}", fix)
+    return tuple(bounds)
+
+
 def _interval(value: Any) -> Any:
     steps = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_STEPS
     if value is not None and not steps and not (isinstance(value, float) and 0 < value < 1):
         fix = "write a whole number of steps, such as 500, or a fraction of a pass below 1, such as 0.25"
         raise fail("is neither steps nor a fraction", fix)
+    return value
+
+
+def _limit(value: Any) -> Any:
+    batches = isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= MAX_NUMBER
+    if value is not None and not batches and not (isinstance(value, float) and 0 < value < 1):
+        fix = "write a whole number of batches, such as 100, or a fraction of them below 1, such as 0.25"
+        raise fail("is neither batches nor a fraction", fix)
     return value
 
 
@@ -134,10 +165,20 @@ Devices = Annotated[
         {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}, {"type": "null"}]}
     ),
 ]
+Agents = Annotated[
+    tuple[int, int] | None,
+    BeforeValidator(_agents),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"type": "string"}, {"type": "null"}]}),
+]
 Seconds = Annotated[float, BeforeValidator(_duration), WithJsonSchema({"type": ["number", "string"]})]
 Interval = Annotated[
     Any,
     BeforeValidator(_interval),
+    WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]}),
+]
+Limit = Annotated[
+    Any,
+    BeforeValidator(_limit),
     WithJsonSchema({"anyOf": [{"type": "number", "exclusiveMinimum": 0}, {"type": "null"}]}),
 ]
 CompileOptions = Annotated[

@@ -5,10 +5,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from hpo.config.conditions import Condition
 from hpo.config.paths import PathError, join_path, lookup, same, show, split_path, suggest_name
-from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec
+from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec, label
 from hpo.config.spec import StudySpec, path_problem
 
 if TYPE_CHECKING:  # optuna takes long to import, and reading a space does not need it
@@ -16,7 +18,7 @@ if TYPE_CHECKING:  # optuna takes long to import, and reading a space does not n
     from optuna.distributions import BaseDistribution
 
 _LARGEST_GRID = 1_000_000
-_SEARCHED_ELSEWHERE = ("study", "run", "search_space")
+_SEARCHED_ELSEWHERE = ("study", "run", "search_space", "where")
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class SearchSpace:
         order = _ordered(spec)
         return cls({path: spec.search_space[path] for path in order}, spec)
 
-    @property
+    @cached_property
     def distributions(self) -> "dict[str, BaseDistribution]":
         """Optuna's distribution of each entry, by dotted path."""
         return {path: _distribution(param) for path, param in self.params.items()}
@@ -58,13 +60,26 @@ class SearchSpace:
         """By entry, the values of others under which it exists; entries without a condition are left out."""
         return {path: param.when for path, param in self.params.items() if param.when}
 
+    @property
+    def where(self) -> tuple[Condition, ...]:
+        """What every point satisfies, beside its ranges."""
+        return self._spec.where
+
+    def violated(self, params: Mapping[str, Any]) -> Condition | None:
+        """The first of `where` that does not hold for a point; None where all hold."""
+        return next((condition for condition in self.where if not condition.holds(params)), None)
+
     def suggest(self, trial: "optuna.Trial | optuna.trial.BaseTrial") -> dict[str, Any]:
-        """Ask a trial for a value of every entry whose conditions hold; names are the dotted paths."""
-        return self._walk(lambda path, param: _suggest(trial, path, param))
+        """Ask a trial for a value of every entry whose conditions hold; names are the dotted paths.
+
+        What a trial has already stays: one that resumes may have been drawn before the space was widened.
+        """
+        had = trial.params
+        return self._walk(lambda path, param: had[path] if path in had else _suggest(trial, path, param))
 
     def draw(self, value: "Callable[[str, BaseDistribution], Any]") -> dict[str, Any]:
         """A point of the values that a function gives for the path and the distribution of each active entry."""
-        return self._walk(lambda path, param: value(path, _distribution(param)))
+        return self._walk(lambda path, _: value(path, self.distributions[path]))
 
     def _walk(self, value: "Callable[[str, ParamSpec], Any]") -> dict[str, Any]:
         values: dict[str, Any] = {}
@@ -82,7 +97,7 @@ class SearchSpace:
         )
 
     def grid(self) -> list[dict[str, Any]]:
-        """Every point of the space once, entries whose conditions do not hold left out.
+        """Every point of the space that satisfies `where` once; entries whose conditions do not hold left out.
 
         Raises:
             InputError: A real-valued range has no step, or there are too many points to list.
@@ -93,7 +108,7 @@ class SearchSpace:
             fix = "give the ranges larger steps, or use another sampler"
             problem = f"a grid of more than {_LARGEST_GRID:,} points is too large"
             raise self._spec.error(problem, path="search_space", fix=fix)
-        return points
+        return [point for point in points if self.violated(point) is None]
 
     def contains(self, params: Mapping[str, Any]) -> bool:
         """Whether these are the values of exactly the entries whose conditions hold, each in its range."""
@@ -103,10 +118,14 @@ class SearchSpace:
     def problem(self, path: str, value: Any) -> str | None:
         """What to write in place of a value that an entry can't have; None if it can."""
         param = self.params[path]
-        return None if _possible(param, self.as_stored(path, value)) else _possible_values(param, value)
+        return None if _possible(param, self.as_stored(path, value)) else _possible_values(param, label(value))
 
     def as_stored(self, path: str, value: Any) -> Any:
-        """A number as its entry's type has it: 1e2 for a whole number is 100, 1 for a real one is 1.0."""
+        """A number as its entry's type has it: 1e2 for a whole number is 100, 1 for a real one is 1.0.
+
+        A list or mapping as its label.
+        """
+        value = label(value)
         if isinstance(value, bool) or not isinstance(value, int | float):
             return value
         param = self.params[path]
@@ -167,8 +186,15 @@ def _check_path(spec: StudySpec, config: Mapping[str, Any], path: str) -> None:
         raise spec.error(f"`{keys[0]}` can't be searched", path=here, fix=fix)
     if found := path_problem(config, keys):
         raise spec.error(found[0], path=here, fix=found[1])
-    if isinstance(lookup(config, keys), dict) and keys[0] != "callbacks":  # these may be switched off whole
-        raise spec.error("a whole section can't be searched", path=here, fix="name one of its values")
+    # A callback may be switched off whole; else a section is replaced by another one.
+    if isinstance(lookup(config, keys), dict) and keys[0] != "callbacks" and not _is_of_sections(spec, path):
+        fix = "name one of its values, or write `type: categorical` with a mapping for each choice"
+        raise spec.error("a whole section can't be searched", path=here, fix=fix)
+
+
+def _is_of_sections(spec: StudySpec, path: str) -> bool:
+    entry = spec.config.search_space[path]
+    return isinstance(entry, CategoricalParam) and all(isinstance(each, dict | None) for each in entry.choices)
 
 
 def _check_condition(
@@ -190,6 +216,7 @@ def _check_condition(
     if base is missing:
         fix = suggest_name(other, [name for name in spec.search_space if name != path], what="searched are")
         raise spec.error("the condition names nothing", path=here, fix=fix)
+    base = label(base)
     if not any(same(base, value) for value in values):
         problem = f"never holds: `{other}` is {show(base)} in the config, and is not searched"
         fix = f"add `{other}` to search_space, or write {show(base)} here"

@@ -9,15 +9,18 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
 from omegaconf import OmegaConf
-from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
+from hpo.config.conditions import Condition, conditions_of, refuse_interpolated, widest
+from hpo.config.defaults import complete, without_replaced
 from hpo.config.identity import identity
-from hpo.config.interpolation import check_interpolations, sections_involved
+from hpo.config.interpolation import check_interpolations, plainly_resolved, sections_involved
 from hpo.config.lengths import with_lengths, without_lengths
 from hpo.config.marks import Marks
 from hpo.config.overrides import apply_override, path_problem
@@ -27,29 +30,34 @@ from hpo.config.paths import (
     assign,
     copy_plain,
     diff_configs,
+    leaves,
     lookup,
     show,
     split_path,
 )
 from hpo.config.schema import (
     LoaderSection,
-    PrunerSection,
     RunSection,
-    SamplerSection,
     StudyFile,
     StudySection,
     TrainerSection,
 )
-from hpo.config.schema_errors import first_error
-from hpo.config.schema_space import ParamSpec
-from hpo.config.schema_study import NO_PRUNER
+from hpo.config.schema_errors import explained, place_of
+from hpo.config.schema_space import CategoricalParam, ParamSpec
 from hpo.config.yaml_source import read_yaml
-from hpo.errors import InputError
+from hpo.errors import InputError, each_error, together
 
 __all__ = ["StudySpec", "diff_configs", "json_schema", "load_spec", "path_problem"]
 
 #: Bytes; Linux takes 4,096, and files of trials lie deeper.
 _LONGEST_PATH = 3_500
+#: Times that what does not fit is left out: validators may find more once the values fit.
+#: Environment variable with the URL of the database, where the study file and the options give none.
+STORAGE_ENV: Final = "HPO_STORAGE"
+_ATTEMPTS: Final = 4
+_ENTRY_DEPTH: Final = 2
+#: OmegaConf's own word for a value that is missing.
+_MISSING: Final = "???"
 _SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)")
 
 
@@ -97,10 +105,29 @@ class StudySpec:
         """The seed that training starts from: ``trainer.seed``, else ``study.sampler.seed``."""
         return self.study.sampler.seed if self.trainer.seed is None else self.trainer.seed
 
-    @property
+    @cached_property
     def search_space(self) -> Mapping[str, ParamSpec]:
-        """The entries of `search_space` by dotted path, in the file's order."""
-        return self.config.search_space
+        """The entries of `search_space` by dotted path, in the file's order, as parameters are stored.
+
+        Lists and mappings among the choices are labels, and a range whose bounds depend on other parameters is as
+        wide as these let it be; `config` has the entries as they are written.
+        """
+        return widest(self.config.search_space, self.base_config(), self.error)
+
+    @cached_property
+    def where(self) -> tuple[Condition, ...]:
+        """What holds in every trial: the expressions of `where`, and bounds that other parameters set."""
+        return conditions_of(self.config.where, self.config.search_space, self.base_config(), self.error)
+
+    def values(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters as they are set in a config: the lists and mappings that labels stand for, as copies."""
+        entries = self.config.search_space
+        return {
+            path: copy_plain(entry.choice(value))
+            if isinstance(entry := entries.get(path), CategoricalParam)
+            else value
+            for path, value in params.items()
+        }
 
     @property
     def output_dir(self) -> Path:
@@ -111,10 +138,20 @@ class StudySpec:
 
     @property
     def storage_url(self) -> str:
-        """URL of the database; a SQLite file named relatively lies relative to the YAML's folder."""
-        if self.run.storage is None:
+        """URL of the database: the file's, else that of the environment variable ``HPO_STORAGE``, else a file.
+
+        A SQLite file named relatively lies relative to the YAML's folder.
+        """
+        given = self.run.storage or os.environ.get(STORAGE_ENV)
+        if not given:
             return f"sqlite:///{_quoted(self.output_dir / 'study.db')}"
-        return _anchored(self.run.storage, self.folder)
+        return _anchored(given, self.folder)
+
+    @property
+    def defines_by_run(self) -> bool:
+        """Whether the study's function draws its parameters itself, as Optuna's objectives do: it is `objective`,
+        and there is no `search_space`. Then its parameters have names of its own, and no place in the config."""
+        return self.config.objective is not None and not self.search_space
 
     def is_fixed(self, section: str) -> bool:
         """Whether a section is the same for every trial: nothing of it is searched, and nothing interpolated."""
@@ -128,19 +165,24 @@ class StudySpec:
 
         Returns:
             Plain containers of one's own, one entry a section, None for a section left out; `study`,
-            `run` and `search_space` are not among them.
+            `run`, `search_space` and `where` are not among them. Parameters that a function draws itself are an
+            entry `params`.
 
         Raises:
             InputError: A parameter leads nowhere, or its value does not fit.
         """
+        if self.defines_by_run:
+            base = self.config.model_dump(exclude={"study", "run", "search_space"})
+            return {**base, "params": dict(params or {})}
         raw, marks = copy_plain(self._raw), self._marks
-        for path, value in (params or {}).items():
+        # A whole section before what is in it.
+        for path, value in sorted(self.values(params or {}).items(), key=lambda each: len(split_path(each[0]))):
             try:
                 assign(raw, split_path(path), value)
             except PathError as error:
                 raise marks.error(str(error), _entry(path), value=value) from error
         config = _validated(raw, marks)
-        return config.model_dump(exclude={"study", "run", "search_space"})
+        return config.model_dump(exclude={"study", "run", "search_space", "where"})
 
     def base_config(self) -> dict[str, Any]:
         """The whole base config, `study`, `run` and `search_space` included.
@@ -162,6 +204,10 @@ class StudySpec:
         """The file (as the person named it, or `command line`) and line where a dotted path was written."""
         return self._marks.locate(split_path(path))
 
+    def is_written(self, path: str) -> bool:
+        """Whether a person wrote a dotted path, in the file or over it."""
+        return self._marks.is_written(split_path(path))
+
     def error(self, problem: str, *, path: str, value: object = "", fix: str = "") -> InputError:
         """An InputError at a dotted path of this study file."""
         return self._marks.error(problem, split_path(path), value=value, fix=fix)
@@ -173,6 +219,8 @@ class StudySpec:
         timeout: float | str | None = None,
         workers: int | None = None,
         devices: str | Sequence[str] | None = None,
+        on: str | None = None,
+        agents: str | None = None,
         storage: str | None = None,
         output_dir: str | Path | None = None,
     ) -> "StudySpec":
@@ -188,6 +236,8 @@ class StudySpec:
             "timeout": timeout,
             "workers": workers,
             "devices": devices if devices is None or isinstance(devices, str) else list(devices),
+            "on": on,
+            "agents": agents,
             "storage": None if storage is None else _anchored(storage, Path.cwd()),
             "output_dir": None if output_dir is None else str(Path.cwd() / _home(str(output_dir))),
         }
@@ -200,10 +250,6 @@ class StudySpec:
         return _assemble(self.path, raw, marks)
 
 
-#: Key of `study` → the keys whose defaults don't hold beside it.
-_IN_PLACE_OF: Final = {"objectives": ("metric", "pruner"), "scheduler": ("pruner",), "epochs": ("n_trials",)}
-
-
 def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space: bool = False) -> StudySpec:
     """Read a study file and apply ``key=value`` overrides.
 
@@ -213,22 +259,77 @@ def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space
     Args:
         path: The YAML file.
         overrides: ``dotted.path=value``; the value is YAML.
-        require_search_space: Refuse a file with nothing to search.
+        require_search_space: Refuse a file with nothing to search. (Whether a function that trains by itself draws
+            its parameters is seen when it is imported.)
 
     Raises:
         InputError: The file or an override can't be used.
     """
-    source = read_yaml(path)
-    marks = Marks(source.file, source.lines)
-    raw = _complete(source.data)
-    for text in overrides:
-        raw, marks = apply_override(raw, marks, text)
-        raw = _complete(_without_replaced(raw, marks))
+    raw, marks = _read(path, overrides)
     spec = _assemble(Path(_normal(Path.cwd() / path)), raw, marks)
-    if require_search_space and not spec.search_space:
+    if require_search_space and not spec.search_space and not spec.defines_by_run:
         fix = "add for example `search_space: {optimizer.lr: {type: float, low: 1e-5, high: 0.1, log: true}}`"
         raise marks.error("there is nothing to search", ("search_space",), fix=fix)
     return spec
+
+
+def _read(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Marks]:
+    source = read_yaml(path)
+    marks = Marks(source.file, source.lines)
+    raw = complete(source.data)
+    for text in overrides:
+        raw, marks = apply_override(raw, marks, text)
+        raw = complete(without_replaced(raw, marks))
+    return raw, marks
+
+
+def load_fitting(path: Path, overrides: Sequence[str] = ()) -> tuple[StudySpec | None, list[InputError]]:
+    """What of a study file fits the schema, by which to look for what else is wrong with it.
+
+    What does not fit is left out, so that its default holds.
+
+    Returns:
+        The rest, None where it is too little; and all that does not fit.
+    """
+    errors: list[InputError] = []
+    try:
+        raw, marks = _read(path, overrides)
+        for _ in range(_ATTEMPTS):
+            data = _interpolated(raw, marks)
+            try:
+                StudyFile.model_validate(data)
+            except ValidationError as error:
+                said = [item.path for item in errors]  # what was left out is missing now, there or above
+                found = explained(error, data, marks)
+                errors += [item for item in found if not any(path.startswith(item.path) for path in said)]
+                if any(item.path.startswith("objective") for item in found):
+                    return None, errors  # without it, the rest would be read as a study of the Trainer
+                for item in error.errors(include_url=False):
+                    _leave_out(raw, item)
+                raw = complete(raw)
+            else:
+                return _assemble(Path(_normal(Path.cwd() / path)), raw, marks), errors
+    except InputError as error:
+        errors += each_error(error)
+    return None, errors
+
+
+def _leave_out(raw: dict[str, Any], item: Any) -> None:
+    """Take away what an error of pydantic's is about; a direction, which has no default, is made one."""
+    keys = place_of(item["loc"])[0]
+    if item["type"] == "hpo":
+        keys = (*keys, *item["ctx"]["keys"])
+    keys = keys[:_ENTRY_DEPTH] if keys[0] == "search_space" else keys
+    if keys == ("study", "direction"):
+        assign(raw, keys, "minimize")
+    else:
+        _remove(raw, keys)
+
+
+def _remove(raw: dict[str, Any], keys: Keys) -> None:
+    parent = lookup(raw, keys[:-1])
+    if isinstance(parent, dict):
+        parent.pop(keys[-1], None)
 
 
 def json_schema() -> dict[str, Any]:
@@ -243,6 +344,9 @@ def _assemble(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
         if len(os.fsencode(place)) > _LONGEST_PATH or any(len(os.fsencode(part)) > 255 for part in place.parts):
             problem = f"is too long: a path has at most {_LONGEST_PATH} bytes, and each name in it 255"
             raise spec.error(problem, path=f"run.{key}", value=str(place), fix="write a shorter one")
+    refuse_interpolated(raw, spec.config.search_space, spec.error)
+    if spec.search_space or spec.config.where:
+        _ = spec.where  # what is wrong with these is said here
     return spec
 
 
@@ -251,14 +355,21 @@ def _validated(raw: dict[str, Any], marks: Marks) -> StudyFile:
     try:
         return StudyFile.model_validate(data)
     except ValidationError as error:
-        raise first_error(error, data, marks) from error
+        raise together(explained(error, data, marks)) from error
 
 
 def _interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
     for name, section in raw.items():
         # Said here, since an interpolation into such a section would fail first and less clearly.
-        if name in StudyFile.model_fields and isinstance(section, int | float | list):
+        listed = isinstance(section, list) and name != "where"
+        if name in StudyFile.model_fields and (listed or isinstance(section, int | float)):
             raise marks.error("must be a mapping", (name,), value=section, fix=f"write `{name}: {{…}}`")
+    if missing := [keys for keys, value in leaves(raw) if value == _MISSING]:
+        problem, fix = f"`{_MISSING}` stands for a value that is still missing", "write the value"
+        raise together([marks.error(problem, keys, value=_MISSING, fix=fix) for keys in missing])
+    plain = plainly_resolved(raw)
+    if plain is not None:
+        return plain
     check_interpolations(raw, marks)
     involved = sections_involved(raw)
     given = {name: section for name, section in raw.items() if name in involved}
@@ -267,9 +378,7 @@ def _interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         keys = _interpolated_keys(raw, error)
         problem, fix = show(str(error).partition("\n")[0]), "write `${section.key}` with a path that this file has"
-        if isinstance(error, MissingMandatoryValue):
-            problem, fix = "`???` stands for a value that is still missing", "write the value"
-        elif "Recursive" in problem:
+        if "Recursive" in problem:
             problem, fix = "interpolations refer to each other in a circle", "write one of these values out"
         raise marks.error(problem, keys, value=lookup(raw, keys, ""), fix=fix) from error
     assert isinstance(data, dict)
@@ -283,52 +392,6 @@ def _interpolated_keys(raw: dict[str, Any], error: OmegaConfBaseException) -> Ke
     except PathError:
         return ()
     return keys if lookup(raw, keys) is not None else keys[:1]
-
-
-def _without_replaced(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
-    """Without the defaults that don't hold beside another key of `study`, where an override has brought that."""
-    study = raw.get("study")
-    if not isinstance(study, dict):
-        return raw
-    for name in (name for key, names in _IN_PLACE_OF.items() if study.get(key) is not None for name in names):
-        if not marks.is_written(("study", name)) and not marks.is_written(("study", name, "name")):
-            study.pop(name, None)
-    return raw
-
-
-def _complete(raw: dict[str, Any]) -> dict[str, Any]:
-    """Spell out shorthands and fill in the schema's defaults, so that interpolations can name them."""
-    for name in ("run", "loader", "trainer", "metrics", "callbacks", "search_space"):
-        if raw.get(name) is None:
-            raw.pop(name, None)
-    _fill(raw, "run", RunSection().model_dump())
-    _fill(raw, "loader", LoaderSection().model_dump())
-    trainer = raw.get("trainer")
-    if isinstance(trainer, dict) and trainer.get("max_steps") is not None:
-        trainer.setdefault("max_epochs", None)  # then steps alone limit the run
-    _fill(raw, "trainer", TrainerSection().model_dump())
-    study = raw.get("study")
-    if isinstance(study, dict):
-        for name in ("sampler", "pruner"):
-            if name in study and isinstance(study[name], str | None):
-                study[name] = {"name": study[name] or "none"}
-        _fill(study, "sampler", SamplerSection().model_dump())
-        several = study.get("objectives") is not None
-        unpruned = several or study.get("scheduler") is not None
-        _fill(study, "pruner", {"name": NO_PRUNER} if unpruned else PrunerSection().model_dump())
-        if study.get("epochs") is not None:
-            study.setdefault("n_trials", study["epochs"])  # each has one at least
-        for name, field_info in StudySection.model_fields.items():
-            if name not in ("name", "direction", "sampler", "pruner") and not (several and name == "metric"):
-                study.setdefault(name, copy_plain(field_info.default))
-    return raw
-
-
-def _fill(parent: dict[str, Any], name: str, defaults: dict[str, Any]) -> None:
-    section = parent.setdefault(name, {})
-    if isinstance(section, dict):
-        for key, value in defaults.items():
-            section.setdefault(key, value)
 
 
 def _entry(path: str) -> Keys:

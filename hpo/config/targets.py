@@ -3,6 +3,7 @@
 import functools
 import importlib
 import inspect
+import re
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,15 +22,20 @@ TARGET, PARTIAL, RECURSIVE, ARGS = "_target_", "_partial_", "_recursive_", "_arg
 HYDRA_KEYS = frozenset({TARGET, PARTIAL, RECURSIVE, ARGS, "_convert_"})
 
 _LISTED = 30
+#: In a text that OmegaConf would not take as it stands.
+_SPECIAL = re.compile(r"\$\{|\?\?\?|\\\\")
 
 
 def named_targets(config: StudyFile) -> Iterator[str]:
     """Every import path that a study file names, in its order; those that some trials only have come last."""
     for section in FREE_SECTIONS:
         yield from _targets_in(getattr(config, section))
+    yield from _targets_in(config.loader.collate_fn)
     for path, entry in config.search_space.items():
-        if isinstance(entry, CategoricalParam) and split_path(path)[-1] == TARGET:
-            yield from (choice for choice in entry.choices if isinstance(choice, str))
+        if isinstance(entry, CategoricalParam):
+            yield from _targets_in(entry.choices)
+            if split_path(path)[-1] == TARGET:
+                yield from (choice for choice in entry.choices if isinstance(choice, str))
 
 
 def _targets_in(node: Any) -> Iterator[str]:
@@ -115,7 +121,9 @@ class TargetResolver:
 def instantiate(
     resolver: TargetResolver, node: Mapping[str, Any], /, *args: Any, _as_function: bool = False, **kwargs: Any
 ) -> Any:
-    """Build what a resolved config node describes, nested nodes included, with Hydra's `instantiate`.
+    """Build what a resolved config node describes, nested nodes included, as Hydra's `instantiate` does.
+
+    A node of plain arguments needs no more of Hydra than its word that the target may be called.
 
     An exception of the target keeps its own type.
 
@@ -130,13 +138,33 @@ def instantiate(
     Raises:
         InputError: An import path can't be resolved.
     """
+    tree = _with_callables(resolver, node)
+    target = tree[TARGET]
+    partial = bool(tree.get(PARTIAL)) or (_as_function and not inspect.isclass(target))
+    arguments = {key: value for key, value in tree.items() if key not in HYDRA_KEYS}
+    plain = _is_plain(tree, arguments) and not is_refused(target)
+    bound = functools.partial(target, **arguments) if plain else _bound(tree, target)
+    return functools.partial(bound, *args, **kwargs) if partial else bound(*args, **kwargs)
+
+
+def _is_plain(tree: Mapping[str, Any], arguments: Mapping[str, Any]) -> bool:
+    """Whether a node has values only, and asks for nothing that only Hydra knows."""
+    if any(key in tree for key in (RECURSIVE, ARGS, "_convert_")):
+        return False
+    if not (inspect.isclass(tree[TARGET]) or inspect.isroutine(tree[TARGET])):  # it may not be hashable
+        return False
+    return all(isinstance(key, str) for key in arguments) and all(
+        value is None or isinstance(value, int | float) or (isinstance(value, str) and not _SPECIAL.search(value))
+        for value in arguments.values()
+    )
+
+
+def _bound(tree: dict[str, Any], target: Callable[..., Any]) -> Callable[..., Any]:
+    """A target with the arguments of its node, as Hydra makes them."""
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate as hydra_instantiate
     from omegaconf import OmegaConf
 
-    tree = _with_callables(resolver, node)
-    target = tree[TARGET]
-    partial = bool(tree.get(PARTIAL)) or (_as_function and not inspect.isclass(target))
     # Always a partial first: args then reach the target uncopied, and its exceptions come unwrapped.
     settings = {**tree, PARTIAL: True, "_convert_": tree.get("_convert_", "all")}
     try:
@@ -146,10 +174,10 @@ def instantiate(
         while isinstance(cause, InstantiationException) and cause.__cause__ is not None:
             cause = cause.__cause__
         raise cause from cause.__cause__
-    bound = functools.partial(target, *made.args, **made.keywords)
-    return functools.partial(bound, *args, **kwargs) if partial else bound(*args, **kwargs)
+    return functools.partial(target, *made.args, **made.keywords)
 
 
+@functools.lru_cache(maxsize=256)
 def is_refused(target: Callable[..., Any]) -> bool:
     """Whether Hydra refuses to call what an import path names, which runs code or changes the system."""
     from hydra.errors import InstantiationException

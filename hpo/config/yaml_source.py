@@ -117,6 +117,8 @@ class _Reader:
             problem, fix = str(error.problem), error.fix
             return InputError(problem, file=self.file, line=self._line(mark), fix=fix)
         fix = "check the indentation, the brackets and the quotes here and on the line above"
+        if "\\t" in problem:
+            fix = "indent with spaces: YAML takes no tabs there"
         if self.file == "command line":
             return InputError(f"not a YAML value: {problem}", file=self.file, fix="quote the value")
         return InputError(f"not YAML: {problem}", file=self.file, line=self._line(mark), fix=fix)
@@ -215,6 +217,8 @@ class _Reader:
     def _key(self, loader: Loader, node: yaml.Node, keys: Keys) -> str:
         if isinstance(node, yaml.ScalarNode):
             name = self._scalar(loader, node, keys)
+            if isinstance(name, bool) and node.value.lower() not in ("true", "false"):
+                name = node.value  # `on` is text in YAML 1.2, and a key of `run`
             if isinstance(name, str) and len(name) <= MAX_KEY:
                 return name
             if isinstance(name, str):

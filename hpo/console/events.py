@@ -4,7 +4,8 @@ Each line is a JSON object with ``event`` (its name), ``time`` (ISO 8601, UTC), 
 
 =================  ====================================================================================
 ``study_started``  ``study``, ``goals`` (each metric with its direction), ``n_trials``, ``n_epochs``,
-                   ``finished``, ``workers`` (their devices), ``storage``, ``output_dir``
+                   ``finished``, ``workers`` (their devices), ``agents`` (null, or with ``--on`` the engine
+                   ``on``, the ``fewest`` and the ``most``), ``storage``, ``output_dir``
 ``trial_started``  ``trial``, ``worker``, ``epochs`` that it has finished before, ``granted``: what the study's
                    scheduler lets it train, and why, as the last of the ``grants`` of `hpo trials --json`; null
                    without a scheduler. The ``why`` of a fork's first grant has ``parent``, the ``epoch`` after
@@ -19,8 +20,12 @@ Each line is a JSON object with ``event`` (its name), ``time`` (ISO 8601, UTC), 
 ``trial_paused``   ``trial``, ``worker``, ``epochs`` that it has finished, ``value``: the scheduler may resume it
 ``notice``         ``text``
 ``worker_failed``  ``worker``, ``reason``
-``study_ended``    ``ending`` (``done``, ``timeout``, ``goal``, ``interrupted`` or ``failed``), ``reason`` of a
-                   failure, and ``status`` as `hpo status --json` has it (null where it can't be read)
+``agent_placed``   ``placement`` (the engine's id of it), ``host``, ``cause``, ``logs``; in the same way
+                   ``agent_found`` (an earlier driver has placed it), ``agent_running``, ``agent_requeued`` (its
+                   engine starts it again), ``agent_ended``, ``agent_died``, ``agent_lost`` (with its machine)
+``study_ended``    ``ending`` (``done``, ``timeout``, ``goal``, ``interrupted``, ``stopped`` by `hpo stop`, of an
+                   agent also ``idle``, with ``--on`` also ``detached``; or ``failed``), ``reason`` of a failure,
+                   and ``status`` as `hpo status --json` has it (null where it can't be read)
 =================  ====================================================================================
 
 What has no value is null, numbers that are not finite among it. An epoch is reported once: those before the
@@ -31,6 +36,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -38,7 +44,7 @@ from optuna.trial import TrialState
 
 from hpo.console.output import flushed
 from hpo.errors import StudyError
-from hpo.execution.messages import EpochsEnded, Extended, Failed, Message, Notice, Started, Tick
+from hpo.execution.messages import AgentNews, EpochsEnded, Extended, Failed, Heard, Notice, Placed, Started
 from hpo.storage.engines import display_url
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
@@ -60,7 +66,7 @@ class EventWriter:
         self._opened = opened
         self._out = out
 
-    def begin(self, slots: list[Slot]) -> None:
+    def begin(self, slots: list[Slot], placed: Placed | None = None) -> None:
         """The study starts; OSError as in `heard`."""
         spec, status = self._opened.spec, study_status(self._opened)
         self._write(
@@ -71,11 +77,12 @@ class EventWriter:
             n_epochs=status["epochs"]["limit"],
             finished=status["finished"],
             workers=[slot.label for slot in slots],
+            agents=None if placed is None else asdict(placed),
             storage=display_url(spec.storage_url),
             output_dir=str(spec.output_dir),
         )
 
-    def heard(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+    def heard(self, label: str, message: Heard) -> None:
         """Write what a worker or the supervisor says.
 
         Raises:
@@ -99,6 +106,9 @@ class EventWriter:
             self._write(name, trial=message.number, worker=label or None, **ending, reason=message.reason)
         elif isinstance(message, Notice):
             self._write("notice", text=message.text)
+        elif isinstance(message, AgentNews):
+            about = {"placement": message.placement, "host": message.host or None}
+            self._write(f"agent_{message.what}", **about, cause=message.cause or None, logs=message.logs or None)
         elif isinstance(message, Failed):
             self._write("worker_failed", worker=label, reason=message.message)
 
@@ -144,7 +154,7 @@ class EventWriter:
             worker=label,
             outcome=str(report.outcome),
             value=report.value,
-            params=dict(report.params),
+            params=self._opened.spec.values(report.params),
             epochs=report.epochs,
             duration_s=report.duration_s,
             reason=report.reason or None,

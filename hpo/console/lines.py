@@ -13,8 +13,8 @@ from optuna.trial import TrialState
 from hpo.console.live import Picture
 from hpo.console.output import flushed
 from hpo.console.screen import Screen
-from hpo.console.tally import Tally, best_list
-from hpo.execution.messages import Extended, Failed, Message, Notice, Started, Tick
+from hpo.console.tally import Tally, best_list, in_words
+from hpo.execution.messages import AgentNews, Extended, Failed, Heard, Notice, Placed, Started
 from hpo.storage.engines import display_url
 from hpo.storage.grants import granted_after
 from hpo.storage.pausing import PAUSED
@@ -41,17 +41,19 @@ class Reporter:
         self._pruned_at_end = 0
         self._tally = Tally(opened)
 
-    def begin(self, slots: list[Slot]) -> None:
+    def begin(self, slots: list[Slot], placed: Placed | None = None) -> None:
         """Say what is about to run; OSError as in `heard`."""
         spec, (done, of, unit) = self._opened.spec, self._tally.progress
         self._tally.begin(slots)
-        devices = ", ".join(dict.fromkeys(slot.label for slot in slots))
+        where = f"{len(slots)} workers on {', '.join(dict.fromkeys(slot.label for slot in slots))}"
+        if placed is not None:
+            where = f"up to {count_of(placed.most, 'agent')} on {placed.on}"
         trials = f"{of} {unit}" + (f", {done} of them done" if done else "")
         with flushed():
-            self._say(f"study {spec.study.name}: {trials}, {len(slots)} workers on {devices}")
+            self._say(f"study {spec.study.name}: {trials}, {where}")
             self._say(f"storage {display_url(spec.storage_url)}")
 
-    def heard(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+    def heard(self, label: str, message: Heard) -> None:
         """Print what a worker or the supervisor says.
 
         Raises:
@@ -63,6 +65,8 @@ class Reporter:
                 print(message.text, file=sys.stderr)
             elif isinstance(message, Failed):
                 print(f"{label} failed{self._why(message.message)}", file=sys.stderr)
+            elif isinstance(message, AgentNews):
+                self._say(in_words(message), trouble=message.what in ("died", "lost"))
             elif isinstance(message, Settled):
                 self._settled(message)
             elif isinstance(message, TrialReport):
@@ -148,13 +152,13 @@ class LiveReporter(Reporter):
         super().__init__(opened)
         self._screen = Screen()
 
-    def begin(self, slots: list[Slot]) -> None:
+    def begin(self, slots: list[Slot], placed: Placed | None = None) -> None:
         """Say what is about to run, and draw it."""
-        super().begin(slots)
+        super().begin(slots, placed)
         self._screen.open()
         self._screen.show(self._picture, now=True)
 
-    def heard(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+    def heard(self, label: str, message: Heard) -> None:
         """Print what is said, and draw what has come of it; OSError where the terminal is closed."""
         super().heard(label, message)
         self._screen.show(self._picture, now=isinstance(message, TrialReport | Settled))
@@ -170,8 +174,14 @@ class LiveReporter(Reporter):
         return Picture(self._tally.view())
 
 
-def print_summary(opened: OpenStudy, arguments: str, timed_out: bool) -> None:
-    """Say what the study has come to, and what to do next."""
+def print_summary(opened: OpenStudy, arguments: str, ending: str) -> None:
+    """Say what the study has come to, and what to do next.
+
+    Args:
+        opened: The study.
+        arguments: What the next commands need, see `kept_arguments`.
+        ending: Why the run has ended, see `hpo.execution.supervisor.Ending`.
+    """
     status = study_status(opened)
     counts = ", ".join(f"{count} {name}" for name, count in status["outcomes"].items() if count)
     done, of, unit = study_progress(status)
@@ -179,11 +189,13 @@ def print_summary(opened: OpenStudy, arguments: str, timed_out: bool) -> None:
     if unit == "epochs":
         trials = f"{trials}, {count_of(status['finished'], 'trial')}"
     print(f"\n{trials} finished: {counts or 'none'}")
-    if timed_out:
+    if ending == "timeout":
         unfinished = status["waiting"] + status["paused"]
         print(f"the time limit is reached; the next `hpo run` resumes {unfinished} trials")
     elif status["n_trials"] < opened.spec.study.n_trials:
         print(f"the grid is exhausted: it has {status['n_trials']} points")
+    elif ending == "done" and unit == "trials" and done < of and not status["running"]:
+        print("the scheduler starts no more trials: those that it has started have trained to their ends")
     if status["running"]:
         print(f"{status['running']} trials are still running elsewhere")
     best = best_list(status["best"])
@@ -208,7 +220,7 @@ def _print_best(opened: OpenStudy, best: dict[str, Any], arguments: str) -> None
     for name, value in best["params"].items():
         print(f"    {name} = {shown(value)}")
     print("  metrics: " + ", ".join(f"{k} {v:.4g}" for k, v in best["metrics"].items() if v is not None))
-    print(f"  checkpoint: {best['checkpoint']}")
+    print(f"  checkpoint: {best['checkpoint'] or 'none'}")
     print("next:")
     print(f"  {_command()} trials {arguments}")
     print(f"  {_command()} train {arguments} --trial best")

@@ -49,8 +49,9 @@ class Look:
 
 def look_at(opened: OpenStudy) -> Look:
     """Read what a study has come to now."""
-    status = study_status(opened)
-    trials = {trial.number: trial for trial in own_trials(opened)}
+    own = own_trials(opened)  # of the finished ones, those that are new are read
+    status = study_status(opened, own)
+    trials = {trial.number: trial for trial in own}
     with opened.storage.engine.connect() as conn:
         attempts = ledger.attempts(conn, opened.study_id)
     begun = {(attempt.trial_id, attempt.attempt): attempt.started_at for attempt in attempts}

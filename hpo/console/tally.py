@@ -12,9 +12,9 @@ from optuna.trial import TrialState
 
 from hpo.console.live import GrantView, StudyView, WorkerView, seconds_left
 from hpo.console.snapshot import look_at
-from hpo.execution.messages import EpochsEnded, Extended, Failed, Message, Notice, Started, Tick
+from hpo.execution.messages import AgentNews, EpochsEnded, Extended, Failed, Heard, Notice, Started, Tick
 from hpo.storage.grants import inherited_by
-from hpo.storage.ledger import host_name
+from hpo.storage.machine import host_name
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
@@ -26,6 +26,8 @@ from hpo.wording import progress
 #: Seconds between two looks into the database, and a bound on their share of the time.
 _LOOK: Final = 10.0
 _LOOK_SHARE: Final = 50
+#: The same for a run that has no workers of its own.
+_LOOK_FROM_AFAR: Final = 2.0
 _NOTICES: Final = 5
 
 
@@ -62,6 +64,7 @@ class Tally:
         self._paused: set[int] = set()
         self._trained: dict[int, int] = {}
         self._inherited: dict[int, int] = {}
+        self._interval = _LOOK
         self._next_look = 0.0
         self.n_trials = opened.spec.study.n_trials
         self.n_epochs = opened.spec.study.epochs
@@ -80,13 +83,14 @@ class Tally:
         return len(self._outcomes)
 
     def begin(self, slots: Sequence[Slot]) -> None:
-        """Take note of the workers that there will be."""
+        """Take note of the workers that there will be; where there are none, all that is shown is read."""
+        self._interval = _LOOK if slots else _LOOK_FROM_AFAR
         labels = [f"worker-{index}" for index in range(1, len(slots) + 1)]
         self._rows = {
             label: _Row(WorkerView(label, slot.label)) for label, slot in zip(labels, slots, strict=True)
         }
 
-    def heard(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+    def heard(self, label: str, message: Heard) -> None:
         """Take note of what a worker or the supervisor says."""
         if isinstance(message, Started):
             self._started(label, message)
@@ -105,6 +109,8 @@ class Tally:
             self._notices.append(f"{label} failed: {message.message}")
         elif isinstance(message, Notice):
             self._notices.append(message.text)
+        elif isinstance(message, AgentNews) and message.cause:
+            self._notices.append(in_words(message))
         elif isinstance(message, Tick) and time.monotonic() >= self._next_look:
             self._look()
 
@@ -226,7 +232,7 @@ class Tally:
         except DatabaseAwayError:
             self._next_look = began + _LOOK
             return
-        self._next_look = time.monotonic() + max(_LOOK, _LOOK_SHARE * (time.monotonic() - began))
+        self._next_look = time.monotonic() + max(self._interval, _LOOK_SHARE * (time.monotonic() - began))
         self.n_trials, self._waiting = found.status["n_trials"], found.status["waiting"]
         self._outcomes, self._seconds, self._paused = found.outcomes, found.seconds, found.paused
         self.n_epochs, self._trained = found.status["epochs"]["limit"], found.epochs
@@ -242,6 +248,15 @@ class Tally:
 
 def _at(row: _Row, now: float) -> WorkerView:
     return row.view if row.view.trial is None else replace(row.view, seconds=now - row.since)
+
+
+def in_words(news: AgentNews) -> str:
+    """What has happened to an agent, in a line."""
+    on, why = (f" on {news.host}" if news.host else ""), (f": {news.cause}" if news.cause else "")
+    what = {"running": "runs", "requeued": "is requeued", "found": "is found again", "placed": "is placed"}
+    said = what.get(news.what, "is lost" if news.what == "lost" else f"has {news.what}")
+    logs = f"; its output: {news.logs}" if news.logs else ""
+    return f"agent {news.placement} {said}{on}{why}{logs}"
 
 
 def best_list(best: dict[str, Any] | list[dict[str, Any]] | None) -> list[dict[str, Any]]:

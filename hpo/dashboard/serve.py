@@ -8,7 +8,7 @@ import secrets
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Final
+from typing import TYPE_CHECKING, BinaryIO, Final
 
 import bottle
 import optuna_dashboard
@@ -18,9 +18,14 @@ from optuna.artifacts.exceptions import ArtifactNotFound
 
 from hpo.dashboard.gate import Gate, allowed_hosts, host_name, is_loopback, link_host
 from hpo.dashboard.login import SHORTEST_TOKEN, Login
+from hpo.dashboard.sampled import SampledStorage, sampling
+from hpo.dashboard.shown import ShownStorage, fitted
 from hpo.errors import InputError, StudyError
 from hpo.study.open_study import OpenStudy
 from hpo.trial.artifacts import artifact_folder
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
 
 HOST = "127.0.0.1"
 #: Bytes of a request; what is uploaded by hand are pictures and notes.
@@ -60,7 +65,7 @@ def serve(opened: OpenStudy, port: int, host: str = HOST, access: Access | None 
     listening = _listen(host, port)
     home = f"/dashboard/studies/{opened.study_id}"
     gate = Gate(
-        optuna_dashboard.wsgi(opened.storage, _Artifacts(artifact_folder(opened.spec))),
+        fitted(dashboard(opened)),
         hosts=allowed_hosts(host, access.allow_hosts),
         proxied=frozenset(name.lower() for name in access.allow_hosts),
         login=None if token is None else Login(token),
@@ -88,6 +93,15 @@ def serve(opened: OpenStudy, port: int, host: str = HOST, access: Access | None 
         server.run()
     finally:
         server.close()
+
+
+def dashboard(opened: OpenStudy) -> WSGIApplication:
+    """optuna-dashboard on a study's storage, as it is shown to people."""
+    storage, artifacts = opened.storage, _Artifacts(artifact_folder(opened.spec))
+    return sampling(
+        optuna_dashboard.wsgi(ShownStorage(storage), artifacts),
+        lambda numbers: optuna_dashboard.wsgi(SampledStorage(storage, numbers), artifacts),
+    )
 
 
 def _checked(access: Access) -> Access:

@@ -31,11 +31,12 @@ class Checked:
     slots: list[Slot]
 
 
-def checked(spec: StudySpec) -> Checked:
+def checked(spec: StudySpec, *, here: bool = True) -> Checked:
     """Check a study, and find its devices, in a process of its own that has ended when this returns.
 
     Args:
         spec: The study; the fork server, which has imported torch, has been started with it.
+        here: It is to train on this machine; otherwise nothing is asked of devices, and there are no slots.
 
     Raises:
         HpoError: What the checks raise.
@@ -43,7 +44,7 @@ def checked(spec: StudySpec) -> Checked:
     """
     context = MainlessContext()
     ours, theirs = context.Pipe(duplex=False)
-    process = context.Process(target=_check, args=(spec, theirs), name="checks")
+    process = context.Process(target=_check, args=(spec, theirs, here), name="checks")
     struck = oom_kills()
     process.start()
     theirs.close()
@@ -64,7 +65,7 @@ def checked(spec: StudySpec) -> Checked:
     return answer
 
 
-def _check(spec: StudySpec, channel: Connection[Checked | HpoError, None]) -> None:
+def _check(spec: StudySpec, channel: Connection[Checked | HpoError, None], here: bool) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # who waits for the answer hears it, and ends this process
     os.dup2(2, 1)  # what the study's code prints when it is imported is no line, and no event, of the run
     from hpo.checks.checks import check_study
@@ -74,7 +75,7 @@ def _check(spec: StudySpec, channel: Connection[Checked | HpoError, None]) -> No
     answer: Checked | HpoError
     with only_in(os.getpid()):
         try:
-            answer = Checked(check_study(spec), study_slots(spec))
+            answer = Checked(check_study(spec), study_slots(spec) if here else [])
         except HpoError as error:
             answer = error
     with contextlib.suppress(OSError):  # the other side is gone

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import signal
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Final, Protocol
@@ -13,7 +14,7 @@ from typing import Final, Protocol
 from hpo.config.spec import StudySpec
 from hpo.search.schedulers.scheduler import Scheduler
 from hpo.storage.grants import Granted
-from hpo.storage.recovery import Verdict
+from hpo.storage.recovery import Settled, Verdict
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
 
@@ -27,10 +28,12 @@ class Order:
     Attributes:
         spec: The study file.
         scheduler: Decides what trials do, and which are taken.
+        agent: Id of the agent that they are workers of (`hpo.storage.agents`); 0 where it has none.
     """
 
     spec: StudySpec
     scheduler: Scheduler
+    agent: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -148,11 +151,52 @@ class Notice:
 
 
 @dataclass(frozen=True)
+class AgentNews:
+    """Something has happened to an agent that an engine has placed.
+
+    Attributes:
+        placement: The id of its placement.
+        what: ``placed``; ``found``, placed by an earlier driver; ``running``; ``requeued`` by its engine;
+            ``ended`` in order; ``died``; ``lost`` with its machine.
+        host: Its machine; empty where it has none yet.
+        cause: Why it ended, for people.
+        logs: Where its output is, for people; with ``placed`` and ``found``.
+    """
+
+    placement: str
+    what: str
+    host: str = ""
+    cause: str = ""
+    logs: str = ""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """Agents that an engine places, in place of workers of one's own.
+
+    Attributes:
+        on: The engine, as the person wrote it.
+        fewest: How many agents there are to be while trials wait.
+        most: How many there may be.
+    """
+
+    on: str
+    fewest: int
+    most: int
+
+
+@dataclass(frozen=True)
 class Tick:
     """Time has passed: a listener that shows it can draw it again."""
 
 
 Message = Ready | Started | Extended | EpochsEnded | TrialReport | Failed | Leaving
+#: What a run says to its listener.
+Heard = Message | Settled | Notice | Tick | AgentNews
+
+#: Signals that ask an agent to leave: of systems and engines, Slurm's warning of a time limit, a closed terminal.
+#: Each may come several times, and from several who ask; that is one request.
+REQUESTS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
 #: The monotonic clock when the worker last finished a batch, or took a trial.
 BEAT: Final = 0

@@ -9,7 +9,7 @@ from typing import Final
 
 from hpo.execution.messages import EpochsEnded, Extended, Message, Stop, send
 from hpo.storage.grants import Granted
-from hpo.trial.session import RunProgress
+from hpo.trial.progress import RunProgress
 
 #: Seconds between two messages about epochs at least.
 _PAUSE: Final = 0.25

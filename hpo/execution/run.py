@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from hpo.config.spec import StudySpec
 from hpo.config.study_modules import forget_modules, public_name
-from hpo.errors import HpoError, InputError, StudyError
+from hpo.errors import HpoError, InputError, StudyError, refuse_other_systems
 
 if TYPE_CHECKING:
     from hpo.checks.findings import Finding
-    from hpo.execution.messages import Message, Notice, Tick
-    from hpo.execution.supervisor import Ending, Supervisor
+    from hpo.execution.messages import Heard, Placed
+    from hpo.execution.supervisor import Ending
     from hpo.search.schedulers.scheduler import Scheduler
-    from hpo.storage.recovery import Settled
     from hpo.study.open_study import OpenStudy
     from hpo.trial.resources import Slot
 
@@ -28,10 +27,10 @@ if TYPE_CHECKING:
 class Listener(Protocol):
     """Shows a person, or a program, what happens; an OSError of its methods means that the reader is gone."""
 
-    def begin(self, slots: list[Slot]) -> None:
-        """All is checked and the study is open; workers start after this."""
+    def begin(self, slots: list[Slot], placed: Placed | None = None) -> None:
+        """All is checked and the study is open; workers start, or agents are placed, after this."""
 
-    def heard(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+    def heard(self, label: str, message: Heard) -> None:
         """A worker, or the supervisor, says something."""
 
     def end(self, ending: str, reason: str | None = None) -> None:
@@ -47,6 +46,7 @@ def run_study(
     warn: Callable[[Finding], None],
     *,
     accept_code_change: bool = False,
+    widen: bool = False,
     scheduler: Scheduler | None = None,
 ) -> Ending:
     """Bring a study's trials to their end, with workers on this machine.
@@ -56,6 +56,7 @@ def run_study(
         listen: Called once, with the study when it is open.
         warn: Called with what the checks find that stops nothing.
         accept_code_change: Continue a study whose code has changed since it was started.
+        widen: Continue a study whose search space has been widened since.
         scheduler: Decides which trials run, and for how long; None: the study's pruner does.
 
     Returns:
@@ -66,6 +67,67 @@ def run_study(
             code.
         StudyError: The study failed, or all its trials have ended and none of them is complete.
     """
+
+    def opened() -> OpenStudy:
+        from hpo.study.open_study import start_study
+
+        study = start_study(spec, accept_code_change=accept_code_change, widen=widen)
+        return study if scheduler is None else replace(study, scheduler=scheduler)
+
+    return work_on(spec, opened, listen, warn)
+
+
+def work_on(
+    spec: StudySpec,
+    open_: Callable[[], OpenStudy],
+    listen: Callable[[OpenStudy], Listener],
+    warn: Callable[[Finding], None],
+    *,
+    leave_when_idle: float | None = None,
+) -> Ending:
+    """Work on a study as an agent: with a supervisor and workers on this machine.
+
+    Args:
+        spec: The study.
+        open_: Opens the study when it has been checked.
+        listen: As of `run_study`.
+        warn: As there.
+        leave_when_idle: See `hpo.execution.supervisor.Supervisor`; None: it waits until the study has ended.
+
+    Returns:
+        Why it ended.
+
+    Raises:
+        InputError: As `run_study`.
+        StudyError: As there; a study without a result is an error for who waits until it has ended.
+    """
+    slots = prepared(spec, warn)
+    from hpo.study.folders import make_output_folder
+
+    with quiet_optuna():
+        opened = open_()
+        try:
+            make_output_folder(spec)
+            return _supervised(opened, listen(opened), slots, leave_when_idle)
+        finally:
+            opened.storage.close()
+
+
+def prepared(spec: StudySpec, warn: Callable[[Finding], None], *, here: bool = True) -> list[Slot]:
+    """Check a study before it is worked on.
+
+    Args:
+        spec: The study.
+        warn: As of `run_study`.
+        here: It is to train on this machine.
+
+    Returns:
+        A device and threads for each worker; none where it does not train here.
+
+    Raises:
+        HpoError: As `run_study`.
+    """
+    refuse_other_systems()
     _refuse_odd_places()
     forget_modules(spec.folder)
     from hpo.execution.launchers.forkserver import start_fork_server
@@ -74,39 +136,71 @@ def run_study(
     with _without_interrupt():
         start_fork_server(spec)
     from hpo.execution.checking import checked
-    from hpo.execution.launchers.local import LocalLauncher
-    from hpo.execution.supervisor import Supervisor
-    from hpo.study.folders import make_output_folder, worker_logs
-    from hpo.study.open_study import start_study
 
-    found = checked(spec)
+    found = checked(spec, here=here)
     for finding in found.findings:
         warn(finding)
-    with _quiet_optuna():
-        opened = start_study(spec, accept_code_change=accept_code_change)
-        if scheduler is not None:
-            opened = replace(opened, scheduler=scheduler)
-        try:
-            make_output_folder(spec)
-            listener = listen(opened)
-            launcher = LocalLauncher(found.slots, worker_logs(spec))
-            supervisor = Supervisor(opened, launcher, listener.heard, spec.run.timeout)
-            return _supervised(opened, supervisor, listener, found.slots)
-        finally:
-            opened.storage.close()
+    return found.slots
 
 
-def _supervised(opened: OpenStudy, supervisor: Supervisor, listener: Listener, slots: list[Slot]) -> Ending:
+def _supervised(opened: OpenStudy, listener: Listener, slots: list[Slot], leave_when_idle: float | None) -> Ending:
+    from hpo.execution.launchers.local import LocalLauncher
+    from hpo.execution.messages import Notice
+    from hpo.execution.registered import registered
+    from hpo.execution.supervisor import Supervisor
+    from hpo.study.folders import worker_logs
+
+    spec = opened.spec
+
+    def say(text: str) -> None:
+        with contextlib.suppress(OSError):  # the reader is gone, which is noticed again
+            listener.heard("", Notice(text))
+
+    with registered(opened, slots, say) as agent:
+        launcher = LocalLauncher(slots, worker_logs(spec), agent.agent.first_worker)
+        supervisor = Supervisor(
+            opened,
+            launcher,
+            listener.heard,
+            spec.run.timeout,
+            registered=agent,
+            leave_when_idle=leave_when_idle,
+        )
+        refuse = leave_when_idle is None
+        return listened_to(opened, listener, lambda: listener.begin(slots), supervisor.run, refuse=refuse)
+
+
+def listened_to(
+    opened: OpenStudy,
+    listener: Listener,
+    begin: Callable[[], None],
+    work: Callable[[], Ending],
+    *,
+    refuse: bool = True,
+) -> Ending:
+    """Work on a study; the listener hears how that begins and ends.
+
+    Args:
+        opened: The study.
+        listener: Hears the end.
+        begin: Says that it begins.
+        work: Does it.
+        refuse: Refuse a study that has ended without a result.
+
+    Raises:
+        HpoError: What ``work`` raises.
+        StudyError: The study has no result.
+    """
     from hpo.execution.supervisor import Ending
     from hpo.study.status import refuse_without_result
 
     try:
         try:
-            listener.begin(slots)
+            begin()
         except OSError:  # the reader is gone
             return Ending.INTERRUPTED
-        ending = supervisor.run()
-        if ending in (Ending.DONE, Ending.GOAL):
+        ending = work()
+        if refuse and ending in (Ending.DONE, Ending.GOAL):
             refuse_without_result(opened)
     except HpoError as error:
         with contextlib.suppress(OSError):
@@ -144,8 +238,12 @@ def _without_interrupt() -> Iterator[None]:
     """What is started inside hears no Ctrl-C; one that comes meanwhile is heard here afterwards."""
     from multiprocessing import resource_tracker
 
+    from hpo.execution.launchers.forkserver import ignored
+    from hpo.execution.messages import REQUESTS
+
     # Its start would let the signal through again.
-    resource_tracker.ensure_running()
+    with ignored(*REQUESTS):
+        resource_tracker.ensure_running()
     kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -154,7 +252,7 @@ def _without_interrupt() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _quiet_optuna() -> Iterator[None]:
+def quiet_optuna() -> Iterator[None]:
     """Optuna's own lines are left out: the listener shows the same."""
     import optuna
 

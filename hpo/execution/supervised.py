@@ -50,6 +50,11 @@ class Supervised:
     _gone_by: float | None = None
     _killed_for: tuple[Running | None, Verdict] | None = None
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether it has a trial, or loads what trials need."""
+        return self.running is not None or not self.ready
+
     def hear(self, message: Message) -> None:
         """Take note of what it says."""
         if not isinstance(message, EpochsEnded | Extended):  # those are said inside a trial, all others around it

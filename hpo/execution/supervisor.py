@@ -15,11 +15,11 @@ from typing import Final
 from hpo.execution.failures import Failures
 from hpo.execution.launchers.launcher import Ended, Launcher, Said
 from hpo.execution.limits import Limits
-from hpo.execution.messages import Leaving, Message, Notice, Order, Ready, Tick
+from hpo.execution.messages import REQUESTS, Heard, Leaving, Notice, Order, Ready, Tick
+from hpo.execution.registered import FAILED, Registered
 from hpo.execution.supervised import Supervised
 from hpo.execution.upkeep import Upkeep
 from hpo.storage.outage import DatabaseError
-from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.trial.report import TrialReport
 
@@ -27,12 +27,13 @@ from hpo.trial.report import TrialReport
 _TICK: Final = 1.0
 #: Seconds that a worker has to end a trial that broke a limit.
 _GRACE: Final = 30.0
-_HANG_UP: Final = b"h"
-_SIGNALS: Final = {signal.SIGINT: b"!", signal.SIGTERM: b"!", signal.SIGHUP: _HANG_UP}
+_CTRL_C: Final = b"!"
+_REQUEST: Final = b"r"
+_SIGNALS: Final = {signal.SIGINT: _CTRL_C, **dict.fromkeys(REQUESTS, _REQUEST)}
 
 
 #: Called with who says it and what is said, and with a `Tick` every second.
-Reporter = Callable[[str, "Message | Settled | Notice | Tick"], None]
+Reporter = Callable[[str, Heard], None]
 
 
 class Ending(Enum):
@@ -42,6 +43,9 @@ class Ending(Enum):
     TIMEOUT = "timeout"
     GOAL = "goal"
     INTERRUPTED = "interrupted"
+    STOPPED = "stopped"
+    IDLE = "idle"
+    DETACHED = "detached"
 
 
 class Supervisor:
@@ -55,6 +59,9 @@ class Supervisor:
         timeout: Seconds until workers are asked to checkpoint their trials and stop; None for no limit.
         grace: Seconds that a worker has to end a trial that broke a limit, or whose database is gone, before
             it is killed.
+        registered: This agent's row in the study's table; None for one that is not to be seen.
+        leave_when_idle: Seconds without a trial that could be taken after which it leaves, and does not wait for
+            those that run elsewhere; None to wait for them.
     """
 
     def __init__(
@@ -64,6 +71,9 @@ class Supervisor:
         report: Reporter,
         timeout: float | None = None,
         grace: float = _GRACE,
+        *,
+        registered: Registered | None = None,
+        leave_when_idle: float | None = None,
     ) -> None:
         self._opened = opened
         self._launcher = launcher
@@ -71,7 +81,10 @@ class Supervisor:
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._grace = grace
         self._limits = Limits.of(opened.spec.run)
-        self._upkeep = Upkeep(opened, self._notify)
+        self._registered = registered
+        self._leave_when_idle = math.inf if leave_when_idle is None else leave_when_idle
+        self._busy_at = time.monotonic()
+        self._upkeep = Upkeep(opened, self._notify, registered)
         self._failures = Failures(opened, len(launcher.slots))
         self._workers: dict[str, Supervised] = {}
         self._ending = Ending.DONE
@@ -85,8 +98,9 @@ class Supervisor:
     def run(self) -> Ending:
         """Work until every trial has ended, the time is over, or a signal comes.
 
-        It waits for trials that run elsewhere: should their worker die, they resume here. Paused trials are
-        pruned when nothing is left to be done; any other ending leaves them paused, for a later run.
+        It waits for trials that run elsewhere, unless it is to leave when idle: should their worker die, they
+        resume here. Paused trials are pruned when nothing is left to be done; any other ending leaves them paused,
+        for a later run.
 
         Raises:
             DatabaseError: The database fails permanently. Workers have been asked to checkpoint and leave.
@@ -105,6 +119,7 @@ class Supervisor:
                         self._give_up(error)
             finally:
                 self._kill_all()
+            self._upkeep.leave(self._ending.value if self._failed is None else FAILED)
         if self._failed is not None:
             raise self._failed
         return self._ending
@@ -115,7 +130,8 @@ class Supervisor:
 
     def _refill(self) -> None:
         """Start workers where there is room for them and something to do."""
-        order = Order(self._opened.spec, self._opened.scheduler)
+        agent = 0 if self._registered is None else self._registered.agent.agent_id
+        order = Order(self._opened.spec, self._opened.scheduler, agent=agent)
         if self._ending is Ending.DONE and self._launcher.room:
             for worker in self._launcher.place(order, self._upkeep.claimable()):
                 self._workers[worker.label] = Supervised(worker)
@@ -153,7 +169,9 @@ class Supervisor:
         # The end of a trial's process is known to its worker first, and here when that one has ended too.
         self._upkeep.look(now, [each.worker.trial_pid for each in self._workers.values()])
         self._stop_at_goal()
+        self._stop_on_request()
         self._refill()
+        self._leave_if_idle(now)
         self._notify("", Tick())
 
     def _take_changes(self) -> None:
@@ -187,7 +205,7 @@ class Supervisor:
         if self._ending is Ending.DONE and not ended.worker.advanced:
             self._failures.died(verdict, self._launcher.logs(ended.worker.label))
 
-    def _notify(self, label: str, message: Message | Settled | Notice | Tick) -> None:
+    def _notify(self, label: str, message: Heard) -> None:
         try:
             self._reporter(label, message)
         except OSError:  # the terminal has been closed, or what read our output has ended
@@ -203,6 +221,22 @@ class Supervisor:
             self._notify("", Notice(reached))
             self._ask_to_stop(Ending.GOAL)
 
+    def _stop_on_request(self) -> None:
+        """Stop where a person wants all agents of the study to leave."""
+        if self._ending is Ending.DONE and self._registered is not None and self._registered.is_to_leave:
+            self._notify("", Notice("`hpo stop`: stopping; each worker finishes its batch and checkpoints"))
+            self._ask_to_stop(Ending.STOPPED)
+
+    def _leave_if_idle(self, now: float) -> None:
+        """Leave where there has been nothing to do for long: workers may be waiting for trials elsewhere."""
+        if self._ending is not Ending.DONE or self._leave_when_idle == math.inf:
+            return
+        if any(worker.is_busy for worker in self._workers.values()) or self._upkeep.is_claimable_or_unknown():
+            self._busy_at = now
+        elif now - self._busy_at >= self._leave_when_idle:
+            self._notify("", Notice("nothing to do: leaving"))
+            self._ask_to_stop(Ending.IDLE)
+
     def _give_up(self, error: DatabaseError) -> None:
         """Let workers write checkpoints of what can't be stored any more; then the error ends the run."""
         if self._failed is None:
@@ -215,8 +249,8 @@ class Supervisor:
         self._launcher.drain()
 
     def _on_signal(self, received: bytes) -> None:
-        # A terminal that closes may send its hang-up twice; that is no second request.
-        self._asked += len(received) - received.count(_HANG_UP)
+        # Systems and engines repeat themselves; a person who presses Ctrl-C again means more than at first.
+        self._asked += received.count(_CTRL_C)
         if self._asked > 1:
             self._ending = Ending.INTERRUPTED
             self._kill_all()

@@ -33,17 +33,19 @@ from hpo.execution.messages import (
     send,
 )
 from hpo.execution.news import News
+from hpo.search.one_thread import allow_threads
 from hpo.storage.attributes import GRANTS_ATTR, RETRIED_ATTR
 from hpo.storage.grants import Granted
 from hpo.storage.ledger import Heartbeat, Lease
-from hpo.storage.optuna_private import id_of_trial, reports_of
+from hpo.storage.optuna_private import id_of_trial, known_of, reports_of
 from hpo.study.open_study import OpenStudy
 from hpo.study.taking import begin
 from hpo.trial.builder import Builder
+from hpo.trial.progress import RunProgress
 from hpo.trial.run import TrialRun
-from hpo.trial.session import RunProgress
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
+from hpo.trial.training_code import TrainingCode, function_code
 from trainer.error_text import error_text
 
 #: Signs of life in the time after which a silent worker counts as dead.
@@ -123,6 +125,7 @@ class TrialProcess:
         """
         request = self.request
         torch.set_num_threads(self.order.slot.threads)
+        allow_threads(self.order.slot.threads)
         storage = self.opened.storage
         # The process that trains holds the lease.
         assert storage.owner is not None
@@ -150,17 +153,23 @@ class TrialProcess:
         extend: Callable[[], Granted | None],
         before_s: float,
     ) -> None:
-        grants = trial.user_attrs.get(GRANTS_ATTR, ())
+        grants = known_of(trial).user_attrs.get(GRANTS_ATTR, ())
         news = self._news = News(self.channel, trial.number, self.order.spec.study.metric, grants)
         self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
         epochs = max(reports_of(trial), default=0)
         send(self.channel, Started(trial.number, self._spent(trial), epochs, grants))
         device = torch.device(self.order.slot.device)
-        code = TrainerCode(self.builder)
+        code = self._code(trial)
         said = partial(_said, extend, news)
         report = TrialRun(self.opened, trial, code, device, request, self._beat, said, before_s).run()
         news.finish()
         send(self.channel, report)
+
+    def _code(self, trial: optuna.Trial) -> TrainingCode:
+        if self.order.spec.config.objective is None:
+            return TrainerCode(self.builder)
+        self.builder.import_targets()
+        return function_code(self.order.spec, self.builder.resolver, trial)
 
     def _beat(self, state: RunProgress) -> None:
         now = self.pulse[BEAT] = time.monotonic()
@@ -175,7 +184,7 @@ class TrialProcess:
         if self.order.spec.run.trial_timeout is None:
             return 0.0
         earlier = self.opened.storage.attempts_of_trial(id_of_trial(trial))[:-1]
-        after = trial.user_attrs.get(RETRIED_ATTR, 0)
+        after = known_of(trial).user_attrs.get(RETRIED_ATTR, 0)
         return sum(attempt.seconds for attempt in earlier if attempt.attempt > after)
 
 

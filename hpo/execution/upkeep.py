@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Callable, Collection
-from typing import Final, TypeVar
+from typing import Final, TypedDict, TypeVar
 
 from hpo.errors import StudyError
 from hpo.execution.messages import Notice
+from hpo.execution.registered import Registered
+from hpo.storage import agents
 from hpo.storage.outage import DatabaseAwayError
-from hpo.storage.recovery import Settled, Sightings, Verdict, settle_process
+from hpo.storage.recovery import Settled, Sightings, StopNote, Verdict, settle_agent, settle_process
 from hpo.storage.study_end import prune_paused
+from hpo.storage.study_storage import StudyStorage
+from hpo.study.agents import end_dead_agents
 from hpo.study.goals import goal_reached
 from hpo.study.open_study import OpenStudy
 from hpo.study.retention import enforce_quota
+from hpo.study.shared import mark_file
 from hpo.study.status import own_trials
 from hpo.study.taking import claimable
 
@@ -27,23 +33,38 @@ _LOOKS: Final = 6
 T = TypeVar("T")
 
 
+class _Patience(TypedDict):
+    """What the study file says of trials that are taken back; see `hpo.storage.recovery`."""
+
+    max_retries: int
+    stop_note: StopNote
+
+
 class Upkeep:
     """Chores on the study's storage. A database that is away puts them off; nothing is forgotten.
 
     Args:
         opened: The study; this process owns no trial.
         notify: Called with a worker's label (or an empty text) and what a person should know.
+        registered: This agent's row, which beats with each look.
     """
 
-    def __init__(self, opened: OpenStudy, notify: Callable[[str, Settled | Notice], None]) -> None:
+    def __init__(
+        self,
+        opened: OpenStudy,
+        notify: Callable[[str, Settled | Notice], None],
+        registered: Registered | None = None,
+    ) -> None:
         self._opened = opened
         self._notify = notify
+        self._registered = registered
         self._interval = min(_LOOK, opened.spec.run.lost_after / _LOOKS)
         self._next_look = self._next_quota = 0.0
         self._over_quota = False
-        self._unsettled: list[tuple[str, int, Verdict]] = []
+        self._unsettled: list[tuple[str, Callable[[], list[Settled]]]] = []
         self._away = False
         self._sightings = Sightings()
+        self._agents_seen = Sightings()
         self._waiting_for = 0
 
     @property
@@ -53,8 +74,23 @@ class Upkeep:
 
     def settle(self, label: str, pid: int, verdict: Verdict) -> list[Settled]:
         """Give back, or end, what a dead worker held, as soon as the database is there; what was done now."""
-        self._unsettled.append((label, pid, verdict))
+        return self._settle(label, lambda: settle_process(*self._study, pid, verdict, **self._patience))
+
+    def settle_agent(self, placement: str, verdict: Verdict) -> list[Settled]:
+        """As `settle`, for all that the workers of an agent held whose engine says that it is gone."""
+        return self._settle("", lambda: settle_agent(*self._study, placement, verdict, **self._patience))
+
+    def _settle(self, label: str, settle: Callable[[], list[Settled]]) -> list[Settled]:
+        self._unsettled.append((label, settle))
         return self._try(self._settle_all) or []
+
+    @property
+    def _study(self) -> tuple[StudyStorage, int]:
+        return self._opened.storage, self._opened.study_id
+
+    @property
+    def _patience(self) -> _Patience:
+        return {"max_retries": self._opened.spec.run.max_retries, "stop_note": self._opened.stop_note}
 
     def look(self, now: float, ours: Collection[int] = ()) -> None:
         """Take trials back whose workers elsewhere are dead, if it is time to look again.
@@ -66,6 +102,9 @@ class Upkeep:
         if now < self._next_look:
             return
         self._next_look = now + self._interval
+        if self._registered is not None:
+            self._try(self._registered.look)
+        self._try(self._end_dead_agents)
         if self._unsettled:
             self._try(self._settle_all)
         for settled in self._try(lambda: self._opened.requeue_dead(self._sightings, ours)) or ():
@@ -78,6 +117,23 @@ class Upkeep:
         """How many trials a worker could take now; 0 while that is unknown."""
         return self._try(lambda: claimable(self._opened)) or 0
 
+    def is_claimable_or_unknown(self) -> bool:
+        """Whether a worker could take a trial now, as far as is known."""
+        return self._try(lambda: claimable(self._opened)) != 0
+
+    def running(self) -> int | None:
+        """How many trials run now, on any machine; None while that is unknown."""
+        return self._try(self._opened.running)
+
+    def stop_request(self) -> str | None:
+        """The latest request that all agents leave, see `hpo.storage.agents`; None while that is unknown."""
+
+        def read() -> str:
+            with self._opened.storage.engine.connect() as conn:
+                return agents.stop_request(conn, self._opened.study_id)
+
+        return self._try(read)
+
     def goal_reached(self) -> str | None:
         """Why the study is done before its trials are used up; None if it is not, or unknown for now."""
         study = self._opened.spec.study
@@ -89,7 +145,7 @@ class Upkeep:
         """Whether trials run elsewhere, or can't be counted for now: they may have to resume here."""
         if self._unsettled:
             return True
-        running = self._try(self._opened.running)
+        running = self.running()
         if running and running != self._waiting_for:
             self._notify("", Notice(f"waiting for {running} trials that run elsewhere"))
             self._waiting_for = running
@@ -104,6 +160,18 @@ class Upkeep:
             return True
 
         return self._try(prune) is True
+
+    def _end_dead_agents(self) -> None:
+        grace, storage, study = self._opened.spec.run.lost_after, self._opened.storage, self._opened.study_id
+        for agent in end_dead_agents(storage, study, grace=grace, sightings=self._agents_seen):
+            with contextlib.suppress(OSError):  # the file does no harm
+                mark_file(self._opened.spec, agent).unlink(missing_ok=True)
+
+    def leave(self, ending: str) -> None:
+        """Store how this agent has ended; where the database is away, others see that its process is gone."""
+        if self._registered is not None:
+            registered = self._registered
+            self._try(lambda: registered.end(ending))
 
     def _keep_to_quota(self) -> None:
         try:
@@ -121,15 +189,8 @@ class Upkeep:
     def _settle_all(self) -> list[Settled]:
         done: list[Settled] = []
         while self._unsettled:
-            label, pid, verdict = self._unsettled[0]
-            settled = settle_process(
-                self._opened.storage,
-                self._opened.study_id,
-                pid,
-                verdict,
-                max_retries=self._opened.spec.run.max_retries,
-                stop_note=self._opened.stop_note,
-            )
+            label, settle = self._unsettled[0]
+            settled = settle()
             self._unsettled.pop(0)
             for each in settled:
                 self._notify(label, each)

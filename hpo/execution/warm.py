@@ -39,7 +39,7 @@ def warm_up(spec: StudySpec) -> tuple[Builder, bool]:
     try:
         with only_in(os.getpid()):
             builder.import_targets()
-            if spec.is_fixed("data"):
+            if spec.config.data is not None and spec.is_fixed("data"):
                 builder.data(spec.resolve())
     except BaseException:  # noqa: BLE001 - the study's code may raise anything, and raises it in the trial again
         traceback.print_exc()

@@ -136,6 +136,11 @@ class _Standby:
         assert self.process.pid is not None
         return self.process.pid
 
+    @property
+    def has_died(self) -> bool:
+        """Whether it is gone."""
+        return self.process.exitcode is not None
+
     def bury(self) -> None:
         """Wait for its end, and end what its trial has left running."""
         self.line.close()
@@ -153,8 +158,9 @@ class _Worker:
         self._pulse = pulse
         self._wake = wake
         self._leaving = False
+        self._orphan: Lease | None = None
         # Trials are taken in the name of the process that trains them: it takes this one's place.
-        owner = Owner.current(worker=order.label, device=order.slot.label)
+        owner = Owner.current(worker=order.label, device=order.slot.label, agent=order.agent)
         self._opened = replace(load_study(order.spec, owner), scheduler=order.scheduler)
         self._taker = Taker(self._opened)
         self._free_since = time.monotonic()
@@ -169,12 +175,17 @@ class _Worker:
         self._opened.storage.rehearse(self._opened.study_id)
         # What deciding needs is imported, and what is known by now read, while nothing waits for it.
         self._opened.scheduler.next(standing_of(self._opened))
+        self._opened.study.get_trials(deepcopy=False, states=())
         ended, self._free_since = Ended.TRIAL, time.monotonic()
         while ended is Ended.TRIAL:
             with self._forked() as standby:
-                lease = self._take()
+                lease = self._orphan or self._take()
                 if lease is None:
                     return True
+                if self._orphan is None and standby.has_died:
+                    self._orphan = lease  # it was not handed the trial: another process trains it
+                    continue
+                self._orphan = None
                 ended = self._train(standby, lease)
         return ended is not Ended.FAILED
 
@@ -212,19 +223,32 @@ class _Worker:
         process.start()
         theirs.close()
         standby = _Standby(process, ours)
-        self._pulse[PROCESS] = standby.pid
         storage = self._opened.storage
         assert storage.owner is not None
         storage.owner = storage.owner.in_process(standby.pid)
         try:
+            self._adopt_orphan()
+            self._pulse[PROCESS] = standby.pid
             yield standby
         finally:
             standby.bury()
-            self._pulse[PROCESS] = 0.0
+            # The supervisor leaves alone what is held in the name of a process that it knows as this worker's.
+            if self._orphan is None:
+                self._pulse[PROCESS] = 0.0
+
+    def _adopt_orphan(self) -> None:
+        """Hold in the new process's name what was taken for one that has died before it was handed it."""
+        if self._orphan is None:
+            return
+        try:
+            self._opened.storage.hand_over(self._orphan.trial_id)
+        except LeaseLostError:
+            self._opened.storage.forget(self._orphan.trial_id)
+            self._orphan = None
 
     def _train(self, standby: _Standby, lease: Lease) -> Ended:
         """Let the process train a trial; where it dies, this one dies alike: the supervisor settles the trial."""
-        self._opened.storage.close()  # nothing is asked until the grant ends
+        self._opened.storage.rest()  # nothing is asked until the grant ends
         with contextlib.suppress(OSError):
             standby.line.send(Assignment(lease, time.monotonic() - self._free_since))
         ended = self._wait(standby, lease)
@@ -261,7 +285,7 @@ class _Worker:
             extension = Extension(self._taker.extended(lease.trial_id))
         except (LeaseLostError, StorageInternalError) as error:
             extension = Extension(None, error)
-        self._opened.storage.close()
+        self._opened.storage.rest()
         with contextlib.suppress(OSError):
             line.send(extension)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,14 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
+from hpo.config.code import code_identity
 from hpo.config.targets import instantiate
 from hpo.errors import InputError, StudyError
-from hpo.final.model_card import model_card
+from hpo.final.model_card import code_folder, model_card
 from hpo.final.models import BestWeights, best_weights, model_with
 from hpo.study.open_study import OpenStudy
-from hpo.trial.builder import Builder
+from hpo.trial.builder import Builder, make_batching
 from trainer import BatchOptions
+from trainer.callbacks.save_pretrained import has_save_pretrained, is_free, write_pretrained
 from trainer.data.batches import make_batches
+from trainer.data.sets import first_set
 from trainer.files import replacing
 from trainer.step.supervised import SupervisedStep
 
@@ -64,24 +68,33 @@ def check_export_path(path: Path) -> None:
     Raises:
         InputError: Its suffix names no format, or it is a folder.
     """
-    if path.suffix not in _WRITERS:
-        fix = "end it in .safetensors or .pt (the weights), or in .pt2 (the whole model, by torch.export)"
+    if path.suffix and path.suffix not in _WRITERS:
+        fix = (
+            "end it in .safetensors or .pt (the weights), or in .pt2 (the whole model, by torch.export); a name "
+            "without a suffix is a folder for `from_pretrained`"
+        )
         raise InputError("has a suffix that names no format", path="--export", value=str(path), fix=fix)
-    if path.is_dir():
+    if not path.suffix and not is_free(path):
+        fix = "name a folder that is not there yet"
+        raise InputError("holds other things than a model", path="--export", value=str(path), fix=fix)
+    if path.suffix and path.is_dir():
         raise InputError("is a folder", path="--export", value=str(path), fix="name a file in it")
 
 
 def export_model(opened: OpenStudy, which: str, path: Path, *, command: str) -> dict[str, Any]:
     """Write the model of a trial's best epoch, and a card beside it, ``<file>.md``.
 
+    Weights get the study's own modules beside them, ``<file>.code``, so that the three can be moved together.
+
     The suffix says what is written: ``.safetensors`` and ``.pt`` hold the weights, ``.pt2`` the whole model as
-    torch.export sees it in eval mode, with a batch dimension of any size. The file is read back and compared with
-    the model before it takes its place, over an earlier one of that name.
+    torch.export sees it in eval mode, with a batch dimension of any size. Without a suffix it is a folder, by the
+    model's own ``save_pretrained``, for Hugging Face's ``from_pretrained``. What is written is read back and
+    compared with the model before it takes its place, over an earlier one of that name.
 
     Args:
         opened: The study.
         which: ``best`` or a trial's number.
-        path: The file; folders are made.
+        path: The file or folder; the folders above it are made.
         command: What the card says it was made by.
 
     Returns:
@@ -99,8 +112,13 @@ def export_model(opened: OpenStudy, which: str, path: Path, *, command: str) -> 
     path, card = path.absolute(), path.absolute().with_name(f"{path.name}.md")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _aside(path) as aside:
-            _WRITERS[path.suffix](opened, found, model, aside)
+        if path.suffix:
+            with _aside(path) as aside:
+                _WRITERS[path.suffix](opened, found, model, aside)
+        else:
+            _write_pretrained(found, model, path)
+        if path.suffix != ".pt2":
+            _copy_code(opened, code_folder(path))
         with replacing(card) as file:
             file.write(model_card(opened, found, model, path, command))
     except OSError as error:
@@ -115,6 +133,27 @@ def export_model(opened: OpenStudy, which: str, path: Path, *, command: str) -> 
         "card": str(card),
         "warning": found.code_warning(opened.spec) or None,
     }
+
+
+def _copy_code(opened: OpenStudy, folder: Path) -> None:
+    """Copy the study's own modules, in place of an earlier copy: the weights alone make no model."""
+    own = opened.spec.folder
+    aside = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        for name in code_identity(opened.spec).files:
+            source = own / name
+            if (
+                source.suffix == ".py" and source.is_file()
+            ):  # a package in development is installed with its own name
+                target = aside / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+        aside.mkdir(exist_ok=True)
+        if folder.exists():
+            shutil.rmtree(folder)
+        aside.rename(folder)
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 @contextmanager
@@ -141,7 +180,7 @@ def _write_safetensors(opened: OpenStudy, found: BestWeights, model: nn.Module, 
         "seed": found.seed,
         "epoch": found.epoch,
         "model": found.config["model"]["_target_"],
-        "params": json.dumps(dict(found.params)),
+        "params": json.dumps(opened.spec.values(found.params)),
         "metrics": json.dumps(dict(found.metrics)),
     }
     again = model_with(opened.spec, found)
@@ -158,6 +197,18 @@ def _write_safetensors(opened: OpenStudy, found: BestWeights, model: nn.Module, 
 def _write_weights(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Path) -> None:  # noqa: ARG001
     torch.save(dict(model.state_dict()), path)
     _refuse_other_weights(model.state_dict(), torch.load(path, map_location="cpu", weights_only=True))
+
+
+def _write_pretrained(found: BestWeights, model: nn.Module, path: Path) -> None:
+    if not has_save_pretrained(model):
+        raise StudyError(
+            f"{found.config['model']['_target_']} has no save_pretrained, which writes a folder\n"
+            "  fix: export to .safetensors, or derive it from huggingface_hub.PyTorchModelHubMixin"
+        )
+    try:
+        write_pretrained(model, path, verify=True)
+    except ValueError as error:
+        raise StudyError(str(error)) from error
 
 
 def _refuse_other_weights(written: Mapping[str, Any], read: Mapping[str, Any]) -> None:
@@ -218,8 +269,9 @@ def example_of(builder: Builder, config: Mapping[str, Any], model: nn.Module) ->
     Raises:
         StudyError: The step does not call the model, or the batches have less than two samples.
     """
-    options = BatchOptions(**{**config["loader"], "eval_batch_size": _EXAMPLE, "num_workers": 0})
-    batch = next(iter(make_batches(builder.data(config)["val"], options, _CPU, train=False).epoch(0)))
+    collate = make_batching(builder.resolver, config["loader"]).collate_fn
+    options = BatchOptions(eval_batch_size=_EXAMPLE, collate_fn=collate)
+    batch = next(iter(make_batches(first_set(builder.data(config)["val"]), options, _CPU, train=False).epoch(0)))
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     step: Callable[..., Any] = SupervisedStep(lambda _, __: torch.zeros(()))
     if config["step"] is not None:

@@ -29,17 +29,21 @@ _WEIGHTS: Final = """from pathlib import Path
 
 from hpo.config.targets import TargetResolver, instantiate
 
-# The model's code lies in the study's folder.
+here = Path(".")  # the folder of this card; from elsewhere, the way to it
 config = {config}
-model = instantiate(TargetResolver(Path({folder!r})), config)
+model = instantiate(TargetResolver(here / "{code}"), config)
 {loaded}
 model.eval()
 """
+_WITH_CODE: Final = """This file, the weights and the folder `{code}` with the study's own modules belong together.
+In their folder:"""
+_ALONE: Final = "In the folder of this file:"
 _CAVEAT: Final = """Of epoch {epoch}. The `val_` metrics chose this epoch, and this trial if it is the study's
 best, so they flatter it: `hpo train --trial {trial} --seeds 5` says what to expect."""
 _LOADERS: Final[Mapping[str, tuple[str, str]]] = {
-    ".safetensors": ("from safetensors.torch import load_model", 'load_model(model, "{file}")'),
-    ".pt": ("import torch", 'model.load_state_dict(torch.load("{file}", weights_only=True))'),
+    ".safetensors": ("from safetensors.torch import load_model", 'load_model(model, here / "{file}")'),
+    "": ("", 'model = type(model).from_pretrained(here / "{file}")'),
+    ".pt": ("import torch", 'model.load_state_dict(torch.load(here / "{file}", weights_only=True))'),
 }
 
 
@@ -58,7 +62,7 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
     total = sum(parameter.numel() for parameter in model.parameters())
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
     facts = {
-        "Study": f"{spec.study.name} ({spec.path})",
+        "Study": f"{spec.study.name} ({spec.path.name})",
         "Trial": f"{found.trial}, of {ended} that have ended",
         "Seed": found.seed,
         "Epoch": f"{found.epoch}, its best by {spec.study.metric} ({spec.study.direction})",
@@ -68,7 +72,7 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
         "Data": f"`{_call(found.config['data'])}`",
         "Licence": "not stated",
     }
-    code = code_to_load(found.config["model"], spec.folder, path)
+    code = code_to_load(found.config["model"], path)
     config = to_yaml({**_shareable(found.config), "seed": found.seed})
     parts = (
         f"# {spec.study.name}: {path.name}",
@@ -79,7 +83,8 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
         "## Parameters found",
         _table(("parameter", "value"), ((f"`{name}`", value) for name, value in found.params.items())),
         "## Load it",
-        f"In the folder of this file:\n\n```python\n{code}```",
+        _WITH_CODE.format(code=code_folder(path).name) if path.suffix in _LOADERS else _ALONE,
+        f"```python\n{code}```",
         "## Whole configuration",
         f"```yaml\n{config}```",
         "## Environment",
@@ -91,12 +96,16 @@ def model_card(opened: OpenStudy, found: BestWeights, model: nn.Module, path: Pa
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def code_to_load(config: Mapping[str, Any], folder: Path, path: Path) -> str:
+def code_folder(path: Path) -> Path:
+    """Where the study's own modules lie that an exported file of weights needs."""
+    return path.with_name(f"{path.name}.code")
+
+
+def code_to_load(config: Mapping[str, Any], path: Path) -> str:
     """Python that makes ``model`` of an exported file, run in that file's folder.
 
     Args:
         config: The `model` section.
-        folder: The study's folder.
         path: The file.
     """
     if path.suffix not in _LOADERS:
@@ -105,7 +114,7 @@ def code_to_load(config: Mapping[str, Any], folder: Path, path: Path) -> str:
     return _WEIGHTS.format(
         imported=imported,
         config=pprint.pformat(dict(config), sort_dicts=False, width=100),
-        folder=str(folder),
+        code=code_folder(path).name,
         loaded=loaded.format(file=path.name),
     )
 

@@ -91,6 +91,11 @@ def load_model(
 
 def best_weights(opened: OpenStudy, which: str) -> BestWeights:
     """The best weights of a trial, from its checkpoints; see `load_model` for arguments and errors."""
+    if opened.spec.config.objective is not None:
+        raise StudyError(
+            "the study has an `objective`, and only that function knows what of its checkpoints is a model\n"
+            '  fix: load the checkpoint that `hpo best` names: `torch.load(path)["saved"]` is what it saved'
+        )
     trial = find_trial(opened, which)
     checkpoint = best_checkpoint(opened, trial)
     epoch = int(checkpoint["state"]["epoch"])
@@ -138,10 +143,12 @@ def find_trial(opened: OpenStudy, which: str) -> FrozenTrial:
 def refuse_foreign_parameters(opened: OpenStudy, number: int, params: Mapping[str, Any]) -> None:
     """Refuse what the study file's own space does not allow: the storage is not trusted with import paths.
 
+    A function that draws its parameters itself checks them as it asks for them.
+
     Raises:
         StudyError: They do not lie in it.
     """
-    if not opened.space.contains(params):
+    if not opened.spec.defines_by_run and not opened.space.contains(params):
         raise StudyError(f"the parameters of trial {number} do not lie in the search space of the study file")
 
 

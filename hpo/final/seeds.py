@@ -19,6 +19,7 @@ from typing import Any, Final
 from scipy import stats
 
 from hpo.config.code import code_identity
+from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.final.seed_run import SeedRun, SeedTrainer
 from hpo.final.training import Start, start_of_trial, write_json
@@ -118,7 +119,7 @@ def train_over_seeds(trainer: SeedTrainer, starts: Sequence[Start], seeds: Seque
             trainer.run(start, seed, f"{start.name}, seed {seed} ({before * len(seeds) + index} of {total})")
             for index, seed in enumerate(seeds, start=1)
         ]
-        entries.append({"rank_before": before + 1, **_entry(start, runs, study.metric)})
+        entries.append({"rank_before": before + 1, **_entry(trainer.builder.spec, start, runs)})
     sign = 1 if trainer.builder.spec.study.mode == "min" else -1
     entries.sort(key=lambda entry: (len(entry["diverged"]), sign * _mean(entry, study.metric)))
     ranking = [{"rank": rank, **entry} for rank, entry in enumerate(entries, start=1)]
@@ -143,16 +144,16 @@ def _kept(trainer: SeedTrainer, result: dict[str, Any], sign: int) -> dict[str, 
     return result
 
 
-def _entry(start: Start, runs: Sequence[SeedRun], metric: str) -> dict[str, Any]:
+def _entry(spec: StudySpec, start: Start, runs: Sequence[SeedRun]) -> dict[str, Any]:
     """What the seeds of one start have come to."""
     values: dict[str, list[float]] = {}
     for run in runs:
-        for name, value in {**run.metrics, metric: run.value}.items():
+        for name, value in {**run.metrics, spec.study.metric: run.value}.items():
             if value is not None:
                 values.setdefault(name, []).append(value)
     return {
         "trial": start.trial,
-        "params": dict(start.params),
+        "params": spec.values(start.params),
         "trial_code": start.code,
         "study_value": start.value,
         "estimates": {name: asdict(estimate(each)) for name, each in values.items()},

@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial
 from torch import nn
 
 from hpo.config.code import code_identity
+from hpo.config.several import is_several
 from hpo.config.spec import StudySpec
 from hpo.config.yaml_dumper import to_yaml
 from hpo.errors import InputError, StudyError
@@ -22,7 +23,8 @@ from hpo.study.lineage import Stage, lineage_of
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.status import trial_value
-from hpo.trial.builder import Builder, RunPlace, make_scheduler
+from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.optimizer import make_scheduler
 from hpo.trial.run_length import NO_PROGRESS, Progress
 from trainer import Trainer
 from trainer.callback import Callback, TrainerView
@@ -284,6 +286,8 @@ def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Tra
     if config["lr_scheduler"] is None:
         return [f"learning rate: {start:.4g}, constant"]
     node = config["lr_scheduler"]
+    if is_several(node):
+        return [f"learning rate: from {start:.4g}, by the schedulers {', '.join(node)}"]
     name = str(node["_target_"]).rpartition(".")[2]
     epochs = config["trainer"]["max_epochs"]
     by_pass = epochs is not None and config["trainer"]["validate_every"] is None

@@ -11,12 +11,13 @@ from typing import Final
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.report.timeline import Work
-from hpo.storage.attributes import REASON_ATTR, TRACEBACK_ATTR
+from hpo.storage.attributes import REASON_ATTR, STARTED_AGAIN_ATTR, TRACEBACK_ATTR
 from hpo.study.outcome import Outcome, outcome_of
 
 # What differs between two errors of one cause: sizes, addresses, process ids.
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
 _DIVERGED: Final = "the metric was no finite number any more"
+_AGAIN: Final = "trained again from the first epoch: no checkpoint was loaded"
 #: How attempts end after which the trial resumes.
 _INTERRUPTED: Final = ("lost", "requeued")
 
@@ -27,7 +28,7 @@ class Cause:
 
     Attributes:
         outcome: What became of the trials, ``diverged`` included; ``lost attempt`` or ``requeued attempt`` where a
-            trial resumed afterwards.
+            trial was taken up afterwards, ``started again`` where that was with its first epoch.
         reason: The first line of what was said; that of the first of them, the others may differ in numbers.
         trials: The trials, by number.
         traceback: Of the first one; empty where nothing was raised.
@@ -41,7 +42,13 @@ class Cause:
 
 def causes(trials: Iterable[FrozenTrial], work: Iterable[Work]) -> list[Cause]:
     """What went wrong, the most frequent first: failed trials, diverged ones, and attempts that were cut off."""
-    found = [*_failed(trials), *_cut_off(work)]
+    trials = list(trials)
+    again = [trial.number for trial in trials if STARTED_AGAIN_ATTR in trial.user_attrs]
+    found = [
+        *_failed(trials),
+        *_cut_off(work),
+        *(Cause("started again", _AGAIN, [number]) for number in again),
+    ]
     groups: defaultdict[tuple[str, str], list[Cause]] = defaultdict(list)
     for each in found:
         groups[each.outcome, _NUMBER.sub("#", each.reason)].append(each)

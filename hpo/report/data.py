@@ -17,11 +17,14 @@ from hpo.report.causes import Cause, causes
 from hpo.report.edges import Edge, edges
 from hpo.report.grants import Kind, kinds
 from hpo.report.importances import Importances, importances
+from hpo.report.looks import thinned
 from hpo.report.origin import origin
 from hpo.report.snapshot import drawn_text, snapshot
 from hpo.report.timeline import Timeline, Work
 from hpo.storage import ledger
+from hpo.storage.attributes import WIDENED_ATTR
 from hpo.storage.optuna_private import id_of_trial
+from hpo.study.internals import wanted_metrics
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, outcome_of
 from hpo.study.pruning_summary import (
@@ -49,6 +52,7 @@ class StudyReport:
         work: Every attempt at a trial.
         config: The config that the study was started with, without passwords.
         environment: What it runs on, as stored with it; None where that is not known.
+        wanted: Metrics that are asked for though most studies have them unasked (`hpo.study.internals`).
         made: When this was read, in UTC.
     """
 
@@ -63,6 +67,8 @@ class StudyReport:
     config: Mapping[str, Any]
     environment: Mapping[str, Any] | None
     made: datetime
+    widened: Sequence[Mapping[str, Any]] = ()
+    wanted: frozenset[str] = frozenset()
 
     @property
     def metric(self) -> str:
@@ -116,9 +122,28 @@ class StudyReport:
         return [trial for trial in ended if trial.values and all(map(math.isfinite, trial.values))]
 
     @cached_property
+    def sample(self) -> list[FrozenTrial]:
+        """The trials that the page has one by one, by number: of a large study the best, and some others."""
+        numbers = {trial.number for trial in self.ranked}
+        others = (trial for trial in self.trials if trial.number not in numbers)
+        return thinned([*self.ranked, *others], MOST_TRIALS)
+
+    @cached_property
+    def complete_sample(self) -> list[FrozenTrial]:
+        """The complete trials that are drawn as points, by number: likewise, and all that were the best so far."""
+        kept = {trial.number: trial for trial in thinned(self.by_rank, MOST_TRIALS)}
+        places = {trial.number: place for place, trial in enumerate(self.ranked)}
+        first = len(places)
+        for trial in self.complete:
+            if places.get(trial.number, first) < first:
+                first = places[trial.number]
+                kept[trial.number] = trial
+        return [kept[number] for number in sorted(kept)]
+
+    @cached_property
     def escaped(self) -> optuna.Study:
-        """The complete trials as a study in memory, with names that plotly.js can show as they are."""
-        return snapshot(self.complete, self.goals, drawn_text)
+        """These as a study in memory, with names that plotly.js can show as they are."""
+        return snapshot(self.complete_sample, self.goals, drawn_text)
 
     @cached_property
     def by_rank(self) -> list[FrozenTrial]:
@@ -127,10 +152,30 @@ class StudyReport:
         return [*self.ranked, *(trial for trial in self.complete if trial.number not in ranked_ones)]
 
     @cached_property
+    def curves(self) -> list[FrozenTrial]:
+        """The trials that have reported an epoch: the ranked ones first, the best first."""
+        numbers = {trial.number for trial in self.ranked}
+        others = (trial for trial in self.trials if trial.number not in numbers)
+        return [trial for trial in (*self.ranked, *others) if trial.intermediate_values]
+
+    @cached_property
+    def drawn_curves(self) -> list[FrozenTrial]:
+        """Those whose curves are drawn, in the order of their numbers."""
+        return thinned(self.curves, MOST_CURVES)
+
+    @cached_property
     def params(self) -> list[str]:
         """The parameters of the complete trials, the most important first where that is known."""
         names = dict.fromkeys(name for trial in self.complete for name in trial.params)
         return [name for name in dict.fromkeys((*self.importances.shares, *names)) if name in names]
+
+    @cached_property
+    def partial(self) -> str:
+        """In words, which parameters only some of the complete trials have; empty where all have all."""
+        having = {name: sum(name in trial.params for trial in self.complete) for name in self.params}
+        every = len(self.complete)
+        said = (f"`{name}` is in {some} of {every} trials." for name, some in having.items() if some < every)
+        return " ".join(said)
 
     @property
     def leaders(self) -> Sequence[FrozenTrial]:
@@ -139,6 +184,10 @@ class StudyReport:
 
 
 _LEADERS: Final = 5
+#: Curves that are drawn of a large study.
+MOST_CURVES: Final = 300
+#: Trials of a large study that the page has one by one, and attempts that it draws.
+MOST_TRIALS: Final = 1000
 
 
 def study_report(opened: OpenStudy) -> StudyReport:
@@ -149,7 +198,7 @@ def study_report(opened: OpenStudy) -> StudyReport:
     with opened.storage.engine.connect() as conn:
         attempts = ledger.attempts(conn, opened.study_id)
     return StudyReport(
-        status=study_status(opened),
+        status=study_status(opened, trials),
         goals=study.goals,
         bounds=study.constraints,
         trials=trials,
@@ -160,6 +209,8 @@ def study_report(opened: OpenStudy) -> StudyReport:
         config=config,
         environment=environment,
         made=datetime.now(UTC),
+        widened=opened.study.user_attrs.get(WIDENED_ATTR, ()),
+        wanted=wanted_metrics(opened.spec),
     )
 
 

@@ -17,6 +17,7 @@ from hpo.report.looks import (
     BLUE,
     GREEN,
     GREY,
+    MAGENTA,
     ORANGE,
     VERMILION,
     described,
@@ -67,8 +68,18 @@ def _kind(trial: FrozenTrial) -> _Kind:
     return _BEYOND if kind == _COMPLETE and not is_feasible(trial) else kind
 
 
-def learning_curves(trials: Iterable[FrozenTrial], metric: str, direction: str) -> go.Figure:
-    """The reported values of every trial by epoch; two traces an outcome: the curves, and their last points."""
+def learning_curves(
+    trials: Iterable[FrozenTrial], metric: str, direction: str, best: Sequence[FrozenTrial] = ()
+) -> go.Figure:
+    """The reported values of every trial by epoch; two traces an outcome: the curves, and their last points.
+
+    Args:
+        trials: The trials.
+        metric: What they reported.
+        direction: Where it is to go.
+        best: Those among them that stand out.
+    """
+    trials = list(trials)
     groups: dict[str, list[FrozenTrial]] = {kind.name: [] for kind in _KINDS}
     for trial in trials:
         if trial.intermediate_values:
@@ -77,10 +88,28 @@ def learning_curves(trials: Iterable[FrozenTrial], metric: str, direction: str) 
     for kind in _KINDS:
         if groups[kind.name]:
             drawn.add_traces(_curves(kind, groups[kind.name]))
-    values = [
-        value for group in groups.values() for trial in group for value in trial.intermediate_values.values()
-    ]
-    return laid_out(drawn, "epoch", metric, logarithmic=is_logarithmic(values, direction), whole=True)
+    drawn.add_traces([_best_curve(trial) for trial in best if trial.intermediate_values])
+    logarithmic = is_curve_logarithmic(trials, direction)
+    return laid_out(drawn, "epoch", metric, logarithmic=logarithmic, whole=True)
+
+
+def is_curve_logarithmic(trials: Iterable[FrozenTrial], direction: str) -> bool:
+    """Whether the curves of these trials are better looked at on a logarithmic axis."""
+    return is_logarithmic((value for trial in trials for value in trial.intermediate_values.values()), direction)
+
+
+def _best_curve(trial: FrozenTrial) -> go.Scatter:
+    """The curve of the best trial, above all others."""
+    points = curve_points(trial.intermediate_values)
+    return go.Scatter(
+        x=[step for step, _ in points],
+        y=[value for _, value in points],
+        mode="lines",
+        meta="best",
+        line={"color": MAGENTA, "width": 3.5},
+        name=f"the best: trial {trial.number}",
+        hovertemplate=f"trial {trial.number}, the best<br>epoch %{{x}}: %{{y:.6g}}<extra></extra>",
+    )
 
 
 def _curves(kind: _Kind, trials: Sequence[FrozenTrial]) -> list[go.Scatter]:
@@ -90,7 +119,7 @@ def _curves(kind: _Kind, trials: Sequence[FrozenTrial]) -> list[go.Scatter]:
     numbers: list[int | None] = []
     ends: list[tuple[int, float, int]] = []
     for trial in trials:
-        points = _points(trial.intermediate_values)
+        points = curve_points(trial.intermediate_values)
         epochs += [*(step for step, _ in points), None]
         values += [*(value for _, value in points), None]
         numbers += [trial.number] * len(points) + [None]
@@ -117,7 +146,7 @@ def _curves(kind: _Kind, trials: Sequence[FrozenTrial]) -> list[go.Scatter]:
     ]
 
 
-def _points(reported: Mapping[int, float]) -> list[tuple[int, float | None]]:
+def curve_points(reported: Mapping[int, float]) -> list[tuple[int, float | None]]:
     """A curve by its steps; of a long one not every point, but the last one always."""
     points = sorted(reported.items())
     every = -(-len(points) // MOST_POINTS)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import optuna
+from optuna.distributions import BaseDistribution
 from optuna.trial import FrozenTrial
 
 from hpo.config.schema_study import Direction
@@ -46,8 +47,9 @@ def importances(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -
     complete = [trial for trial in trials if is_ranked(trial)]
     if len(complete) < _FEWEST:
         return Importances(missing=f"it takes {_FEWEST} complete trials; there are {len(complete)}")
-    searched = {name: each for trial in complete for name, each in trial.distributions.items()}
-    if sum(not each.single() for each in searched.values()) < _FEWEST:
+    # A range may differ between trials.
+    searched = {name for trial in complete for name, each in trial.distributions.items() if not each.single()}
+    if len(searched) < _FEWEST:
         return Importances(missing="it takes several parameters with more than one value")
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
@@ -58,8 +60,21 @@ def importances(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -
     warned = [str(each.message) for each in said]
     if any(text.startswith(_ALL_ALIKE) for text in warned):
         return Importances(missing="the values of the complete trials are all alike")
-    return Importances(
-        {name: float(share) for name, share in found.items()}, remarks=_remarks(len(complete), warned)
+    remarks = (*_remarks(len(complete), warned), *_changing(complete))
+    return Importances({name: float(share) for name, share in found.items()}, remarks=remarks)
+
+
+def _changing(trials: Sequence[FrozenTrial]) -> tuple[str, ...]:
+    """What to keep in mind of a space that is not the same for all trials, as of a function that draws from it."""
+    ranges: dict[str, list[BaseDistribution]] = {}
+    for trial in trials:
+        for name, each in trial.distributions.items():
+            ranges.setdefault(name, []).append(each)
+    differ = [name for name, found in ranges.items() if any(each != found[0] for each in found)]
+    if not differ:
+        return ()
+    return (
+        f"The range of {', '.join(differ)} differs from trial to trial: trials are compared within each range.",
     )
 
 

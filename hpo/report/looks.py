@@ -16,6 +16,10 @@ from hpo.wording import shown
 # After the palette of Okabe & Ito (2008), safe for people who confuse red and green; the orange is darker
 # than theirs, so that each stands out from white paper and from a dark screen alike (contrast of 3 at least).
 BLUE, ORANGE, VERMILION, GREEN, GREY = "#0072b2", "#b87a00", "#d55e00", "#009e73", "#8c8c8c"
+#: The best among many.
+MAGENTA: Final = "#c43e96"
+#: A few curves beside each other.
+COMPARED: Final = (MAGENTA, BLUE, ORANGE, GREEN, VERMILION)
 #: From bad to good, or from early to late; as bright at both ends, for the same reason.
 SCALE: Final = (GREY, BLUE, VERMILION)
 #: A loss that spans more than this factor is drawn on a logarithmic axis.
@@ -93,6 +97,13 @@ def thinned(trials: Sequence[FrozenTrial], most: int) -> list[FrozenTrial]:
         count = most - len(first)
         kept = [*first, *(rest[index * len(rest) // count] for index in range(count))]
     return sorted(kept, key=lambda trial: trial.number)
+
+
+def sampled(kept: Sequence[object], of: Sequence[object], things: str = "trials", done: str = "drawn") -> str:
+    """What the page says where it has `thinned` trials; empty where it has all."""
+    if len(kept) >= len(of):
+        return ""
+    return f" Of {len(of)} {things} {len(kept)} are {done}: the best, and an even sample of the others."
 
 
 def rounded(value: Any) -> float | None:

@@ -59,7 +59,7 @@ def piece(name: str, *given: Any) -> Markup:
     return made
 
 
-part, table, grid, note, points, steps, worth_a_look, folded, unfolding, tiles = (
+part, table, grid, note, points, steps, worth_a_look, folded, unfolding, tiles, trial_table, comparison = (
     partial(piece, name)
     for name in (
         "part",
@@ -72,6 +72,8 @@ part, table, grid, note, points, steps, worth_a_look, folded, unfolding, tiles =
         "folded",
         "unfolding",
         "tiles",
+        "trial_table",
+        "comparison",
     )
 )
 

@@ -6,6 +6,7 @@ keeps it from loading anything else.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final
 
@@ -15,28 +16,42 @@ from hpo.errors import InputError
 from hpo.report import search_sections as search
 from hpo.report import sections
 from hpo.report.data import StudyReport
-from hpo.report.markup import templates
+from hpo.report.looks import COMPARED
+from hpo.report.markup import Section, templates
 from hpo.report.style import DARK, LIGHT, figure_template
+from hpo.report.trial_table import internals_section, trials_section
 from trainer.files import replacing
 
-#: The page, from top to bottom.
-SECTIONS: Final = (
-    sections.history_section,
-    search.front_section,
-    sections.curves_section,
-    search.importance_section,
-    search.parallel_section,
-    search.slice_section,
-    search.contour_section,
-    sections.prediction_section,
-    sections.pruning_section,
-    sections.grants_section,
-    sections.time_section,
-    sections.failure_section,
-    sections.edge_section,
-    sections.environment_section,
-    sections.code_section,
-    sections.config_section,
+#: The page, from top to bottom: what was asked for, then what hpo keeps beside it.
+GROUPS: Final = (
+    (
+        "What was found",
+        (
+            sections.history_section,
+            search.front_section,
+            sections.curves_section,
+            trials_section,
+            search.importance_section,
+            search.parallel_section,
+            search.slice_section,
+            search.contour_section,
+            sections.edge_section,
+            sections.failure_section,
+        ),
+    ),
+    (
+        "Predictions and internals",
+        (
+            sections.prediction_section,
+            sections.pruning_section,
+            sections.grants_section,
+            sections.time_section,
+            internals_section,
+            sections.environment_section,
+            sections.code_section,
+            sections.config_section,
+        ),
+    ),
 )
 
 
@@ -58,17 +73,22 @@ def write_report(report: StudyReport, path: Path) -> None:
 
 def page(report: StudyReport) -> str:
     """The whole page."""
-    made = [make(report) for make in SECTIONS]
+    groups = [(title, _made(makes, report)) for title, makes in GROUPS]
     return (
         templates()
         .get_template("page.html")
         .render(
             title=report.status["study"],
             overview=sections.overview(report),
-            sections=[section for section in made if section is not None],
+            groups=groups,
+            inks=COMPARED,
             plotly=get_plotlyjs(),
             light=LIGHT,
             dark=DARK,
             figure_templates={"light": figure_template(LIGHT), "dark": figure_template(DARK)},
         )
     )
+
+
+def _made(makes: Iterable[Callable[[StudyReport], Section | None]], report: StudyReport) -> list[Section]:
+    return [section for make in makes if (section := make(report)) is not None]

@@ -15,7 +15,14 @@ from hpo.errors import InputError, StudyError
 from hpo.report.data import StudyReport
 from hpo.report.figures import WORK_COLORS, time_unit
 from hpo.report.looks import BLUE, GREY, thinned
-from hpo.report.search_figures import contour_pair, front_arguments, pareto_pairs, target_of
+from hpo.report.search_figures import (
+    FEWEST_POINTS,
+    contour_pair,
+    front_arguments,
+    pareto_pairs,
+    places_of,
+    target_of,
+)
 from hpo.report.search_sections import MOST_AXES, MOST_CELLS, MOST_LINES
 from hpo.report.snapshot import snapshot
 
@@ -120,7 +127,8 @@ def _of_metric(report: StudyReport, metric: str, pyplot: Any) -> Iterator[str]:
     pyplot.gcf().set_size_inches(max(_SIZE[0], _SLICE_WIDTH * len(axes)), _SIZE[1])
     yield "slices"
     some = thinned(report.by_rank, MOST_CELLS)
-    if pair := contour_pair(some, report.params):
+    pair = contour_pair(some, report.params)
+    if pair is not None and places_of(some, pair) >= FEWEST_POINTS:
         plots.plot_contour(_plain(report, some), params=[_text(name) for name in pair], **target)
         pyplot.gcf().set_size_inches(*_SIZE)
         yield "contour"

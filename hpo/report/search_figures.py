@@ -133,6 +133,17 @@ def slices(study: optuna.Study, goals: Mapping[str, Direction], metric: str, par
     return drawn.update_layout(margin={"l": 50, "r": 8, "t": 8, "b": 44})
 
 
+#: Points of two parameters below which what lies between them would be made up.
+FEWEST_POINTS: Final = 20
+
+
+def places_of(trials: Iterable[FrozenTrial], pair: tuple[str, str]) -> int:
+    """At how many places of two parameters there is a trial."""
+    return len(
+        {tuple(str(trial.params[name]) for name in pair) for trial in trials if set(pair) <= set(trial.params)}
+    )
+
+
 def contour_pair(trials: Sequence[FrozenTrial], params: Iterable[str]) -> tuple[str, str] | None:
     """The first two parameters (the most important first) that occur together with two values each, or None."""
     for first, second in itertools.combinations(params, 2):

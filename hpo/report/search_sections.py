@@ -9,20 +9,23 @@ import optuna
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.report.data import StudyReport
-from hpo.report.looks import thinned
+from hpo.report.looks import sampled, thinned
 from hpo.report.markup import Section, figure, note, tiles
 from hpo.report.search_figures import (
     AXIS_WIDTH,
+    FEWEST_POINTS,
     contour,
     contour_pair,
     importance_bars,
     parallel_coordinates,
     pareto_front,
     pareto_pairs,
+    places_of,
     slices,
 )
 from hpo.report.sections import by_metric, several_figures
 from hpo.report.snapshot import drawn_text, snapshot
+from hpo.wording import count_of
 
 # What a browser draws in time, and an eye can distinguish.
 MOST_LINES: Final = 100
@@ -38,12 +41,13 @@ def front_section(report: StudyReport) -> Section | None:
         return None
     if not report.ranked:
         return Section("front", "Pareto front", note("No complete trial meets the constraints yet."))
-    complete = report.complete
+    kept = report.complete_sample
     drawn = [
-        (f"{first} and {second}", pareto_front(report.escaped, complete, report.goals, (first, second)))
+        (f"{first} and {second}", pareto_front(report.escaped, kept, report.goals, (first, second)))
         for first, second in pareto_pairs(report.goals)
     ]
     remark = "No other trial is better than one on the front in one objective without being worse in another."
+    remark += sampled(kept, report.complete)
     return Section("front", "Pareto front", several_figures("front", drawn) + note(remark))
 
 
@@ -56,7 +60,7 @@ def importance_section(report: StudyReport) -> Section:
     drawn = figure("importance", importance_bars(found.shares), "importance by parameter", height=height)
     best = "near the Pareto front" if report.several else f"among the best tenth by {report.metric}"
     remark = f"How much each parameter decides whether a trial ends {best} (PED-ANOVA, Optuna's default)."
-    return Section("importance", title, drawn + note(" ".join((remark, *found.remarks))))
+    return Section("importance", title, drawn + note(" ".join((remark, *found.remarks, report.partial))))
 
 
 def parallel_section(report: StudyReport) -> Section:
@@ -81,10 +85,7 @@ def parallel_section(report: StudyReport) -> Section:
         for place, metric in enumerate(report.goals)
     )
     notes = ["A line is a trial, the best on top. `None` means that a trial does not have the parameter."]
-    if len(kept) < len(complete):
-        notes.append(
-            f"Of {len(complete)} trials {len(kept)} are drawn: the best, and an even sample of the others."
-        )
+    notes[0] += sampled(kept, complete)
     if len(axes) < len(params):
         notes.append(f"Of {len(params)} parameters the {len(axes)} most important are shown.")
     return Section("parallel", title, drawn + note(" ".join(notes)))
@@ -109,7 +110,8 @@ def slice_section(report: StudyReport) -> Section:
         for place, metric in enumerate(report.goals)
     }
     remark = "Each point is a complete trial, grey the first ones, blue the middle, and orange the latest."
-    return Section("slices", title, by_metric(made.items()) + note(remark))
+    remark += sampled(report.complete_sample, report.complete)
+    return Section("slices", title, by_metric(made.items()) + note(f"{remark} {report.partial}"))
 
 
 def contour_section(report: StudyReport) -> Section:
@@ -122,11 +124,15 @@ def contour_section(report: StudyReport) -> Section:
         return Section(
             "contour", title, note("It takes two parameters with several values each in complete trials.")
         )
+    found = places_of(whole, pair)
+    if found < FEWEST_POINTS:
+        why = f"Left out: a surface over {count_of(found, 'point')} would be made up between them; it takes "
+        names = " and ".join(f"`{name}`" for name in pair)
+        return Section("contour", title, note(f"{why}{FEWEST_POINTS} points of {names}. The slices show them."))
     study = _escaped(kept, report)
     drawn = [(metric, contour(study, report.goals, metric, pair)) for metric in report.goals]
     remark = "Points are trials; what lies between them is interpolated, and yellow is better."
-    if len(kept) < len(complete):
-        remark += f" Of {len(complete)} trials {len(kept)} are used: the best, and an even sample of the others."
+    remark += sampled(kept, complete, done="used")
     return Section("contour", title, several_figures("contour", drawn) + note(remark))
 
 

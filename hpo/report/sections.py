@@ -11,7 +11,7 @@ import yaml
 from markupsafe import Markup
 from optuna.trial import FrozenTrial
 
-from hpo.report.data import StudyReport
+from hpo.report.data import MOST_TRIALS, StudyReport
 from hpo.report.figures import (
     MOST_POINTS,
     history,
@@ -20,7 +20,7 @@ from hpo.report.figures import (
     work_by_worker,
 )
 from hpo.report.grants import story
-from hpo.report.looks import thinned
+from hpo.report.looks import sampled
 from hpo.report.markup import (
     HEIGHT,
     Section,
@@ -37,13 +37,13 @@ from hpo.report.markup import (
     worth_a_look,
 )
 from hpo.search.auto_sampler import ChosenSampler
+from hpo.search.predicted_loss.audit import Condemned
 from hpo.storage.attributes import PREDICTION_ATTR, RUN_ATTR
-from hpo.study.outcome import UNFINISHED
+from hpo.study.outcome import UNFINISHED, outcome_of
 from hpo.study.ranking import is_feasible
-from hpo.wording import count_of, duration, listed, percent, shown, study_progress
+from hpo.study.widened import said
+from hpo.wording import condemned, count_of, duration, listed, percent, shown, study_progress
 
-#: Curves that are drawn of a large study.
-_MOST_CURVES: Final = 300
 _LANE_HEIGHT: Final = 30
 
 
@@ -61,6 +61,7 @@ def overview(report: StudyReport) -> Markup:
         ("trials", trials + (f": {ends}" if ends else "")),
         *((name, status[name]) for name in UNFINISHED if status[name]),
         ("sampler", str(ChosenSampler(**status["sampler"]))),
+        *(("search space", said(entry)) for entry in report.widened),
         *_best_rows(report),
     ]
     made = f"As of {report.made:%Y-%m-%d %H:%M} UTC"
@@ -91,21 +92,20 @@ def _worth_a_look(report: StudyReport) -> Markup:
 def history_section(report: StudyReport) -> Section:
     """The best value so far, by objective, and the best trials."""
     title = "Values by trial" if report.several else "Best value so far"
-    complete = report.complete
-    if not complete:
+    kept = report.complete_sample
+    if not kept:
         return Section("history", title, note("No trial is complete yet."))
     drawn = by_metric(
         (
             metric,
-            figure(
-                f"history-{place}", history(report.escaped, complete, report.goals, metric), f"{metric} by trial"
-            ),
+            figure(f"history-{place}", history(report.escaped, kept, report.goals, metric), f"{metric} by trial"),
         )
         for place, metric in enumerate(report.goals)
     )
     remark = "Complete trials by number; one that diverged has no value."
-    if any(not is_feasible(trial) for trial in complete):
+    if any(not is_feasible(trial) for trial in kept):
         remark += " Diamonds are trials outside the bounds, which are never the best."
+    remark += sampled(kept, report.complete)
     return Section("history", title, drawn + note(remark) + _leaders(report))
 
 
@@ -124,7 +124,7 @@ def _leaders(report: StudyReport) -> Markup:
 def curves_section(report: StudyReport) -> Section:
     """Every trial's curve."""
     title = "Learning curves"
-    curves = [trial for trial in (*report.ranked, *_others(report)) if trial.intermediate_values]
+    curves = report.curves
     if not curves:
         why = "No trial has reported an epoch yet."
         if report.several and report.ranked:
@@ -132,20 +132,15 @@ def curves_section(report: StudyReport) -> Section:
                 "A study with several objectives stores no curves; `metrics.csv` in each trial's folder has them."
             )
         return Section("curves", title, note(why))
-    kept = thinned(curves, _MOST_CURVES)
-    drawn = figure("curves", learning_curves(kept, report.metric, report.direction), f"{report.metric} by epoch")
+    kept = report.drawn_curves
+    drawn_curves = learning_curves(kept, report.metric, report.direction, report.best)
+    drawn = figure("curves", drawn_curves, f"{report.metric} by epoch")
     remark = "A mark shows where a curve ends; crosses are pruned trials, triangles diverged ones. "
     remark += "A click in the legend hides a kind of trial."
-    if len(kept) < len(curves):
-        remark += f" Of {len(curves)} curves {len(kept)} are drawn: the best, and an even sample of the others."
+    remark += sampled(kept, curves, "curves")
     if max(len(trial.intermediate_values) for trial in kept) > MOST_POINTS:
         remark += " Of long curves some epochs are left out."
     return Section("curves", title, drawn + note(remark))
-
-
-def _others(report: StudyReport) -> list[FrozenTrial]:
-    ranked = {trial.number for trial in report.ranked}
-    return [trial for trial in report.trials if trial.number not in ranked]
 
 
 def prediction_section(report: StudyReport) -> Section:
@@ -162,12 +157,16 @@ def prediction_section(report: StudyReport) -> Section:
         ("mean absolute error", shown(found.mean_absolute_error)),
         ("outcomes inside the 80 % interval", percent(found.inside_80)),
     ]
+    every = -(-len(report.compared) // MOST_TRIALS)
+    kept = report.compared[::every]
     remark = (
         "Each trial's first prediction and the value it ended with; the bars are the prediction's 80 % interval. "
         "Trials that were pruned or stopped early have no such end and are left out, so these are the more "
         "promising ones."
     )
-    drawn = figure("predictions", predictions_against_outcomes(report.compared), f"predicted and final {of}")
+    if every > 1:
+        remark += f" Of {len(report.compared)} trials {len(kept)} are drawn, an even sample."
+    drawn = figure("predictions", predictions_against_outcomes(kept), f"predicted and final {of}")
     return Section("prediction", title, table(rows) + drawn + note(remark))
 
 
@@ -182,6 +181,8 @@ def pruning_section(report: StudyReport) -> Section:
         share = percent(found["epochs_saved"] / found["epochs_unpruned"])
         of = f"{found['epochs_saved']} of {found['epochs_unpruned']} ({share})"
         rows += [("epochs of a whole trial", found["horizon"]), ("epochs saved, at most", of)]
+    if found["alpha"] is not None:
+        rows.append(("alpha in force at the last decision", f"{found['alpha']:.2g}"))
     if not found["audited"]:
         rows.append(("false-prune rate", "not measured: no audited trial has ended"))
         return Section("pruning", "What pruning saved", table(rows) + note(_NO_AUDIT))
@@ -194,14 +195,30 @@ def pruning_section(report: StudyReport) -> Section:
         ("false-prune rate", rate),
         ("epochs that the audit cost", found["audit_epochs"]),
     ]
-    return Section("pruning", "What pruning saved", table(rows) + note(_AUDIT))
+    return Section("pruning", "What pruning saved", table(rows) + _audit_runs(report) + note(_AUDIT))
+
+
+def _audit_runs(report: StudyReport) -> Markup:
+    """Each trial that ran on as an audit: the decision against it, and what it ended at."""
+    decisions = ((trial, Condemned.of(trial)) for trial in report.trials)
+    runs = [
+        (f"trial {trial.number}", f"{condemned(**decision.stored())}; {outcome_of(trial)}{_ended_at(trial)}")
+        for trial, decision in decisions
+        if decision is not None and decision.runs_on
+    ]
+    return unfolding(count_of(len(runs), "audit run"), table(runs))
+
+
+def _ended_at(trial: FrozenTrial) -> str:
+    return f" at {shown(trial.values[0])}" if trial.values else ""
 
 
 _NO_AUDIT: Final = (
-    "With `study.pruner.audit_fraction=0.05` the pruner `predicted_loss` lets a share of the trials that it would "
+    "With `study.pruner.audit_fraction=0.03` the pruner `predicted_loss` lets a share of the trials that it would "
     "prune run on, and so measures how often it is wrong."
 )
 _AUDIT: Final = (
+    "The pruner's `alpha` follows its audit: it falls where audited trials end well, and rises where they do not. "
     "Audited trials were to be pruned and ran on to measure. One was wrongly condemned if it is complete and "
     "among the best of all complete trials; a diverged trial never is. The interval is Wilson's."
 )
@@ -213,10 +230,11 @@ def grants_section(report: StudyReport) -> Section | None:
         return None
     by_kind = [(each.kind, each.grants, each.epochs) for each in report.grants]
     first = joined(part(_one(trial, report), steps(story(trial))) for trial in report.leaders)
-    every = joined(unfolding(_one(trial, report), steps(story(trial))) for trial in report.trials)
-    others = unfolding(f"All {count_of(len(report.trials), 'trial')}", every)
+    every = joined(unfolding(_one(trial, report), steps(story(trial))) for trial in report.sample)
+    others = unfolding(count_of(len(report.sample), "trial"), every)
     drawn = grid("Grants by kind", ("kind", "grants", "epochs trained"), by_kind)
-    return Section("grants", "Why each trial trained", drawn + first + others + note(_GRANTS))
+    remark = _GRANTS + sampled(report.sample, report.trials, done="listed")
+    return Section("grants", "Why each trial trained", drawn + first + others + note(remark))
 
 
 def _one(trial: FrozenTrial, report: StudyReport) -> str:
@@ -254,7 +272,8 @@ def time_section(report: StudyReport) -> Section:
     if timeline.pauses:
         rows.append(("pauses, not drawn", duration(timeline.pauses)))
     height = min(900, 150 + _LANE_HEIGHT * len(timeline.lanes))
-    drawn = figure("timeline", work_by_worker(timeline), "attempts at trials by worker", height=height)
+    latest = timeline.latest(MOST_TRIALS)
+    drawn = figure("timeline", work_by_worker(latest), "attempts at trials by worker", height=height)
     lanes = [
         (lane["worker"], lane["attempts"], duration(lane["seconds"]), percent(lane["busy_share"]))
         for lane in totals["workers"]
@@ -263,6 +282,8 @@ def time_section(report: StudyReport) -> Section:
         "Each bar is an attempt at a trial. A worker is busy while it has a trial: the share counts from the "
         "first trial to the last, pauses of the whole study left out."
     )
+    if totals["attempts"] > MOST_TRIALS:
+        remark += f" Of {totals['attempts']} attempts the latest {MOST_TRIALS} are drawn."
     by_worker = grid("Work by worker", ("worker", "attempts", "at work", "busy"), lanes)
     return Section("time", title, table(rows) + drawn + note(remark) + by_worker)
 

@@ -13,6 +13,7 @@ LIGHT: Final = {
     "link": "#0a58b5",
     "code": "#f3f5f7",
     "veil": "rgba(255, 255, 255, 0.7)",
+    "shade": "rgba(31, 35, 40, 0.28)",
 }
 DARK: Final = {
     "back": "#14181d",
@@ -23,6 +24,7 @@ DARK: Final = {
     "link": "#7db4ff",
     "code": "#1e242b",
     "veil": "rgba(20, 24, 29, 0.7)",
+    "shade": "rgba(230, 233, 236, 0.3)",
 }
 
 

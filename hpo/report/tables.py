@@ -12,9 +12,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.trial import FrozenTrial
 
-from hpo.config.schema_space import FloatParam, IntParam, ParamSpec
+from hpo.config.schema_space import FloatParam, IntParam, ParamSpec, label
 from hpo.errors import InputError, StudyError
 from hpo.storage.attributes import BEST_ATTR
 from hpo.study.open_study import OpenStudy
@@ -73,6 +74,9 @@ def trials_table(opened: OpenStudy) -> Table:
     columns: dict[str, Kind] = dict(_FIXED)
     columns |= dict.fromkeys(_values(opened, None), "number")
     columns |= {f"params.{name}": _kind(param) for name, param in opened.spec.search_space.items()}
+    if opened.spec.defines_by_run:
+        drawn = {name: each for trial in frozen for name, each in trial.distributions.items()}
+        columns |= {f"params.{name}": _drawn_kind(each) for name, each in drawn.items()}
     columns |= dict.fromkeys(metrics, "number")
     columns |= _AFTER
     return Table(columns, [{name: row.get(name) for name in columns} for row in rows])
@@ -112,17 +116,18 @@ def write_table(table: Table, form: str, path: Path) -> None:
 def table_text(table: Table, form: str) -> str:
     """A table as text: ``csv`` (RFC 4180, but lines end as on Unix) or ``json`` (a list of objects).
 
-    A missing value is an empty field in CSV and null in JSON. Numbers that are not finite are ``inf``, ``-inf``
-    and ``nan`` in CSV, which pandas reads back; JSON knows none, and gets null. Text is written as it is, also
-    where it begins with ``=``: the choices are those of the person's own study file, and changed they could not be
-    joined with anything. Who opens a stranger's study in a spreadsheet imports the columns as text.
+    A missing value is an empty field in CSV and null in JSON, a list or mapping in CSV its JSON. Numbers that are
+    not finite are ``inf``, ``-inf`` and ``nan`` in CSV, which pandas reads back; JSON knows none, and gets null.
+    Text is written as it is, also where it begins with ``=``: the choices are those of the person's own study
+    file, and changed they could not be joined with anything. Who opens a stranger's study in a spreadsheet
+    imports the columns as text.
     """
     if form == "json":
         return json.dumps(finite([_plain(row) for row in table.rows]), indent=2, ensure_ascii=False) + "\n"
     text = io.StringIO()
     writer = csv.DictWriter(text, list(table.columns), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(_plain(row) for row in table.rows)
+    writer.writerows(_cells(row) for row in table.rows)
     return text.getvalue()
 
 
@@ -131,9 +136,15 @@ def _plain(row: Row) -> Row:
     return {name: value.isoformat() if isinstance(value, datetime) else value for name, value in row.items()}
 
 
+def _cells(row: Row) -> Row:
+    """A plain row with lists and mappings as the text that the study file's choices have in tables."""
+    return {name: label(value) for name, value in _plain(row).items()}
+
+
 def _row(opened: OpenStudy, trial: FrozenTrial, entry: Mapping[str, Any]) -> Row:
     kept = trial.user_attrs.get(BEST_ATTR) or {}
-    attempts = entry["attempts"]
+    internals = entry["internals"]
+    attempts = internals["attempts"]
     started = datetime.fromisoformat(attempts[0]["started"]) if attempts else _utc(trial.datetime_start)
     ended = attempts[-1]["ended"] if attempts else None
     return {
@@ -144,13 +155,13 @@ def _row(opened: OpenStudy, trial: FrozenTrial, entry: Mapping[str, Any]) -> Row
         **{f"metrics.{name}": value for name, value in kept.get("metrics", {}).items()},
         "epochs": entry["epochs"],
         "best_epoch": kept.get("epoch"),
-        "seed": entry["seed"],
+        "seed": internals["seed"],
         "started": started,
         "ended": datetime.fromisoformat(ended) if ended else _utc(trial.datetime_complete),
         "duration_s": entry["duration_s"],
         "attempts": len(attempts),
-        "worker": entry["worker"],
-        "device": entry["device"],
+        "worker": internals["worker"],
+        "device": internals["device"],
         "reason": entry["reason"],
     }
 
@@ -172,7 +183,18 @@ def _kind(param: ParamSpec) -> Kind:
     """What a column of this parameter holds; choices of different types are text."""
     if isinstance(param, FloatParam | IntParam):
         return "number" if isinstance(param, FloatParam) else "integer"
-    types = {type(choice) for choice in param.choices if choice is not None}
+    return _kind_of(param.choices)
+
+
+def _drawn_kind(drawn: BaseDistribution) -> Kind:
+    """The same of a parameter that a function draws itself."""
+    if isinstance(drawn, CategoricalDistribution):
+        return _kind_of(drawn.choices)
+    return "integer" if isinstance(drawn, IntDistribution) else "number"
+
+
+def _kind_of(choices: Sequence[Any]) -> Kind:
+    types = {type(choice) for choice in choices if choice is not None}
     if types == {bool}:
         return "boolean"
     if types == {int}:
@@ -208,4 +230,5 @@ def _write_parquet(table: Table, path: Path) -> None:
 
 def _as(kind: Kind, value: Any) -> Any:
     """A value as a column of one type can hold it: among texts, other choices are written as in JSON."""
+    value = label(value)
     return json.dumps(value) if kind == "text" and not isinstance(value, str | None) else value

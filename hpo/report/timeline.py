@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Self
 
 from hpo.storage.ledger import Attempt
@@ -93,6 +93,16 @@ class Timeline:
         busy = {name: _length(_united(each)) for name, each in lanes.items()}
         order = sorted(lanes, key=lambda name: (len(name), name))  # worker-10 after worker-9
         return cls([Lane(name, lanes[name], busy[name]) for name in order], _joined(_united(work)))
+
+    def latest(self, most: int) -> Self:
+        """The same with so many attempts at most: those that began last. Workers without any of them stay."""
+        starts = sorted(each.start for lane in self.lanes for each in lane.work)
+        if len(starts) <= most:
+            return self
+        lanes = [
+            replace(lane, work=[each for each in lane.work if each.start >= starts[-most]]) for lane in self.lanes
+        ]
+        return replace(self, lanes=lanes)
 
     @property
     def seconds(self) -> float:

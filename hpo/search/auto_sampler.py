@@ -36,6 +36,8 @@ def chosen_sampler(spec: StudySpec) -> ChosenSampler:
         return ChosenSampler(spec.study.sampler.name)
     if spec.study.objectives is not None:
         return ChosenSampler("tpe", "several objectives")
+    if spec.defines_by_run:
+        return ChosenSampler("tpe", "the function draws its parameters itself")
     if any(param.when for param in spec.search_space.values()):
         return ChosenSampler("tpe", "parameters under conditions")
     return ChosenSampler("curve_gp", "one objective, no parameter under a condition")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -12,6 +12,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial
 
+from hpo.config.conditions import Condition
 from hpo.search.one_thread import one_thread
 from hpo.search.schedulers.freeze_thaw.encoding import Conditions, Encoding
 from hpo.storage.optuna_private import all_trials
@@ -34,6 +35,7 @@ class CurveGPSampler(BaseSampler):
         conditions: By parameter, the values of others under which it exists.
         seed: The study's seed.
         n_startup_trials: How many trials must have reported before the model is asked.
+        where: What each point satisfies.
     """
 
     def __init__(
@@ -42,11 +44,12 @@ class CurveGPSampler(BaseSampler):
         conditions: Conditions,
         seed: int,
         n_startup_trials: int = 8,
+        where: Sequence[Condition] = (),
     ) -> None:
         if n_startup_trials < 1:
             raise ValueError(f"n_startup_trials must be at least 1, but is {n_startup_trials}")
         self._space = {name: each for name, each in space.items() if not each.single()}
-        self._encoding = Encoding(space, conditions)
+        self._encoding = Encoding(space, conditions, where)
         self._seed, self._startup = seed, n_startup_trials
         self._alone = RandomSampler(seed=seed)
 

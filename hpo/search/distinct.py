@@ -1,4 +1,4 @@
-"""Parameters that were tried before: a sampler that draws others, and the result that is known of them."""
+"""A sampler that draws points which are wanted: untried ones that satisfy `where`; and the twin of a point."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.space import SearchSpace
 from hpo.search.per_trial import PerTrialSampler
+from hpo.search.valid_points import ValidPoints
 from hpo.storage.attributes import IMPORTED_ATTR
 from hpo.storage.lineage import forked_from
 from hpo.storage.optuna_private import all_trials
 
 #: Draws for one trial, where the points are too many to list.
-_DRAWS: Final = 20
+DRAWS: Final = 20
 #: Draws for one trial before one of the points that are left is taken.
 _FEW_DRAWS: Final = 5
 _MOST_LISTED: Final = 10_000
@@ -51,20 +52,28 @@ def twin(study: Study, number: int, params: Mapping[str, Any]) -> FrozenTrial | 
     return None
 
 
-class DistinctSampler(PerTrialSampler):
-    """Draws again where the parameters are those of another of the study's own trials, running ones included.
+class WholePointSampler(PerTrialSampler):
+    """Draws whole points: again where one violates the study's ``where``, or is that of another trial of its own.
 
-    A point that another study has tried is no reason: the best of them are to be tried here, too. Where a few
-    draws bring nothing new, one of the points that are left is taken; where none is left, or they are too many
-    to list, the last draw is. A draw depends on the study's seed, the trial's number, how often it was drawn, and
-    what is known of the study, so a study can be repeated.
+    Running trials count. A point that another study has tried is no reason: the best of them are to be tried
+    here, too. Where a few draws bring nothing, one of the points that are left is taken if they can be listed. If
+    they can't, the last draw that satisfies ``where`` is; and if none did, the point nearest to the last draw
+    that does, or any such point for a sampler that has no opinion (``random``, ``qmc``). A draw depends on the
+    study's seed, the trial's number, how often it was drawn, and what is known of the study, so a study can be
+    repeated.
+
+    A point is settled before the first of its values is asked for. A trial that resumes, or was enqueued, keeps
+    the values that it has.
 
     Args:
         make: Makes the sampler from a seed in [0, 2**32).
         seed: The study's seed.
         shown: What the sampler is shown in place of a study.
         space: The study's search space.
-        every_point: Whether the sampler may come to every point of the space.
+        distinct: Whether points that other trials have are drawn again.
+        fixed: Values that each point has; with any, the points are not listed.
+        nearest: The point that satisfies ``where`` nearest to another, from a seed; None: any will do.
+        draws: Draws for one trial, where the points are too many to list.
     """
 
     def __init__(
@@ -74,48 +83,77 @@ class DistinctSampler(PerTrialSampler):
         shown: Callable[[Study], Study],
         space: SearchSpace,
         *,
-        every_point: bool = True,
+        distinct: bool = True,
+        fixed: Mapping[str, Any] | None = None,
+        nearest: Callable[[Mapping[str, Any], int], dict[str, Any] | None] | None = None,
+        draws: int = DRAWS,
     ) -> None:
         super().__init__(make, seed, shown)
-        self._space = space
-        listed = every_point and _most_points(space) <= _MOST_LISTED
+        self._space, self._distinct, self._nearest, self._draws = space, distinct, nearest, draws
+        self._fixed = fixed
+        listed = distinct and fixed is None and _most_points(space) <= _MOST_LISTED
         self._points = {point_key(point): point for point in space.grid()} if listed else {}
-        self._left: Mapping[str, Any] = {}
+        self._point: Mapping[str, Any] = {}
         self._keys: dict[int, Hashable] = {}
 
     def before_trial(self, study: Study, trial: FrozenTrial) -> None:
         """Give the trial its sampler."""
-        self._left = {}
+        self._point = {}
         super().before_trial(study, trial)
 
     def sample_relative(
         self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]
     ) -> dict[str, Any]:
-        """The first draw that makes a new point; empty where one of those left is taken."""
+        """Empty: the whole point is settled here, and `sample_independent` gives its values."""
         drawn = super().sample_relative(study, trial, search_space)
-        if trial.params or "fixed_params" in trial.system_attrs:  # it resumes, or was given by a person
+        given: dict[str, Any] = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        if given and not self._space.where:  # it resumes, or was given by a person
             return drawn
-        tried, joint = self._tried(study, trial), drawn
+        tried = self._tried(study, trial) if self._distinct and not given else set()
+        self._point = self._settled(study, trial, search_space, drawn, given, tried)
+        return {}
+
+    def _settled(
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        search_space: dict[str, BaseDistribution],
+        drawn: dict[str, Any],
+        given: Mapping[str, Any],
+        tried: set[Hashable],
+    ) -> Mapping[str, Any]:
         left = [point for key, point in self._points.items() if key not in tried]
-        if self._points and not left:
-            return drawn
-        for _ in range(_FEW_DRAWS if left else _DRAWS):
-            point = self._space.draw(partial(self._value, study, trial, drawn))
-            if point_key(point) not in tried:
-                return drawn
-            last, joint = joint, self.draw_again(study, trial, search_space)
-            # What comes to the same again (QMC's place in its sequence is the trial's) is drawn one by one.
-            drawn = {} if joint == last else joint
-        if left:
-            self._left, drawn = random.Random(self._seed_of(trial)).choice(left), {}
-        return drawn
+        if not left:  # all are tried, or they can't be listed
+            tried = set() if self._points else tried
+        joint, valid, point = drawn, None, {}
+        for at in range(_FEW_DRAWS if left else self._draws):
+            if at:
+                last, joint = joint, self.draw_again(study, trial, search_space)
+                # What comes to the same again (QMC's place in its sequence is the trial's) is drawn one by one.
+                drawn = {} if joint == last else joint
+            point = self._space.draw(partial(self._value, study, trial, drawn, given))
+            if self._space.violated(point) is None:
+                valid = point
+                if point_key(point) not in tried:
+                    return point
+        if left and not given:
+            return random.Random(self._seed_of(trial)).choice(left)
+        return valid or self._valid(trial, point, given)
+
+    def _valid(self, trial: FrozenTrial, point: Mapping[str, Any], given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A point that satisfies the conditions, near one that does not where the sampler has an opinion."""
+        seed, kept = self._seed_of(trial), {**(self._fixed or {}), **given}
+        near = self._nearest(point, seed) if self._nearest is not None and not kept else None
+        points = ValidPoints(self._space, random.Random(seed))
+        # What a person gave may leave none with the values that each point has.
+        return near or (points.found(kept) if self._fixed else None) or points.any(given)
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution
     ) -> Any:
-        """The value at the point that was taken, if one was; else as the trial's sampler does."""
-        if param_name in self._left:
-            return self._left[param_name]
+        """The value at the point that was settled, if one was; else as the trial's sampler does."""
+        if param_name in self._point:
+            return self._point[param_name]
         return super().sample_independent(study, trial, param_name, param_distribution)
 
     def _tried(self, study: Study, trial: FrozenTrial) -> set[Hashable]:
@@ -131,9 +169,17 @@ class DistinctSampler(PerTrialSampler):
         return keys
 
     def _value(
-        self, study: Study, trial: FrozenTrial, drawn: Mapping[str, Any], name: str, distribution: BaseDistribution
+        self,
+        study: Study,
+        trial: FrozenTrial,
+        drawn: Mapping[str, Any],
+        given: Mapping[str, Any],
+        name: str,
+        distribution: BaseDistribution,
     ) -> Any:
         """The value that the trial would get, by Optuna's rules."""
+        if name in given:
+            return given[name]
         if distribution.single():
             return _get_single_value(distribution)
         return drawn[name] if name in drawn else self.sample_independent(study, trial, name, distribution)

@@ -28,6 +28,10 @@ PRUNERS: Final[Mapping[str, type[pruners.BasePruner]]] = MappingProxyType(
 )
 
 
+#: Of so many epochs of a trial one is the median pruner's warm-up.
+_EPOCHS_A_WARM_UP_STEP: Final = 10
+
+
 class BracketsFirstHyperbandPruner(pruners.HyperbandPruner):
     """Optuna's, with its brackets laid out before it is first asked.
 
@@ -45,7 +49,9 @@ def make_pruner(spec: StudySpec) -> pruners.BasePruner:
     """The pruner of ``study.pruner``.
 
     Hyperband's ``max_resource`` is the number of epochs where it is not given: left to itself it would prune
-    nothing before a trial is complete. ``patient`` takes another pruner as ``wrapped_pruner``.
+    nothing before a trial is complete. `PredictedLossPruner` draws its audits by the study's seed. ``median``
+    leaves a trial alone in the first tenth of its epochs where no warm-up is given (docs/search.md). ``patient``
+    takes another pruner as ``wrapped_pruner``.
 
     Raises:
         InputError: The name or an argument does not fit.
@@ -66,6 +72,10 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any]) -> pruners.BasePr
             raise spec.error("needs `max_resource` where the data decides the length", path=path, fix=fix)
         arguments.setdefault("max_resource", spec.trainer.known_epochs)
         kind = BracketsFirstHyperbandPruner
+    if kind is PredictedLossPruner:
+        arguments.setdefault("seed", spec.study.sampler.seed)
+    if kind is pruners.MedianPruner:
+        arguments.setdefault("n_warmup_steps", (spec.trainer.known_epochs or 0) // _EPOCHS_A_WARM_UP_STEP)
     if kind is pruners.PatientPruner and arguments["wrapped_pruner"] is not None:
         wrapped = arguments["wrapped_pruner"]
         inner = {"name": wrapped} if isinstance(wrapped, str) else wrapped

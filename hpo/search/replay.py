@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike
 from optuna.pruners import BasePruner
 from optuna.trial import TrialState
 
+from hpo.search.predicted_loss.audit import Condemned
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 
 #: The share of the configurations, by final value, that count as the top.
@@ -106,11 +107,18 @@ class Ended:
         row: Its curve's place among the curves.
         epochs: Epochs that it used.
         pruned: Whether the replayed pruner ended it.
+        alpha: What was in force at `PredictedLossPruner`'s first decision against it; None where there was none.
     """
 
     row: int
     epochs: int
     pruned: bool
+    alpha: float | None = None
+
+    @property
+    def audited(self) -> bool:
+        """Whether it ran on as an audit."""
+        return self.alpha is not None and not self.pruned
 
 
 @dataclass(frozen=True)
@@ -132,6 +140,8 @@ class Replay:
         wrongly_pruned: Pruned trials that would have ended better than the best found.
         top: How many trials are the best 5 %, rounded up.
         top_pruned: How many of those were pruned.
+        audited: Trials that ran on as audits.
+        alpha: What was in force at the last trial that was decided against; None where none was.
         decision_s: Median seconds that the pruner took to decide.
         slowest_decision_s: The longest that it took.
     """
@@ -146,6 +156,8 @@ class Replay:
     wrongly_pruned: int
     top: int
     top_pruned: int
+    audited: int
+    alpha: float | None
     decision_s: float
     slowest_decision_s: float
 
@@ -165,6 +177,8 @@ class Summary:
         worst_regret: The largest.
         wrongly_pruned: Mean number of trials pruned that would have ended better than the best found.
         top_pruned: Of the best 5 % of the trials, the share that was pruned.
+        audited: Mean number of trials that ran on as audits.
+        alpha: Mean of what was in force at last; None where no replay has an alpha.
         decision_ms: Median over the replays of the median time to decide, milliseconds.
         slowest_decision_ms: The longest, milliseconds.
     """
@@ -174,6 +188,8 @@ class Summary:
     worst_regret: float
     wrongly_pruned: float
     top_pruned: float
+    audited: float
+    alpha: float | None
     decision_ms: float
     slowest_decision_ms: float
 
@@ -228,12 +244,15 @@ def summarize(replays: Sequence[Replay]) -> Summary:
     """
     if not replays:
         raise ValueError("there is no replay to sum up")
+    alphas = [each.alpha for each in replays if each.alpha is not None]
     return Summary(
         epochs_fraction=statistics.fmean(each.epochs_fraction for each in replays),
         regret=statistics.fmean(each.regret for each in replays),
         worst_regret=max(each.regret for each in replays),
         wrongly_pruned=statistics.fmean(each.wrongly_pruned for each in replays),
         top_pruned=sum(each.top_pruned for each in replays) / max(1, sum(each.top for each in replays)),
+        audited=statistics.fmean(each.audited for each in replays),
+        alpha=statistics.fmean(alphas) if alphas else None,
         decision_ms=1e3 * statistics.median(each.decision_s for each in replays),
         slowest_decision_ms=1e3 * max(each.slowest_decision_s for each in replays),
     )
@@ -313,7 +332,8 @@ class _Simulation:
         else:
             worst = self.setting.sign * math.inf
             self._study.tell(trial, curve.final if math.isfinite(curve.final) else worst)
-        self.ended[trial.number] = Ended(run.row, step, pruned)
+        decision = Condemned.of(self._study.get_trials(deepcopy=False)[trial.number])
+        self.ended[trial.number] = Ended(run.row, step, pruned, None if decision is None else decision.alpha)
         return True
 
 
@@ -348,6 +368,8 @@ def _judged(curves: Sequence[Curve], ended: list[Ended], seconds: list[float], s
         wrongly_pruned=int(np.sum(finals[pruned] < found)),
         top=len(top),
         top_pruned=int(np.sum(pruned[top])),
+        audited=sum(each.audited for each in ended),
+        alpha=next((each.alpha for each in reversed(ended) if each.alpha is not None), None),
         decision_s=statistics.median(seconds),
         slowest_decision_s=max(seconds),
     )

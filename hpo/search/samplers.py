@@ -21,9 +21,10 @@ from hpo.search.as_predicted import as_predicted
 from hpo.search.auto_sampler import AUTO, chosen_sampler
 from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
 from hpo.search.curve_sampler import CurveGPSampler
-from hpo.search.distinct import DistinctSampler
+from hpo.search.distinct import DRAWS, WholePointSampler
 from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
+from hpo.search.schedulers.freeze_thaw.proposals import nearest_valid
 from hpo.storage.attributes import IMPORTED_ATTR
 from hpo.storage.optuna_private import all_trials
 
@@ -46,13 +47,20 @@ SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
 _EXHAUSTIVE: Final = (samplers.GridSampler, samplers.BruteForceSampler)
 #: They read no trial's value: the curves themselves say more than what is predicted from them, or nothing is read.
 _NO_VALUES: Final = (CurveGPSampler, samplers.RandomSampler, samplers.QMCSampler)
+#: Each point is as good as another to them.
+_NO_OPINION: Final = (samplers.RandomSampler, samplers.QMCSampler)
+#: Draws of a sampler that takes long, and comes to nearly the same again.
+_FEW_DRAWS: Final = 2
 #: Arguments that the study sets itself; of every other sampler, the seed.
 TAKEN: Final[Mapping[type, tuple[str, ...]]] = MappingProxyType(
     {
-        CurveGPSampler: ("seed", "space", "conditions"),
+        CurveGPSampler: ("seed", "space", "conditions", "where"),
         **dict.fromkeys(_EXHAUSTIVE, ("seed", "search_space", "avoid_premature_stop")),
     }
 )
+#: Arguments of TPE where trials may differ in which parameters they have: without them, what only some trials have
+#: would be drawn by itself, blind to the rest.
+_VARYING: Final = MappingProxyType({"multivariate": True, "group": True})
 
 
 class ExhaustiveSampler(samplers.BaseSampler):
@@ -137,13 +145,24 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
     def make(seed: int) -> samplers.BaseSampler:
         return _make(spec, space, "study.sampler", node, seed)
 
-    encoding = Encoding(space.distributions, space.conditions)
+    if spec.defines_by_run:  # nothing is known of the space before it is drawn from
+        return PerTrialSampler(make, section.seed, _as_it_is)
+    encoding = Encoding(space.distributions, space.conditions, space.where)
     shown = _as_it_is if kind in _NO_VALUES else partial(as_predicted, encoding=encoding)
     # Two draws from a real range are never equal: there is nothing to look for.
-    if spec.study.duplicates == "resample" and not space.is_continuous:
-        everywhere = kind is not samplers.PartialFixedSampler
-        return DistinctSampler(make, section.seed, shown, space, every_point=everywhere)
-    return PerTrialSampler(make, section.seed, shown)
+    distinct = spec.study.duplicates == "resample" and not space.is_continuous
+    if not distinct and not space.where:
+        return PerTrialSampler(make, section.seed, shown)
+    return WholePointSampler(
+        make,
+        section.seed,
+        shown,
+        space,
+        distinct=distinct,
+        fixed=arguments_of(node)["fixed_params"] if kind is samplers.PartialFixedSampler else None,
+        nearest=None if kind in _NO_OPINION else partial(nearest_valid, encoding),
+        draws=_FEW_DRAWS if kind is samplers.GPSampler else DRAWS,
+    )
 
 
 def import_models(spec: StudySpec) -> None:
@@ -152,7 +171,8 @@ def import_models(spec: StudySpec) -> None:
     if kind is CurveGPSampler:
         import hpo.search.curve_proposal
     stops = section.scheduler is not None or section.pruner.name not in (NO_PRUNER, "NopPruner")
-    if stops and section.objectives is None and kind not in (*_NO_VALUES, *_EXHAUSTIVE):
+    shown = section.objectives is None and not spec.defines_by_run
+    if stops and shown and kind not in (*_NO_VALUES, *_EXHAUSTIVE):
         import hpo.search.predicted_ends
         import hpo.search.trial_curves  # noqa: F401
 
@@ -186,7 +206,8 @@ def _make(
         raise spec.error("can't stand inside another sampler", path=f"{path}.name", value=node["name"], fix=fix)
     arguments = arguments_of(node)
     if kind is samplers.TPESampler:
-        arguments = tpe_arguments(space.distributions, space.conditions) | arguments
+        known = _VARYING if spec.defines_by_run else tpe_arguments(space.distributions, space.conditions)
+        arguments = {**known, **arguments}
     for name in ("base_sampler", "independent_sampler"):
         if name in arguments:
             inner = _named(spec, f"{path}.{name}", arguments[name])
@@ -196,7 +217,7 @@ def _make(
         arguments.setdefault("independent_sampler", samplers.RandomSampler(seed=seed))
         seed, kind = spec.study.sampler.seed, NumberedQMCSampler
     if kind is CurveGPSampler:  # it tells trials apart by their numbers
-        arguments |= {"space": space.distributions, "conditions": space.conditions}
+        arguments |= {"space": space.distributions, "conditions": space.conditions, "where": space.where}
         seed = spec.study.sampler.seed
     if issubclass(kind, samplers.QMCSampler | samplers.CmaEsSampler):  # a line at each parameter of each draw
         arguments.setdefault("warn_independent_sampling", False)
@@ -209,8 +230,7 @@ def _make(
 def tpe_arguments(space: Mapping[str, BaseDistribution], conditions: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of TPE where the study file leaves them out; chosen by the measurements of docs/search.md."""
     if conditions:
-        # Without it, what stands under a condition would be drawn by itself, blind to the rest.
-        return {"multivariate": True, "group": True}
+        return dict(_VARYING)
     if any(isinstance(each, CategoricalDistribution) for each in space.values()):
         return {}  # choices that depend on each other are found together only
     return {"multivariate": False, "constant_liar": False}

@@ -1,10 +1,14 @@
 """Every attribute that hpo stores on a study or a trial: its key, who holds it, and what it means.
 
-Keys are Optuna's user attributes where a person may want to read them (the dashboard shows them), and its system
-attributes where only hpo does. A test refuses such a key anywhere else.
+Keys are Optuna's user attributes where other tools may want to read them, and its system attributes where only hpo
+does; `hpo dashboard` shows the user attributes in words (`hpo.dashboard.shown`).
+A test refuses such a key anywhere else.
 """
 
 from typing import Final
+
+#: What every key begins with that is hpo's own.
+PREFIX: Final = "hpo:"
 
 # ---- of a study: user attributes
 #: How many trials a study may claim; its budget.
@@ -21,6 +25,8 @@ MAX_EPOCHS_ATTR: Final = "hpo:max_epochs"
 CONFIG_ATTR: Final = "hpo:config"
 #: Hash of what that file says about the search.
 HASH_ATTR: Final = "hpo:config_hash"
+#: How its search space was widened, a mapping each time: the trials before that, the changes, the new hash.
+WIDENED_ATTR: Final = "hpo:widened"
 #: The code that it has had, by hash, the latest last.
 CODE_ATTR: Final = "hpo:code"
 
@@ -29,6 +35,8 @@ CODE_ATTR: Final = "hpo:code"
 BEGUN_ATTR: Final = "hpo:begun"
 #: The process that adds its initial trials.
 INITIAL_TRIALS_ATTR: Final = "hpo:initial_trials"
+#: The latest request that its agents leave: a text that differs from all before it (`hpo stop`).
+STOP_ATTR: Final = "hpo:stop"
 
 # ---- of a trial: user attributes
 #: How it ended, where Optuna's state does not say: an `Outcome`.
@@ -59,6 +67,8 @@ RUN_ATTR: Final = "hpo:run"
 SAME_AS_ATTR: Final = "hpo:same_as"
 #: How long its attempts took: how many there were, the epochs they trained, and the seconds in and around these.
 TIMING_ATTR: Final = "hpo:timing"
+#: The last attempt that trained it again from its first epoch, without a checkpoint.
+STARTED_AGAIN_ATTR: Final = "hpo:started_again"
 #: In how many parts each of its batches was computed, after it ran out of memory.
 PARTS_ATTR: Final = "hpo:micro_batches"
 #: The last attempt before a person let it wait again (`hpo.study.retry`): deaths until then don't count.
@@ -71,7 +81,7 @@ BASELINE_ATTR: Final = "hpo:baseline"
 IMPORTED_ATTR: Final = "hpo:imported"
 #: The study and trial that it was imported from.
 ORIGIN_ATTR: Final = "hpo:imported_from"
-#: The epoch at which the pruner decided against it first; it runs on to measure the pruner's errors.
-AUDIT_ATTR: Final = "hpo:audited_at"
+#: The pruner's first decision against it; see `hpo.search.predicted_loss.audit.Condemned`.
+CONDEMNED_ATTR: Final = "hpo:condemned"
 #: Begins the key under which Optuna keeps how far a trial violates a bound.
 CONSTRAINT_ATTR: Final = "constraints:"

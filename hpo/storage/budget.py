@@ -4,34 +4,30 @@ A trial's row is its claim; there is no counter that could leak. Trials that wer
 (`optuna.Study.add_trial`) carry a mark and don't count.
 """
 
-import copy
 import json
 from collections.abc import Collection
-from datetime import datetime
 from typing import cast
 
 import sqlalchemy as sa
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import TrialState
 from sqlalchemy import orm
 
 from hpo.errors import BudgetExhaustedError
 from hpo.storage.attributes import BUDGET_ATTR, IMPORTED_ATTR
 from hpo.storage.ledger import Executor
-from hpo.storage.optuna_private import STUDY_USER_ATTRS, TRIAL_SYSTEM_ATTRS, TRIALS, models, started_utc
+from hpo.storage.optuna_private import STUDIES, STUDY_USER_ATTRS, TRIAL_SYSTEM_ATTRS, TRIALS, models
+
+_LOCK = (
+    sa.select(STUDIES.c.study_id)
+    .where(STUDIES.c.study_id == sa.bindparam("study", type_=sa.Integer))
+    .with_for_update()
+)
 
 
-def marked(template: FrozenTrial, *, budgeted: bool) -> FrozenTrial:
-    """The template of a new trial with the mark that it should have.
-
-    Only a budgeted study's imports are marked: elsewhere a trial is stored exactly as it was given.
-    """
-    imported = budgeted and template.state.is_finished()
-    if imported == (IMPORTED_ATTR in template.system_attrs):
-        return template
-    attrs = {key: value for key, value in template.system_attrs.items() if key != IMPORTED_ATTR}
-    changed = copy.copy(template)
-    changed.system_attrs = attrs | {IMPORTED_ATTR: True} if imported else attrs
-    return changed
+def lock_study(session: orm.Session, study_id: int) -> None:
+    """Lock a study's row until the transaction's end: no other process numbers a trial; KeyError for none."""
+    if session.execute(_LOCK, {"study": study_id}).first() is None:
+        raise KeyError(models.NOT_FOUND_MSG)
 
 
 def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:
@@ -83,23 +79,3 @@ def _left_and_trials(conn: Executor, study_id: int) -> tuple[int | None, int]:
         .where(TRIALS.c.study_id == study_id, TRIAL_SYSTEM_ATTRS.c.key == IMPORTED_ATTR)
     )
     return number - trials + cast("int", conn.execute(imported).scalar_one()), trials
-
-
-def insert_running(session: orm.Session, study_id: int, number: int) -> models.TrialModel:
-    """Add a trial without parameters that runs from now on, in one statement.
-
-    Returns:
-        Its row; the session knows nothing of it.
-    """
-    trial = models.TrialModel(
-        number=number, study_id=study_id, state=TrialState.RUNNING, datetime_start=datetime.now()
-    )
-    row = {
-        "number": number,
-        "study_id": study_id,
-        "state": TrialState.RUNNING,
-        "datetime_start": started_utc(trial),
-    }
-    result = cast("sa.CursorResult[tuple[()]]", session.execute(sa.insert(TRIALS), row))
-    trial.trial_id = cast("tuple[int]", result.inserted_primary_key)[0]
-    return trial

@@ -83,6 +83,12 @@ def display_url(url: str) -> str:
     return unquote(shown) if parsed.get_backend_name() == "sqlite" else shown
 
 
+def has_password(url: str) -> bool:
+    """Whether a URL shows a password; see `display_url` for people."""
+    parsed = sa.make_url(url)
+    return parsed.password is not None or bool(_SECRET_QUERY_KEYS & set(parsed.query))
+
+
 def sqlite_file(url: sa.URL) -> Path | None:
     """The database's file, or None for a database on a server."""
     return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
@@ -95,8 +101,8 @@ def engine_kwargs(url: sa.URL) -> dict[str, Any]:
         # isolation_level None: Python's sqlite3 begins no transaction by itself; `begin_immediate` does.
         connect = {"timeout": float(_LOCK_SECONDS), "isolation_level": None}
         return {"connect_args": connect, "pool_events": [(_tune_sqlite, "connect")]}
-    # A worker's threads (training, heartbeat, background writes) need few of the server's connections.
-    small = {"pool_pre_ping": True, "pool_size": 2, "max_overflow": 4, "pool_recycle": 1800}
+    # A server has few connections. A process keeps one; another, for a beat beside a report, is closed after it.
+    small = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 5, "pool_recycle": 1800}
     if backend == "mysql":
         # The default REPEATABLE READ locks gaps between rows: deadlocks among inserting workers.
         return small | {"connect_args": _mysql_options(url), "isolation_level": "READ COMMITTED"}
@@ -123,6 +129,8 @@ def _postgres_options(url: sa.URL) -> dict[str, Any]:
         "keepalives_idle": _PROBE_SECONDS,
         "keepalives_interval": _PROBE_SECONDS,
         "tcp_user_timeout": _SILENCE_SECONDS * 1000,
+        # A pooler gives each transaction another connection to the server, which knows no statement of an earlier.
+        "prepare_threshold": None,
     }
     return _unless_given(url, options)
 

@@ -67,10 +67,10 @@ class GrantingStorage(LeasedStorage):
         with self.transaction() as session:
             self._fence(session, trial_id)
             if not (self.patience.tries and has_grant(session, trial_id, grant)):
-                store_grant(session, self, trial_id, grant)
+                store_grant(session, trial_id, grant)
 
     def _store_grant(self, session: orm.Session, trial_id: int, *, only_first: bool = False) -> None:
         """Store what is being granted, in the transaction that takes the trial; ``only_first``: if it has none."""
         grant = self._granting.grant
         if grant is not None and not (only_first and is_granted(session, trial_id)):
-            store_grant(session, self, trial_id, grant)
+            store_grant(session, trial_id, grant)

@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
 import sqlalchemy as sa
-from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial
 from sqlalchemy import orm
 
 from hpo.storage.attributes import FORK_ATTR, GRANTED_ATTR, GRANTS_ATTR, SCHEDULER_ATTR
+from hpo.storage.guarded import set_attr
 from hpo.storage.lineage import Forked
 from hpo.storage.optuna_private import (
     STUDIES,
     STUDY_USER_ATTRS,
+    TRIAL_SYSTEM_ATTRS,
     TRIAL_USER_ATTRS,
     TRIALS,
-    set_system_attr,
-    set_user_attr,
 )
 from hpo.storage.paused_end import prune_paused_trial
 from hpo.storage.pausing import forget_pause
@@ -96,23 +95,26 @@ def begin_grants(session: orm.Session, study_id: int) -> None:
         _add(session, study_id, GRANTED_ATTR, 0)
 
 
-def store_grant(session: orm.Session, storage: RDBStorage, trial_id: int, grant: Grant) -> None:
+def store_grant(session: orm.Session, trial_id: int, grant: Grant) -> None:
     """Store a grant in the transaction that gives its trial to a worker.
 
     Raises:
         OldGrantError: It is not the study's next one.
     """
     number = grant.granted["number"]
-    is_next = STUDY_USER_ATTRS.c.value_json == json.dumps(number)
-    if not _change(session, _is(grant.study_id, GRANTED_ATTR) & is_next, number + 1):
+    if not _rows(
+        session, _NEXT, {"study": grant.study_id, "was": json.dumps(number), "now": json.dumps(number + 1)}
+    ):
         raise OldGrantError(f"grant {number} is not the study's next one")
-    set_user_attr(storage, session, trial_id, GRANTS_ATTR, [*_stored(session, trial_id), grant.granted])
+    set_attr(session, TRIAL_USER_ATTRS, trial_id, GRANTS_ATTR, [*_stored(session, trial_id), grant.granted])
     if grant.params is not None:
-        set_system_attr(storage, session, trial_id, "fixed_params", dict(grant.params))
+        set_attr(session, TRIAL_SYSTEM_ATTRS, trial_id, "fixed_params", dict(grant.params))
     if grant.fork is not None:
-        _store_fork(session, storage, trial_id, grant.study_id, grant.fork)
-    if grant.state is not None and not _change(session, _is(grant.study_id, SCHEDULER_ATTR), grant.state):
-        _add(session, grant.study_id, SCHEDULER_ATTR, grant.state)
+        _store_fork(session, trial_id, grant.study_id, grant.fork)
+    if grant.state is not None:
+        state = {"study": grant.study_id, "now": json.dumps(grant.state)}
+        if not _rows(session, _SET_STATE, state):
+            _add(session, grant.study_id, SCHEDULER_ATTR, grant.state)
 
 
 def is_granted(session: orm.Session, trial_id: int) -> bool:
@@ -125,8 +127,8 @@ def has_grant(session: orm.Session, trial_id: int, grant: Grant) -> bool:
     return grant.granted in _stored(session, trial_id)
 
 
-def _store_fork(session: orm.Session, storage: RDBStorage, trial_id: int, study_id: int, fork: Forked) -> None:
-    set_user_attr(storage, session, trial_id, FORK_ATTR, fork)
+def _store_fork(session: orm.Session, trial_id: int, study_id: int, fork: Forked) -> None:
+    set_attr(session, TRIAL_USER_ATTRS, trial_id, FORK_ATTR, fork)
     of_study = (TRIALS.c.study_id == study_id, TRIALS.c.number == fork["replaces"])
     replaced = session.execute(sa.select(TRIALS.c.trial_id).where(*of_study)).scalar()
     if replaced is not None and prune_paused_trial(session, replaced) is not None:
@@ -134,21 +136,33 @@ def _store_fork(session: orm.Session, storage: RDBStorage, trial_id: int, study_
 
 
 def _stored(session: orm.Session, trial_id: int) -> list[Granted]:
-    query = sa.select(TRIAL_USER_ATTRS.c.value_json).where(
-        TRIAL_USER_ATTRS.c.trial_id == trial_id, TRIAL_USER_ATTRS.c.key == GRANTS_ATTR
-    )
-    found = session.execute(query).scalar()
+    found = session.execute(_GRANTS, {"trial": trial_id}).scalar()
     return [] if found is None else cast("list[Granted]", json.loads(found))
+
+
+# Statements are built once: building one costs more than to execute it.
+_GRANTS = sa.select(TRIAL_USER_ATTRS.c.value_json).where(
+    TRIAL_USER_ATTRS.c.trial_id == sa.bindparam("trial", type_=sa.Integer), TRIAL_USER_ATTRS.c.key == GRANTS_ATTR
+)
+
+
+def _change(key: str) -> sa.Update:
+    """Changes an attribute of a study, if it is there."""
+    study = STUDY_USER_ATTRS.c.study_id == sa.bindparam("study", type_=sa.Integer)
+    now = sa.bindparam("now", type_=sa.String)
+    return sa.update(STUDY_USER_ATTRS).where(study, STUDY_USER_ATTRS.c.key == key).values(value_json=now)
+
+
+_NEXT = _change(GRANTED_ATTR).where(STUDY_USER_ATTRS.c.value_json == sa.bindparam("was", type_=sa.String))
+_SET_STATE = _change(SCHEDULER_ATTR)
 
 
 def _is(study_id: int, key: str) -> sa.ColumnElement[bool]:
     return (STUDY_USER_ATTRS.c.study_id == study_id) & (STUDY_USER_ATTRS.c.key == key)
 
 
-def _change(session: orm.Session, row: sa.ColumnElement[bool], value: object) -> bool:
-    """Change an attribute of a study; whether it is there."""
-    change = sa.update(STUDY_USER_ATTRS).where(row).values(value_json=json.dumps(value))
-    return cast("sa.CursorResult[tuple[()]]", session.execute(change)).rowcount == 1
+def _rows(session: orm.Session, statement: sa.Update, parameters: Mapping[str, Any]) -> int:
+    return cast("sa.CursorResult[tuple[()]]", session.execute(statement, parameters)).rowcount
 
 
 def _add(session: orm.Session, study_id: int, key: str, value: object) -> None:

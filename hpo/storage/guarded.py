@@ -7,6 +7,7 @@ an ``INSERT … SELECT … ON CONFLICT``, so a write is one statement, and the w
 
 import functools
 import importlib
+import json
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -21,11 +22,13 @@ from hpo.storage.optuna_private import TRIALS, VALUES, models
 # An execution option: each statement is a transaction of its own, SQLite needs no BEGIN around it.
 SINGLE = "hpo_single"
 
+#: Written out: a list in a statement is filled in anew each time, and can't be where it stores several rows.
+_UNFINISHED = sa.or_(TRIALS.c.state == TrialState.RUNNING, TRIALS.c.state == TrialState.WAITING)
 _SET_STATE = (
     sa.update(TRIALS)
     .where(
         TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
-        TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING]),
+        _UNFINISHED,
     )
     .values(state=sa.bindparam("new_state"), datetime_complete=sa.bindparam("new_completed"))
 )
@@ -74,10 +77,9 @@ def _allowed_trial(table: sa.Table, columns: tuple[str, ...], *, fenced: bool) -
     """The new row, or nothing if the trial may not be written to."""
     new = [sa.bindparam(f"new_{name}", type_=table.c[name].type) for name in columns]
     trial = sa.bindparam("trial", type_=sa.Integer)
-    unfinished = TRIALS.c.state.in_([TrialState.RUNNING, TrialState.WAITING])
     if not fenced:
-        return sa.select(TRIALS.c.trial_id, *new).where(TRIALS.c.trial_id == trial, unfinished)
-    writable = sa.exists().where(TRIALS.c.trial_id == trial, unfinished)
+        return sa.select(TRIALS.c.trial_id, *new).where(TRIALS.c.trial_id == trial, _UNFINISHED)
+    writable = sa.exists().where(TRIALS.c.trial_id == trial, _UNFINISHED)
     source = sa.select(ATTEMPTS.c.trial_id, *new).where(
         ATTEMPTS.c.trial_id == trial,
         ATTEMPTS.c.attempt == sa.bindparam("attempt", type_=sa.Integer),
@@ -87,6 +89,21 @@ def _allowed_trial(table: sa.Table, columns: tuple[str, ...], *, fenced: bool) -
     # The lock makes a requeue wait for this write, and this write for a requeue: it then finds the lease ended.
     # The trial is in a subquery so that only the lease is locked: a requeue locks the two in this order, too.
     return source.with_for_update()
+
+
+def set_attr(session: orm.Session, table: sa.Table, trial_id: int, key: str, value: Any) -> None:
+    """Set an attribute of an unfinished trial in the caller's transaction, which has locked the trial.
+
+    Args:
+        session: The transaction.
+        table: Of the trials' user attributes or system attributes.
+        trial_id: The trial.
+        key: The attribute.
+        value: What it becomes.
+    """
+    dialect = session.get_bind().dialect.name
+    statement = guarded_insert(dialect, table, ("key", "value_json"), "key", replace=True, fenced=False)
+    session.execute(statement, {"trial": trial_id, "new_key": key, "new_value_json": json.dumps(value)})
 
 
 def set_state(session: orm.Session, trial_id: int, state: TrialState, values: Sequence[float]) -> bool:

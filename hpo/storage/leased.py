@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 from sqlalchemy import orm
 
 from hpo.errors import LeaseLostError
-from hpo.storage import ledger
+from hpo.storage import agents, ledger
 from hpo.storage.forks import refuse_forks
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import TRIALS, models
@@ -45,6 +45,13 @@ class LeasedStorage(ReadingStorage):
     def owner(self, owner: Owner | None) -> None:
         self._owner = owner
         self.process = os.getpid()
+
+    def delete_study(self, study_id: int) -> None:
+        """Delete a study with its trials, their attempts, and its agents."""
+        with self.transaction() as session:
+            agents.forget_study(session, study_id)
+            ledger.forget_trials(session, sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == study_id))
+            super().delete_study(study_id)
 
     def attempt_of(self, trial_id: int) -> int:
         """The attempt under which this storage runs a trial; LeaseLostError if it doesn't."""
@@ -82,6 +89,18 @@ class LeasedStorage(ReadingStorage):
     def hold(self, lease: ledger.Lease) -> None:
         """Take over a lease that was taken in this process's name."""
         self._hold(*lease)
+
+    @patient
+    def hand_over(self, trial_id: int) -> None:
+        """Store the owner, as it is now, as who holds a held trial: whoever was to train it has died before.
+
+        Raises:
+            LeaseLostError: Another attempt has it.
+        """
+        assert self.owner is not None
+        with self.transaction() as session:
+            if not ledger.hand_over(session, trial_id, self.attempt_of(trial_id), self.owner):
+                raise lease_lost(trial_id)
 
     def _hold(self, trial_id: int, attempt: int) -> None:
         self._held[trial_id], self._since[trial_id] = attempt, time.monotonic()

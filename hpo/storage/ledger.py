@@ -9,32 +9,26 @@ since the epoch by the caller's clock, so they mean the same in every database. 
 measured by its owner, on a clock that is never set, and stored with each beat: limits go by that.
 """
 
-import functools
 import logging
 import os
-import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol, Self, cast
 
-import psutil
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.errors import StudyError
+from hpo.storage import machine
 from hpo.storage.optuna_private import TRIALS
 from hpo.storage.outage import DatabaseGoneError, first_line
 from hpo.storage.pausing import IS_PAUSED
 
 logger = logging.getLogger(__name__)
 
-_INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # the kernel's constant for the namespace of the machine itself
 _NAME_LENGTH = 255
-_HIDDEN = 0.0  # the start of a process that its system does not show
-_CLOCK_STEPS = 10.0  # seconds by which a process's start may seem to move where it is reported by the clock
 
 metadata = sa.MetaData()
 
@@ -51,6 +45,7 @@ ATTEMPTS = sa.Table(
     sa.Column("worker", sa.String(_NAME_LENGTH), nullable=False),
     sa.Column("device", sa.String(_NAME_LENGTH), nullable=False),
     sa.Column("code", sa.String(64), nullable=False),
+    sa.Column("agent", sa.Integer, nullable=False),
     sa.Column("started_at", sa.Double, nullable=False),
     sa.Column("beat_at", sa.Double, nullable=False),
     sa.Column("seconds", sa.Double, nullable=False),
@@ -59,14 +54,15 @@ ATTEMPTS = sa.Table(
     sa.Column("reason", sa.Text),
 )
 
-_HAS_PROC = Path("/proc/self/stat").exists()
-
 
 class Executor(Protocol):
     """What the functions here need of a `sqlalchemy.Connection` or a `sqlalchemy.orm.Session`."""
 
     def execute(
-        self, statement: sa.Executable, parameters: Mapping[str, Any] | None = None, /
+        self,
+        statement: sa.Executable,
+        parameters: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None,
+        /,
     ) -> sa.Result[tuple[object, ...]]:
         """Run one statement in the caller's transaction."""
 
@@ -84,6 +80,7 @@ class Owner:
         worker: Label of the worker, for people.
         device: Device that the worker trains on, for people.
         code: Hash of the study's code that it runs (`hpo.config.code`); empty where it runs none.
+        agent: Id of the worker's agent (`hpo.storage.agents`); 0 where it has none.
     """
 
     host: str
@@ -93,17 +90,19 @@ class Owner:
     worker: str = ""
     device: str = ""
     code: str = ""
+    agent: int = 0
 
     @classmethod
-    def current(cls, *, worker: str = "", device: str = "") -> Self:
+    def current(cls, *, worker: str = "", device: str = "", agent: int = 0) -> Self:
         """The calling process as an owner."""
-        owner = cls(host_name(), boot_id(), 0, _HIDDEN, worker[:_NAME_LENGTH], device[:_NAME_LENGTH])
+        names = {"worker": worker[:_NAME_LENGTH], "device": device[:_NAME_LENGTH]}
+        owner = cls(machine.host_name(), machine.boot_id(), 0, machine.HIDDEN, **names, agent=agent)
         return owner.in_process(os.getpid())
 
     def in_process(self, pid: int) -> Self:
         """The same worker, with the same code, as another process of this machine: this one, or a fork of it."""
-        start = process_start(pid)
-        return replace(self, pid=pid, start_time=_HIDDEN if start is None else start)
+        start = machine.process_start(pid)
+        return replace(self, pid=pid, start_time=machine.HIDDEN if start is None else start)
 
 
 class Attempt(NamedTuple):
@@ -121,6 +120,7 @@ class Attempt(NamedTuple):
     worker: str
     device: str
     code: str
+    agent: int
     started_at: float
     beat_at: float
     seconds: float
@@ -129,8 +129,8 @@ class Attempt(NamedTuple):
     reason: str | None
 
     def owner_is_alive(self) -> bool | None:
-        """`owner_is_alive` of the attempt's owner."""
-        return owner_is_alive(self.host, self.boot_id, self.pid, self.start_time)
+        """`hpo.storage.machine.is_alive` of the attempt's owner."""
+        return machine.is_alive(self.host, self.boot_id, self.pid, self.start_time)
 
 
 class Lease(NamedTuple):
@@ -146,67 +146,6 @@ class RunningTrial(NamedTuple):
     trial_id: int
     number: int
     lease: Attempt | None
-
-
-@functools.cache
-def host_name() -> str:
-    """This machine's name; a process in a PID namespace of its own counts as another machine."""
-    try:
-        namespace = str(Path("/proc/self/ns/pid").readlink())
-    except OSError:
-        namespace = _INITIAL_PID_NAMESPACE
-    name = socket.gethostname()[:200]
-    return name if namespace == _INITIAL_PID_NAMESPACE else f"{name} {namespace}"
-
-
-@functools.cache
-def boot_id() -> str:
-    """Identifier of this machine's boot, or an empty text."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
-
-
-def process_start(pid: int) -> float | None:
-    """When a process started, or None for a process that is gone or a zombie.
-
-    On Linux in clock ticks since boot, which no change of the clock moves (`psutil` adds the boot time, which
-    such a change does move); elsewhere in seconds since the epoch.
-    """
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except OSError:
-        return _process_start_without_proc(pid)
-    # The second field is the program's name in parentheses, and may hold spaces and parentheses itself.
-    fields = stat[stat.rindex(b")") + 2 :].split()
-    return None if fields[0] in {b"Z", b"X", b"x"} else float(fields[19])
-
-
-def _process_start_without_proc(pid: int) -> float | None:
-    if _HAS_PROC:
-        return None
-    try:
-        process = psutil.Process(pid)
-        return None if process.status() == psutil.STATUS_ZOMBIE else process.create_time()
-    except psutil.Error:
-        return None
-
-
-def owner_is_alive(host: str, boot: str, pid: int, start: float) -> bool | None:
-    """Whether a process still runs; None where that can't be known: on another host, or hidden by the system.
-
-    A stopped process (SIGSTOP) lives. A process of an earlier boot, one that is gone or a zombie, and one
-    whose id belongs to another process by now, do not.
-    """
-    if host != host_name():
-        return None
-    if boot != boot_id():
-        return False
-    if start == _HIDDEN:
-        return None
-    found = process_start(pid)
-    return found is not None and abs(found - start) <= (0.0 if _HAS_PROC else _CLOCK_STEPS)
 
 
 # Statements of the hot path are built once: that costs more than to execute them.
@@ -273,6 +212,15 @@ def is_held_by(conn: Executor, trial_id: int, attempt: int, owner: Owner) -> boo
         ATTEMPTS.c.start_time == owner.start_time,
     )
     return conn.execute(query, {"trial": trial_id, "number": attempt}).first() is not None
+
+
+def hand_over(conn: Executor, trial_id: int, attempt: int, owner: Owner) -> bool:
+    """Let another process of an owner have its lease; False if the attempt is not the trial's lease."""
+    process = {"pid": owner.pid, "start_time": owner.start_time}
+    return (
+        _rows(conn, sa.update(ATTEMPTS).where(_IS_LEASE).values(process), {"trial": trial_id, "number": attempt})
+        == 1
+    )
 
 
 def has_ended_as(conn: Executor, trial_id: int, attempt: int, outcome: str) -> bool:
@@ -353,8 +301,16 @@ def running_trials(conn: Executor, study_id: int) -> list[RunningTrial]:
 
 
 def forget_trials(conn: Executor, trial_ids: sa.Select[tuple[int]]) -> None:
-    """Delete the attempts of trials that are about to go, or that had a new trial's id before it."""
+    """Delete the attempts of trials that are about to go."""
     conn.execute(sa.delete(ATTEMPTS).where(ATTEMPTS.c.trial_id.in_(trial_ids)))
+
+
+_FORGET = sa.delete(ATTEMPTS).where(ATTEMPTS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
+
+
+def forget_trial(conn: Executor, trial_id: int) -> None:
+    """Delete the attempts of a trial that had a new trial's id before it."""
+    conn.execute(_FORGET, {"trial": trial_id})
 
 
 class Heartbeat:

@@ -7,6 +7,7 @@ from typing import TypedDict, cast
 from optuna.trial import FrozenTrial, Trial
 
 from hpo.storage.attributes import FORK_ATTR
+from hpo.storage.optuna_private import known_of
 
 
 class Forked(TypedDict):
@@ -25,7 +26,9 @@ class Forked(TypedDict):
 
 def forked_from(trial: FrozenTrial | Trial) -> Forked | None:
     """Where a trial began that is a fork; None for any other."""
-    return cast("Forked | None", trial.user_attrs.get(FORK_ATTR))
+    return cast(
+        "Forked | None", (known_of(trial) if isinstance(trial, Trial) else trial).user_attrs.get(FORK_ATTR)
+    )
 
 
 def inherited_epochs(trial: FrozenTrial | Trial) -> int:

@@ -22,10 +22,18 @@ from optuna.storages._rdb.storage import _create_scoped_session as scoped_transa
 from optuna.storages._rdb.storage import _VersionManager
 from optuna.study import StudyDirection
 from optuna.study._multi_objective import _get_pareto_front_trials_by_trials
+from optuna.study.study import _SYSTEM_ATTR_METRIC_NAMES as METRIC_NAMES_ATTR
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import orm
 
-__all__ = ["ARTIFACTS_ATTR_PREFIX", "CachedStorage", "CachedStudy", "models", "scoped_transaction"]
+__all__ = [
+    "ARTIFACTS_ATTR_PREFIX",
+    "METRIC_NAMES_ATTR",
+    "CachedStorage",
+    "CachedStudy",
+    "models",
+    "scoped_transaction",
+]
 
 
 class PreparedStorage(RDBStorage):
@@ -117,6 +125,16 @@ class _Showing:
         return getattr(self._storage, name)
 
 
+def user_attrs_of(study: Study) -> dict[str, Any]:
+    """A study's user attributes, read now; ``study.user_attrs`` copies each of them once more."""
+    return study._storage.get_study_user_attrs(study._study_id)
+
+
+def known_of(trial: Trial) -> FrozenTrial:
+    """The running trial's own copy of itself, not to be changed: ``trial`` answers with copies of its parts."""
+    return trial._cached_frozen_trial
+
+
 def forget_cached_trials(study: Study) -> None:
     """Let a study read its trials anew for the next trial, as Optuna's ``ask`` does."""
     study._thread_local.cached_all_trials = None
@@ -124,7 +142,7 @@ def forget_cached_trials(study: Study) -> None:
 
 def reports_of(trial: Trial) -> dict[int, float]:
     """The running trial's own copy of what it has reported, by step: what pruners are shown."""
-    return trial._cached_frozen_trial.intermediate_values
+    return known_of(trial).intermediate_values
 
 
 def set_user_attr(storage: RDBStorage, session: orm.Session, trial_id: int, key: str, value: Any) -> None:

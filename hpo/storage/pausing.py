@@ -24,6 +24,13 @@ PAUSED: Final = "paused"
 IS_PAUSED: Final = sa.exists().where(
     TRIAL_USER_ATTRS.c.trial_id == TRIALS.c.trial_id, TRIAL_USER_ATTRS.c.key == PAUSED_ATTR
 )
+# Statements are built once: building one costs more than to execute it.
+_TRIAL = sa.bindparam("trial", type_=sa.Integer)
+_LOCK = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == _TRIAL).with_for_update()
+_PAUSED = sa.select(IS_PAUSED).where(TRIALS.c.trial_id == _TRIAL)
+_MARK = sa.delete(TRIAL_USER_ATTRS).where(TRIAL_USER_ATTRS.c.trial_id == _TRIAL)
+_FORGET = _MARK.where(TRIAL_USER_ATTRS.c.key == PAUSED_ATTR)
+_FORGET_BOTH = _MARK.where(TRIAL_USER_ATTRS.c.key.in_([PAUSED_ATTR, PAUSE_AT_ATTR]))
 
 
 def paused_at(trial: FrozenTrial) -> int | None:
@@ -38,9 +45,8 @@ def pruned_at_end(trial: FrozenTrial) -> int | None:
 
 def lock_paused(session: orm.Session, trial_id: int) -> bool:
     """Lock a trial until the transaction's end; whether it is paused."""
-    row = TRIALS.c.trial_id == trial_id
-    locked = session.execute(sa.select(TRIALS.c.state).where(row).with_for_update()).scalar()
-    return locked == TrialState.RUNNING and bool(session.execute(sa.select(IS_PAUSED).where(row)).scalar())
+    locked = session.execute(_LOCK, {"trial": trial_id}).scalar()
+    return locked == TrialState.RUNNING and bool(session.execute(_PAUSED, {"trial": trial_id}).scalar())
 
 
 def forget_pause(session: orm.Session, trial_id: int, *, decision: bool) -> None:
@@ -51,9 +57,4 @@ def forget_pause(session: orm.Session, trial_id: int, *, decision: bool) -> None
         trial_id: The trial.
         decision: Delete the scheduler's decision, too.
     """
-    keys = [PAUSED_ATTR, *([PAUSE_AT_ATTR] if decision else [])]
-    session.execute(
-        sa.delete(TRIAL_USER_ATTRS).where(
-            TRIAL_USER_ATTRS.c.trial_id == trial_id, TRIAL_USER_ATTRS.c.key.in_(keys)
-        )
-    )
+    session.execute(_FORGET_BOTH if decision else _FORGET, {"trial": trial_id})

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Final, cast
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, cast
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
-from hpo.storage import ledger
+from hpo.storage import agents, ledger, machine
 from hpo.storage.attributes import (
     BUDGET_ATTR,
     OUTCOME_ATTR,
@@ -89,7 +89,7 @@ class Settled:
 
 
 class Sightings:
-    """For how long a process that looks again and again has seen each lease without a new beat.
+    """For how long a process that looks again and again has seen each lease, or agent, without a new beat.
 
     It goes by that process's own clock, so another machine's may be wrong. While no one looked (the database was
     unreachable, the machine asleep), workers may have been unable to beat as well: of the
@@ -98,13 +98,12 @@ class Sightings:
 
     def __init__(self) -> None:
         self._looked_at = time.monotonic()
-        self._silent: dict[tuple[int, int, float], float] = {}
+        self._silent: dict[tuple[float, ...], float] = {}
 
-    def look(self, leases: Iterable[ledger.Attempt], grace: float) -> list[float]:
-        """Seconds for which each of these leases has been seen as it is; all others are forgotten."""
+    def look(self, keys: Sequence[tuple[float, ...]], grace: float) -> list[float]:
+        """Seconds for which each of these has been seen; a key has a beat in it. All others are forgotten."""
         now = time.monotonic()
         passed = min(now - self._looked_at, grace / 3)
-        keys = [(lease.trial_id, lease.attempt, lease.beat_at) for lease in leases]
         silent = [self._silent[key] + passed if key in self._silent else 0.0 for key in keys]
         self._looked_at, self._silent = now, dict(zip(keys, silent, strict=True))
         return silent
@@ -143,7 +142,7 @@ def requeue_dead(
         running = [trial for trial in ledger.running_trials(conn, study_id) if not _is_spared(trial, spare)]
     dead = [trial for trial in running if trial.lease is None and ours]
     leased = [trial for trial in running if trial.lease is not None]
-    found = _with_dead_owners(leased, grace, sightings)
+    found = _with_dead_owners(storage, leased, grace, sightings)
     if sightings is None:
         found = _watched(storage, study_id, found, grace / _WATCHED_SHARE)
     dead += found
@@ -153,18 +152,32 @@ def requeue_dead(
 
 def _is_spared(trial: ledger.RunningTrial, spare: Collection[int]) -> bool:
     lease = trial.lease
-    return lease is not None and lease.pid in spare and lease.host == ledger.host_name()
+    return lease is not None and (lease.host, lease.boot_id) == machine.here() and lease.pid in spare
+
+
+def _lives(storage: StudyStorage, lease: ledger.Attempt) -> bool | None:
+    """Whether a lease's owner lives; None where that can't be known.
+
+    A SQLite file belongs to one machine: another boot of the same name is that machine before it was started anew.
+    """
+    if (
+        storage.engine.name == "sqlite"
+        and lease.host == machine.host_name()
+        and lease.boot_id != machine.boot_id()
+    ):
+        return False
+    return lease.owner_is_alive()
 
 
 def _with_dead_owners(
-    trials: list[ledger.RunningTrial], grace: float, sightings: Sightings | None
+    storage: StudyStorage, trials: list[ledger.RunningTrial], grace: float, sightings: Sightings | None
 ) -> list[ledger.RunningTrial]:
     leases = [cast("ledger.Attempt", trial.lease) for trial in trials]
     if sightings is None:
         silent = [time.time() - lease.beat_at for lease in leases]
     else:
-        silent = sightings.look(leases, grace)
-    alive = [lease.owner_is_alive() for lease in leases]
+        silent = sightings.look([(each.trial_id, each.attempt, each.beat_at) for each in leases], grace)
+    alive = [_lives(storage, lease) for lease in leases]
     return [
         trial
         for trial, lives, seconds in zip(trials, alive, silent, strict=True)
@@ -179,7 +192,7 @@ def _watched(
 
     Another machine's clock, or this one's, may be wrong: to the clock alone, all workers elsewhere seem dead then.
     """
-    here = [trial for trial in trials if trial.lease is not None and trial.lease.owner_is_alive() is not None]
+    here = [trial for trial in trials if trial.lease is not None and _lives(storage, trial.lease) is not None]
     elsewhere = [trial for trial in trials if trial not in here]
     until = time.monotonic() + seconds
     while elsewhere and (left := until - time.monotonic()) > 0:
@@ -220,6 +233,40 @@ def settle_process(
     return settled
 
 
+@patient
+def settle_agent(
+    storage: StudyStorage,
+    study_id: int,
+    placement: str,
+    verdict: Verdict,
+    *,
+    max_retries: int = 3,
+    stop_note: StopNote = _no_note,
+) -> list[Settled]:
+    """End what the workers of an agent held, on any machine; its engine has said that its machine is gone.
+
+    Where the engine is wrong, the workers find their leases ended at their next write, and store nothing more.
+
+    Args:
+        storage: Where the study is.
+        study_id: Optuna's id of the study.
+        placement: The agent, as its engine knows it.
+        verdict: Why it is gone.
+        max_retries: See `requeue_dead`, as for the next one.
+        stop_note: As there.
+    """
+    settled: list[Settled] = []
+    with storage.one_transaction() as conn:
+        ids = agents.end_placement(conn, study_id, placement)
+        running = ledger.running_trials(conn, study_id)
+    held = {trial.lease[:2] for trial in running if trial.lease is not None and trial.lease.agent in ids}
+    while left := [trial for trial in running if trial.lease is not None and trial.lease[:2] in held]:
+        settled += _settle_all(storage, left, verdict, max_retries, stop_note)
+        with storage.engine.connect() as conn:  # what has beaten meanwhile is still there
+            running = ledger.running_trials(conn, study_id)
+    return settled
+
+
 def _held_by(
     storage: StudyStorage, study_id: int, pid: int, since: float
 ) -> tuple[float, list[ledger.RunningTrial]]:
@@ -230,7 +277,7 @@ def _held_by(
     with storage.engine.connect() as conn:
         running = ledger.running_trials(conn, study_id)
     leases = [trial.lease for trial in running if trial.lease is not None]
-    here = (ledger.host_name(), ledger.boot_id(), pid)
+    here = (*machine.here(), pid)
     owners = [lease for lease in leases if (lease.host, lease.boot_id, lease.pid) == here]
     latest = max((lease.start_time for lease in owners), default=since)
     if latest < since:

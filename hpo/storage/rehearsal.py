@@ -9,17 +9,17 @@ from __future__ import annotations
 import contextlib
 from typing import TYPE_CHECKING, cast
 
-import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.errors import BudgetExhaustedError
 from hpo.storage import ledger
 from hpo.storage.attributes import GRANTED_ATTR, PAUSED_ATTR
-from hpo.storage.budget import insert_running, refuse_beyond_budget
+from hpo.storage.budget import lock_study, refuse_beyond_budget
 from hpo.storage.grants import Grant, OldGrantError, is_granted, store_grant
-from hpo.storage.guarded import set_state
+from hpo.storage.guarded import set_attr, set_state
 from hpo.storage.ledger import Owner
-from hpo.storage.optuna_private import models, set_user_attr
+from hpo.storage.new_trials import insert_running
+from hpo.storage.optuna_private import TRIAL_USER_ATTRS
 from hpo.storage.outage import patient
 from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
 
@@ -39,12 +39,12 @@ def rehearse_a_life(storage: GrantingStorage, study_id: int, owner: Owner) -> No
     granted = storage.get_study_user_attrs(study_id).get(GRANTED_ATTR)
     # Another worker may store a grant of this number meanwhile: the rest of the statements is compiled later then.
     with contextlib.suppress(_RehearsedError, OldGrantError), storage.transaction() as session:
-        models.StudyModel.find_or_raise_by_id(study_id, session, for_update=True)
+        lock_study(session, study_id)
         # Above the budget, too: the trial is gone in a moment.
         with contextlib.suppress(BudgetExhaustedError):
             refuse_beyond_budget(session, study_id)
         trial_id = cast("int", insert_running(session, study_id, 0).trial_id)
-        _live(storage, session, trial_id, owner, None if granted is None else _grant(study_id, granted))
+        _live(session, trial_id, owner, None if granted is None else _grant(study_id, granted))
         raise _RehearsedError
 
 
@@ -52,16 +52,14 @@ def _grant(study_id: int, number: int) -> Grant:
     return Grant(study_id, {"number": number, "until": 1, "why": {}}, {}, None)
 
 
-def _live(
-    storage: GrantingStorage, session: orm.Session, trial_id: int, owner: Owner, grant: Grant | None
-) -> None:
-    ledger.forget_trials(session, sa.select(sa.literal(trial_id)))
+def _live(session: orm.Session, trial_id: int, owner: Owner, grant: Grant | None) -> None:
+    ledger.forget_trial(session, trial_id)
     attempt = ledger.claim(session, trial_id, owner)
     if grant is not None:
         is_granted(session, trial_id)
-        store_grant(session, storage, trial_id, grant)
+        store_grant(session, trial_id, grant)
     ledger.end(session, trial_id, attempt, PAUSED)
-    set_user_attr(storage, session, trial_id, PAUSED_ATTR, 1)
+    set_attr(session, TRIAL_USER_ATTRS, trial_id, PAUSED_ATTR, 1)
     set_state(session, trial_id, TrialState.RUNNING, ())
     lock_paused(session, trial_id)
     forget_pause(session, trial_id, decision=True)

@@ -35,12 +35,12 @@ from hpo.errors import LeaseLostError, StudyError
 from hpo.storage import engines as database
 from hpo.storage import ledger
 from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR, PAUSED_ATTR
-from hpo.storage.budget import insert_running, marked, refuse_beyond_budget
+from hpo.storage.budget import lock_study, refuse_beyond_budget
 from hpo.storage.engines import display_url
-from hpo.storage.granting import GrantingStorage
-from hpo.storage.guarded import guarded_insert, set_state
+from hpo.storage.guarded import guarded_insert, set_attr, set_state
 from hpo.storage.leased import lease_lost
 from hpo.storage.ledger import Owner
+from hpo.storage.new_trials import insert_running, is_stored_as, marked
 from hpo.storage.optuna_private import (
     PARAMS,
     REPORTS,
@@ -49,11 +49,11 @@ from hpo.storage.optuna_private import (
     TRIALS,
     id_of_trial,
     models,
-    set_user_attr,
 )
 from hpo.storage.outage import Patience, all_patient
 from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
 from hpo.storage.rehearsal import rehearse_a_life
+from hpo.storage.together import GatheringStorage
 
 #: How an attempt ends that leaves its trial unfinished, by the state that it leaves it in.
 _UNFINISHED: Final = {TrialState.WAITING: "requeued", TrialState.RUNNING: PAUSED}
@@ -71,7 +71,7 @@ class _Claim(threading.local):
 
 
 @all_patient
-class StudyStorage(GrantingStorage):
+class StudyStorage(GatheringStorage):
     """Optuna's storage with a budget, leases and fencing; made by `open_storage`.
 
     Args:
@@ -104,12 +104,6 @@ class StudyStorage(GrantingStorage):
                 raise
             return self.get_study_id_from_name(study_name)  # by the last try, most likely
 
-    def delete_study(self, study_id: int) -> None:
-        """Delete a study with its trials and their attempts."""
-        with self.transaction() as session:
-            ledger.forget_trials(session, sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == study_id))
-            super().delete_study(study_id)
-
     def set_study_user_attr(self, study_id: int, key: str, value: Any) -> None:
         """Store a user attribute of the study."""
         with self._writing():
@@ -132,20 +126,41 @@ class StudyStorage(GrantingStorage):
             template = marked(template, budgeted=BUDGET_ATTR in self.get_study_user_attrs(study_id))
         if not self.patience.tries:
             self._claim.trial_id = self._claim.attempt = None
-        with self._writing():
-            trial = super()._create_new_trial(study_id, template)
+        if template is None:
+            trial = self._insert_new_trial(study_id)
+        else:
+            with self._writing():
+                trial = super()._create_new_trial(study_id, template)
         if self._claim.attempt is not None:
             self._hold(id_of_trial(trial), self._claim.attempt)
         if self._claim.attempt is not None and template is None and not self.is_granting:
             # Optuna reads next what it has just made. It is this owner's, who has not written to it yet.
-            self._untouched = {id_of_trial(trial): copy.deepcopy(trial)}
+            self.keep_untouched(copy.deepcopy(trial))
         return trial
+
+    def _insert_new_trial(self, study_id: int) -> FrozenTrial:
+        """As Optuna adds a trial without a template, without its mapper."""
+        with self.transaction() as session:
+            lock_study(session, study_id)
+            row = self._get_prepared_new_trial(study_id, None, session)
+            known: dict[str, Any] = {"number": row.number, "datetime_start": row.datetime_start}
+            known |= {"trial_id": row.trial_id, "state": TrialState.RUNNING}
+        return FrozenTrial(
+            **known,
+            value=None,
+            datetime_complete=None,
+            params={},
+            distributions={},
+            user_attrs={},
+            system_attrs={},
+            intermediate_values={},
+        )
 
     def _get_prepared_new_trial(
         self, study_id: int, template_trial: FrozenTrial | None, session: orm.Session
     ) -> models.TrialModel:
         """Optuna's insertion, after the study's row has been locked, with our conditions in its transaction."""
-        if self._claimed_before(session, self._claim.trial_id):
+        if self._added_before(session, study_id, template_trial):
             return models.TrialModel.find_or_raise_by_id(cast("int", self._claim.trial_id), session)
         if template_trial is None:
             trial = insert_running(session, study_id, refuse_beyond_budget(session, study_id))
@@ -155,40 +170,34 @@ class StudyStorage(GrantingStorage):
             trial = super()._get_prepared_new_trial(study_id, template_trial, session)
         self._claim.trial_id = cast("int", trial.trial_id)
         if self.engine.name == "sqlite":  # which gives out the ids of deleted trials again
-            ledger.forget_trials(session, sa.select(sa.literal(self._claim.trial_id)))
+            ledger.forget_trial(session, self._claim.trial_id)
         if self.owner is not None and trial.state == TrialState.RUNNING:
             self._claim.attempt = ledger.claim(session, self._claim.trial_id, self.owner)
             self._store_grant(session, self._claim.trial_id)
         return trial
 
-    def _claimed_before(self, session: orm.Session, trial_id: int | None) -> bool:
-        """Whether an earlier try of this operation has got the trial after all."""
+    def _added_before(self, session: orm.Session, study_id: int, template: FrozenTrial | None) -> bool:
+        """Whether an earlier try of this operation has added its trial after all."""
+        trial_id = self._claim.trial_id
         if trial_id is None or not self.patience.tries:
             return False
-        if self.owner is None or self._claim.attempt is None:  # without a lease there is only the id; it is new
-            return session.get(models.TrialModel, trial_id) is not None
+        if self.owner is not None and (template is None or template.state == TrialState.RUNNING):
+            return self._claimed_before(session, trial_id)
+        return is_stored_as(session, trial_id, study_id, template)
+
+    def _claimed_before(self, session: orm.Session, trial_id: int) -> bool:
+        """Whether an earlier try of this operation has got the lease of a trial after all."""
+        if not self.patience.tries or self._claim.attempt is None or self.owner is None:
+            return False
         return ledger.is_held_by(session, trial_id, self._claim.attempt, self.owner)
 
     # ------------------------------------------------------------------ fenced writes
 
     def _write(
-        self, table: sa.Table, trial_id: int, key: str, row: dict[str, Any], *, replace: bool = True
+        self, table: sa.Table, trial_id: int, key: str, values: dict[str, Any], *, replace: bool = True
     ) -> None:
-        """Store one row of a trial in one statement; raises if the trial may not be written to."""
         self._untouched.clear()
-        attempt = self._held.get(trial_id)
-        if attempt is None and self.owner is not None:
-            self._explain_refusal(trial_id)
-        fenced = attempt is not None
-        statement = guarded_insert(self.engine.name, table, tuple(row), key, replace=replace, fenced=fenced)
-        parameters: dict[str, Any] = {f"new_{name}": value for name, value in row.items()}
-        parameters["trial"] = trial_id
-        if fenced:
-            parameters["attempt"] = attempt
-        with self.single_statements() as conn:
-            written = conn.execute(statement, parameters).rowcount
-        if written == 0:
-            self._explain_refusal(trial_id)
+        super()._write(table, trial_id, key, values, replace=replace)
 
     def _set_trial_param(
         self,
@@ -246,6 +255,10 @@ class StudyStorage(GrantingStorage):
         if 0 in written:
             self._explain_refusal(trial_id)
 
+    def keep_untouched(self, trial: FrozenTrial) -> None:
+        """Give the next reader of a held trial this copy of it, if nothing of it has been written until then."""
+        self._untouched = {id_of_trial(trial): trial}
+
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Read a trial; LeaseLostError for one held by this storage that runs no longer.
 
@@ -289,7 +302,7 @@ class StudyStorage(GrantingStorage):
         if not self.patience.tries:
             self._claim.attempt = None
         with self.transaction() as session:
-            won = self._claim.attempt is not None and self._claimed_before(session, trial_id)
+            won = self._claimed_before(session, trial_id)
             if not won and (won := lock_paused(session, trial_id)):
                 forget_pause(session, trial_id, decision=True)
                 self._claim.attempt = ledger.claim(session, trial_id, self.owner)
@@ -303,7 +316,7 @@ class StudyStorage(GrantingStorage):
             self._claim.attempt = None
         with self.transaction() as session:
             query = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id).with_for_update()
-            won = self._claim.attempt is not None and self._claimed_before(session, trial_id)
+            won = self._claimed_before(session, trial_id)
             if self.owner is not None and session.execute(query).scalar() == TrialState.WAITING:
                 forget_pause(session, trial_id, decision=False)  # of one that another tool has let wait
                 self._claim.attempt = ledger.claim(session, trial_id, self.owner)
@@ -328,16 +341,19 @@ class StudyStorage(GrantingStorage):
         attempt = self._held.pop(trial_id, None)
         try:
             with self.transaction() as session:
+                if self._gathered.trial_id == trial_id:  # refused as what follows is
+                    self._execute_rows(session, trial_id, attempt, self._gathered.rows)
                 if attempt is None:
                     self._fence(session, trial_id)
                     ledger.end_open(session, trial_id, outcome)
                 elif not ledger.end(session, trial_id, attempt, outcome, reason, seconds=self.held_for(trial_id)):
                     if self.patience.tries and ledger.has_ended_as(session, trial_id, attempt, outcome):
+                        self._gathered.rows.clear()
                         self._outcomes.pop(trial_id, None)
                         return True  # an earlier try has been stored after all
                     raise lease_lost(trial_id)  # noqa: TRY301 - the lease is put back all the same
                 if paused is not None:
-                    set_user_attr(self, session, trial_id, PAUSED_ATTR, paused)
+                    set_attr(session, TRIAL_USER_ATTRS, trial_id, PAUSED_ATTR, paused)
                 done = set_state(session, trial_id, state, values or ())
                 if not done:  # Optuna knows why
                     done = super().set_trial_state_values(trial_id, state, values)
@@ -347,6 +363,7 @@ class StudyStorage(GrantingStorage):
             raise
         if attempt is not None and not done:
             self._held[trial_id] = attempt
+        self._gathered.rows.clear()
         self._outcomes.pop(trial_id, None)
         return done
 
@@ -373,6 +390,8 @@ class StudyStorage(GrantingStorage):
             self._held[absent], self._since[absent] = 0, 0.0
             with contextlib.suppress(LeaseLostError):
                 write()
+        self._held[absent] = 0
+        self.rehearse_together(absent)
         self.forget(absent)
         with contextlib.suppress(KeyError):
             self.get_trial(absent)

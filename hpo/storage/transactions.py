@@ -66,6 +66,11 @@ class TransactionalStorage(PreparedStorage):
         self.scoped_session.remove()
         self.engine.dispose()
 
+    def rest(self) -> None:
+        """Close the connections of which a server has few, where the storage is not used for a while."""
+        if self.engine.dialect.name != "sqlite":
+            self.close()
+
     @contextmanager
     def _writing(self) -> Iterator[None]:
         """Make the transactions begun inside take SQLite's write lock with their first statement.
@@ -88,9 +93,20 @@ class TransactionalStorage(PreparedStorage):
     @contextmanager
     def single_statements(self) -> Iterator[sa.Connection]:
         """A connection on which each statement is a transaction of its own."""
+        with self._explained(), self._autocommit.connect() as conn:
+            yield conn
+
+    @contextmanager
+    def one_transaction(self) -> Iterator[sa.Connection]:
+        """A connection whose statements are one writing transaction; it is no session's, and costs less."""
+        with self._explained(), self._writing(), self.engine.begin() as conn:
+            yield conn
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """Give the errors of a connection the types that operations raise."""
         try:
-            with self._autocommit.connect() as conn:
-                yield conn
+            yield
         except sa.exc.SQLAlchemyError as error:
             raise StorageInternalError(f"the database refused a statement: {error}") from error
         except self.engine.dialect.loaded_dbapi.Error as error:

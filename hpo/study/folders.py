@@ -18,8 +18,13 @@ def make_output_folder(spec: StudySpec) -> None:
     try:
         worker_logs(spec).mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        problem = f"{spec.output_dir}: can't make the output folder: {error.strerror or error}"
-        raise StudyError(f"{problem}\n  fix: give another one with `--output-dir`") from error
+        raise unwritable(spec, error) from error
+
+
+def unwritable(spec: StudySpec, error: OSError) -> StudyError:
+    """The error of an output folder that can't be made, or written to."""
+    problem = f"{spec.output_dir}: can't make the output folder: {error.strerror or error}"
+    return StudyError(f"{problem}\n  fix: give another one with `--output-dir`")
 
 
 def worker_logs(spec: StudySpec) -> Path:

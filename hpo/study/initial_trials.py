@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import math
+import random
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ from hpo.config.spec import StudySpec, load_spec
 from hpo.errors import BudgetExhaustedError, InputError, StudyError
 from hpo.search.distinct import point_key
 from hpo.search.samplers import ExhaustiveSampler
+from hpo.search.valid_points import ValidPoints
 from hpo.storage.attributes import (
     BASELINE_ATTR,
     BEGUN_ATTR,
@@ -35,8 +37,9 @@ from hpo.storage.attributes import (
 )
 from hpo.storage.budget import count_trials
 from hpo.storage.engines import display_url
-from hpo.storage.ledger import Owner, owner_is_alive
+from hpo.storage.ledger import Owner
 from hpo.storage.lineage import forked_from
+from hpo.storage.machine import is_alive
 from hpo.storage.optuna_private import STUDY_SYSTEM_ATTRS, id_of_study
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.outcome import Outcome, outcome_of
@@ -115,6 +118,11 @@ def base_point(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
             problem = "the base config can't be the first trial: its value is not in the search space"
             raise spec.error(problem, path=path, value=known[path], fix=fix)
         point[path] = space.as_stored(path, known[path])
+    if (violated := space.violated(point)) is not None:
+        listed = ", ".join(f"{name} = {show(point[name])}" for name in sorted(violated.names))
+        fix = "change these values in the config, or leave `study.baseline` out"
+        problem = f"the base config can't be the first trial: it violates this with {listed}"
+        raise spec.error(problem, path=violated.place, value=violated.text, fix=fix)
     return point
 
 
@@ -148,7 +156,7 @@ def known_trials(spec: StudySpec, space: SearchSpace) -> tuple[list[FrozenTrial]
         ) from error
     finally:
         storage.close()
-    fitting = [trial for trial in finished if space.contains(trial.params)]
+    fitting = [trial for trial in finished if spec.defines_by_run or space.contains(trial.params)]
     return [_as_ours(trial, spec, space, other) for trial in fitting], len(finished) - len(fitting)
 
 
@@ -171,7 +179,7 @@ def _tells_something(trial: FrozenTrial) -> bool:
 
 def _as_ours(trial: FrozenTrial, spec: StudySpec, space: SearchSpace, other: StudySpec) -> FrozenTrial:
     """A copy with this study's ranges: samplers pass over trials whose ranges differ from those they draw from."""
-    distributions = {path: space.distributions[path] for path in trial.params}
+    distributions = {path: space.distributions.get(path, trial.distributions[path]) for path in trial.params}
     attrs = {OUTCOME_ATTR: Outcome.DIVERGED} if outcome_of(trial) == Outcome.DIVERGED else {}
     return create_trial(
         state=trial.state,
@@ -225,7 +233,7 @@ def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:
             seen = (theirs, count_trials(conn, study_id, tuple(TrialState)))
         if seen != last:  # it gets on
             last, end = seen, now + _PATIENCE
-        is_dead = isinstance(theirs, list) and owner_is_alive(*theirs) is False
+        is_dead = isinstance(theirs, list) and is_alive(*theirs) is False
         if (theirs is None or is_dead or now >= end) and _take_over(storage, study_id, theirs, ours):
             return True
         time.sleep(_LOOK)
@@ -314,10 +322,12 @@ def checked_point(space: SearchSpace, sampler: BaseSampler, given: Mapping[str, 
     Raises:
         InputError: A value is not in the space, or will never be used.
     """
-    for path, value in given.items():
+    for path in given:
         if path not in space.params:
             fix = suggest_name(path, list(space.params), what="searched are")
-            raise InputError("is not searched", file=COMMAND_LINE, path=path, value=show(value), fix=fix)
+            raise InputError("is not searched", file=COMMAND_LINE, path=path, value=show(given[path]), fix=fix)
+    given = {path: space.as_stored(path, value) for path, value in given.items()}
+    for path, value in given.items():
         if (instead := space.problem(path, value)) is not None:
             problem = "is not in the search space"
             raise InputError(problem, file=COMMAND_LINE, path=path, value=show(value), fix=instead)
@@ -330,4 +340,26 @@ def checked_point(space: SearchSpace, sampler: BaseSampler, given: Mapping[str, 
     if isinstance(sampler, ExhaustiveSampler) and missing:
         fix = f"give {', '.join(missing)} too"
         raise InputError("a grid draws no single values", file=COMMAND_LINE, path="enqueue", fix=fix)
-    return {path: space.as_stored(path, value) for path, value in given.items()}
+    _check_where(space, given, missing)
+    return given
+
+
+def _check_where(space: SearchSpace, given: Mapping[str, Any], missing: Sequence[str]) -> None:
+    """Refuse values that violate the study's conditions, or that leave no point which satisfies them."""
+    violated = None if missing else space.violated(given)
+    if violated is not None:
+        values = ", ".join(f"{name} = {show(given[name])}" for name in sorted(violated.names))
+        raise InputError(
+            f"violates a condition of the search space with {values}",
+            file=COMMAND_LINE,
+            path=violated.place,
+            value=violated.text,
+            fix="give values that satisfy it",
+        )
+    if missing and space.where:
+        try:
+            ValidPoints(space, random.Random(0)).any(given)
+        except StudyError as error:
+            values = ", ".join(f"{path}={show(value)}" for path, value in given.items())
+            problem = f"no point with {values} satisfies `where`"
+            raise InputError(problem, file=COMMAND_LINE, path="where", fix="give other values") from error

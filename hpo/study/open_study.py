@@ -16,19 +16,22 @@ from hpo.config.code import code_identity
 from hpo.config.identity import identity, stored_identity
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec, diff_configs
+from hpo.config.widening import not_wider, widenings
 from hpo.errors import InputError, OtherCodeError, StudyError
+from hpo.search.history import most_shown
 from hpo.search.pruners import make_pruner
 from hpo.search.samplers import ExhaustiveSampler, import_models, make_sampler
 from hpo.search.schedulers.by_name import make_scheduler
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Scheduler
+from hpo.search.valid_points import check_where
 from hpo.storage import ledger
-from hpo.storage.attributes import BUDGET_ATTR, CONFIG_ATTR, EPOCHS_ATTR, HASH_ATTR, MAX_EPOCHS_ATTR
+from hpo.storage.attributes import BUDGET_ATTR, CONFIG_ATTR, EPOCHS_ATTR, HASH_ATTR, MAX_EPOCHS_ATTR, WIDENED_ATTR
 from hpo.storage.budget import claimable, count_trials
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
-from hpo.storage.optuna_private import storage_of
+from hpo.storage.optuna_private import METRIC_NAMES_ATTR, id_of_study, storage_of
 from hpo.storage.recovery import Settled, Sightings, requeue_dead
 from hpo.storage.study_end import pause_pruned
 from hpo.storage.study_storage import StudyStorage, open_storage
@@ -37,6 +40,8 @@ from hpo.study.folders import stop_note
 from hpo.study.initial_trials import begin, budget_of, check_initial_trials
 from hpo.study.note import write_note
 from hpo.study.ranking import study_directions
+from hpo.study.undeclared import refuse_what_needs_a_space
+from hpo.study.widened import has_older_space, widen
 from trainer.data.seeding import derive_seed
 
 _TRAINING_STREAM: Final = 0x71
@@ -99,6 +104,11 @@ class OpenStudy:
             OtherCodeError: It is so.
         """
         record, owner = CodeRecord.of(self.study), self.storage.owner
+        if owner is not None and has_older_space(self.study, self.spec):
+            raise OtherCodeError(
+                "the study's search space was widened, and this worker has the study file from before\n"
+                "  fix: bring the widened file here, and run it"
+            )
         if record is not None and owner is not None and owner.code != record.hash:
             problem = code_problem(record, code_identity(self.spec))
             raise OtherCodeError(f"{problem}\n  fix: {code_fix(self.spec)}")
@@ -125,7 +135,9 @@ class OpenStudy:
         return stop_note(self.spec, number, attempt)
 
 
-def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_change: bool = False) -> OpenStudy:
+def start_study(
+    spec: StudySpec, *, keep_budget: bool = False, accept_code_change: bool = False, widen: bool = False
+) -> OpenStudy:
     """Create the study, or open it to resume it, and give it its budget of trials.
 
     Args:
@@ -133,18 +145,21 @@ def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_chang
         keep_budget: Leave the budget of a study that has one as it is, and do not compare its code with that here:
             others may be working on it, and this process will not.
         accept_code_change: Where the code has changed since the study was started, store the change and continue.
+        widen: Where the search space is wider than it was, store that and continue; see `hpo.config.widening`.
 
     Raises:
         InputError: The sampler, the pruner or the space can't be used, or the study was started with another
             config or other code.
         StudyError: The storage can't be opened.
     """
+    refuse_what_needs_a_space(spec)
     space = SearchSpace.from_spec(spec)
+    check_where(spec, space)
     sampler, pruner, scheduler = make_sampler(spec, space), make_pruner(spec), make_scheduler(spec)
     _try_out(spec, space, sampler, pruner)
     check_initial_trials(spec, space)
     storage = _opened_storage(spec, create=True)
-    is_new = False
+    is_new, widened = False, list[str]()
     try:
         study = optuna.create_study(
             storage=StudyCache(storage),
@@ -159,7 +174,8 @@ def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_chang
         study = optuna.load_study(
             storage=StudyCache(storage), study_name=spec.study.name, sampler=sampler, pruner=pruner
         )
-        _refuse_other_config(spec, study)
+        widened = _settle_config(spec, study, storage, widened=widen)
+    _show_widened(study, space)
     opened = OpenStudy(spec, space, storage, study, scheduler=scheduler)
     accepted = [] if is_new or keep_budget else _settle_code(opened, accept=accept_code_change)
     set_budget = not keep_budget or BUDGET_ATTR not in study.user_attrs
@@ -167,7 +183,7 @@ def start_study(spec: StudySpec, *, keep_budget: bool = False, accept_code_chang
         _set_budgets(opened)
     if is_new:
         write_note(opened)
-    opened = replace(opened, notes=[*accepted, *begin(spec, space, storage, study)])
+    opened = replace(opened, notes=[*widened, *accepted, *begin(spec, space, storage, study)])
     if set_budget and isinstance(sampler, ExhaustiveSampler):  # a baseline stands beside the grid's points
         storage.set_budget(opened.study_id, budget_of(spec, study))
     if spec.trainer.known_epochs is not None:
@@ -207,7 +223,10 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
     if owner is not None:
         owner = replace(owner, code=code_identity(spec).hash)
     storage = _opened_storage(spec, create=False, owner=owner)
-    cache = StudyCache(storage, max_age=0.0 if owner is None else MAX_AGE)
+    if owner is None:
+        cache = StudyCache(storage)
+    else:
+        cache = StudyCache(storage, max_age=MAX_AGE, most=most_shown(spec, space))
     try:
         study = optuna.load_study(
             storage=cache,
@@ -218,6 +237,7 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
         opened = OpenStudy(spec, space, storage, study, scheduler=make_scheduler(spec))
         opened.refuse_other_code()
         cache.expect(opened.study_id, space.distributions)
+        _show_widened(study, space)
         if owner is not None:
             import_models(spec)
     except KeyError:
@@ -245,6 +265,8 @@ def _try_out(spec: StudySpec, space: SearchSpace, sampler: BaseSampler, pruner: 
     try:
         trial = study.ask()
         space.suggest(trial)
+        if spec.defines_by_run:  # a sampler looks at its arguments when it draws
+            trial.suggest_float("", 0, 1)
         part = "pruner"
         if spec.study.objectives is None:
             trial.report(0.0, 1)
@@ -285,18 +307,30 @@ def _has_begun(opened: OpenStudy) -> bool:
 
 def _keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
     keep_code(study, code_identity(spec))  # first: a process that sees the config's hash sees the code, too
-    config = spec.base_config()
-    if config["run"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
-        config["run"]["storage"] = display_url(config["run"]["storage"])
-    study.set_user_attr(CONFIG_ATTR, config)
+    study.set_user_attr(CONFIG_ATTR, _stored_config(spec))
+    # As `Study.set_metric_names` does, for the axes of Optuna's plots and of the dashboard.
+    storage_of(study).set_study_system_attr(id_of_study(study), METRIC_NAMES_ATTR, list(spec.study.goals))
     study.set_user_attr(HASH_ATTR, spec.config_hash())
 
 
-def _refuse_other_config(spec: StudySpec, study: optuna.Study) -> None:
+def _stored_config(spec: StudySpec) -> dict[str, Any]:
+    config = spec.base_config()
+    if config["run"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
+        config["run"]["storage"] = display_url(config["run"]["storage"])
+    return config
+
+
+def _show_widened(study: optuna.Study, space: SearchSpace) -> None:
+    if WIDENED_ATTR in study.user_attrs:
+        cast("StudyCache", storage_of(study)).show_as(space.distributions)
+
+
+def _settle_config(spec: StudySpec, study: optuna.Study, storage: StudyStorage, *, widened: bool) -> list[str]:
+    """Refuse another config, or store one with a wider search space; returns what a person should know of that."""
     stored: dict[str, Any] = _stored_attrs(study)
     if HASH_ATTR not in stored and not study.get_trials(deepcopy=False):
         _keep_code_and_config(spec, study)  # its creator died before this
-        return
+        return []
     if HASH_ATTR not in stored:
         raise InputError(
             f"the storage has a study named {spec.study.name} that was not started by `hpo run`",
@@ -305,14 +339,21 @@ def _refuse_other_config(spec: StudySpec, study: optuna.Study) -> None:
             path="study.name",
             fix="give this one another name with `study.name=…`",
         )
-    changes = diff_configs(stored_identity(stored[CONFIG_ATTR]), identity(spec.base_config()))
+    before, now = stored_identity(stored[CONFIG_ATTR]), identity(spec.base_config())
+    changes = diff_configs(before, now)
     if not changes:
-        return
+        return []
+    problems = not_wider(spec, before, now)
+    if widened:
+        return [
+            widen(spec, study, storage, _stored_config(spec), problems, [] if problems else widenings(before, now))
+        ]
+    keep = "" if problems else "keep what was learnt with `hpo run --widen` (in Python `widen=True`), "
     raise spec.error(
         f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
         path="study.name",
-        fix=f"undo the change, give the new study its own name (`study.name={spec.study.name}-2`), or start over "
-        f"after `hpo delete {spec.path} --yes`",
+        fix=f"{keep}undo the change, give the new study its own name (`study.name={spec.study.name}-2`), or start "
+        f"over after `hpo delete {spec.path} --yes`",
     )
 
 

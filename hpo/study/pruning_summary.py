@@ -10,7 +10,8 @@ from typing import Any, Final
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.storage.attributes import AUDIT_ATTR, PREDICTION_ATTR
+from hpo.search.predicted_loss.audit import Condemned
+from hpo.storage.attributes import PREDICTION_ATTR
 from hpo.storage.lineage import epochs_reached, epochs_trained
 
 #: Standard deviations from a normal distribution's mean to the ends of its middle 80 %.
@@ -23,7 +24,7 @@ class PruningSummary:
     """What pruning saved, and what the audit says of its errors.
 
     An audited trial is one that the pruner had decided against and that ran on all the same, to measure
-    (``audit_fraction`` of `hpo.search.predicted_loss.pruner.PredictedLossPruner`). It was *wrongly condemned* if
+    (`hpo.search.predicted_loss.audit`). It was *wrongly condemned* if
     it is complete and its value is among the best ``top_k`` of all complete trials of the study: pruned there, the
     study would have lost one of its best. One that diverged is complete, and never among the best. One that
     failed, or was pruned later, counts neither way, and only its epochs count.
@@ -42,6 +43,7 @@ class PruningSummary:
         false_prune_rate: Their share; None where nothing was audited.
         false_prune_interval: Lower and upper end of its 95 % interval (`wilson_interval`); None likewise.
         audit_epochs: Epochs that ended trials ran on for the audit.
+        alpha: What was in force when the trial of the highest number was decided against; None without one.
     """
 
     ended: int
@@ -56,6 +58,7 @@ class PruningSummary:
     false_prune_rate: float | None
     false_prune_interval: tuple[float, float] | None
     audit_epochs: int
+    alpha: float | None
 
 
 def summarize_pruning(
@@ -76,7 +79,9 @@ def summarize_pruning(
     pruned = [trial for trial in ended if trial.state == TrialState.PRUNED]
     used = sum(map(epochs_trained, ended))
     saved = None if horizon is None else sum(max(0, horizon - epochs_reached(trial)) for trial in pruned)
-    judged = [trial.number for trial in complete if AUDIT_ATTR in trial.system_attrs]
+    condemned = {trial.number: decision for trial in ended if (decision := Condemned.of(trial)) is not None}
+    audits = {number: decision.epoch for number, decision in condemned.items() if decision.runs_on}
+    judged = [trial.number for trial in complete if trial.number in audits]
     wrong = len({trial.number for trial in ranked[:top_k]}.intersection(judged))
     return PruningSummary(
         ended=len(ended),
@@ -90,12 +95,11 @@ def summarize_pruning(
         wrongly_condemned=wrong,
         false_prune_rate=wrong / len(judged) if judged else None,
         false_prune_interval=wilson_interval(wrong, len(judged)) if judged else None,
-        audit_epochs=sum(_run_on(trial) for trial in ended if AUDIT_ATTR in trial.system_attrs),
+        audit_epochs=sum(
+            max(0, epochs_reached(trial) - audits[trial.number]) for trial in ended if trial.number in audits
+        ),
+        alpha=condemned[max(condemned)].alpha if condemned else None,
     )
-
-
-def _run_on(trial: FrozenTrial) -> int:
-    return max(0, epochs_reached(trial) - int(trial.system_attrs[AUDIT_ATTR]))
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = _CONFIDENCE) -> tuple[float, float]:

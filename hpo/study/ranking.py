@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 from optuna.study import StudyDirection
@@ -79,8 +79,12 @@ def _eligible(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> 
 
 def best_of(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
     """The best trial, or the Pareto front of several goals, its best in the leading metric first; maybe none."""
-    order = ranked(trials, goals)
+    return best_among(ranked(trials, goals), goals)
+
+
+def best_among(order: Sequence[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:
+    """`best_of` trials that are `ranked`."""
     if len(goals) == 1:
-        return order[:1]
+        return list(order[:1])
     front = {trial.number for trial in pareto_front(order, goals)}
     return [trial for trial in order if trial.number in front]

@@ -19,6 +19,7 @@ from hpo.storage.attributes import (
 )
 from hpo.storage.grants import granted_until, grants_of
 from hpo.storage.lineage import forked_from, inherited_epochs
+from hpo.storage.optuna_private import user_attrs_of
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
@@ -33,11 +34,12 @@ def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
         opened: The study.
         here: A running trial whose grant ends: it is shown as if it had paused.
     """
-    attrs = opened.study.user_attrs
+    attrs = user_attrs_of(opened.study)
     return Standing(
         read=lambda: _seen(opened, here),
         space=opened.space.distributions,
         conditions=opened.space.conditions,
+        where=opened.space.where,
         horizon=attrs.get(MAX_EPOCHS_ATTR),
         minimize=opened.spec.study.direction == "minimize",
         seed=opened.spec.seed,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
@@ -17,12 +17,14 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import StudyError
 from hpo.search.auto_sampler import chosen_sampler
+from hpo.search.predicted_loss.audit import Condemned
 from hpo.storage import ledger
 from hpo.storage.attributes import (
     BEST_ATTR,
     EPOCHS_ATTR,
     IMPORTED_ATTR,
     MAX_EPOCHS_ATTR,
+    PREDICTION_ATTR,
     REASON_ATTR,
     TRACEBACK_ATTR,
 )
@@ -30,24 +32,33 @@ from hpo.storage.grants import grants_of
 from hpo.storage.ledger import Attempt
 from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
 from hpo.storage.optuna_private import id_of_trial
+from hpo.storage.outlines import outlined_trials, trials_without_curves
 from hpo.storage.pausing import pruned_at_end
+from hpo.study.agents import agents_at_work
 from hpo.study.code_record import CodeRecord, codes_of
 from hpo.study.goals import goal_reached
+from hpo.study.internals import parted_metrics
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
-from hpo.study.ranking import best_of, judged, ranked
-from hpo.wording import paused_at_end, replaced_by
+from hpo.study.ranking import best_among, best_of, judged, ranked
+from hpo.wording import condemned, paused_at_end, replaced_by
 
 
-def study_status(opened: OpenStudy) -> dict[str, Any]:
+def study_status(opened: OpenStudy, trials: Sequence[FrozenTrial] | None = None) -> dict[str, Any]:
     """Counts by state and outcome, the best trial (or None), what pruning saved, and who runs what.
 
     ``epochs`` has how many all trials have trained, and how many they may. With several objectives the best is a
     list, the Pareto front. ``goal`` says why the study is done early, if it is; ``sampler`` which it is, and why
-    where the study file leaves that open. See `hpo.study.pruning_summary.PruningSummary` for ``pruning``.
+    where the study file leaves that open. See `hpo.study.pruning_summary.PruningSummary` for ``pruning``,
+    and `hpo.study.agents.agents_at_work` for ``agents``.
+
+    Args:
+        opened: The study.
+        trials: Its own trials, if they are at hand (`own_trials`); otherwise it reads of each what it needs.
     """
-    trials = own_trials(opened)
+    trials = outlined(opened) if trials is None else trials
+    order = ranked(trials, opened.spec.study.goals)
     outcomes, unfinished = dict.fromkeys(map(str, Outcome), 0), dict.fromkeys(UNFINISHED, 0)
     for trial in trials:
         (outcomes if trial.state.is_finished() else unfinished)[outcome_of(trial)] += 1
@@ -61,12 +72,13 @@ def study_status(opened: OpenStudy) -> dict[str, Any]:
         "finished": sum(outcomes.values()),
         **unfinished,
         "outcomes": outcomes,
-        "best": _best(opened, trials),
+        "best": _best(opened, order),
         "code": _code(opened, trials),
         "goal": goal_reached(opened.spec.study, trials),
         "sampler": asdict(chosen_sampler(opened.spec)),
-        "pruning": asdict(study_pruning(opened, trials)),
+        "pruning": asdict(study_pruning(opened, trials, order)),
         "running_trials": running_trials(opened),
+        "agents": agents_at_work(opened),
     }
 
 
@@ -99,12 +111,14 @@ def _by_code(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> tuple[dict[str
     return wholly, mixed
 
 
-def study_pruning(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> PruningSummary:
-    """What pruning saved among these trials of the study, and how often an audit found it wrong."""
+def study_pruning(
+    opened: OpenStudy, trials: Iterable[FrozenTrial], order: Sequence[FrozenTrial]
+) -> PruningSummary:
+    """What pruning saved among these trials of the study, ranked so, and how often an audit found it wrong."""
     pruner = opened.spec.study.pruner
     return summarize_pruning(
         trials,
-        ranked(trials, opened.spec.study.goals),
+        order,
         horizon=opened.study.user_attrs.get(MAX_EPOCHS_ATTR),
         top_k=best_count(pruner.name, pruner.kwargs),
     )
@@ -135,11 +149,13 @@ def running_trials(opened: OpenStudy) -> list[dict[str, Any]]:
 def study_best(opened: OpenStudy) -> dict[str, Any] | list[dict[str, Any]]:
     """The best trial: value, metrics and checkpoint of its best epoch; with several objectives the Pareto front.
 
+    ``metrics`` and ``internals`` are as in `study_trials`, without attempts.
+
     Raises:
         StudyError: No trial is complete yet, or none keeps to the constraints.
     """
-    trials = own_trials(opened)
-    best: dict[str, Any] | list[dict[str, Any]] | None = _best(opened, trials)
+    trials = outlined(opened)
+    best: dict[str, Any] | list[dict[str, Any]] | None = _best(opened, ranked(trials, opened.spec.study.goals))
     if best:
         return best
     raise no_best(opened, trials)
@@ -163,7 +179,7 @@ def refuse_without_result(opened: OpenStudy) -> None:
     Raises:
         StudyError: It is such a one; the error says what they ended as.
     """
-    ended = [trial for trial in own_trials(opened) if trial.state.is_finished()]
+    ended = [trial for trial in outlined(opened) if trial.state.is_finished()]
     ends = Counter(map(outcome_of, ended))
     # A study of paused trials may end before one is complete: their best epochs are its result.
     if not ends or Outcome.COMPLETE in ends or any(judged(trial, opened.spec.study.goals) for trial in ended):
@@ -177,24 +193,39 @@ def refuse_without_result(opened: OpenStudy) -> None:
     )
 
 
-def _best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> Any:
-    found = [_described(opened, trial) for trial in best_of(trials, opened.spec.study.goals)]
+def _best(opened: OpenStudy, order: Sequence[FrozenTrial]) -> Any:
+    """The best of ranked trials, or their Pareto front."""
+    found = [_described(opened, _whole(opened, trial)) for trial in best_among(order, opened.spec.study.goals)]
     return found if opened.spec.study.objectives else next(iter(found), None)
 
 
-def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
-    """One entry a trial, in the order of their numbers; with what its attempts were, the first one first.
+def _whole(opened: OpenStudy, outline: FrozenTrial) -> FrozenTrial:
+    """A trial with all that it has, and the value that it is ranked by."""
+    trial = opened.storage.get_trial(id_of_trial(outline))
+    trial.values = outline.values
+    return trial
 
-    ``grants`` are those of the scheduler, the first one first: up to which epoch (``until``, None for the
-    end), and ``why``: `hpo.search.schedulers.scheduler.Why`. ``fork`` says of a fork which trial it began from,
-    after which epoch, and in whose place (`hpo.storage.lineage.Forked`), ``replaced_by`` which fork stands in the
-    place of this trial; ``epochs`` count those of a fork's parent, too. The traceback is that of a failed trial,
-    None for any other; the reason is that of a failed one, or of one that was paused when the study ended or
-    a fork took its place. The worker and the device are the last attempt's.
+
+def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
+    """One entry a trial, in the order of their numbers.
+
+    ``params`` are as the study file has them, lists and mappings among them. ``metrics`` are those of its best
+    epoch that a person asked for (`hpo.study.internals.parted_metrics`), empty before there is one. The traceback
+    is that of a failed trial, None for any other; the reason is that of a failed one, of one that was paused when
+    the study ended or a fork took its place, or of one that `PredictedLossPruner` pruned or let run on to audit
+    itself.
+
+    What hpo keeps beside it is in ``internals``: the other metrics of that epoch, the first ``prediction`` beside
+    what came of it, the seed, and ``attempts``, the first one first; worker and device are the last attempt's.
+    ``grants`` are those of the scheduler, the first one first: up to which epoch (``until``, None for the end),
+    and ``why``: `hpo.search.schedulers.scheduler.Why`. ``fork`` says of a fork which trial it began from, after
+    which epoch, and in whose place (`hpo.storage.lineage.Forked`), ``replaced_by`` which fork stands in the place
+    of this trial; ``epochs`` count those of a fork's parent, too.
     """
     with opened.storage.engine.connect() as conn:
         attempts = _by_trial(ledger.attempts(conn, opened.study_id))
-    trials = own_trials(opened)
+    minimize = opened.spec.study.direction == "minimize"
+    trials = _own(trials_without_curves(opened.storage, opened.study_id, minimize=minimize))
     forks = {fork["replaces"]: trial for trial in trials if (fork := forked_from(trial)) is not None}
     return [
         {
@@ -202,15 +233,16 @@ def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
             "outcome": outcome_of(trial),
             "value": finite(trial_value(opened, trial)),
             **_values(opened, trial),
-            "params": trial.params,
+            "params": opened.spec.values(trial.params),
+            "metrics": parted_metrics(opened.spec, _metrics(trial))[0],
             "epochs": epochs_reached(trial),
-            "grants": grants_of(trial),
-            "fork": forked_from(trial),
-            "replaced_by": None if (after := forks.get(trial.number)) is None else after.number,
-            "seed": opened.trial_seed(trial.number),
             "duration_s": trial.duration.total_seconds() if trial.duration else None,
             **_cause(trial, forks.get(trial.number)),
-            **_history(attempts[id_of_trial(trial)]),
+            "internals": {
+                **_internals(opened, trial),
+                "replaced_by": None if (after := forks.get(trial.number)) is None else after.number,
+                **_history(attempts[id_of_trial(trial)]),
+            },
         }
         for trial in trials
     ]
@@ -224,7 +256,7 @@ def _by_trial(attempts: list[Attempt]) -> defaultdict[int, list[Attempt]]:
 
 
 def _cause(trial: FrozenTrial, fork: FrozenTrial | None) -> dict[str, Any]:
-    """Why a trial failed, or is pruned that was paused when the study ended or a fork took its place.
+    """Why a trial failed, is pruned or was audited; see `study_trials`.
 
     What a lost attempt left on a trial that ended well later is not about its end.
     """
@@ -234,6 +266,9 @@ def _cause(trial: FrozenTrial, fork: FrozenTrial | None) -> dict[str, Any]:
         begun = forked_from(fork)
         assert begun is not None
         return {"reason": replaced_by(epochs_reached(trial), fork.number, begun["parent"]), "traceback": None}
+    decision = Condemned.of(trial)
+    if decision is not None and trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
+        return {"reason": condemned(**decision.stored()), "traceback": None}
     attrs = trial.user_attrs if trial.state == TrialState.FAIL else {}
     return {"reason": attrs.get(REASON_ATTR), "traceback": attrs.get(TRACEBACK_ATTR)}
 
@@ -295,6 +330,23 @@ def trial_value(opened: OpenStudy, trial: FrozenTrial) -> float | None:
     return pick(reported, default=None)
 
 
+def _metrics(trial: FrozenTrial) -> dict[str, float | None]:
+    """The metrics of a trial's best epoch."""
+    found: dict[str, float | None] = finite((trial.user_attrs.get(BEST_ATTR) or {}).get("metrics", {}))
+    return found
+
+
+def _internals(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
+    """What hpo keeps of a trial beside what was asked for; see `study_trials`."""
+    return {
+        "metrics": parted_metrics(opened.spec, _metrics(trial))[1],
+        "prediction": finite(trial.user_attrs.get(PREDICTION_ATTR)),
+        "seed": opened.trial_seed(trial.number),
+        "grants": list(grants_of(trial)),
+        "fork": forked_from(trial),
+    }
+
+
 def _described(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     kept = trial.user_attrs.get(BEST_ATTR) or {}
     relative = kept.get("checkpoint")
@@ -303,9 +355,11 @@ def _described(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
         "trial": trial.number,
         "value": finite(leading_value(trial)),
         **_values(opened, trial),
-        "params": trial.params,
-        "metrics": finite(kept.get("metrics", {})),
+        "params": opened.spec.values(trial.params),
+        "epoch": kept.get("epoch"),
+        "metrics": parted_metrics(opened.spec, _metrics(trial))[0],
         "checkpoint": None if relative is None else str(opened.spec.output_dir / relative),
+        "internals": _internals(opened, trial),
     }
 
 
@@ -325,4 +379,13 @@ def _values(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
 
 def own_trials(opened: OpenStudy) -> list[FrozenTrial]:
     """The study's own trials; imported ones are the samplers' business only."""
-    return [trial for trial in opened.study.get_trials(deepcopy=False) if IMPORTED_ATTR not in trial.system_attrs]
+    return _own(opened.study.get_trials(deepcopy=False))
+
+
+def outlined(opened: OpenStudy) -> list[FrozenTrial]:
+    """The same with what decides how each counts, and without parameters and curves: `hpo.storage.outlines`."""
+    return _own(outlined_trials(opened.storage, opened.study_id))
+
+
+def _own(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    return [trial for trial in trials if IMPORTED_ATTR not in trial.system_attrs]

@@ -72,7 +72,7 @@ class Taker:
         Returns:
             What it is granted now; None where it pauses.
         """
-        number = self.opened.storage.get_trial_number_from_id(trial_id)
+        number = storage_of(self.opened.study).get_trial_number_from_id(trial_id)
         while True:
             standing = standing_of(self.opened, number)
             step = self._asked(standing)

@@ -8,6 +8,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from hpo.storage.attributes import TIMING_ATTR
+from hpo.storage.optuna_private import known_of
 
 
 @dataclass(frozen=True)
@@ -42,4 +43,5 @@ class Timing:
 
 def timing_of(trial: optuna.Trial | FrozenTrial) -> Timing:
     """A trial's timing as stored; zeros where it has none."""
-    return Timing(**trial.user_attrs.get(TIMING_ATTR, {}))
+    known = known_of(trial) if isinstance(trial, optuna.Trial) else trial
+    return Timing(**known.user_attrs.get(TIMING_ATTR, {}))

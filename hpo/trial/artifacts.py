@@ -11,15 +11,12 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 
-import sqlalchemy as sa
 from optuna.artifacts import ArtifactMeta
 
 from hpo.config.spec import StudySpec
-from hpo.storage.guarded import guarded_insert
-from hpo.storage.optuna_private import ARTIFACTS_ATTR_PREFIX, TRIAL_SYSTEM_ATTRS
-from hpo.storage.outage import patient
+from hpo.storage.optuna_private import ARTIFACTS_ATTR_PREFIX
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.open_study import OpenStudy
 
@@ -100,22 +97,9 @@ def _link(source: Path, target: Path) -> None:
         aside.unlink(missing_ok=True)  # also where both names were one file already: replacing is nothing then
 
 
-@patient
 def _register(storage: StudyStorage, trial_id: int, metas: Sequence[ArtifactMeta]) -> None:
-    """Store what the artifacts are, as Optuna does, but in one transaction; it may be done twice."""
-    rows = {f"{ARTIFACTS_ATTR_PREFIX}{meta.artifact_id}": json.dumps(asdict(meta)) for meta in metas}
-    fenced = storage.owner is not None
-    lease = {"attempt": storage.attempt_of(trial_id)} if fenced else {}
-    columns = ("key", "value_json")
-    statement = guarded_insert(
-        storage.engine.name, TRIAL_SYSTEM_ATTRS, columns, "key", replace=True, fenced=fenced
-    )
-    with storage.transaction() as session:
-        for key, value in rows.items():
-            new = {"trial": trial_id, "new_key": key, "new_value_json": json.dumps(value), **lease}
-            done = cast("sa.CursorResult[tuple[()]]", session.execute(statement, new))
-            if not done.rowcount:
-                break
-        else:
-            return
-    storage.set_trial_system_attr(trial_id, key, value)  # which is refused alike, and says why
+    """Store what the artifacts are, as Optuna does."""
+    with storage.together(trial_id):
+        for meta in metas:
+            key = f"{ARTIFACTS_ATTR_PREFIX}{meta.artifact_id}"
+            storage.set_trial_system_attr(trial_id, key, json.dumps(asdict(meta)))

@@ -10,28 +10,31 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
-from hpo.config.schema import SCHEDULER_KEYS
+from hpo.config.paths import join_path
 from hpo.config.schema_metrics import METRIC_KEYS
 from hpo.config.spec import StudySpec
-from hpo.config.targets import TARGET, TargetResolver, instantiate, named_targets
+from hpo.config.targets import TARGET, TargetResolver, instantiate, is_refused, named_targets
 from hpo.errors import InputError
+from hpo.trial.argument_types import wrong_types
 from hpo.trial.callbacks import CALLBACKS, configured
+from hpo.trial.lightning_module import refuse_lightning
+from hpo.trial.optimizer import make_optimizers, make_schedulers
 from hpo.trial.run_length import NO_PROGRESS, Progress, plan_of, with_numbers
 from hpo.trial.trackers import Shown
-from trainer import BatchOptions, Callback, Trainer
+from trainer import BatchOptions, Callback, Trainer, load_weights
+from trainer.checkpoint.files import CheckpointError
 from trainer.data.random_state import seed_all
-from trainer.lr_schedulers import Warmup
 from trainer.metrics.objects import Metric
 from trainer.metrics.whole_set import MAX_BYTES, WholeSet
-from trainer.trainer import Interval
+
+#: Keys of `trainer` that are arguments of the Trainer as they are.
+_HANDED_OVER: Final = ("validate_every", "precision", "compile", "cuda_graph", "deterministic")
 
 
 @dataclass(frozen=True)
@@ -81,8 +84,10 @@ class Builder:
             return
         self._imported = True
         for target in dict.fromkeys(named_targets(self.spec.config)):
-            with contextlib.suppress(InputError):
-                self.resolver.resolve(target)
+            with contextlib.suppress(
+                InputError, TypeError
+            ):  # a callable that can't be hashed is asked about again
+                is_refused(self.resolver.resolve(target))  # remembered, so that no trial has to ask Hydra
 
     def data(self, config: Mapping[str, Any]) -> Mapping[str, Any]:
         """The data sets ``train``, ``val`` and perhaps ``test``.
@@ -145,15 +150,14 @@ class Builder:
             bridge: Callbacks of the service, such as the pruner's.
         """
         seed_all(seed)
-        model: nn.Module = instantiate(self.resolver, config["model"]).to(device)
-        optimizer: Optimizer = instantiate(self.resolver, config["optimizer"], model.parameters())
-        scheduler: LRScheduler | None = None
-        interval: Interval = "epoch"
-        if config["lr_scheduler"] is not None:
-            scheduler = make_scheduler(self.resolver, config["lr_scheduler"], optimizer)
-            interval = config["lr_scheduler"]["interval"]
+        model: nn.Module = instantiate(self.resolver, config["model"])
+        refuse_lightning(self.spec, type(model))
+        self._load_weights(model, config["trainer"]["weights"])
+        model = model.to(device)
+        optimizer = make_optimizers(self.spec, self.resolver, config["optimizer"], model)
+        scheduler, interval = make_schedulers(self.spec, self.resolver, config["lr_scheduler"], optimizer)
         plan = plan_of(config, after)
-        loss, step = (_optional(self.resolver, config[name]) for name in ("loss", "step"))
+        loss, step = (make_loss(self.resolver, config[name]) for name in ("loss", "step"))
         if isinstance(loss, nn.Module):
             loss = loss.to(device)
         return Trainer(
@@ -169,11 +173,26 @@ class Builder:
             core_callbacks=bridge,
             max_epochs=plan.max_epochs,
             max_steps=plan.max_steps,
-            **{name: config["trainer"][name] for name in ("validate_every", "precision", "compile", "cuda_graph")},
-            batching=BatchOptions(**config["loader"]),
+            **{name: config["trainer"][name] for name in _HANDED_OVER},
+            batching=make_batching(self.resolver, config["loader"]),
             seed=seed,
             device=device,
         )
+
+    def _load_weights(self, model: nn.Module, weights: Mapping[str, Any]) -> None:
+        """Give the model the weights of ``trainer.weights``, if the study file names any.
+
+        Raises:
+            InputError: The file can't be read, or does not fit the model.
+        """
+        if weights["path"] is None:
+            return
+        try:
+            load_weights(model, self.spec.folder / weights["path"], strict=weights["strict"])
+        except (CheckpointError, ImportError, ValueError) as error:
+            fix = "name a file of this model's weights; `strict: false` takes those that fit"
+            path = "trainer.weights.path"
+            raise self.spec.error(str(error), path=path, value=weights["path"], fix=fix) from error
 
     def callbacks(self, config: Mapping[str, Any], place: RunPlace) -> list[Callback]:
         """The default callbacks as configured, those named in the study file, and its own classes."""
@@ -204,6 +223,10 @@ class Builder:
             InputError: The callback refuses an argument.
         """
         row = CALLBACKS[name]
+        for wrong, wanted in wrong_types(row.kind, arguments):
+            path, value = join_path(("callbacks", name, wrong)), arguments[wrong]
+            shown_value = repr(value) if isinstance(value, str) else value  # '0.9' is no 0.9
+            raise self.spec.error(f"must be {wanted}", path=path, value=shown_value, fix=f"write {wanted}")
         shown = Shown(self.spec, place.folder, place.name, place.params, config)
         try:
             return row.kind(**row.fill(shown, arguments))
@@ -226,6 +249,13 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
+def make_batching(resolver: TargetResolver, node: Mapping[str, Any]) -> BatchOptions:
+    """The options of a ``loader`` section."""
+    collate = node["collate_fn"]
+    made = None if collate is None else instantiate(resolver, collate, _as_function=True)
+    return BatchOptions(**{**node, "collate_fn": made})
+
+
 def make_metric(resolver: TargetResolver, node: Mapping[str, Any]) -> Metric:
     """One of the ``metrics``: a function, an object, or with ``over: epoch`` a function of the whole set."""
     arguments = {key: value for key, value in node.items() if key not in METRIC_KEYS}
@@ -234,15 +264,30 @@ def make_metric(resolver: TargetResolver, node: Mapping[str, Any]) -> Metric:
     return made
 
 
-def make_scheduler(resolver: TargetResolver, node: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:
-    """The scheduler of an ``lr_scheduler`` section, behind its warm-up if it has one."""
-    arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
-    scheduler: LRScheduler = instantiate(resolver, arguments, optimizer)
-    return Warmup(optimizer, scheduler, node["warmup"]) if node["warmup"] else scheduler
+def make_loss(resolver: TargetResolver, node: Mapping[str, Any] | None) -> Callable[..., Any] | None:
+    """The ``loss``, or a ``step``; numbers that the class of a loss takes as a tensor are made one."""
+    if node is None:
+        return None
+    tensors = _tensors(resolver, node)
+    written = {key: value for key, value in node.items() if key not in tensors}
+    made: Callable[..., Any] = instantiate(resolver, written, _as_function=True, **tensors)
+    return made
 
 
-def _optional(resolver: TargetResolver, node: Mapping[str, Any] | None) -> Callable[..., Any] | None:
-    return None if node is None else instantiate(resolver, node, _as_function=True)
+def _tensors(resolver: TargetResolver, node: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """Numbers and lists of numbers as tensors, where a loss takes a tensor, such as ``weight``."""
+    kind = resolver.resolve(node[TARGET])
+    if not (isinstance(kind, type) and issubclass(kind, nn.Module)):
+        return {}
+    takes = inspect.signature(kind).parameters
+    wanted = {key: node[key] for key in takes if key in node and "Tensor" in str(takes[key].annotation)}
+    return {key: torch.tensor(value, dtype=torch.float32) for key, value in wanted.items() if _is_numeric(value)}
+
+
+def _is_numeric(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(map(_is_numeric, value))
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _described(value: Any) -> str:

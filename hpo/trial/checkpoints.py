@@ -95,4 +95,4 @@ class Checkpoints:
         """Remove this attempt's files but those of the trial's own best epoch and its latest two."""
         saved = [file.progress for file in list_checkpoints([self._manager.folder])]
         best = best_epochs(history, metric, mode, 1, after=inherited)
-        self._manager.retain(retained(saved, best=best, keep_last=_KEEP_LAST, fixed=()))
+        self._manager.retain(retained(saved, best=best, keep_last=_KEEP_LAST, permanent=()))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,10 +27,10 @@ from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, leading_value, outcome_of
 from hpo.trial.checkpoints import Checkpoints
-from hpo.trial.training_code import TrainingCode
+from hpo.trial.training_code import TrainingCode, came_to
+from hpo.wording import listed
 from trainer.error_text import shortened
 from trainer.recorded import Metrics
-from trainer.state import best_epoch
 
 #: Characters of a traceback that the storage keeps; the trial's log has more.
 _LONGEST_STORED: Final = 10_000
@@ -68,25 +68,39 @@ class TrialEnd:
     code: TrainingCode
 
     @property
-    def best_epoch(self) -> int | None:
-        """Number of the trial's own epoch with the best finite value of the study's metric; None for none."""
+    def came_to(self) -> tuple[int, Mapping[str, float]] | None:
+        """The trial's own epoch that counts, usually the best, and its metrics; None where none is finite."""
         study = self.opened.spec.study
-        return best_epoch(self._history, study.metric, study.mode, after=inherited_epochs(self.trial))
+        return came_to(self.code, study.metric, study.mode, after=inherited_epochs(self.trial))
 
     @property
     def value(self) -> float | None:
-        """The study's metric after the best epoch."""
-        epoch = self.best_epoch
-        return None if epoch is None else self._history[epoch - 1][self.opened.spec.study.metric]
+        """The study's metric after that epoch."""
+        found = self.came_to
+        return None if found is None else found[1][self.opened.spec.study.metric]
+
+    def without_value(self, ended: str | None) -> str | None:
+        """Why a trial that ran to its end has no value; None where it has one.
+
+        Args:
+            ended: Why it ended early, if it did.
+        """
+        missing = self._missing_metric
+        if missing is None:
+            return None
+        early = f" ({ended})" if ended else ""
+        text = f"it ended{early} before an epoch with a finite {missing}"
+        recorded = sorted({name for metrics in self._history for name in metrics})
+        others = recorded and missing not in recorded
+        return f"{text}: what it has reported is {listed(recorded)}" if others else text
 
     @property
-    def missing_metric(self) -> str | None:
+    def _missing_metric(self) -> str | None:
         """The first of the study's metrics that its best epoch has no finite value of."""
-        study, epoch = self.opened.spec.study, self.best_epoch
-        if epoch is None:
+        study, found = self.opened.spec.study, self.came_to
+        if found is None:
             return study.metric
-        metrics = self._history[epoch - 1]
-        return next((name for name in study.goals if not math.isfinite(metrics.get(name, math.nan))), None)
+        return next((name for name in study.goals if not math.isfinite(found[1].get(name, math.nan))), None)
 
     def store(self, outcome: Outcome | None, failure: Failure | None) -> None:
         """Store the outcome; None requeues the trial.
@@ -96,7 +110,7 @@ class TrialEnd:
             failure: Why, for an outcome that nothing else says; of a requeued trial, why it did not end.
         """
         study, goals = self.opened.study, self.opened.spec.study.goals
-        epoch = self.best_epoch
+        found = self.came_to
         if outcome in (Outcome.COMPLETE, Outcome.PRUNED, Outcome.DIVERGED):
             self._keep_prediction()
             self.keep_constraints()
@@ -105,9 +119,9 @@ class TrialEnd:
         elif outcome == Outcome.PRUNED:
             study.tell(self.trial, state=TrialState.PRUNED)
         elif outcome == Outcome.COMPLETE:
-            assert epoch is not None
-            self.trial.set_user_attr(BEST_ATTR, finite(self._best(epoch)))
-            study.tell(self.trial, [self._history[epoch - 1][name] for name in goals])
+            assert found is not None
+            self.trial.set_user_attr(BEST_ATTR, finite(self._best(*found)))
+            study.tell(self.trial, [found[1][name] for name in goals])
         elif outcome == Outcome.DIVERGED:
             self.trial.set_user_attr(OUTCOME_ATTR, outcome)
             study.tell(self.trial, [math.inf if each == "minimize" else -math.inf for each in goals.values()])
@@ -117,11 +131,11 @@ class TrialEnd:
 
     def pause(self) -> None:
         """Store that the trial is paused after its last epoch, and all that one keeps that is pruned there."""
-        epoch = self.best_epoch
+        found = self.came_to
         self._keep_prediction()
         self.keep_constraints()
-        if epoch is not None:
-            self.trial.set_user_attr(BEST_ATTR, finite(self._best(epoch)))
+        if found is not None:
+            self.trial.set_user_attr(BEST_ATTR, finite(self._best(*found)))
         self.opened.storage.pause(id_of_trial(self.trial), len(self._history))
 
     def keep_constraints(self) -> None:
@@ -129,8 +143,8 @@ class TrialEnd:
         bounds = self.opened.spec.study.bounds
         if not self._history or not bounds:
             return
-        epoch = self.best_epoch
-        metrics = self._history[-1 if epoch is None else epoch - 1]
+        found = self.came_to
+        metrics = self._history[-1] if found is None else found[1]
         for bound in bounds:
             self._set_constraint(bound.metric, bound.violation(metrics.get(bound.metric, math.nan)))
 
@@ -186,9 +200,9 @@ class TrialEnd:
         if record is not None:
             self.trial.set_user_attr(PREDICTION_ATTR, finite(record))
 
-    def _best(self, epoch: int) -> dict[str, Any]:
-        """The best epoch: its number, its metrics and its checkpoint, relative to the output folder."""
+    def _best(self, epoch: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+        """The epoch that counts: its number, its metrics and its checkpoint, relative to the output folder."""
         spec = self.opened.spec
         found = Checkpoints(attempt_folders(spec, self.trial.number)).of_epoch(epoch)
         path = None if found is None else str(found.path.relative_to(spec.output_dir))
-        return {"epoch": epoch, "metrics": dict(self._history[epoch - 1]), "checkpoint": path}
+        return {"epoch": epoch, "metrics": dict(metrics), "checkpoint": path}

@@ -21,9 +21,11 @@ def finer(config: Mapping[str, Any], parts: int) -> int | None:
 
     Returns:
         None where batches can't be cut further: they have one sample, their size changes as the trial runs, a
-        last, smaller one is dropped, which cut batches would not drop, or an epoch is a fraction of a pass, which
-        might end inside a batch.
+        last, smaller one is dropped, which cut batches would not drop, an epoch is a fraction of a pass, which
+        might end inside a batch, or a limit counts batches, which would then be other samples.
     """
+    if any(value is not None for name, value in config["loader"].items() if name.endswith("_batches")):
+        return None
     schedule = config["callbacks"].get("batch_size_schedule", False) is not False
     if config["loader"]["drop_last"] or schedule or isinstance(config["trainer"]["validate_every"], float):
         return None
@@ -44,8 +46,8 @@ def cut(config: dict[str, Any], parts: int) -> dict[str, Any]:
     loader["batch_size"] //= parts
     loader["eval_batch_size"] = max(1, loader["eval_batch_size"] // parts)
     given = config["callbacks"].get(_ACCUMULATION, False)
-    together = given["batches"] if isinstance(given, Mapping) else 1
-    accumulation = {_ACCUMULATION: {"batches": together * parts}}
+    given = given if isinstance(given, Mapping) else {"batches": 1}
+    accumulation = {_ACCUMULATION: {**given, "batches": given["batches"] * parts}}
     return {**config, "loader": loader, "callbacks": {**config["callbacks"], **accumulation}}
 
 

@@ -42,7 +42,7 @@ class PrunerCallback(Callback):
         session.max_epochs = state.max_epochs
         if state.stop_reason == DIVERGED:
             session.diverge()
-        session.report(state.epoch, **state.metrics)
+        session.take_report(state.epoch, state.metrics)
         self._follow(trainer)
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002 - as below

@@ -21,7 +21,7 @@ from hpo.storage.attributes import PAUSE_AT_ATTR, PRUNED_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.grants import Granted, granted_until
 from hpo.storage.lineage import inherited_epochs
-from hpo.storage.optuna_private import id_of_trial, reports_of
+from hpo.storage.optuna_private import id_of_trial, known_of, reports_of
 
 #: Seconds within which a value is stored.
 _LATEST: Final = 0.25
@@ -60,6 +60,7 @@ class Reports:
         self._decided = Decision.CONTINUE
         self._decided_at = 0
         self._until: int | None = None
+        self._resumed = False
 
     def resume(self, history: Sequence[Mapping[str, float]]) -> Decision:
         """Bring the storage to a history: send what it lacks, rewrite what differs.
@@ -71,8 +72,10 @@ class Reports:
         Returns:
             A decision on an earlier attempt, at an epoch that the history holds, that was not carried out.
         """
-        frozen = self._trial.storage.get_trial(id_of_trial(self._trial))
-        stored = frozen.intermediate_values
+        # What this process has read as it took the trial, before it wrote to it; after that it is read anew.
+        again, self._resumed = self._resumed, True
+        frozen = self._trial.storage.get_trial(id_of_trial(self._trial)) if again else known_of(self._trial)
+        stored = dict(frozen.intermediate_values)
         self._until = granted_until(frozen)
         own = inherited_epochs(frozen)
         for step, metrics in enumerate(history[own:], start=own + 1):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import optuna
 import torch
@@ -15,11 +15,18 @@ from optuna.trial import FrozenTrial
 
 from hpo.errors import LeaseLostError
 from hpo.search.distinct import twin
-from hpo.storage.attributes import GRANTS_ATTR, PARTS_ATTR, RUN_ATTR, SAME_AS_ATTR, TIMING_ATTR
+from hpo.storage.attributes import (
+    GRANTS_ATTR,
+    PARTS_ATTR,
+    RUN_ATTR,
+    SAME_AS_ATTR,
+    STARTED_AGAIN_ATTR,
+    TIMING_ATTR,
+)
 from hpo.storage.grants import Granted
 from hpo.storage.ledger import Lease
 from hpo.storage.lineage import forked_from, inherited_epochs
-from hpo.storage.optuna_private import id_of_trial
+from hpo.storage.optuna_private import id_of_trial, known_of
 from hpo.storage.outage import first_line
 from hpo.study.code_record import trial_codes
 from hpo.study.folders import (
@@ -38,9 +45,10 @@ from hpo.trial.checkpoints import Checkpoints, Source
 from hpo.trial.end import Failure, TrialEnd
 from hpo.trial.failure import failure_outcome, is_device_memory
 from hpo.trial.forks import only_in
+from hpo.trial.progress import RunProgress
 from hpo.trial.report import TrialReport
 from hpo.trial.reports import GatheredReports, LateReports, Reports
-from hpo.trial.session import RunProgress, Session
+from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import TrainingCode
 from trainer.error_text import error_text, traceback_text
@@ -99,9 +107,10 @@ class TrialRun:
                     print(f"a folder was here that this study's database does not know; it is now {name}")
                 known = self._known()
                 outcome = self._train(folder) if known is None else Outcome(outcome_of(known))
-                if outcome is not None or self._paused:
-                    keep_artifacts(self.opened, self._id, number, folder)
-            value = self._store(outcome, known)
+                with storage.together(self._id):
+                    if outcome is not None or self._paused:
+                        keep_artifacts(self.opened, self._id, number, folder)
+                    value = self._store(outcome, known)
         except StorageInternalError as error:
             note_stop(self.opened.spec, number, attempt, f"the database failed: {first_line(error)}")
             raise
@@ -125,12 +134,21 @@ class TrialRun:
         """What people should know of its end beside the outcome."""
         if self._failure is not None:
             return self._failure.reason
-        same = self.trial.user_attrs.get(SAME_AS_ATTR)
+        same = self._attrs.get(SAME_AS_ATTR)
         return "" if same is None else f"the same parameters as trial {same}: its result was taken over"
 
     @property
     def _id(self) -> int:
         return id_of_trial(self.trial)
+
+    @property
+    def _attrs(self) -> Mapping[str, Any]:
+        return known_of(self.trial).user_attrs
+
+    def _suggested(self) -> dict[str, Any]:
+        """The trial's parameters, as they are stored or drawn now."""
+        with self.opened.storage.together(self._id):
+            return self.opened.space.suggest(self.trial)
 
     def _attempts(self) -> set[int]:
         return {each.attempt for each in self.opened.storage.attempts_of_trial(self._id)}
@@ -144,9 +162,9 @@ class TrialRun:
         if self.opened.spec.study.duplicates != "reuse":
             return None
         # One that has started to train resumes, even if the study has ended meanwhile. A fork is no twin of any.
-        if RUN_ATTR in self.trial.user_attrs or forked_from(self.trial) is not None:
+        if RUN_ATTR in self._attrs or forked_from(self.trial) is not None:
             return None
-        known = twin(self.opened.study, self.trial.number, self.opened.space.suggest(self.trial))
+        known = twin(self.opened.study, self.trial.number, self._suggested())
         owner = self.opened.storage.owner
         # What other code came to is no result of this one.
         same = known is None or owner is None or trial_codes(self.opened.storage, known) == [owner.code]
@@ -165,21 +183,38 @@ class TrialRun:
         except BaseException as error:  # noqa: BLE001 - a study's code may raise anything; a worker ignores SIGINT
             self._failure = self._failure_of(error)
             print_error(self._failure.traceback)
-            return None if self._failure.parts else self._failure.outcome
+            if self._failure.parts:
+                return None
+            if self._is_asked_to_leave:
+                # An engine's signal may have ended the code's own processes, too. An error of its own comes again.
+                self._failure = None
+                return None
+            return self._failure.outcome
+        return self._outcome_of(reason)
+
+    def _outcome_of(self, reason: str | None) -> Outcome | None:
+        """What a training without an error came to; None: the trial is requeued or paused.
+
+        Args:
+            reason: Why it ended early, if it did.
+        """
         if reason in _OUTCOMES:
             return _OUTCOMES[reason]
         if reason == PAUSED:
             return self._pause()
         if reason == INTERRUPTED:
-            verdict = self.request.verdict(self.trial.number)
-            if verdict is None and self.request.leaving:
+            if self._is_asked_to_leave:
                 return None
+            verdict = self.request.verdict(self.trial.number)
             if verdict is not None:
                 return self._failed(Outcome(verdict.outcome), verdict.reason)
-        if (missing := self._end.missing_metric) is not None:
-            early = f" ({reason})" if reason else ""
-            return self._failed(Outcome.ERROR, f"it ended{early} before an epoch with a finite {missing}")
-        return Outcome.COMPLETE
+        without = self._end.without_value(reason)
+        return Outcome.COMPLETE if without is None else self._failed(Outcome.ERROR, without)
+
+    @property
+    def _is_asked_to_leave(self) -> bool:
+        """Whether the worker is to leave, and the trial itself is not to end."""
+        return self.request.leaving and self.request.verdict(self.trial.number) is None
 
     def _pause(self) -> Outcome | None:
         """Have the trial paused, where it can resume from its last epoch; an error of the trial's where not."""
@@ -212,6 +247,8 @@ class TrialRun:
         """Store the outcome, or that of a trial with the same parameters; returns the value."""
         if known is not None:
             return self._end.take_over(known)
+        if self._running is not None and self._running.started_again:
+            self.trial.set_user_attr(STARTED_AGAIN_ATTR, self._running.lease.attempt)
         if outcome is not None or self._paused:
             self._keep_timing()
         if self._paused:
@@ -223,7 +260,7 @@ class TrialRun:
     def _keep_timing(self) -> None:
         """Store how long this attempt and those before took, for a scheduler that weighs what a switch costs."""
         epochs, seconds = (0, 0.0) if self._running is None else self._running.trained
-        if not epochs or GRANTS_ATTR not in self.trial.user_attrs:
+        if not epochs or GRANTS_ATTR not in self._attrs:
             return
         around = self.before_s + self.opened.storage.held_for(self._id) - seconds
         self.trial.set_user_attr(TIMING_ATTR, asdict(timing_of(self.trial).with_attempt(epochs, seconds, around)))
@@ -232,7 +269,9 @@ class TrialRun:
         """What the trial offers to its code, at the point where an attempt begins."""
         opened, spec, trial = self.opened, self.opened.spec, self.trial
         seed = opened.trial_seed(trial.number)
-        params = opened.space.suggest(trial)
+        with opened.storage.together(self._id):
+            params = self._suggested()
+            self._run_as_before(seed)
         reports: type[Reports] = GatheredReports
         if opened.scheduler.watches(opened.study):
             reports = LateReports if spec.run.background_reports else Reports
@@ -251,10 +290,9 @@ class TrialRun:
             lease=Lease(self._id, opened.storage.attempt_of(self._id)),
             process=opened.storage.process,
             pulse=self.pulse,
-            parts=int(trial.user_attrs.get(PARTS_ATTR, 1)),
+            parts=int(self._attrs.get(PARTS_ATTR, 1)),
             max_epochs=spec.trainer.known_epochs or 0,
         )
-        self._run_as_before(seed)
         session.keep_config(session.config)
         return session
 
@@ -273,7 +311,7 @@ class TrialRun:
 
     def _run_as_before(self, seed: int) -> None:
         """Store how the trial is run; one that resumes keeps its number of threads, for equal bits."""
-        attrs = self.trial.user_attrs
+        attrs = self._attrs
         if RUN_ATTR in attrs:
             torch.set_num_threads(attrs[RUN_ATTR]["threads"])
             return

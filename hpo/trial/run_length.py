@@ -10,12 +10,14 @@ import torch
 
 from hpo.config.lengths import lengths_in, put_lengths
 from hpo.config.paths import join_path
+from hpo.config.several import each_in
 from hpo.config.spec import StudySpec
 from hpo.config.targets import ARGS, TARGET
 from hpo.errors import InputError
 from trainer import BatchOptions
 from trainer.callbacks import BatchSizeSchedule, GradientAccumulation
-from trainer.data.batches import make_batches, pass_length
+from trainer.data.batches import pass_length
+from trainer.data.limits import train_batches
 from trainer.data.plan import Plan
 from trainer.state import TrainState
 
@@ -68,7 +70,12 @@ def plan_of(config: Mapping[str, Any], after: Progress) -> Plan:
 
 
 def run_length(
-    config: Mapping[str, Any], train: Any, *, batches_per_step: int = 1, after: Progress = NO_PROGRESS
+    config: Mapping[str, Any],
+    train: Any,
+    *,
+    batches_per_step: int = 1,
+    drops_last_step: bool = False,
+    after: Progress = NO_PROGRESS,
 ) -> RunLength:
     """The length of a training.
 
@@ -76,20 +83,23 @@ def run_length(
         config: The resolved config; its sections ``loader`` and ``trainer`` count.
         train: The training data.
         batches_per_step: Batches whose gradients make one optimizer step.
+        drops_last_step: Whether what an epoch leaves over makes none.
         after: What is trained already, which does not count.
 
     Raises:
         TypeError: No batches can be made of the data.
         ValueError: There is none, or a length is needed that the data does not have.
     """
-    # Tensors on this device have no contents: nothing is copied.
-    batches = make_batches(train, BatchOptions(**config["loader"]), torch.device("meta"), train=True)
+    # Tensors on this device have no contents: nothing is copied. What makes batches of them changes no length.
+    options = BatchOptions(**{**config["loader"], "collate_fn": None})
+    batches = train_batches(train, options, torch.device("meta"))
     one_pass = pass_length(batches)
-    state = _laid_out(plan_of(config, after), one_pass, batches_per_step, after)
+    steps = {"batches_per_step": batches_per_step, "drops_last_step": drops_last_step}
+    state = _laid_out(plan_of(config, after), one_pass, steps, after)
     whole = Plan(max_epochs=1, validate_every=config["trainer"]["validate_every"])
     return RunLength(
         total_steps=None if state.total_steps is None else state.total_steps - after.steps,
-        steps_per_epoch=None if one_pass is None else _laid_out(whole, one_pass, batches_per_step).total_steps,
+        steps_per_epoch=None if one_pass is None else _laid_out(whole, one_pass, steps).total_steps,
         epochs=state.max_epochs - state.epoch,
     )
 
@@ -116,14 +126,16 @@ def with_numbers(
         TypeError: As `run_length`, like ValueError.
     """
     places = {name: join_path(keys) for keys, name in lengths_in(config)}
-    cycle = _is_one_cycle(config["lr_scheduler"])
+    schedulers = each_in("lr_scheduler", config["lr_scheduler"])
+    cycle = any(_is_one_cycle(node) for node in schedulers.values())
     if not places and not cycle:
         return dict(config)
     changing = any(_is_a(kind, BatchSizeSchedule) for kind, _ in callbacks)
     if places and changing:
         path, fix = next(iter(places.values())), "write the number of steps that the sizes make"
         raise spec.error("is not known where the batch size changes as a trial runs", path=path, fix=fix)
-    length = run_length(config, train, batches_per_step=accumulated(callbacks), after=after)
+    together, dropped = accumulated(callbacks)
+    length = run_length(config, train, batches_per_step=together, drops_last_step=dropped, after=after)
     numbers = {name: getattr(length, name) for name in places}
     for name, path in places.items():
         if numbers[name] is None:
@@ -131,18 +143,20 @@ def with_numbers(
     laid_out = dict(put_lengths(config, numbers))
     # A callback of the user's may change the number of steps, as a batch size does that changes.
     if cycle and not changing and not any(TARGET in arguments for _, arguments in callbacks):
-        _refuse_shortfall(spec, laid_out["lr_scheduler"], length)
+        for keys, node in each_in("lr_scheduler", laid_out["lr_scheduler"]).items():
+            if _is_one_cycle(node):
+                _refuse_shortfall(spec, join_path(keys), node, length)
     return laid_out
 
 
-def _is_one_cycle(node: Mapping[str, Any] | None) -> bool:
-    return node is not None and str(node[TARGET]).rpartition(".")[2] == "OneCycleLR"
+def _is_one_cycle(node: Mapping[str, Any]) -> bool:
+    return str(node[TARGET]).rpartition(".")[2] == "OneCycleLR"
 
 
-def _refuse_shortfall(spec: StudySpec, node: Mapping[str, Any], length: RunLength) -> None:
+def _refuse_shortfall(spec: StudySpec, path: str, node: Mapping[str, Any], length: RunLength) -> None:
     short = shortfall(node, length.epochs if node["interval"] == "epoch" else length.total_steps)
     if short is not None:
-        raise spec.error(short.problem, path=f"lr_scheduler.{short.key}", value=short.span, fix=short.fix)
+        raise spec.error(short.problem, path=f"{path}.{short.key}", value=short.span, fix=short.fix)
 
 
 @dataclass(frozen=True)
@@ -196,12 +210,13 @@ def _span(node: Mapping[str, Any]) -> tuple[str, Any]:
     return "epochs", epochs * each if isinstance(epochs, int) and isinstance(each, int) else None
 
 
-def accumulated(callbacks: Sequence[Configured]) -> int:
-    """Batches whose gradients make one optimizer step, as the configured callbacks say."""
+def accumulated(callbacks: Sequence[Configured]) -> tuple[int, bool]:
+    """Batches whose gradients make one optimizer step, and whether the rest of an epoch makes none."""
     for kind, arguments in callbacks:
         if _is_a(kind, GradientAccumulation):
-            return int(arguments["batches"] if "batches" in arguments else arguments[ARGS][0])
-    return 1
+            given = dict(zip(("batches", "drop_last"), arguments.get(ARGS, ()), strict=False)) | dict(arguments)
+            return int(given["batches"]), bool(given.get("drop_last", False))
+    return 1, False
 
 
 def _unknown(spec: StudySpec, name: str, path: str) -> InputError:
@@ -213,11 +228,11 @@ def _unknown(spec: StudySpec, name: str, path: str) -> InputError:
 
 
 def _laid_out(
-    plan: Plan, one_pass: int | None, batches_per_step: int, after: Progress = NO_PROGRESS
+    plan: Plan, one_pass: int | None, steps: Mapping[str, Any], after: Progress = NO_PROGRESS
 ) -> TrainState:
     state = TrainState(
         max_epochs=0,
-        batches_per_step=batches_per_step,
+        **steps,
         step=after.steps,
         data_epoch=after.data_epochs,
         data_batch=after.data_batches,

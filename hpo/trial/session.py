@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Protocol, SupportsFloat
+from typing import Any, Final, NoReturn, SupportsFloat
 
 import optuna
 import torch
@@ -18,6 +18,7 @@ from hpo.storage.ledger import Lease
 from hpo.storage.outage import DatabaseError
 from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.forks import end_fork
+from hpo.trial.progress import RunProgress
 from hpo.trial.reports import Reports
 from hpo.trial.stopping import StopRequest
 from trainer.checkpoint.readable import readable
@@ -25,53 +26,35 @@ from trainer.data.random_state import rng_state, set_rng_state
 from trainer.recorded import Metrics
 from trainer.state import DIVERGED, INTERRUPTED, PAUSED, PRUNED, Mode
 
-_VERSION: Final = 2
+_VERSION: Final = 3
+#: The largest step that `report_step` takes: the history has an entry for each.
+MAX_STEP: Final = 100_000
 #: Reasons to stop; a later one takes the place of an earlier one.
 _RANKS: Final = (None, PAUSED, INTERRUPTED, PRUNED, DIVERGED)
 _REASONS: Final = {Decision.CONTINUE: None, Decision.PAUSE: PAUSED, Decision.STOP: PRUNED}
 
 
 class TrainingStoppedError(Exception):
-    """Training continued past a request to stop, up to another report."""
-
-
-class RunProgress(Protocol):
-    """How far a trial's training is."""
-
-    @property
-    def epoch(self) -> int:
-        """Finished epochs."""
-        ...
-
-    @property
-    def max_epochs(self) -> int:
-        """Epochs of a run to the end; 0 where that is not known."""
-        ...
-
-    @property
-    def history(self) -> list[Metrics]:
-        """The metrics of each finished epoch."""
-        ...
+    """Ends training code whose trial diverged, pauses, or is requeued as its run ends; let it pass."""
 
 
 @dataclass(kw_only=True)
 class Session:
     """One attempt at one trial, as the code sees it that trains.
 
-    Training code resumes, trains an epoch, reports it, saves it, and looks whether to stop::
+    Training code resumes, trains an epoch, reports it, and saves it::
 
         state = session.load_checkpoint() or fresh()
         for epoch in range(state["epoch"] + 1, epochs + 1):
             val_loss = train_one(state)
             session.report(epoch, val_loss=val_loss)
             session.save_checkpoint({**state, "epoch": epoch})
-            if session.should_stop:
-                return
 
-    A report may say that the trial is pruned or pauses: ``should_stop`` is then true. Code that does not look is
-    stopped by an exception from its next report. A paused trial resumes later from the checkpoint of the epoch
-    that was reported last, so code saves one after each report. The trial's value is that of the best reported
-    epoch.
+    Where the trial is pruned or has diverged, `report` ends the training by an exception. Where it pauses, or its
+    run ends, `save_checkpoint` does so when the epoch is saved, or else the next report. Such a trial resumes
+    from the checkpoint of the epoch that was reported last, so code saves one after each report. The trial's
+    value is that of the best reported epoch. Code that ends by itself looks at `should_stop`, and what builds on
+    a session uses `take_report` and `write_checkpoint`, which end nothing.
 
     Attributes:
         number: The trial.
@@ -92,6 +75,7 @@ class Session:
         process: Id of the process that trains; a fork of it that comes here is ended.
         pulse: Called with the session again and again, as long as training advances.
         history: The metrics of each epoch that was reported, by this attempt or one that it resumes.
+        first_step: What the training code calls its first epoch, see `report_step`; None: not known yet.
         stop_reason: Why training is to end or has ended early, as far as the code knows: ``"diverged"``,
             ``"pruned"``, ``"interrupted"`` or ``"paused"``.
     """
@@ -113,11 +97,14 @@ class Session:
     inherited: int = 0
     max_epochs: int = 0
     history: list[Metrics] = field(default_factory=list)
+    first_step: int | None = None
     stop_reason: str | None = None
     _began: float = field(default_factory=time.monotonic)
     _reported_at: float = field(default_factory=time.monotonic)
     _resumed_at: int = 0
     _resumed: bool = False
+    _anew: bool = False
+    _told: bool = False
     _last_report: bool = False  # training should have stopped by then
 
     @property
@@ -135,6 +122,17 @@ class Session:
         """Epochs that this attempt has trained, and the seconds that they took, up to the last report."""
         return self.epoch - self._resumed_at, self._reported_at - self._began
 
+    @property
+    def started_again(self) -> bool:
+        """Whether this attempt trains from the first epoch what an earlier one had begun: it found no checkpoint,
+        or the code did not load one."""
+        return self._anew and self.lease.attempt > 1
+
+    @property
+    def told_to_stop(self) -> bool:
+        """Whether the training code knows that it is to stop: it has looked, or was ended by an exception."""
+        return self._told
+
     # ---- while it trains
 
     def report(self, epoch: int, /, **metrics: SupportsFloat) -> None:
@@ -147,15 +145,23 @@ class Session:
         Raises:
             ValueError: The epoch is not the one after the last one, or a fork has not loaded its checkpoint.
             MetricError: A metric is no real number.
-            optuna.TrialPruned: The trial was pruned by an earlier report.
-            TrainingStoppedError: Training was to stop for another reason at the report before.
+            optuna.TrialPruned: The trial is pruned.
+            TrainingStoppedError: The training has diverged, or was to stop after the epoch before.
             LeaseLostError: Another attempt has the trial.
         """
+        self.take_report(epoch, metrics)
+        if self.stop_reason in (PRUNED, DIVERGED):
+            self._end()
+
+    def take_report(self, epoch: int, metrics: Mapping[str, SupportsFloat]) -> None:
+        """As `report`, but a trial that is pruned or has diverged by this epoch does not end here: for what looks
+        at `stop_reason` or `should_stop` itself.
+
+        Raises:
+            Exception: As `report`, where the training was to end after the epoch before.
+        """
         end_fork(self.process)
-        if not self._resumed:
-            began = self._began
-            self.resume([])
-            self._began = began  # the first epoch is trained by now
+        self._begin()
         self._refuse_another()
         if self.epoch < self.inherited:
             raise ValueError(
@@ -165,15 +171,52 @@ class Session:
         if epoch != self.epoch + 1:
             raise ValueError(
                 f"report({epoch}, …): the epoch after {self.epoch} is {self.epoch + 1}: number epochs from 1, "
-                "report each once, and let `load_checkpoint` say where a trial resumes"
+                "report each once and then save it, and let `load_checkpoint` say where a trial resumes"
             )
-        self.history.append(Metrics(metrics))
-        self._reported_at = time.monotonic()
-        self.pulse(self)
-        value = self.history[-1].get(self.metric)
-        if value is not None:
-            self._store(epoch, value)
+        self._record(metrics)
         self._last_report = self.stop_reason is not None or self.request.stops(self.number, self.lease)
+
+    def report_step(self, step: int, metrics: Mapping[str, SupportsFloat]) -> bool:
+        """As `take_report`, by the code's own count of steps, which begins at 0 or above and may leave some out.
+
+        The step 0 is the epoch 1; where the code begins at 1 or later, a step is the epoch of that number. Epochs
+        that it leaves out count, and nothing is stored of them. As Optuna has it, the first value of a step stays.
+
+        Returns:
+            Whether it is taken; False for a step that has a value.
+
+        Raises:
+            ValueError: The step is negative, lies before one that was reported, or is beyond any number of epochs;
+                for all else that is raised see `report`.
+        """
+        end_fork(self.process)
+        self._begin()
+        if not 0 <= step <= MAX_STEP:
+            raise ValueError(f"step {step} is not from 0 to {MAX_STEP:,}: count epochs, or reports, from 0")
+        if self.first_step is None:
+            self.first_step = min(step, 1)
+        epoch = step + 1 - self.first_step
+        if 0 < epoch <= self.epoch and self.history[epoch - 1]:
+            return False
+        if epoch <= self.epoch:
+            last = self.epoch - 1 + self.first_step
+            raise ValueError(f"step {step} is reported after step {last}: count upwards")
+        self._refuse_another()
+        self.history += [Metrics()] * (epoch - 1 - self.epoch)
+        self.take_report(epoch, metrics)
+        return True
+
+    def conclude(self, metrics: Mapping[str, SupportsFloat]) -> None:
+        """Take what the trial has come to as its one epoch, of code that reports none: the scheduler is not asked
+        about it, for nothing is left to prune or to pause.
+
+        Raises:
+            MetricError: A metric is no real number.
+            LeaseLostError: Another attempt has the trial.
+        """
+        end_fork(self.process)
+        self._begin()
+        self._record(metrics, ask=False)
 
     @property
     def should_stop(self) -> bool:
@@ -182,10 +225,19 @@ class Session:
         Raises:
             LeaseLostError: Another attempt has the trial.
         """
+        self._told = self.reason_to_stop() is not None
+        return self._told
+
+    def reason_to_stop(self) -> str | None:
+        """Why training is to end, None where it is not: `should_stop` for who has not yet told the training code.
+
+        Raises:
+            LeaseLostError: Another attempt has the trial.
+        """
         self.show_life()
         if self.request.stops(self.number, self.lease):
             self._stop(INTERRUPTED)
-        return self.stop_reason is not None
+        return self.stop_reason
 
     def show_life(self) -> None:
         """Show that training advances, where `should_stop` is not asked for long: a silent trial is timed out."""
@@ -199,20 +251,29 @@ class Session:
     # ---- checkpoints
 
     def save_checkpoint(self, state: Any, batch: int = 0) -> Path:
-        """Save what the trial needs to resume, after the last reported epoch; it is on disk when this returns.
+        """Save what the trial needs to resume, after the last reported epoch, and end the training where it is to
+        stop and resume later; what is saved is on disk then.
 
         The history and the states of the global random generators are saved with it. The checkpoints of the best
-        epoch and the latest two stay.
+        epoch and the latest two stay. A trial pauses at an epoch's end, and after its last epoch, where
+        `max_epochs` tells which that is, it ends by itself.
 
         Args:
             state: Tensors and plain values, in lists, tuples, sets and dicts.
             batch: Finished batches of the epoch that is being trained; 0 at an epoch's end.
 
         Raises:
+            TrainingStoppedError: The trial pauses, or its run ends.
             UnreadableError: It holds something that could not be read back; nothing is written.
             CheckpointWriteError: The disk is full or not writable.
             LeaseLostError: Another attempt has the trial.
         """
+        path = self.write_checkpoint(state, batch)
+        self._end_where_saved(inside=batch > 0)
+        return path
+
+    def write_checkpoint(self, state: Any, batch: int = 0) -> Path:
+        """As `save_checkpoint`, but it ends no training."""
         end_fork(self.process)
         self.request.stops(self.number, self.lease)
         progress = {
@@ -220,6 +281,7 @@ class Session:
             "batch_index": batch,
             "history": [dict(metrics) for metrics in self.history],
             "inherited": self.inherited,
+            "first_step": self.first_step,
         }
         checkpoint = {"version": _VERSION, "state": progress, "rng": rng_state(), "saved": readable(state)}
         path = self.checkpoints.write(checkpoint, self.epoch, batch)
@@ -235,6 +297,7 @@ class Session:
 
         Raises:
             optuna.TrialPruned: An earlier attempt was pruned at this epoch, and ended before that was stored.
+            TrainingStoppedError: It was to pause there, likewise.
             ValueError: Other training code, or another version of this format, wrote it.
             CheckpointError: It is a fork, and that checkpoint of its parent can't be read.
             LeaseLostError: Another attempt has the trial.
@@ -242,7 +305,7 @@ class Session:
         found = self.checkpoints.newest()
         checkpoint = self.checkpoints.of_parent() if found is None else found[1]
         if checkpoint is None:
-            self.resume([])
+            self._start_anew()
             return None
         if checkpoint.get("version") != _VERSION or "saved" not in checkpoint:
             where = "that of its parent" if found is None else found[0].path
@@ -250,8 +313,11 @@ class Session:
         if found is not None:
             set_rng_state(checkpoint["rng"])
         state = checkpoint["state"]
-        self.resume([Metrics(metrics) for metrics in state["history"]], inside=state["batch_index"] > 0)
+        self.first_step = state["first_step"]
+        inside = state["batch_index"] > 0
+        self.resume([Metrics(metrics) for metrics in state["history"]], inside=inside)
         self.raise_pruned()
+        self._end_where_saved(inside=inside or found is None)
         return checkpoint["saved"]
 
     # ---- what those use who build on it
@@ -298,10 +364,32 @@ class Session:
         text = to_yaml({**config, "seed": self.seed})
         (self.folder / "config.yaml").write_text(text, encoding="utf-8")
 
-    def _store(self, epoch: int, value: float) -> None:
+    def _begin(self) -> None:
+        """Begin with the first epoch, where the code has loaded nothing before its first report."""
+        if not self._resumed:
+            began = self._began
+            self._start_anew()
+            self._began = began  # the first epoch is trained by now
+
+    def _start_anew(self) -> None:
+        self._anew = True
+        if self.started_again:
+            again = f"attempt {self.lease.attempt} starts again with the first epoch"
+            print(f"{again}: no checkpoint was loaded", flush=True)
+        self.resume([])
+
+    def _record(self, metrics: Mapping[str, SupportsFloat], *, ask: bool = True) -> None:
+        self.history.append(Metrics(metrics))
+        self._reported_at = time.monotonic()
+        self.pulse(self)
+        value = self.history[-1].get(self.metric)
+        if value is not None:
+            self._store(self.epoch, value, ask=ask)
+
+    def _store(self, epoch: int, value: float, *, ask: bool) -> None:
         if not math.isfinite(value):
             self._stop(DIVERGED)
-        ask = self.stop_reason != DIVERGED
+        ask = ask and self.stop_reason != DIVERGED
         self._reported(lambda: self.reports.report(epoch, value, ask=ask))
 
     def _reported(self, report: Callable[[], Decision]) -> Decision:
@@ -317,11 +405,24 @@ class Session:
 
     def _refuse_another(self) -> None:
         if self._last_report:
-            self.stop_reason = self.stop_reason or INTERRUPTED
-            self.raise_pruned()
-            raise TrainingStoppedError(
-                f"{self.stop_reason} by epoch {self.epoch}: end the training where `should_stop` is true"
-            )
+            self._stop(INTERRUPTED if self.stop_reason is None else self.stop_reason)
+            self._end()
+
+    def _end_where_saved(self, *, inside: bool) -> None:
+        """End training that resumes from what is saved, unless it has come to its last epoch.
+
+        Args:
+            inside: What is saved lies inside an epoch of this trial: it does not pause there.
+        """
+        if 0 < self.max_epochs <= self.epoch:
+            return
+        if self.reason_to_stop() in ((INTERRUPTED,) if inside else (INTERRUPTED, PAUSED)):
+            self._end()
+
+    def _end(self) -> NoReturn:
+        self._told = True
+        self.raise_pruned()
+        raise TrainingStoppedError(f"{self.stop_reason} after epoch {self.epoch}")
 
     def _follow(self, decision: Decision) -> None:
         self._stop(_REASONS[decision])

@@ -1,4 +1,4 @@
-"""What the service gives the callbacks that show runs elsewhere: W&B, MLflow, TensorBoard's HParams tab."""
+"""What the service gives the callbacks that show runs: W&B, MLflow, TensorBoard's HParams tab, single steps."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from hpo.config.spec import StudySpec
 from hpo.study.folders import is_attempt
+from trainer.callbacks.mirror import flat
 
 #: In a trial's folder: what its run is called elsewhere, the same for each attempt.
 _KEY_FILE: Final = "run_key"
@@ -57,13 +58,11 @@ class Shown:
             "name": self.name,
             "job_type": "trial" if self._is_trial else "final",
         }
-        attempts = self._attempts()
         return {
             **defaults,
             **written,
-            "folder": self.folder,
-            "earlier": [folder for folder in attempts if folder != self.folder],
-            "checkpoints": [folder / "checkpoints" for folder in attempts],
+            **self._places(),
+            "checkpoints": [folder / "checkpoints" for folder in self._attempts()],
             "run_id": self._key(),
             "config": self._parameters,
             "monitor": study.metric,
@@ -87,11 +86,40 @@ class Shown:
             "mode": study.mode,
         }
 
+    def comet(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments of the callback for Comet."""
+        study = self.spec.study
+        return {
+            "project": study.name,
+            "name": self.name,
+            **written,
+            "folder": self.folder / "comet",
+            "run_key": self._key(),
+            "params": self._parameters,
+            "monitor": study.metric,
+            "mode": study.mode,
+        }
+
     def tensorboard(self, written: Mapping[str, Any]) -> dict[str, Any]:
         """All arguments of the callback for TensorBoard."""
         # One folder for all attempts, brought to the history by each: TensorBoard shows a folder as one run.
-        folder = self.folder.parent if self._is_trial else self.folder
-        return {**written, "folder": folder / "tensorboard", "hparams": self._parameters}
+        return {**written, "folder": self._of_all_attempts / "tensorboard", "hparams": self._parameters}
+
+    def merging(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments of the callback that saves merged weights."""
+        return {**written, "folder": self._of_all_attempts / "merged"}
+
+    @property
+    def _of_all_attempts(self) -> Path:
+        return self.folder.parent if self._is_trial else self.folder
+
+    def step_metrics(self, written: Mapping[str, Any]) -> dict[str, Any]:
+        """All arguments of the callback that records single steps."""
+        return {**written, **self._places()}
+
+    def _places(self) -> dict[str, Any]:
+        """Where this attempt writes, and where those before it did."""
+        return {"folder": self.folder, "earlier": [other for other in self._attempts() if other != self.folder]}
 
     def _attempts(self) -> list[Path]:
         """Folders of all attempts at this run."""
@@ -110,12 +138,3 @@ class Shown:
             key = f"{self.name}-{token}"
             file.write_text(key, encoding="ascii")
         return key
-
-
-def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """The values of nested mappings under dotted names."""
-    values: dict[str, Any] = {}
-    for key, value in config.items():
-        name = f"{above}{key}"
-        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
-    return values

@@ -39,6 +39,10 @@ class TrainerCode:
         return [] if self._trainer is None else self._trainer.state.history
 
     @property
+    def returned(self) -> None:
+        """None: its best epoch counts."""
+
+    @property
     def prediction(self) -> Mapping[str, Any] | None:
         """Predictions of the final loss beside what it came to, where the trainer predicts."""
         if self._trainer is None:

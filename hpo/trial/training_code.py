@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
+import optuna
+from optuna.trial import BaseTrial
+
+from hpo.config.spec import StudySpec
+from hpo.config.targets import TARGET, TargetResolver, instantiate
+from hpo.errors import StudyError
 from hpo.trial.forks import only_in
+from hpo.trial.named_in import draws_parameters
+from hpo.trial.script_trial import ScriptTrial
 from hpo.trial.session import Session, TrainingStoppedError
+from hpo.wording import count_of, listed
 from trainer.data.random_state import seed_all
-from trainer.recorded import Metrics
-from trainer.state import PAUSED
+from trainer.recorded import MetricError, Metrics
+from trainer.state import DIVERGED, PAUSED, Mode, best_epoch
+
+#: The parameter by which a function takes its trial's session.
+SESSION: Final = "trial"
+_BY_NAME: Final = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 
 
 class TrainingCode(Protocol):
@@ -20,6 +35,11 @@ class TrainingCode(Protocol):
     @property
     def history(self) -> Sequence[Metrics]:
         """The metrics of each finished epoch so far, those of attempts that it resumes included."""
+        ...
+
+    @property
+    def returned(self) -> Metrics | None:
+        """What it says that the trial has come to, beside its epochs; None: its best epoch counts."""
         ...
 
     @property
@@ -50,14 +70,19 @@ class TrainingCode(Protocol):
 class FunctionCode:
     """A function that trains by itself, on what a session offers.
 
-    The global random generators are seeded with the session's seed before it is called.
+    The global random generators are seeded with the session's seed before it is called. What it returns is the
+    trial's value: a number, a number for each goal, or a mapping of metrics. Where it returns nothing, or
+    something else, that is the best reported epoch's.
 
     Attributes:
-        function: Takes the session; its return value is not used.
+        function: Takes the session.
+        goals: The study's metrics that are optimised; none: the session's metric alone.
     """
 
     function: Callable[[Session], object]
+    goals: Sequence[str] = ()
     _session: Session | None = None
+    _returned: Metrics | None = None
 
     @property
     def history(self) -> Sequence[Metrics]:
@@ -65,23 +90,141 @@ class FunctionCode:
         return [] if self._session is None else self._session.history
 
     @property
+    def returned(self) -> Metrics | None:
+        """What it has returned, where that is the value."""
+        return self._returned
+
+    @property
     def prediction(self) -> None:
         """None: only the Trainer's callbacks predict."""
 
     def train(self, session: Session) -> str | None:
-        """Call the function; see `TrainingCode`."""
+        """Call the function; see `TrainingCode`.
+
+        Raises:
+            StudyError: It has reported nothing, and returns nothing.
+            MetricError: It returns something else than a number or metrics, and that is to be the value.
+        """
         self._session = session
         seed_all(session.seed)
         try:
             with only_in(session.process), contextlib.suppress(TrainingStoppedError):
-                self.function(session)
+                self._conclude(session, self.function(session))
+        except optuna.TrialPruned:
+            if session.stop_reason != DIVERGED:  # a script asks no more than whether to prune
+                raise
         finally:
             try:
                 session.finish()
             finally:
                 session.reports.close()
-        has_ended = session.max_epochs and session.epoch >= session.max_epochs
+        # What has ended by itself does not pause: where it was not told to stop, or has no epoch left.
+        has_ended = not session.told_to_stop or 0 < session.max_epochs <= session.epoch
         return None if session.stop_reason == PAUSED and has_ended else session.stop_reason
 
     def smaller(self) -> None:
         """None: its batches are its own."""
+
+    def _conclude(self, session: Session, returned: object) -> None:
+        """Take what the function has returned as the trial's value, where it is."""
+        if session.told_to_stop:
+            return
+        if not session.history:
+            session.conclude(_metrics(returned, self.goals or (session.metric,)))
+        elif returned is not None:
+            self._returned = self._value_of(session, returned)
+            if self._returned is not None and not math.isfinite(self._returned[session.metric]):
+                session.diverge()
+
+    def _value_of(self, session: Session, returned: object) -> Metrics | None:
+        """What has been returned beside reported epochs, where it is a value; a model, for example, is none."""
+        try:
+            found = Metrics(_metrics(returned, self.goals or (session.metric,)))
+        except (StudyError, MetricError) as error:
+            print(f"the best reported epoch counts, and not what the function returned: {error}")
+            return None
+        if session.metric in found:
+            return found
+        print(f"the best reported epoch counts: what the function returned has no {session.metric}")
+        return None
+
+
+def takes_session(function: Callable[..., object]) -> bool:
+    """Whether a function has a parameter by which it takes its trial's session: one named ``trial``."""
+    try:
+        parameter = inspect.signature(function).parameters.get(SESSION)
+    except (ValueError, TypeError):  # a function of C that does not say
+        return False
+    return parameter is not None and parameter.kind in _BY_NAME
+
+
+def function_code(spec: StudySpec, resolver: TargetResolver, drawn: BaseTrial) -> FunctionCode:
+    """The function of a study file's ``objective``.
+
+    It gets the arguments of its trial's config, and the session as ``trial`` where it has such a parameter. One
+    that draws its parameters itself gets a trial to draw from.
+
+    Args:
+        spec: The study.
+        resolver: Finds the function.
+        drawn: Where a function draws them from: Optuna's trial, or one of fixed parameters.
+    """
+
+    def call(session: Session) -> object:
+        node: Mapping[str, Any] = session.config["objective"]
+        function = resolver.resolve(node[TARGET])
+        own: dict[str, Any] = {}
+        if takes_session(function):
+            draws = spec.defines_by_run and draws_parameters(function)
+            own = {SESSION: ScriptTrial(session, drawn) if draws else session}
+        return instantiate(resolver, node, **own)
+
+    return FunctionCode(call, tuple(spec.study.goals))
+
+
+def came_to(
+    code: TrainingCode, metric: str, mode: Mode, *, after: int = 0
+) -> tuple[int, Mapping[str, float]] | None:
+    """The epoch that counts of a training, and its metrics; None where no epoch has a finite value.
+
+    It is the best one, unless the code says what it has come to. Then it is the last epoch that has reported that
+    value, or the last one of all.
+
+    Args:
+        code: What has trained.
+        metric: The study's metric.
+        mode: Whether it is to fall or to rise.
+        after: Epochs that do not count, see `trainer.state.best_epoch`.
+    """
+    history, returned = code.history, code.returned
+    if returned is None:
+        best = best_epoch(history, metric, mode, after=after)
+        return None if best is None else (best, history[best - 1])
+    if not math.isfinite(returned.get(metric, math.nan)):
+        return None
+    same = [epoch for epoch, each in enumerate(history, start=1) if each.get(metric) == returned[metric]]
+    epoch = same[-1] if same else len(history)
+    return epoch, {**history[epoch - 1], **returned}
+
+
+def _metrics(returned: Any, goals: Sequence[str]) -> Mapping[str, Any]:
+    """What a function has returned, as the metrics of an epoch."""
+    if returned is None:
+        raise StudyError(
+            "the function has neither reported an epoch nor returned a value\n"
+            f"  fix: return {', '.join(goals)}, or call `{SESSION}.report(…)` after each epoch"
+        )
+    if isinstance(returned, bool):
+        raise StudyError(f"the function has returned {returned}, and no number\n  fix: return {', '.join(goals)}")
+    if isinstance(returned, Mapping):
+        return returned
+    values = returned if isinstance(returned, list | tuple) else (returned,)
+    if len(values) != len(goals):
+        returns = f"the function has returned {count_of(len(values), 'value')}"
+        raise StudyError(
+            f"{returns}, and the study optimises {listed(goals)}\n  fix: return {', '.join(goals)}, in this order"
+        )
+    try:
+        return Metrics(dict(zip(goals, values, strict=True)))
+    except MetricError as error:
+        raise MetricError(error.message, source="what the function returned") from error

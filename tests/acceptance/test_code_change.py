@@ -27,7 +27,7 @@ def change(study: Path, old: str = "nn.Tanh", new: str = "nn.ReLU") -> None:
 def codes(study: Path) -> dict[int, list[str]]:
     """The code of each trial's attempts."""
     trials = hpo_json("trials", study, *QUICK)
-    return {entry["trial"]: [each["code"] for each in entry["attempts"]] for entry in trials}
+    return {entry["trial"]: [each["code"] for each in entry["internals"]["attempts"]] for entry in trials}
 
 
 @pytest.fixture

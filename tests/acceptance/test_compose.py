@@ -19,12 +19,13 @@ import typer
 import yaml
 
 from hpo.cli.app import app
-from tests.support.commands import STUDY, hpo, make_study, start_hpo
+from tests.support.commands import HELD, STUDY, epochs_trained, hpo, ledger_of, make_study, start_hpo, wait_until
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
 VARIABLE = re.compile(r"\$\{(?P<name>\w+)(?::(?P<kind>[-?])(?P<text>[^}]*))?\}")
-HPO_SERVICES = ("worker", "dashboard")
+AGENTS = ("study", "worker")
+HPO_SERVICES = (*AGENTS, "dashboard")
 
 
 def instructions(name: str) -> list[list[str]]:
@@ -91,7 +92,9 @@ def test_every_variable_is_explained_and_only_the_password_must_be_set() -> None
 def test_the_password_stays_out_of_commands_and_the_ports_on_this_machine(
     services: dict[str, dict[str, Any]],
 ) -> None:
-    assert [service.get("ports") for service in services.values()] == [None, None, ["127.0.0.1:8080:8080"]]
+    assert {name: service.get("ports") for name, service in services.items() if "ports" in service} == {
+        "dashboard": ["127.0.0.1:8080:8080"]
+    }
     for service in services.values():
         assert "secret" not in str(service.get("command"))
 
@@ -102,7 +105,8 @@ def test_a_service_calls_a_command_that_exists_on_the_database_that_exists(
 ) -> None:
     command, *arguments = services[name]["command"]
     context = typer.main.get_command(app).commands[command].make_context(command, arguments)  # type: ignore[attr-defined]
-    url, database = sa.make_url(context.params["storage"]), services["db"]["environment"]
+    assert context.params["storage"] is None
+    url, database = sa.make_url(services[name]["environment"]["HPO_STORAGE"]), services["db"]["environment"]
     assert url.host == "db"
     assert (url.username, url.database) == (database["POSTGRES_USER"], database["POSTGRES_DB"])
     assert services[name]["environment"]["PGPASSWORD"] == database["POSTGRES_PASSWORD"]
@@ -113,7 +117,10 @@ def test_a_service_calls_a_command_that_exists_on_the_database_that_exists(
 def test_the_dashboards_token_is_the_one_that_is_set() -> None:
     env = {"POSTGRES_PASSWORD": "secret", "DASHBOARD_TOKEN": "chosen"}
     dashboard = yaml.safe_load(substituted(COMPOSE.read_text(), env))["services"]["dashboard"]
-    assert dashboard["environment"] == {"PGPASSWORD": "secret", "HPO_DASHBOARD_TOKEN": "chosen"}
+    assert (dashboard["environment"]["PGPASSWORD"], dashboard["environment"]["HPO_DASHBOARD_TOKEN"]) == (
+        "secret",
+        "chosen",
+    )
     assert "chosen" not in str(dashboard["command"])
 
 
@@ -134,21 +141,34 @@ def test_the_image_runs_hpo_as_an_ordinary_user() -> None:
     assert instructions("ENTRYPOINT") == [['["hpo"]']]
     users = instructions("USER")
     assert users
-    assert users[-1] != ["root"]
+    # A number, by which Kubernetes sees that it is not root.
+    assert users[-1] == ["1000:1000"]
     # The version that the project asks for, and no other.
     assert instructions("FROM") == [["python:3.11-slim"]]
+
+
+def test_the_image_has_kubectl_only_where_it_is_asked_for() -> None:
+    """The step is a shell's, which does nothing without a version, and names the program's file with one."""
+    [words] = [each for each in instructions("RUN") if "KUBECTL_VERSION" in str(each)]
+    stand_ins = 'python() { echo "$@"; }; dpkg() { echo amd64; }; chmod() { :; }; '
+    script = stand_ins + " ".join(words)
+    for version, said in (
+        ("", ""),
+        ("v1.33.0", "/release/v1.33.0/bin/linux/amd64/kubectl /usr/local/bin/kubectl"),
+    ):
+        done = subprocess.run(
+            ["sh", "-c", script], env={"KUBECTL_VERSION": version}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip().endswith(said)
+        assert bool(done.stdout) == bool(version)
 
 
 # ---- the commands as they stand, on a PostgreSQL server of our own
 
 
-def here(service: dict[str, Any], folder: Path, url: str) -> list[str]:
-    """A service's command with the container's folder, database and port replaced by ours."""
-    replaced = {
-        "/study/study.yaml": str(folder / "study.yaml"),
-        "--storage=postgresql+psycopg://hpo@db/hpo": f"--storage={url}",
-        "--port=8080": "--port=0",
-    }
+def here(service: dict[str, Any], folder: Path) -> list[str]:
+    """A service's command with the container's folder and port replaced by ours."""
+    replaced = {"/study/study.yaml": str(folder / "study.yaml"), "--port=8080": "--port=0"}
     return [replaced.get(word, word) for word in service["command"]]
 
 
@@ -182,22 +202,33 @@ def logged_in(link: str) -> Callable[[str], Any]:
     return answered
 
 
-def test_two_workers_and_the_dashboard_share_one_database(
-    services: dict[str, dict[str, Any]], tmp_path: Path, postgres_url: str
+def test_agents_and_the_dashboard_share_one_database(
+    services: dict[str, dict[str, Any]], tmp_path: Path, postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_study(tmp_path, STUDY.replace("n_trials: 6", "n_trials: 5").replace("max_epochs: 3", "max_epochs: 2"))
-    worker, dashboard = (here(services[name], tmp_path, postgres_url) for name in HPO_SERVICES)
-    # Before there is a study the dashboard ends, and the container's policy starts it anew.
-    hpo(*dashboard, code=3)
-    assert services["dashboard"]["restart"] == "unless-stopped"
-    both = [start_hpo(*worker) for _ in range(2)]
-    for process in both:
+    text = STUDY.replace("n_trials: 6", "n_trials: 5").replace("max_epochs: 3", "max_epochs: 2")
+    study = make_study(tmp_path, text, HELD)
+    monkeypatch.setenv("HPO_STORAGE", postgres_url)
+    commands = {name: here(services[name], tmp_path) for name in HPO_SERVICES}
+    # Before there is a study they end, and the container's policy starts them anew.
+    for name in ("worker", "dashboard"):
+        hpo(*commands[name], code=3)
+        assert services[name]["restart"] in ("on-failure:10", "unless-stopped")
+    agents = [start_hpo(*commands["study"])]
+    wait_until(lambda: epochs_trained(study) == [1])
+    agents.append(start_hpo(*commands["worker"], "--leave-when-idle=1s"))
+    wait_until(lambda: epochs_trained(study) == [1, 1])
+    study.with_name("go").touch()
+    for process in agents:
         _, errors = process.communicate(timeout=120)
         assert process.returncode == 0, errors
     assert {item.name for item in (tmp_path / "runs" / "tiny" / "trials").iterdir()} == set("01234")
-    with served(dashboard) as link:
+    with served(commands["dashboard"]) as link:
         answered = logged_in(link)
         [summary] = answered("/api/studies")["study_summaries"]
         trials = answered(f"/api/studies/{summary['study_id']}")["trials"]
     assert summary["study_name"] == "tiny"
     assert [(trial["number"], trial["state"]) for trial in trials] == [(number, "Complete") for number in range(5)]
+    # Two agents on one host are never taken for one.
+    attempts = ledger_of(study)
+    assert len({each.worker for each in attempts}) == 2
+    assert len(list((tmp_path / "runs" / "tiny" / "logs").iterdir())) >= 2

@@ -69,6 +69,10 @@ def python_names(page: str) -> dict[str, Any]:
     }.get(page, {})
 
 
+# Of Lightning: with torch 2.13, and of small data.
+@pytest.mark.filterwarnings("ignore:The `srun` command is available")
+@pytest.mark.filterwarnings("ignore:.*isinstance.treespec, LeafSpec.* is deprecated:FutureWarning")
+@pytest.mark.filterwarnings("ignore:The '.*_dataloader' does not have many workers")
 @pytest.mark.parametrize("page", [page for page, path in PAGES.items() if blocks_of(path.read_text())])
 def test_a_page_can_be_followed(page: str, session: Session, request: pytest.FixtureRequest) -> None:
     text = PAGES[page].read_text()

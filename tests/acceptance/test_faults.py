@@ -103,7 +103,7 @@ def test_forks_that_return_exit_or_raise_change_nothing(tmp_path: Path) -> None:
     hpo("run", study, *options, "--workers", 2)
     trials = hpo_json("trials", study, *options)
     assert [trial["outcome"] for trial in trials] == ["complete"] * 3
-    assert [(trial["epochs"], len(trial["attempts"])) for trial in trials] == [(3, 1)] * 3
+    assert [(trial["epochs"], len(trial["internals"]["attempts"])) for trial in trials] == [(3, 1)] * 3
     for trial in trials:
         folder = tmp_path / "runs" / "tiny" / "trials" / str(trial["trial"]) / "attempt-1"
         assert (folder / "metrics.csv").read_text().count("\n") == 4

@@ -42,10 +42,12 @@ STATUS_KEYS = [
     "sampler",
     "pruning",
     "running_trials",
+    "agents",
 ]
-BEST_KEYS = ["study", "trial", "value", "params", "metrics", "checkpoint"]
-TRIAL_KEYS = ["trial", "outcome", "value", "params", "epochs", "grants", "fork", "replaced_by"]
-TRIAL_KEYS += ["seed", "duration_s", "reason", "traceback", "worker", "device", "attempts"]
+BEST_KEYS = ["study", "trial", "value", "params", "epoch", "metrics", "checkpoint", "internals"]
+TRIAL_KEYS = ["trial", "outcome", "value", "params", "metrics", "epochs", "duration_s", "reason", "traceback"]
+TRIAL_KEYS += ["internals"]
+INTERNALS = ["metrics", "prediction", "seed", "grants", "fork", "replaced_by", "worker", "device", "attempts"]
 OUTCOMES = ["complete", "pruned", "diverged", "out_of_memory", "error", "timed_out", "lost"]
 SLOW = ("model.delay=0.05", "trainer.max_epochs=4")
 
@@ -119,8 +121,9 @@ def test_trials_are_listed_with_their_own_seeds_and_folders(done: tuple[Path, st
     study, _ = done
     trials = hpo_json("trials", study)
     assert [list(entry) for entry in trials] == [TRIAL_KEYS] * 6
+    assert [list(entry["internals"]) for entry in trials] == [INTERNALS] * 6
     assert [entry["trial"] for entry in trials] == list(range(6))
-    assert len({entry["seed"] for entry in trials}) == 6
+    assert len({entry["internals"]["seed"] for entry in trials}) == 6
     for number, rows in curves(study, study.parent / "runs" / "tiny").items():
         assert [row[0] for row in rows] == ["1", "2", "3"]
         folder = study.parent / "runs" / "tiny" / "trials" / str(number) / "attempt-1"
@@ -232,7 +235,10 @@ def test_one_worker_and_one_seed_give_the_same_study_twice(tmp_path: Path) -> No
     for name in ("first", "second"):
         study = make_study(tmp_path / name, text)
         hpo("run", study, "--n-trials", 8)
-        seen.append([{**entry, "duration_s": None, "attempts": None} for entry in hpo_json("trials", study)])
+        trials = hpo_json("trials", study)
+        for entry in trials:
+            del entry["duration_s"], entry["internals"]["attempts"]
+        seen.append(trials)
     assert seen[0] == seen[1]
     assert {entry["outcome"] for entry in seen[0]} == {"complete", "pruned"}
 
@@ -279,6 +285,13 @@ def test_a_grid_is_run_through_once_and_said_to_be_exhausted(tmp_path: Path) -> 
     assert "the grid is exhausted: it has 6 points" in printed
     points = {tuple(entry["params"].values()) for entry in hpo_json("trials", study)}
     assert points == {(lr, hidden) for lr in (0.01, 0.1) for hidden in (2, 3, 4)}
+
+
+def test_a_population_that_has_trained_to_its_end_is_said_to_have(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    scheduler = "study.scheduler={name: pbt, population: 4, every: 1}"
+    printed = hpo("run", study, "--n-trials", 40, scheduler, "trainer.max_epochs=2").stdout
+    assert "the scheduler starts no more trials: those that it has started have trained to their ends" in printed
 
 
 def test_diverged_is_neither_pruned_nor_best(tmp_path: Path) -> None:

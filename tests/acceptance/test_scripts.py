@@ -109,6 +109,38 @@ def test_a_script_that_is_imported_must_not_start_the_study_then(tmp_path: Path,
     assert not (tmp_path / "own.yaml").exists()
 
 
+FUNCTION = """
+    import hpo
+
+
+    def fit(lr, hidden=4):
+        return (lr - 0.1) ** 2 + hidden
+
+
+    def objective(trial):
+        return trial.suggest_float("x", -1, 1) ** 2
+
+
+    if __name__ == "__main__":
+        space = {"lr": hpo.Float(1e-3, 1.0, log=True), "hidden": hpo.Int(1, 8)}
+        result = hpo.run(hpo.Call(fit, hidden=2), search_space={"lr": space["lr"]}, n_trials=3, workers=2)
+        print(result.finished, sorted(result.best["params"]), result.best["value"] >= 2)
+        result = hpo.run(objective, direction="minimize", n_trials=3, workers=2, progress=False)
+        print(result.finished, sorted(result.best["params"]), result.best["value"] < 1)
+"""
+
+
+def test_functions_of_a_script_are_studies(tmp_path: Path) -> None:
+    path = script(tmp_path, FUNCTION)
+    lines = python(tmp_path, str(path)).stdout.splitlines()
+    assert lines[-2:] == ["3 ['objective.lr'] True", "3 ['x'] True"]
+    trials = hpo_json("trials", tmp_path / "train-fit.yaml")
+    assert [each["value"] for each in trials] == [
+        (each["params"]["objective.lr"] - 0.1) ** 2 + 2 for each in trials
+    ]
+    assert hpo_json("status", tmp_path / "train-objective.yaml")["outcomes"]["complete"] == 3
+
+
 def test_an_interrupted_script_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     slow = 'hpo.run("study.yaml", {"model.delay": 0.2}, workers=2, n_trials=2, progress=False)'
@@ -130,4 +162,4 @@ def test_an_interrupted_script_goes_on_when_it_is_started_again(tmp_path: Path) 
     assert status["running"] == 0
     assert status["waiting"] > 0
     assert python(tmp_path, str(path)).stdout == "2\n"
-    assert all(len(trial["attempts"]) <= 2 for trial in hpo_json("trials", study, *overrides))
+    assert all(len(trial["internals"]["attempts"]) <= 2 for trial in hpo_json("trials", study, *overrides))

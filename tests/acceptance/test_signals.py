@@ -15,15 +15,16 @@ from tests.support.commands import hpo, hpo_json, ledger_of, make_study, start_h
 LONG = ("model.delay=0.05", "trainer.max_epochs=40")
 
 
-def checkpoints(study: Path) -> list[Path]:
-    return list(study.parent.rglob("epoch-*.pt"))
+def trials_saved(study: Path) -> int:
+    """How many trials have a checkpoint."""
+    return len({path.relative_to(study.parent / "runs").parts[2] for path in study.parent.rglob("epoch-*.pt")})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_puts_trials_down_with_all_they_have_done(tmp_path: Path, number: signal.Signals) -> None:
     study = make_study(tmp_path)
     process = start_hpo("run", study, "--workers", 2, *LONG)
-    wait_until(lambda: checkpoints(study))
+    wait_until(lambda: trials_saved(study) == 2)
     for _ in range(2 if number == signal.SIGHUP else 1):  # a shell passes the hang-up on a second time
         process.send_signal(number)
     _, errors = process.communicate(timeout=60)
@@ -44,7 +45,7 @@ def test_a_second_ctrl_c_stops_at_once_and_costs_no_retry(tmp_path: Path) -> Non
     assert process.stderr is not None
     wait_until(lambda: len(list(tmp_path.rglob("log.txt"))) == 2)
     process.send_signal(signal.SIGINT)
-    assert "stopping" in process.stderr.readline()
+    assert any("stopping" in line for line in process.stderr)  # a slow step may be named before
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

@@ -16,6 +16,7 @@ from hpo.checks.check import check_metric, check_spec
 from hpo.checks.check_callbacks import check_callbacks
 from hpo.config.spec import load_spec
 from hpo.config.targets import TargetResolver
+from hpo.errors import InputError
 from hpo.trial.callbacks import offered_callbacks
 from tests.support.commands import hpo, hpo_json
 
@@ -49,7 +50,9 @@ def test_there_are_studies_and_each_has_a_readme() -> None:
 def test_a_study_fits_the_code_that_it_names(study: Path) -> None:
     spec = load_spec(study, require_search_space=True)
     assert check_spec(spec, callbacks=offered_callbacks()) == []
-    check_metric(spec, check_callbacks(spec)[0])
+    errors: list[InputError] = []
+    check_metric(spec, check_callbacks(spec, (), errors)[0])
+    assert not errors
     assert spec.study.name == study.parent.name
 
 

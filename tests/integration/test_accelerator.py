@@ -18,6 +18,8 @@ from torch.utils import cpp_extension
 
 from tests.support.commands import hpo_json, make_study
 
+pytestmark = pytest.mark.full
+
 # Loaded before anything else, in the fork server and its workers too.
 SITE = """
 import ctypes
@@ -88,14 +90,11 @@ def test_what_is_forked_after_the_preload_trains(with_accelerator: dict[str, str
     assert (ended.stdout, ended.stderr) == ("True\n", "")
 
 
-@pytest.mark.parametrize("data", [pytest.param("parts.load", marks=pytest.mark.full), "made.trained"])
-def test_a_study_trains_on_a_machine_with_an_accelerator(
-    tmp_path: Path, with_accelerator: dict[str, str], data: str
-) -> None:
+def test_a_study_trains_on_a_machine_with_an_accelerator(tmp_path: Path, with_accelerator: dict[str, str]) -> None:
     study = make_study(tmp_path)
     (tmp_path / "made.py").write_text(DATA)
     command = [sys.executable, "-m", "hpo", "run", study, "--workers", "2", "--n-trials", "4"]
-    override = f"data={{_target_: {data}}}"
+    override = "data={_target_: made.trained}"
     ended = subprocess.run(
         [*map(str, command), override], env=with_accelerator, capture_output=True, text=True, check=False
     )

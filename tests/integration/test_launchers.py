@@ -23,7 +23,7 @@ from hpo.execution.launchers.launcher import Ended, Launcher, Said, Worker
 from hpo.execution.launchers.local import LocalLauncher
 from hpo.execution.messages import EpochsEnded, Failed, Leaving, Message, Order, Ready, Started, Stop
 from hpo.execution.supervisor import Ending, Supervisor
-from hpo.storage.ledger import process_start
+from hpo.storage.machine import process_start
 from hpo.storage.recovery import LOST, Verdict, settle_process
 from hpo.study.folders import worker_logs
 from hpo.study.open_study import OpenStudy

@@ -44,7 +44,8 @@ import sys
 from hpo.cli.app import main
 
 study, folder = sys.argv[1:]
-for command in ("status", "best", "trials", "logs 0", f"export --output {folder}/trials.csv", "repair --dry-run"):
+reading = ("status", "best", "trials", "logs 0", f"export --output {folder}/trials.csv", "repair --dry-run")
+for command in (*reading, "stop", "run --on local --dry-run", "submit --on local --dry-run"):
     name, *rest = command.split()
     sys.argv = ["hpo", name, study, *rest]
     try:

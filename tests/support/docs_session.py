@@ -26,6 +26,7 @@ import hpo as package
 from hpo.checks.checks import check_imports
 from hpo.cli.app import app
 from hpo.config.spec import load_spec
+from hpo.config.yaml_source import parse_value
 from tests.support.commands import Result, hpo, start_hpo
 
 ROOT: Final = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ _BLOCK: Final = re.compile(
 _MADE: Final = re.compile(r"^<!-- made by `make reference`: .*?^<!-- end -->$", re.MULTILINE | re.DOTALL)
 _URL: Final = re.compile(r"(?P<kind>postgresql|mysql)(\+\w+)?://user:password@host/db")
 #: Programs that a page may name and a test does not run.
-_OTHERS: Final = frozenset({".", "cd", "docker", "git", "ssh", "tensorboard"})
+_OTHERS: Final = frozenset({".", "cd", "docker", "git", "kubectl", "ray", "sbatch", "ssh", "tensorboard"})
 #: What a section of a study file takes the place of.
 _INSTEAD: Final = {
     ("study", "objectives"): ("metric", "direction"),
@@ -115,8 +116,22 @@ class Session:
             assert all(hasattr(package, name) for name in re.findall(r"\bhpo\.(\w+)", block.text)), block.text
         elif block.kind == "python":
             # That a study is small is warned of, and meant.
-            with contextlib.chdir(self.folder), warnings.catch_warnings(action="ignore", category=UserWarning):
+            with self._inside(), warnings.catch_warnings(action="ignore", category=UserWarning):
                 exec(compile(block.text, "a block of Python", "exec"), self.names)
+
+    @contextlib.contextmanager
+    def _inside(self) -> Iterator[None]:
+        """Python started in the folder: its modules can be imported, and are forgotten afterwards."""
+        before = set(sys.modules)
+        sys.path.insert(0, str(self.folder))
+        try:
+            with contextlib.chdir(self.folder):
+                yield
+        finally:
+            sys.path.remove(str(self.folder))
+            for name in set(sys.modules) - before:
+                if str(getattr(sys.modules[name], "__file__", "")).startswith(f"{self.folder}{os.sep}"):
+                    del sys.modules[name]
 
     # ---- commands
 
@@ -157,7 +172,7 @@ class Session:
             if target:
                 Path(target).write_text(result.stdout)
             _compare(result, shown)
-            if words[0] == "init":
+            if words[0] == "init" and "--from" not in words:
                 shrink(self.folder / words[1] / "study.yaml")
 
     def _copy(self, words: list[str], how: str, shown: list[str]) -> None:
@@ -173,7 +188,7 @@ class Session:
         assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no target {words[0]}"
 
     def _python(self, words: list[str], how: str, shown: list[str]) -> None:
-        if words[0] != "-m":
+        if words[0] != "-m" and how != "parse":
             done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
 
@@ -192,12 +207,15 @@ class Session:
 
     def _yaml(self, block: Block) -> None:
         target, _, source = block.title.partition(" from ")
-        part = yaml.safe_load(block.text)
+        part = parse_value(block.text)  # as hpo reads it: `on` is a key
+        if "apiVersion" in part:  # an object in Kubernetes
+            (self.folder / target).write_text(block.text)
+            return
         base = self.folder / (source or target or "study.yaml")
         if ("study" in part and "model" in part) or not base.exists():
             text = block.text
         else:
-            text = yaml.safe_dump(merged(yaml.safe_load(base.read_text()), part), sort_keys=False)
+            text = yaml.safe_dump(merged(parse_value(base.read_text()), part), sort_keys=False)
         path = self.folder / (target or "fragment.yaml")
         path.write_text(text)
         spec = load_spec(path)

@@ -212,7 +212,7 @@ class InProcessLauncher(SlotLauncher[InProcessWorker]):
 def workers_in_process() -> Iterator[None]:
     """Let `hpo run` and `hpo.run` of this process check studies, and run their workers, in this process."""
 
-    def checked_here(spec: StudySpec) -> Checked:
+    def checked_here(spec: StudySpec, *, here: bool = True) -> Checked:
         with contextlib.redirect_stdout(sys.stderr):
             return Checked(check_study(spec), study_slots(spec))
 

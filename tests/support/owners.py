@@ -9,7 +9,7 @@ from typing import Any
 import optuna
 from optuna.trial import FrozenTrial
 
-from hpo.storage import ledger
+from hpo.storage import ledger, machine
 from hpo.storage.ledger import Owner
 from hpo.storage.study_storage import StudyStorage, open_storage
 
@@ -72,7 +72,7 @@ def dead_owner(**changes: Any) -> Owner:
     """An owner whose process has ended."""
     process = forked.Process(target=time.sleep, args=(0,))
     process.start()
-    owner = Owner(ledger.host_name(), ledger.boot_id(), process.pid or 0, 1.0, "dead")
+    owner = Owner(machine.host_name(), machine.boot_id(), process.pid or 0, 1.0, "dead")
     process.join()
     process.close()
     return Owner(**(vars(owner) | changes))

@@ -66,7 +66,8 @@ def report_of(
     """The report of these trials."""
     goals = goals or {"val_loss": "minimize"}
     ended = [outcome_of(trial) for trial in trials if trial.state.is_finished()]
-    pruning = {"pruned": 0, "ended": len(ended), "epochs_used": 0, "epochs_unpruned": None, "audited": 0}
+    pruning: dict[str, Any] = {"pruned": 0, "ended": len(ended), "epochs_used": 0, "audited": 0}
+    pruning |= dict.fromkeys(("epochs_unpruned", "alpha"))
     status = {
         "study": name,
         "n_trials": len(trials),

@@ -7,6 +7,7 @@ been committed survives a crash of the server's processes, not one of the machin
 import itertools
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -17,6 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import sqlalchemy as sa
 
 from hpo.storage.engines import engine_kwargs
@@ -271,6 +273,35 @@ def running_postgres() -> Iterator[PostgresServer]:
         server = PostgresServer(folder, Path(initdb).resolve().parent)
         with _running(server):
             yield server
+
+
+@contextmanager
+def pooled(server: PostgresServer, url: str, connections: int) -> Iterator[str]:
+    """The URL of a server's database through pgbouncer, which pools transactions on so many connections.
+
+    Raises:
+        ServerMissingError: pgbouncer is not installed.
+    """
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin")
+    if program is None:
+        raise ServerMissingError("no pgbouncer here: apt-get install pgbouncer")
+    with _folder("postgres") as folder:
+        pool = f"pool_mode = transaction\ndefault_pool_size = {connections}\nmax_client_conn = 500"
+        place = f"listen_addr =\nunix_socket_dir = {folder}\nlisten_port = 6432\nauth_type = any"
+        files = f"logfile = {folder}/log\npidfile = {folder}/pid"
+        database = f"* = host={server.folder} port=5432 user=postgres"
+        settings = folder / "pgbouncer.ini"
+        settings.write_text(f"[databases]\n{database}\n[pgbouncer]\n{pool}\n{place}\n{files}\n")
+        _run_as("postgres", [program, "-d", str(settings)])
+        while not (folder / "pid").exists():
+            time.sleep(0.02)
+        try:
+            yield url.replace(str(server.folder), str(folder)).replace("port=5432", "port=6432")
+        finally:
+            pid = int((folder / "pid").read_text())
+            os.kill(pid, signal.SIGTERM)
+            while psutil.pid_exists(pid):
+                time.sleep(0.02)
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from hpo.study.folders import attempt_folder, attempt_folders
 from hpo.study.open_study import OpenStudy, load_study, start_study
 from hpo.study.taking import Taker, begin
 from hpo.trial.checkpoints import Checkpoints
+from hpo.trial.progress import RunProgress
 from hpo.trial.reports import Reports
-from hpo.trial.session import RunProgress, Session
+from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from tests.support.commands import MODEL, STUDY, make_study
 

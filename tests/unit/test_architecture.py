@@ -27,7 +27,7 @@ LAYERS = (
     ("cli", "api"),
     ("console",),
     ("execution",),
-    ("checks", "final", "report", "dashboard"),
+    ("checks", "draft", "final", "report", "dashboard", "integrations"),
     ("trial",),
     ("study",),
     ("search",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
+from trainer.step.optimizers import each_of
 from trainer.step.parts import bare_model
 
 #: Takes (averages, weights, updates so far) and changes the averages in place, as in torch.optim.swa_utils.
@@ -18,7 +20,25 @@ _STATISTICS = frozenset({"running_mean", "running_var"})
 _OWNER = "averaged_weights"
 
 
-class AveragedWeights(Callback):
+class AfterEachStep(Callback, ABC):
+    """Base of callbacks that act after each step that ``state.step`` counts, however many updates make it."""
+
+    def on_after_optimizer_step(self, trainer: TrainerView) -> None:
+        """The step of a batch, or of a group of them."""
+        if not trainer.state.manual:
+            self._after_step(trainer, trainer.state.step + 1)
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """All updates that a step has made of its own."""
+        if trainer.state.manual and not trainer.state.skipped_step:
+            self._after_step(trainer, trainer.state.step)
+
+    @abstractmethod
+    def _after_step(self, trainer: TrainerView, step: int) -> None:
+        """Act after step number ``step``, from 1."""
+
+
+class AveragedWeights(AfterEachStep):
     """Base of callbacks that train one set of weights, and evaluate and save their average.
 
     The average is put into the model when an epoch's training ends, and the trained weights when the next epoch
@@ -31,7 +51,7 @@ class AveragedWeights(Callback):
     infinities) or tables means nothing. Averages of weights below 32 bits are kept in 32, where small changes
     are not rounded away.
 
-    A subclass calls ``_update`` from ``on_after_optimizer_step``. torch's AveragedModel does the same arithmetic,
+    A subclass calls ``_update`` from ``_after_step``. torch's AveragedModel does the same arithmetic,
     but asks the device at each step whether it is the first.
 
     Raises:
@@ -51,7 +71,7 @@ class AveragedWeights(Callback):
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Look the weights up, and continue the average of a resumed run."""
         self._claim(trainer)
-        self._places = _places(bare_model(trainer.model))
+        self._places = averaged_places(bare_model(trainer.model))
         if trainer.state.step == 0:
             self._forget()
         self._average = self._placed(self._average)
@@ -93,7 +113,7 @@ class AveragedWeights(Callback):
             averages = list(self._average.values())
             update(averages, [weights[name].to(self._average[name].dtype) for name in weights], self._updates)
         else:
-            self._average = {name: weight.to(_precise(weight), copy=True) for name, weight in weights.items()}
+            self._average = {name: weight.to(precise(weight), copy=True) for name, weight in weights.items()}
         self._updates += 1
 
     def _forget(self) -> None:
@@ -121,13 +141,14 @@ class AveragedWeights(Callback):
 
     def _claim(self, trainer: TrainerView) -> None:
         owner = trainer.state.user_state.setdefault(_OWNER, self.name)
-        if hasattr(trainer.optimizer, "eval"):  # ScheduleFree, SPlus; see OptimizerMode
-            owner = f"the optimizer {type(trainer.optimizer).__name__}"
+        for each in each_of(trainer.optimizer).values():
+            if hasattr(each, "eval"):  # ScheduleFree, SPlus; see OptimizerMode
+                owner = f"the optimizer {type(each).__name__}"
         if owner != self.name:
             raise ValueError(f"{owner} averages the weights of this run already: leave {self.name} out")
 
 
-def _places(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+def averaged_places(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     """Module and attribute of everything that is averaged, by its name in the model."""
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= {name: buffer for name, buffer in model.named_buffers() if _split(name)[1] in _STATISTICS}
@@ -143,7 +164,8 @@ def _split(name: str) -> tuple[str, str]:
     return owner, attribute
 
 
-def _precise(tensor: Tensor) -> torch.dtype:
+def precise(tensor: Tensor) -> torch.dtype:
+    """The type of an average of such weights: 32 bits or more."""
     return torch.promote_types(tensor.dtype, torch.float32)
 
 

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.stages import Stages
 from trainer.lr_schedulers import scale_rates
 
 Scaling = Literal["none", "linear", "sqrt"]
 
 
 class BatchSizeSchedule(Callback):
-    """Sets the batch size of each pass over the data, and on request the learning rate that goes with it.
+    """Sets the batch size by passes or by steps, and on request the learning rate that goes with it.
 
     At each change the learning rates of all groups are multiplied once, by the ratio of the sizes or its square
     root, together with everything from which the scheduler computes later ones
@@ -25,13 +26,16 @@ class BatchSizeSchedule(Callback):
     not come in batches of its own (a DataLoader).
 
     Args:
-        sizes: Samples a batch by the number of finished passes from which on they hold; 0 must be among them. Text
-            such as ``"10"`` will do for a number, since the keys of a study file are text.
+        sizes: Samples a batch by the number of finished passes, or steps, from which on they hold; 0 must be among
+            them. Text such as ``"10"`` will do for a number, since the keys of a study file are text.
         lr_scaling: ``"none"``, ``"linear"`` or ``"sqrt"``.
+        unit: What ``sizes`` counts: ``"pass"``, or ``"step"``: optimizer steps. A change inside a pass leaves its
+            order of samples as it is.
 
     Raises:
-        ValueError: ``sizes`` lacks 0 or holds a number out of range, or there is no such ``lr_scaling``; at fit
-            start, if epochs are no whole passes (``validate_every``), or the data comes in batches of its own.
+        ValueError: ``sizes`` lacks 0 or holds a number out of range, or there is no such ``lr_scaling`` or
+            ``unit``; at fit start, if the data comes in batches of its own, or epochs are no whole passes
+            (``validate_every``), or by steps fractions of one, or the data is iterable or limited by steps.
 
     Example::
 
@@ -42,36 +46,49 @@ class BatchSizeSchedule(Callback):
 
     priority = 1
 
-    def __init__(self, sizes: Mapping[int, int] | Mapping[str, int], lr_scaling: Scaling = "none") -> None:
-        by_pass = {_whole(start, sizes): _whole(size, sizes) for start, size in sizes.items()}
-        if 0 not in by_pass:
-            raise ValueError(f"sizes is {dict(sizes)}: give the size of the first pass under 0")
-        for start, size in by_pass.items():
-            if start < 0 or size < 1:
-                raise ValueError(f"sizes has {start}: {size}: give passes from 0 on, and batches of at least 1")
+    def __init__(
+        self,
+        sizes: Mapping[int, int] | Mapping[str, int],
+        lr_scaling: Scaling = "none",
+        unit: Literal["pass", "step"] = "pass",
+    ) -> None:
         if lr_scaling not in {"none", "linear", "sqrt"}:
             raise ValueError(f"lr_scaling is {lr_scaling!r}: give 'none', 'linear' or 'sqrt'")
-        self.sizes = dict(sorted(by_pass.items()))
+        self.sizes = Stages("sizes", sizes)
+        if unit not in ("pass", "step"):
+            raise ValueError(f"unit is {unit!r}: give 'pass' or 'step'")
         self.lr_scaling = lr_scaling
+        self.unit = unit
         # The size that the learning rates are scaled for.
-        self._size = self.sizes[0]
+        self._size = self.sizes.at(0)
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Set the size of the pass that starts or resumes; its learning rates come with a resumed state."""
-        if trainer.plan.validate_every is not None:
+        """Set the size that holds where the run starts or resumes; a resumed state has its learning rates."""
+        every = trainer.plan.validate_every
+        if self.unit == "pass" and every is not None:
             raise ValueError(
-                f"validate_every is {trainer.plan.validate_every}: a batch size can only change between epochs "
-                "that are passes over the data; leave it out"
+                f"validate_every is {every}: a batch size by passes can only change between epochs that are "
+                "passes over the data; leave it out, or give unit='step'"
             )
-        trainer.set_batch_size(self._size_of(trainer.state.data_epoch))
-        self._scale(trainer)
+        fraction = isinstance(every, float)
+        if fraction:
+            raise ValueError(
+                f"validate_every is {every}: a fraction of a pass is no fixed number of batches where their size "
+                "changes inside it; give steps"
+            )
+        if trainer.state.is_new:  # whatever another trainer's rates are scaled for
+            self._size = self.sizes.at(0)
+        self._set(trainer)
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Prepare the next batch."""
+        if self.unit == "step" and self.sizes.at(trainer.state.step) != self._size:
+            self._set(trainer)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Prepare the next pass, after the scheduler and before a checkpoint."""
-        size = self._size_of(trainer.state.data_epoch)
-        if size != self._size:
-            trainer.set_batch_size(size)
-            self._scale(trainer)
+        if self.unit == "pass" and self.sizes.at(trainer.state.data_epoch) != self._size:
+            self._set(trainer)
 
     def state_dict(self) -> dict[str, Any]:
         """The size that the learning rates are scaled for."""
@@ -81,20 +98,12 @@ class BatchSizeSchedule(Callback):
         """The loaded learning rates are scaled already."""
         self._size = state["size"]
 
-    def _size_of(self, data_epoch: int) -> int:
-        return [size for start, size in self.sizes.items() if start <= data_epoch][-1]
-
-    def _scale(self, trainer: TrainerView) -> None:
-        size = self._size_of(trainer.state.data_epoch)
+    def _set(self, trainer: TrainerView) -> None:
+        by_step = self.unit == "step"
+        size = self.sizes.at(trainer.state.step if by_step else trainer.state.data_epoch)
+        trainer.set_batch_size(size, now=by_step)
         ratio = size / self._size
         self._size = size
         if self.lr_scaling != "none" and ratio != 1:
             factor = ratio if self.lr_scaling == "linear" else math.sqrt(ratio)
             scale_rates(trainer.optimizer, trainer.scheduler, factor)
-
-
-def _whole(value: int | str, sizes: Mapping[Any, int]) -> int:
-    try:
-        return int(str(value))
-    except ValueError:
-        raise ValueError(f"sizes is {dict(sizes)}: {value!r} is no whole number") from None

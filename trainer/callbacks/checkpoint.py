@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, Progress, list_checkpoints
-from trainer.checkpoint.manager import CheckpointManager, snapshot, step_of
+from trainer.checkpoint.manager import PERMANENT, CheckpointManager, is_permanent, snapshot
 from trainer.checkpoint.readable import readable
-from trainer.checkpoint.retention import best_epochs, retained
+from trainer.checkpoint.retention import REMOVALS, Removal, best_epochs, retained
+from trainer.checkpoint.rules import SaveRules, check_counts
 from trainer.checkpoint.writer import CheckpointWriter, Save, Written
 from trainer.state import DIVERGED, ERROR, Mode, TrainState
 
@@ -28,12 +27,19 @@ class Checkpoint(Callback):
     """Keeps checkpoints on disk: of the best epochs, of the latest, and of steps and moments inside epochs.
 
     *When.* The end of an epoch is written every ``every_n_epochs`` and when the epoch is among the ``keep_best``
-    best so far; a batch is written every ``every_n_steps``, at ``at_steps`` and every ``every_seconds``. What
-    becomes due with the last batch of an epoch is written at the epoch's end, fully evaluated. The end of
-    training writes the state in which it ended, also inside an epoch after ``stop("interrupted", now=True)``. An
-    exception, KeyboardInterrupt included, leaves what waits to be written: who wants a Ctrl-C to keep the epoch
-    so far lets a signal handler ask for the stop. A diverged state is never written, nor any other with weights
-    that are not finite, nor a batch of an epoch after which the run is to stop.
+    best so far; a batch is written every ``every_n_steps`` and every ``every_seconds``. Beside these there are
+    permanent checkpoints, which are never removed: every ``keep_every_n_epochs``, every ``keep_every_n_steps``, at
+    ``at_steps``, and ``before_training``. What becomes due with the last batch of an epoch is written at the
+    epoch's end, fully evaluated. The end of training writes the state in which it ended, also inside an epoch
+    after ``stop("interrupted", now=True)``. An exception, KeyboardInterrupt included, leaves what waits to be
+    written: who wants a Ctrl-C to keep the epoch so far lets a signal handler ask for the stop. A diverged state
+    is never written, nor any other with weights that are not finite, nor a batch of an epoch after which the run
+    is to stop.
+
+    *Asked by others.* ``state.request_checkpoint()`` in any hook has the running batch or the end of the epoch
+    written, with ``permanent=True`` for ever. ``state.block_checkpoints(name)`` holds back what may be removed,
+    until ``state.unblock_checkpoints(name)`` or the end of the fit: permanent and requested ones and the end of
+    training are written all the same.
 
     *How often.* ``every_n_epochs`` and ``every_n_steps`` are held to ``max_overhead`` of the time: what would
     take more is left out, where epochs take longer than that each one is written. A best epoch that is not
@@ -42,8 +48,9 @@ class Checkpoint(Callback):
     latest checkpoint comes out the same when it is trained again.
 
     *What stays.* The best ``keep_best`` epochs of the history, the latest ``keep_last`` ends of epochs, the
-    latest ``keep_last`` inside the epoch after those, ``at_steps`` for ever, and so always the newest. Nothing
-    is removed before its successor is on disk. The rules hold for the files of an earlier process as well.
+    latest ``keep_last`` inside the epoch after those, permanent ones, and so always the newest; more with another
+    ``remove``. Nothing is removed before its successor is on disk. The rules hold for the files of an earlier
+    process as well: each file says whether it is permanent.
     A run that resumes from an earlier point than the newest file, or starts over, removes the files after that
     point with its first write, and warns of it at its start: they belong to another course of events.
 
@@ -66,9 +73,17 @@ class Checkpoint(Callback):
         max_overhead: Largest share of the time that writing may take, above 0; 1 writes whenever due.
         keep_best: Best epochs kept, at least 1; the earlier of equals.
         every_n_steps: Optimizer steps between checkpoints inside epochs; None: none of these.
-        at_steps: Optimizer steps whose checkpoints are always written, at any cost, and kept.
+        at_steps: Optimizer steps whose checkpoints are permanent, written at any cost.
         every_seconds: Seconds since the last checkpoint after which the next is written, at any cost:
             for machines that may be taken away. None: no such limit.
+        keep_every_n_epochs: Epochs between permanent checkpoints, written at any cost; None: none of these.
+        keep_every_n_steps: Optimizer steps between permanent checkpoints, likewise.
+        cooldown_steps: Optimizer steps after any checkpoint in which ``every_n_steps`` and ``every_seconds`` write
+            none: right after a permanent one another is of little use.
+        before_training: Whether the state before the first batch is written, as a permanent checkpoint.
+        remove: What goes once the rules no longer keep it: ``"all_non_permanent"``; ``"ephemeral_only"``: only
+            those inside epochs, every end of an epoch that was written stays; ``"never"``: nothing, and a run
+            whose folder holds files after its start is refused.
         background: Whether a thread writes while training continues.
         on_write_error: When the disk is full or fails: ``"stop"`` ends the training with the error; with
             ``"continue"`` it is a warning, and the next save tries again, with the best epochs that are missing.
@@ -77,13 +92,16 @@ class Checkpoint(Callback):
     Raises:
         CheckpointWriteError: From the hook in which it became known, with ``on_write_error="stop"``.
         UnreadableError: When a checkpoint is made of something that could not be read back.
-        ValueError: An argument is out of range.
+        ValueError: An argument is out of range, or ``remove="never"`` would leave files of another course.
     """
 
     priority = 95
     rank_zero_only = True
     saves = True
-    transient = ("_waiting", "_last_write", "_cost", "_looked", "_fixed", "_stale", "_saved", "_reason", "_warned")
+    transient = (
+        *("_waiting", "_last_write", "_cost", "_looked", "_permanent", "_stale"),
+        *("_saved", "_saved_step", "_reason", "_warned", "_answered"),
+    )
 
     def __init__(
         self,
@@ -98,21 +116,34 @@ class Checkpoint(Callback):
         every_n_steps: int | None = None,
         at_steps: Sequence[int] = (),
         every_seconds: float | None = None,
+        keep_every_n_epochs: int | None = None,
+        keep_every_n_steps: int | None = None,
+        cooldown_steps: int = 0,
+        before_training: bool = False,
+        remove: Removal = "all_non_permanent",
         background: bool = False,
         on_write_error: Literal["stop", "continue"] = "stop",
     ) -> None:
-        _check_counts(every_n_epochs, keep_last, keep_best, every_n_steps, at_steps)
-        _check_rest(max_overhead, every_seconds, mode, on_write_error)
+        self.rules = SaveRules(
+            every_n_epochs,
+            every_n_steps,
+            every_seconds,
+            cooldown_steps,
+            keep_every_n_epochs,
+            keep_every_n_steps,
+            tuple(sorted(at_steps)),
+        )
+        self._inside = self.rules.look_inside  # looked up at each batch
+        check_counts([("keep_last", keep_last), ("keep_best", keep_best)])
+        _check_rest(max_overhead, mode, remove, on_write_error)
         self.manager = CheckpointManager(Path(folder))
         self.monitor = monitor
         self.mode: Mode = mode
-        self.every_n_epochs = every_n_epochs
         self.keep_last = keep_last
         self.max_overhead = max_overhead
         self.keep_best = keep_best
-        self.every_n_steps = every_n_steps
-        self.at_steps = tuple(sorted(at_steps))
-        self.every_seconds = every_seconds
+        self.before_training = before_training
+        self.remove: Removal = remove
         self.background = background
         self.on_write_error = on_write_error
         self.reads = (monitor,)
@@ -124,7 +155,9 @@ class Checkpoint(Callback):
         self._warned = False
         self._saved: Progress | None = None
         self._reason: str | None = None
-        self._fixed: set[Progress] = set()
+        self._saved_step = 0
+        self._answered = (0, 0)
+        self._permanent: set[Progress] = set()
         self._stale: set[Progress] = set()
 
     # ---- when
@@ -135,29 +168,35 @@ class Checkpoint(Callback):
         state, files = trainer.state, list_checkpoints([self.manager.folder])
         start = (state.epoch, state.batch_index)
         self._stale = {file.progress for file in files if file.progress > start}
-        self._fixed = {file.progress for file in files if file.progress <= start and self._is_fixed(file)}
+        self._permanent = {file.progress for file in files if file.progress <= start and _is_permanent(file)}
         self._waiting = {}
-        self._looked = state.step
+        self._looked = self._saved_step = state.step
         self._last_write = time.monotonic()
         if self._stale:
-            logger.warning(
-                "%s holds %d checkpoints after epoch %d, batch %d, where this run starts: its first write "
-                "removes them; give it another folder to keep them",
-                self.manager.folder,
-                len(self._stale),
-                *start,
-            )
+            self._refuse_stale(start)
+        if self.before_training and start == (0, 0):
+            self._permanent.add(start)
+            self._save(trainer)
+
+    def _refuse_stale(self, start: Progress) -> None:
+        """Say what becomes of files after the point where the run starts; refuse them if they may not go."""
+        folder, found = self.manager.folder, len(self._stale)
+        where = (
+            f"{folder} holds {found} checkpoints after epoch {start[0]}, batch {start[1]}, where this run starts"
+        )
+        if self.remove == "never":
+            raise ValueError(f"{where}, and remove is 'never': give another folder, or resume the newest of them")
+        logger.warning("%s: its first write removes them; give it another folder to keep them", where)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Write the batch if it is due; what is due with an epoch's last batch waits for the epoch's end."""
-        if not (self.at_steps or self.every_n_steps or self.every_seconds):
-            return
         state = trainer.state
+        if not (self._inside or state.checkpoint_requests != self._answered):
+            return
         last = state.batch_index == state.batches_per_epoch or trainer.plan.ends_epoch(state)
         if state.stop_reason or last:
             return
-        due = self._due_inside(state)
-        if due and _is_finite(trainer):
+        if self._due_inside(state) and _is_finite(trainer):
             self._save(trainer)
         self._looked = state.step
 
@@ -167,7 +206,9 @@ class Checkpoint(Callback):
             self._settle(trainer)
         state = trainer.state
         self._warn_without_monitor(state)
-        due = self._due_inside(state) or (state.epoch % self.every_n_epochs == 0 and self._affordable())
+        due = self._due_inside(state) or (
+            self.rules.by_epochs(state) and not state.checkpoint_blocks and self._affordable()
+        )
         best = self._best(state.history, state.inherited)
         if state.stop_reason != DIVERGED and (due or state.epoch in best) and _is_finite(trainer):
             if due:
@@ -191,6 +232,8 @@ class Checkpoint(Callback):
     def teardown(self, trainer: TrainerView) -> None:
         """Wait for the thread, should the end of training have been interrupted while it did."""
         self._settle(trainer)
+        self._answered = trainer.state.checkpoint_requests
+        trainer.state.checkpoint_blocks.clear()
 
     def _warn_without_monitor(self, state: TrainState) -> None:
         """Warn once that the best epochs are unknown."""
@@ -207,17 +250,20 @@ class Checkpoint(Callback):
         return self._saved == (state.epoch, state.batch_index) and self._reason != state.stop_reason
 
     def _due_inside(self, state: TrainState) -> bool:
-        """Whether one of the rules asks for a checkpoint that do not wait for an epoch's end."""
-        if self._passed_fixed(state):
+        """Whether a hook or one of the rules that do not wait for an epoch's end asks for a checkpoint."""
+        if state.checkpoint_requests != self._answered or self.rules.permanent(state, self._looked):
             return True
-        if self.every_seconds is not None and time.monotonic() - self._last_write >= self.every_seconds:
+        if state.checkpoint_blocks:
+            return False
+        rules, saved = self.rules, self._saved_step
+        if rules.every_seconds is not None and rules.by_seconds(state, time.monotonic() - self._last_write, saved):
             return True
-        every = self.every_n_steps
-        return every is not None and state.step // every > self._looked // every and self._affordable()
+        return rules.by_steps(state, self._looked, saved) and self._affordable()
 
-    def _passed_fixed(self, state: TrainState) -> bool:
-        """Whether one of ``at_steps`` was reached since the last look."""
-        return bisect_right(self.at_steps, state.step) > bisect_right(self.at_steps, self._looked)
+    def _stays(self, state: TrainState) -> bool:
+        """Whether what is written now is to stay for ever."""
+        asked = state.checkpoint_requests[1] > self._answered[1] or self.rules.permanent(state, self._looked)
+        return asked or (state.epoch, state.batch_index) in self._permanent
 
     def _affordable(self) -> bool:
         since = time.monotonic() - self._last_write
@@ -233,8 +279,8 @@ class Checkpoint(Callback):
         state = save.checkpoint["state"]
         return self._best(state["history"], state["inherited"])
 
-    def _made(self, trainer: TrainerView) -> dict[str, Any]:
-        checkpoint = trainer.state_dict()
+    def _made(self, trainer: TrainerView, *, permanent: bool = False) -> dict[str, Any]:
+        checkpoint = {**trainer.state_dict(), PERMANENT: permanent}
         trainer.fire("on_save_checkpoint", checkpoint)
         made: dict[str, Any] = readable(checkpoint)  # here already: a thread could not say who is at fault
         return made
@@ -242,16 +288,6 @@ class Checkpoint(Callback):
     def _held(self, epochs: Collection[int]) -> list[Save]:
         """What waits, of these epochs."""
         return [Save((epoch, 0), held) for epoch, held in sorted(self._waiting.items()) if epoch in epochs]
-
-    def _is_fixed(self, file: CheckpointFile) -> bool:
-        """Whether a file of an earlier process is that of a fixed step."""
-        if not self.at_steps:
-            return False
-        try:
-            return step_of(file.path) in self.at_steps
-        except CheckpointError as error:
-            logger.warning("%s; it is not kept", error)
-            return False
 
     def _on_disk(self) -> set[Progress]:
         """The checkpoints of this run's course."""
@@ -263,11 +299,14 @@ class Checkpoint(Callback):
         """Write the state as it is, after the best epochs that wait."""
         started = time.monotonic()
         self._settle(trainer)
-        state, checkpoint = trainer.state, self._made(trainer)
+        state, permanent = trainer.state, self._stays(trainer.state)
+        self._answered = state.checkpoint_requests
+        checkpoint = self._made(trainer, permanent=permanent)
         if self.background:
             checkpoint = snapshot(checkpoint)
         self._saved, self._reason = (state.epoch, state.batch_index), state.stop_reason
-        save = Save((state.epoch, state.batch_index), checkpoint, self._passed_fixed(state))
+        self._saved_step = state.step
+        save = Save((state.epoch, state.batch_index), checkpoint, permanent)
         held = [
             other
             for other in self._held(self._best(state.history, state.inherited))
@@ -289,8 +328,8 @@ class Checkpoint(Callback):
         if written is None:
             return
         for save, _ in zip(written.saves, written.paths, strict=False):
-            if save.fixed:
-                self._fixed.add(save.progress)
+            if save.permanent:
+                self._permanent.add(save.progress)
             if not save.progress[1]:
                 self._waiting.pop(save.progress[0], None)
         error = written.error or self._tidy(written)
@@ -307,7 +346,9 @@ class Checkpoint(Callback):
             epoch: held for epoch, held in self._waiting.items() if epoch in best or epoch > newest.progress[0]
         }
         self._stale -= {save.progress for save in written.saves}
-        keep = retained(self._on_disk(), best=best, keep_last=self.keep_last, fixed=self._fixed)
+        keep = retained(
+            self._on_disk(), best=best, keep_last=self.keep_last, permanent=self._permanent, remove=self.remove
+        )
         try:
             self.manager.retain(keep)
         except OSError as error:
@@ -326,26 +367,24 @@ class Checkpoint(Callback):
                 self._waiting[epoch] = save.checkpoint if self.background else snapshot(save.checkpoint)
 
 
-def _check_counts(
-    every_n_epochs: int, keep_last: int, keep_best: int, every_n_steps: int | None, at_steps: Sequence[int]
-) -> None:
-    counts = [("every_n_epochs", every_n_epochs), ("keep_last", keep_last), ("keep_best", keep_best)]
-    counts += [] if every_n_steps is None else [("every_n_steps", every_n_steps)]
-    counts += [("a step in at_steps", step) for step in at_steps]
-    for name, value in counts:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            raise ValueError(f"{name} is {value!r}: give an integer of at least 1")
-
-
-def _check_rest(max_overhead: float, every_seconds: float | None, mode: str, on_write_error: str) -> None:
+def _check_rest(max_overhead: float, mode: str, remove: str, on_write_error: str) -> None:
     if not 0 < max_overhead <= 1:
         raise ValueError(f"max_overhead is {max_overhead!r}: give a share above 0, at most 1")
-    if every_seconds is not None and not 0 < every_seconds < math.inf:
-        raise ValueError(f"every_seconds is {every_seconds!r}: give a finite number above 0")
     if mode not in {"min", "max"}:
         raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+    if remove not in REMOVALS:
+        raise ValueError(f"remove is {remove!r}: give one of {', '.join(REMOVALS)}")
     if on_write_error not in {"stop", "continue"}:
         raise ValueError(f"on_write_error is {on_write_error!r}: give 'stop' or 'continue'")
+
+
+def _is_permanent(file: CheckpointFile) -> bool:
+    """Whether a file of an earlier process is to stay for ever."""
+    try:
+        return is_permanent(file.path)
+    except CheckpointError as error:
+        logger.warning("%s; it is not kept", error)
+        return False
 
 
 def _is_finite(trainer: TrainerView) -> bool:

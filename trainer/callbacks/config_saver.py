@@ -36,6 +36,9 @@ class ConfigSaver(Callback):
     the same; with another configuration it keeps the file, writes its own beside it (``config-2.json``), and
     warns.
 
+    Each checkpoint holds the configuration too, as ``config``. Other callbacks find it in ``state.config``: those
+    for W&B, MLflow and TensorBoard show it where they were given none.
+
     Mappings, sequences and sets (sorted) are kept as such, paths as text, numbers that are not finite as
     ``"NaN"``, ``"Infinity"``, ``"-Infinity"``, and every other value that is not plain as its ``repr``, without
     the address in memory. It is written as it is given: keep passwords and tokens out of it.
@@ -60,6 +63,14 @@ class ConfigSaver(Callback):
         if self.path.suffix not in _SUFFIXES:
             raise ValueError(f"path is {str(path)!r}: give a file that ends in {', '.join(_SUFFIXES)}")
         self.config = _plain(config)
+
+    def setup(self, trainer: TrainerView) -> None:
+        """Hand the configuration to the other callbacks."""
+        trainer.state.config = self.config
+
+    def on_save_checkpoint(self, trainer: TrainerView, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
+        """Put the configuration into the checkpoint."""
+        checkpoint["config"] = self.config
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Write the file unless it is there."""

@@ -2,40 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.step_metrics import chosen_names
+from trainer.step_log import StepRecord
 
 
 class ConsoleLogging(Callback):
-    """Prints a line of metrics every ``every_n_epochs`` epochs, for the first and the last.
+    """Prints a line of metrics every ``every_n_epochs`` epochs, for the first and the last; by steps if asked to.
 
     Args:
         every_n_epochs: Epochs between lines.
+        every_n_steps: Optimizer steps between lines for single steps, of those that `StepMetrics` records: it must
+            be among the callbacks, and lines come when it transfers. None: no such lines.
+        metrics: Patterns such as ``val_*`` for the metrics to print, in the order of recording. None: all but
+            those of single tensors, which have a ``/`` in their name.
 
     Raises:
-        ValueError: ``every_n_epochs`` is below 1.
+        ValueError: A number is below 1, or steps are to be printed and nothing records them.
 
     Example::
 
         Trainer(model, optimizer, loss, callbacks=[ConsoleLogging(every_n_epochs=5)])
+
+        callbacks: {console: {every_n_steps: 100, metrics: [train_loss, lr]}, step_metrics: true}
     """
 
     priority = 80
     reads = ("*",)
     reads_in = "on_log_metrics"
     rank_zero_only = True
-    transient = ("_printed",)
+    transient = ("_printed", "_step")
 
-    def __init__(self, every_n_epochs: int = 10) -> None:
+    def __init__(
+        self, every_n_epochs: int = 10, every_n_steps: int | None = None, metrics: Sequence[str] | None = None
+    ) -> None:
         if every_n_epochs < 1:
             raise ValueError("every_n_epochs must be at least 1")
+        if every_n_steps is not None and every_n_steps < 1:
+            raise ValueError(f"every_n_steps is {every_n_steps}: give at least 1, or leave it out")
         self.every_n_epochs = every_n_epochs
+        self.every_n_steps = every_n_steps
+        self.metrics = None if metrics is None else chosen_names(metrics)
         self._printed = 0
+        self._step = 0
 
-    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
+    def on_fit_start(self, trainer: TrainerView) -> None:
         """Nothing of this fit has been printed yet."""
-        self._printed = 0
+        self._printed, self._step = 0, trainer.state.step
+        if self.every_n_steps is not None and trainer.state.step_log is None:
+            raise ValueError(
+                f"every_n_steps of the console is {self.every_n_steps}, and nothing records single steps: add "
+                "StepMetrics (step_metrics: true in a study file)"
+            )
+
+    def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:
+        """Print the steps that are due: the first recorded one at or after each multiple."""
+        if self.every_n_steps is None:
+            return
+        total = trainer.state.total_steps
+        for record in records:
+            if record.step // self.every_n_steps > self._step // self.every_n_steps:
+                of = f"{record.step:>{len(str(total))}}/{total}" if total else f"{record.step}"
+                print(f"step {of}  epoch {record.epoch}  {self._numbers(record.values)}", flush=True)
+            self._step = max(self._step, record.step)
 
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
         """Print where a line is due."""
@@ -53,7 +85,14 @@ class ConsoleLogging(Callback):
 
     def _print(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
         state = trainer.state
-        # Those of single tensors, `grad_norm/0.weight`, are for files.
-        numbers = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if "/" not in name)
-        print(f"epoch {state.epoch:>{len(str(state.max_epochs))}}/{state.max_epochs}  {numbers}", flush=True)
+        of = f"{state.epoch:>{len(str(state.max_epochs))}}/{state.max_epochs}"
+        print(f"epoch {of}  {self._numbers(metrics)}", flush=True)
         self._printed = state.epoch
+
+    def _numbers(self, metrics: Mapping[str, float]) -> str:
+        return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items() if self._wants(name))
+
+    def _wants(self, name: str) -> bool:
+        if self.metrics is None:
+            return "/" not in name
+        return any(fnmatchcase(name, pattern) for pattern in self.metrics)

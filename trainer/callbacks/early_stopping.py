@@ -47,8 +47,12 @@ class EarlyStopping(Callback):
         self.mode = mode
         self.min_delta = min_delta
         self.reads = (monitor,)
-        self.best = math.inf if mode == "min" else -math.inf
-        self.wait = 0
+        self._forget()
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """What another trainer's run came to counts no more."""
+        if trainer.state.is_new:
+            self._forget()
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Compare with the best so far."""
@@ -62,6 +66,10 @@ class EarlyStopping(Callback):
         self.wait += 1
         if self.wait >= self.patience:
             trainer.state.stop(EARLY_STOPPED)
+
+    def _forget(self) -> None:
+        self.best = math.inf if self.mode == "min" else -math.inf
+        self.wait = 0
 
     def _improves(self, value: float) -> bool:
         if not math.isfinite(value):

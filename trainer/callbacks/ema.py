@@ -39,7 +39,7 @@ class EMA(AveragedWeights):
         self.decay = decay
         self.warmup = warmup
 
-    def on_after_optimizer_step(self, trainer: TrainerView) -> None:  # noqa: ARG002
+    def _after_step(self, trainer: TrainerView, step: int) -> None:  # noqa: ARG002
         """Take the new weights into the average."""
         decay = min(self.decay, (1 + self._updates) / (10 + self._updates)) if self.warmup else self.decay
         self._update(get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]

@@ -21,8 +21,8 @@ class GradientAccumulation(Callback):
     losses are the mean of (``state.weight``): in size, in the class weights of their targets, in the targets that
     are ignored. A model whose output depends on the other samples of its batch (batch norm) still sees the small
     ones. Gradients are averaged before any other callback looks at them; those of a loss that is a sum are added
-    up. What an epoch leaves over makes a smaller group and takes its step at the epoch's end. What is recorded as
-    the loss is not touched.
+    up. What an epoch leaves over makes a smaller group and takes its step at the epoch's end, or with
+    ``drop_last`` none. What is recorded as the loss is not touched.
 
     A batch whose backward pass another callback skips does not count. If it is the one at which the step is due,
     the step is taken with the gradients there are; if that callback skips the step too, the group waits for the
@@ -34,6 +34,7 @@ class GradientAccumulation(Callback):
 
     Args:
         batches: Batches a step, at least 1.
+        drop_last: Whether the gradients of what an epoch leaves over are dropped, without a step.
 
     Raises:
         ValueError: ``batches`` is below 1.
@@ -47,10 +48,11 @@ class GradientAccumulation(Callback):
 
     priority = 2
 
-    def __init__(self, batches: int) -> None:
+    def __init__(self, batches: int, drop_last: bool = False) -> None:
         if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
             raise ValueError(f"batches is {batches}: give the number of batches a step, at least 1")
         self.batches = batches
+        self.drop_last = drop_last
         self._gradients = 0  # batches of the open group whose gradients are there
         self._weight: Weight = None  # of those batches together; None where their losses are sums
         # The gradients hold the sum over the batches, each times its weight, divided by this.
@@ -63,10 +65,14 @@ class GradientAccumulation(Callback):
     def setup(self, trainer: TrainerView) -> None:
         """Let the run be counted in steps."""
         trainer.state.batches_per_step = self.batches
+        trainer.state.drops_last_step = self.drop_last
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Put back the gradients of a group that was open."""
+        """Put back the gradients of a group that was open; one of another trainer's run is given up."""
         self._optimizer = trainer.optimizer
+        if trainer.state.is_new:
+            self._loaded = None
+            self._close()
         if self._loaded is not None:
             for parameter, gradient in zip(_parameters(trainer.optimizer), self._loaded, strict=True):
                 parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
@@ -118,7 +124,8 @@ class GradientAccumulation(Callback):
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
         """Take the step of what is left over; nothing goes into the next epoch."""
         if self._gradients:
-            trainer.step_optimizer()
+            if not self.drop_last:
+                trainer.step_optimizer()
             self._close()
 
     def state_dict(self) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class GradientClipping(Callback):
         if not parameters:
             return
         if self.max_norm is not None:
-            clip_grad_norm_(parameters, self.max_norm, self.norm_type)
+            norm = clip_grad_norm_(parameters, self.max_norm, self.norm_type)
+            if self.norm_type == 2:  # what was measured before stays
+                trainer.state.norms.setdefault(trainer.state.optimizer_name, (norm,))
         elif self.max_value is not None:
             clip_grad_value_(parameters, self.max_value)

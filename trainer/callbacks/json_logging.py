@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from typing import TextIO
 
 from trainer.callbacks.history_file import HistoryFile, Record
-from trainer.files import json_number
+from trainer.files import json_line
 
 
 class JSONLogging(HistoryFile):
@@ -31,5 +30,4 @@ class JSONLogging(HistoryFile):
 
     def write_line(self, file: TextIO, record: Record) -> None:
         """One object and a line feed."""
-        plain = {name: json_number(value) for name, value in record.items()}
-        file.write(json.dumps(plain, ensure_ascii=False, allow_nan=False) + "\n")
+        file.write(json_line(record))

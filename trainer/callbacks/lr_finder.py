@@ -108,7 +108,8 @@ class LRFinder(Callback):
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Note the loss, and end the run when there is no more to see."""
-        assert trainer.state.loss is not None
+        if trainer.state.loss is None:  # a hook has left the batch out
+            return
         loss = float(trainer.state.loss.detach())
         self.learning_rates.append(float(trainer.optimizer.param_groups[0]["lr"]))
         self.losses.append(loss)

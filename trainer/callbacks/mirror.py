@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
 
 from trainer.callback import TrainerView
+from trainer.callbacks.history_file import Record, epoch_record
 from trainer.state import CONTINUED, DIVERGED, ERROR, INTERRUPTED, PRUNED, Mode, TrainState, best_epoch
+from trainer.step_log import StepRecord
 
 COMPLETE: Final = "complete"
 OUT_OF_MEMORY: Final = "out_of_memory"
+
+#: What the names of single steps' metrics begin with, beside those of epochs.
+STEP_PREFIX: Final = "step/"
 
 # Seconds in which a service that did not answer is not asked again: each asking waits for a time-out.
 _AWAY_S = 600.0
@@ -63,6 +70,15 @@ class Service:
         self._ask_again = 0.0
 
 
+def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
+    """The values of nested mappings under dotted names."""
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        name = f"{above}{key}"
+        values |= flat(value, f"{name}.") if isinstance(value, Mapping) else {name: value}
+    return values
+
+
 def outcome_of(trainer: TrainerView, error: BaseException | None) -> str:
     """How a fit ended.
 
@@ -88,3 +104,34 @@ def best_of(state: TrainState, monitor: str, mode: Mode) -> dict[str, Any]:
     if epoch is None:
         return {}
     return {"best_epoch": epoch, f"best_{monitor}": float(state.history[epoch - 1][monitor])}
+
+
+def step_record(record: StepRecord) -> Record:
+    """One step as trackers show it: ``step``, then the metrics under names that begin with ``step/``."""
+    flat = record.flat(STEP_PREFIX)
+    del flat["epoch"]  # which counts finished epochs there, as the axis of theirs
+    return flat
+
+
+def epoch_place(state: TrainState, epoch: int) -> int:
+    """Place of an epoch in the `sequence`: its number, plus the steps up to its end where steps are recorded."""
+    steps = 0 if state.step_log is None else state.step_log.epoch_ends.get(epoch, 0)
+    return steps + epoch
+
+
+def step_places(records: Sequence[StepRecord]) -> list[tuple[int, Record]]:
+    """Steps with their places in the `sequence`, which depend on nothing but the step and its epoch."""
+    return [(record.step + record.epoch - 1, step_record(record)) for record in records]
+
+
+def sequence(state: TrainState) -> Iterator[tuple[int, Record]]:
+    """All that is logged so far, steps and epochs, with growing places: for trackers that take one sequence."""
+    epochs = deque(
+        (epoch, epoch_place(state, epoch), epoch_record(epoch, metrics))
+        for epoch, metrics in enumerate(state.history, start=1)
+    )
+    for record in state.step_log or ():
+        while epochs and epochs[0][0] < record.epoch:
+            yield epochs.popleft()[1:]
+        yield from step_places([record])
+    yield from ((place, record) for _, place, record in epochs)

@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from trainer.callback import Callback, TrainerView
-from trainer.callbacks.history_file import epoch_record
-from trainer.callbacks.mirror import COMPLETE, Service, best_of, outcome_of
+from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
+from trainer.callbacks.history_file import Record, epoch_record
+from trainer.callbacks.mirror import COMPLETE, Service, best_of, flat, outcome_of, step_record
 from trainer.events import LOG_PRIORITY
 from trainer.state import INTERRUPTED, PRUNED, Mode
+from trainer.step_log import StepRecord
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -28,9 +30,11 @@ SERVICE: Final = Service("MLflow")
 #: The tag by which a resumed run finds itself.
 RUN_KEY_TAG: Final = "trainer.run_key"
 _STATUS: Final = {COMPLETE: "FINISHED", PRUNED: "KILLED", INTERRUPTED: "KILLED"}
+# The metrics that count: what a record is shown over.
+_AXES: Final = ("epoch", "step")
 # What MLflow takes in one request.
 _METRICS_AT_ONCE, _PARAMS_AT_ONCE = 1000, 100
-# Epochs are sent together if they take less, so that short ones do not wait for the server each.
+# Records are sent together if they come faster, so that they do not wait for the server each.
 _SEND_EVERY_S: Final = 1.0
 _SQLITE: Final = "sqlite:///"
 _NOT_IN_NAMES: Final = re.compile(r"[^\w\-. :/]")
@@ -39,17 +43,21 @@ _NOT_IN_NAMES: Final = re.compile(r"[^\w\-. :/]")
 class MLflowLogging(Callback):
     """Mirrors every epoch's metrics to MLflow, with the run's parameters; the step is the number of the epoch.
 
+    With `StepMetrics` each step is shown too, over its own number, under names that begin with ``step/``.
     MLflow mirrors what this run keeps itself: where it can't be reached, or fails in the middle, that is said
     once and training continues; a resumed run sends what MLflow lacks of its history, and nothing twice. The
     run's status ends as ``FINISHED``, as ``KILLED`` if it was pruned or interrupted, else as ``FAILED``; its
-    tags say ``outcome`` (see `trainer.callbacks.mirror.outcome_of`) and ``best_epoch``. Epochs are sent about once
+    tags say ``outcome`` (see `trainer.callbacks.mirror.outcome_of`) and ``best_epoch``. They are sent about once
     a second, and at the end.
+
+    A run that is given a tag with one of the names ``cancel_tags`` ends its epoch after the running batch, is
+    validated, and stops with the reason ``"cancelled"``. A thread asks for the tags.
 
     Args:
         experiment: MLflow experiment; made if needed.
         name: Name of the run.
         run_key: Stable key of the run, kept as a tag, by which a resumed one continues it.
-        params: Parameters shown with the run.
+        params: Parameters shown with the run; those of a `ConfigSaver` where none are given.
         tags: Tags of the run.
         tracking_uri: The tracking server or database. None: what MLFLOW_TRACKING_URI says, else the SQLite file
             ``mlflow.db`` in ``folder``, which ``mlflow ui --backend-store-uri sqlite:///…`` shows.
@@ -58,6 +66,8 @@ class MLflowLogging(Callback):
         mode: ``"min"`` or ``"max"``.
         timeout_s: Seconds that an answer of a server may take, at least 1. Each is asked for twice at most, unless
             MLflow's own environment variables say otherwise.
+        cancel_tags: Names of tags that end the run; an empty list: MLflow is not asked.
+        cancel_every_s: Seconds between two questions.
 
     Raises:
         ImportError: mlflow is not installed.
@@ -89,6 +99,8 @@ class MLflowLogging(Callback):
         monitor: str = "val_loss",
         mode: Mode = "min",
         timeout_s: int = 10,
+        cancel_tags: Sequence[str] = CANCEL_TAGS,
+        cancel_every_s: float = 30.0,
     ) -> None:
         if timeout_s < 1:
             raise ValueError(f"timeout_s is {timeout_s}: give at least 1 second")
@@ -104,16 +116,17 @@ class MLflowLogging(Callback):
         self.monitor = monitor
         self.mode: Mode = mode
         self.timeout_s = int(timeout_s)
+        self._cancel = CancelTags(cancel_tags, cancel_every_s)
         self._client: MlflowClient | None = None
         self._run = ""
-        self._held: set[int] = set()
+        self._held: dict[str, set[int]] = {}
         self._waiting: list[Metric] = []
         self._sent = 0.0
         self._error: BaseException | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Open the run, and send what it lacks of the history."""
-        self._client, self._error, self._waiting, self._held = None, None, [], set()
+        self._client, self._error, self._waiting, self._held = None, None, [], {}
         if SERVICE.is_away:
             return
         client_type = _import_client(self.timeout_s)
@@ -121,20 +134,35 @@ class MLflowLogging(Callback):
             with _sqlalchemys_warning_ignored():
                 uri = self._uri()
                 _make_database(client_type, uri)
-                self._open(client_type(tracking_uri=uri))
+                self._open(client_type(tracking_uri=uri), self.params or flat(trainer.state.config))
         except Exception as error:  # noqa: BLE001 - training continues when MLflow can't start
             SERVICE.failed("this run is not shown in MLflow, which could not be started", error, away=True)
             return
         SERVICE.answered()
+        watching, run = client_type(tracking_uri=uri), self._run
+        self._cancel.watch(lambda: watching.get_run(run).data.tags)
         for epoch, metrics in enumerate(trainer.state.history, start=1):
-            self._add(epoch, metrics)
+            self._add("epoch", epoch_record(epoch, metrics))
+        for record in trainer.state.step_log or ():
+            self._add("step", step_record(record))
+            if len(self._waiting) >= _METRICS_AT_ONCE:
+                self._send()
         self._send()
 
+    def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
+        """Take the steps, and send what waits if it has waited long enough."""
+        for record in records:
+            self._add("step", step_record(record))
+        self._send_in_time()
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """End the run if it was tagged so."""
+        self._cancel.obey(trainer)
+
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
-        """Take the epoch down, and send what waits if it has waited long enough."""
-        self._add(trainer.state.epoch, metrics)
-        if time.monotonic() - self._sent >= _SEND_EVERY_S:
-            self._send()
+        """Take the epoch, and send what waits if it has waited long enough."""
+        self._add("epoch", epoch_record(trainer.state.epoch, metrics))
+        self._send_in_time()
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
         """Note what training died of."""
@@ -142,6 +170,7 @@ class MLflowLogging(Callback):
 
     def teardown(self, trainer: TrainerView) -> None:
         """Send the rest, and close the run."""
+        self._cancel.close()
         if self._client is None:
             return
         outcome = outcome_of(trainer, self._error)
@@ -155,7 +184,7 @@ class MLflowLogging(Callback):
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
         return uri or f"{_SQLITE}{(self.folder / 'mlflow.db').resolve()}"
 
-    def _open(self, client: MlflowClient) -> None:
+    def _open(self, client: MlflowClient, shown: Mapping[str, Any]) -> None:
         """Find the run of an earlier attempt, or make one."""
         experiment = self._experiment_id(client)
         found = self._find(client, experiment)
@@ -165,9 +194,11 @@ class MLflowLogging(Callback):
         else:
             self._run = found
             client.update_run(found, status="RUNNING")
-            # An epoch's number is the last of its metrics to be sent: where it is, they all are.
-            self._held = {metric.step for metric in client.get_metric_history(found, "epoch")}
-        for params in _cut(_params(self.params), _PARAMS_AT_ONCE):
+            # Its number is the last metric of an epoch, or step, to be sent: where it is, they all are.
+            self._held = {
+                axis: {metric.step for metric in client.get_metric_history(found, axis)} for axis in _AXES
+            }
+        for params in _cut(_params(shown), _PARAMS_AT_ONCE):
             client.log_batch(self._run, params=params)
         self._client = client
 
@@ -193,15 +224,20 @@ class MLflowLogging(Callback):
         runs = client.search_runs([experiment], f"tags.`{RUN_KEY_TAG}` = '{self.run_key}'", max_results=1)
         return str(runs[0].info.run_id) if runs else None
 
-    def _add(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        record = epoch_record(epoch, metrics)
-        if self._client is None or epoch in self._held:
+    def _add(self, axis: str, record: Record) -> None:
+        """Add an epoch's or a step's record to what waits, unless MLflow holds it."""
+        number = int(record.pop(axis))
+        if self._client is None or number in self._held.get(axis, ()):
             return
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        record["epoch"] = record.pop("epoch")  # to the end
-        self._waiting += [Metric(_name(name), value, now, epoch) for name, value in record.items()]
+        numbers = [*record.items(), (axis, number)]
+        self._waiting += [Metric(_name(name), value, now, number) for name, value in numbers]
+
+    def _send_in_time(self) -> None:
+        if time.monotonic() - self._sent >= _SEND_EVERY_S:
+            self._send()
 
     def _send(self) -> None:
         for metrics in _cut(self._waiting, _METRICS_AT_ONCE):

@@ -1,17 +1,29 @@
 """NaNDetection: ends a run whose loss is no longer a number."""
 
+from __future__ import annotations
+
 import logging
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from trainer.callback import Callback, TrainerView
+from trainer.metrics.epoch import KEPT, EpochMetrics, stacked_weights
 from trainer.state import DIVERGED
 
 logger = logging.getLogger(__name__)
 
 
 class NaNDetection(Callback):
-    """Stops the run with the reason ``"diverged"`` when a watched metric is NaN or infinite at an epoch's end.
+    """Stops the run with the reason ``"diverged"`` when a watched metric is NaN or infinite.
+
+    At an epoch's end all metrics are looked at. Those that each batch of the training records, ``train_loss``
+    among them, are looked at every ``every_n_batches`` batches too, for all batches since the last look; one
+    without weight does not count. The run then ends after the running batch. A step computes nothing more for
+    this, and waits for nothing: a CUDA device is asked at one look, and its answer is read at the next.
 
     Example::
 
@@ -21,14 +33,54 @@ class NaNDetection(Callback):
 
     Args:
         metrics: Names of the metrics to watch; one that an epoch does not record is passed over.
+        every_n_batches: Batches of an epoch from one look to the next, 1 to 128.
+
+    Raises:
+        TypeError: ``metrics`` is one name, not a list.
+        ValueError: ``every_n_batches`` is out of range.
     """
 
     priority = 5
+    transient = ("_asked",)
 
-    def __init__(self, metrics: Sequence[str] = ("train_loss", "val_loss")) -> None:
+    def __init__(self, metrics: Sequence[str] = ("train_loss", "val_loss"), every_n_batches: int = 32) -> None:
         if isinstance(metrics, str):
             raise TypeError(f"metrics is {metrics!r}: give a list of names, such as [{metrics!r}]")
+        if not 1 <= every_n_batches <= KEPT:
+            raise ValueError(f"every_n_batches is {every_n_batches}: give 1 to {KEPT}")
         self.metrics = tuple(metrics)
+        self.every_n_batches = every_n_batches
+        self._watched = tuple(name for name in self.metrics if name.startswith("train_"))
+        self._asked: list[_Question] = []
+
+    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """What was asked before belongs to another fit."""
+        self._asked = []
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Look at the batches since the last look, where it is time."""
+        state = trainer.state
+        if state.batch_index % self.every_n_batches:
+            return
+        asked, self._asked = self._asked, self._ask(trainer)
+        if not answers_late(trainer.device):
+            asked, self._asked = self._asked, []
+        for question in asked:
+            batch = question.answer()
+            if batch:
+                logger.warning(
+                    "epoch %d: %s of batch %d is not finite: diverged, and ended after batch %d, step %d",
+                    state.epoch + 1,
+                    question.name,
+                    batch,
+                    state.batch_index,
+                    state.step,
+                )
+                state.stop(DIVERGED, now=True)
+
+    def on_train_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """What is still to be answered, the epoch's own numbers say."""
+        self._asked = []
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Look at the epoch's numbers."""
@@ -37,3 +89,61 @@ class NaNDetection(Callback):
         if bad:
             logger.warning("epoch %d: %s is not finite: diverged", state.epoch, ", ".join(bad))
             state.stop(DIVERGED)
+
+    def _ask(self, trainer: TrainerView) -> list[_Question]:
+        recorder, last = trainer.recorder, trainer.state.batch_index
+        bad = {name: _not_finite(recorder, name, self.every_n_batches) for name in self._watched}
+        return [_Question.of(name, last, flags) for name, flags in bad.items() if flags is not None]
+
+
+@dataclass(frozen=True)
+class _Question:
+    """Which of the latest batches were not finite, on its way to the host.
+
+    Attributes:
+        name: Of which metric.
+        last: Number of the last of these batches.
+        flags: One for each of them, on the host once ``ready`` has come.
+        ready: What has to be waited for; None where that is nothing.
+    """
+
+    name: str
+    last: int
+    flags: Tensor
+    ready: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, name: str, last: int, flags: Tensor) -> _Question:
+        if not flags.is_cuda:
+            return cls(name, last, flags, None)
+        host = torch.empty(flags.shape, dtype=flags.dtype, pin_memory=True)
+        host.copy_(flags, non_blocking=True)
+        ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        ready.record(torch.cuda.current_stream(flags.device))
+        return cls(name, last, host, ready)
+
+    def answer(self) -> int:
+        """Number of the first batch that was not finite; 0 for none."""
+        if self.ready is not None:
+            self.ready.synchronize()
+        flags = self.flags.tolist()
+        return self.last - len(flags) + flags.index(True) + 1 if True in flags else 0
+
+
+def answers_late(device: torch.device) -> bool:
+    """Whether an answer of the device is read at the next look, so that none waits for it."""
+    return device.type == "cuda"
+
+
+def _not_finite(recorder: EpochMetrics, name: str, batches: int) -> Tensor | None:
+    """For each of the latest batches whether a metric that counts was not finite.
+
+    None where none recorded it, and where the sum shows that all are finite: on a device that answers immediately.
+    """
+    values, weights = recorder.latest(name, batches)
+    if not values:
+        return None
+    stacked = torch.stack(values)
+    if not answers_late(stacked.device) and math.isfinite(stacked.sum()):
+        return None
+    return ~stacked.isfinite() & (stacked_weights(weights, stacked.device, torch.float32) != 0)

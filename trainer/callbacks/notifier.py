@@ -1,4 +1,4 @@
-"""Notifier: a message when training ends, by any service that apprise knows."""
+"""Notifier: a message when training starts or ends, by any service that apprise knows."""
 
 from __future__ import annotations
 
@@ -19,35 +19,42 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-Event = Literal["fit_end", "exception", "diverged"]
+Event = Literal["fit_start", "fit_end", "exception", "diverged"]
 
 _FROM_ENVIRONMENT: Final = "env:"
-_ENDINGS: Final[Mapping[Event, str]] = {"fit_end": "ended", "exception": "failed", "diverged": "diverged"}
+_VERBS: Final[Mapping[Event, str]] = {
+    "fit_start": "started",
+    "fit_end": "ended",
+    "exception": "failed",
+    "diverged": "diverged",
+}
 _LONGEST_ERROR = 1000
 #: Seconds between two attempts.
 _WAIT_S = 2.0
 
 
 class Notifier(Callback):
-    """Sends a message when training has ended: what happened, where, after how many epochs, with which metrics.
+    """Sends a message when training has started or ended: what happened, where, after how many epochs, with which
+    metrics.
 
     The package apprise sends it (``pip install 'hpo-service[notify]'``), to any service that it knows: ``url`` is
     an address in its notation (https://appriseit.com/services/), such as ``slack://…``, ``discord://…``,
     ``mailto://…``, a Slack webhook's ``https://hooks.slack.com/…``, or ``json://host/path`` and
-    ``jsons://host/path``, which post ``title``, ``message`` and ``type`` (``success``, ``warning`` or
-    ``failure``) as JSON to a webhook of your own.
+    ``jsons://host/path``, which post ``title``, ``message`` and ``type`` (``info``, ``success``, ``warning``
+    or ``failure``) as JSON to a webhook of your own.
 
-    It is sent once, last in ``on_fit_end``, when checkpoints are on the disk. An attempt that fails is repeated
-    after 2 seconds; redirects are not followed, because they would send the message elsewhere. A message that can
-    not be sent is a warning and never ends the training.
+    That of the end is sent once, last in ``on_fit_end``, when checkpoints are on the disk. An attempt that fails
+    is repeated after 2 seconds; redirects are not followed, because they would send the message elsewhere. A
+    message that can not be sent is a warning and never ends the training.
 
     The address is a secret: it appears in no log (apprise's own is switched off), warning, error or ``repr``. In a
     study file, whose values are saved with each trial, name the environment variable that holds it.
 
     Args:
         url: The address; or ``"env:NAME"``: what that environment variable holds.
-        on: What to send: ``"fit_end"`` (the run ended by itself, was stopped or pruned), ``"exception"``
-            (training raised), ``"diverged"`` (it ended as diverged, which ``"fit_end"`` covers too).
+        on: What to send, or ``"all"``: ``"fit_start"`` (of each fit, also one that resumes), ``"fit_end"`` (the
+            run ended by itself, was stopped or pruned), ``"exception"`` (training raised), ``"diverged"`` (it
+            ended as diverged, which ``"fit_end"`` covers too).
         timeout_s: Seconds that sending may take, all attempts together.
         retries: Further attempts.
         message: Text sent along, such as a link.
@@ -73,7 +80,7 @@ class Notifier(Callback):
     def __init__(
         self,
         url: str,
-        on: Sequence[str] = ("fit_end", "exception"),
+        on: Sequence[str] | Literal["all"] = ("fit_end", "exception"),
         timeout_s: float = 60.0,
         retries: int = 3,
         message: str | None = None,
@@ -82,14 +89,15 @@ class Notifier(Callback):
         monitor: str = "val_loss",
         mode: Mode = "min",
     ) -> None:
-        if isinstance(on, str) or not on or not set(on) <= set(_ENDINGS):
-            raise ValueError(f"on is {on!r}: give a list of {', '.join(_ENDINGS)}")
+        wanted = tuple(_VERBS) if on == "all" else on
+        if isinstance(wanted, str) or not wanted or not set(wanted) <= set(_VERBS):
+            raise ValueError(f"on is {on!r}: give 'all', or a list of {', '.join(_VERBS)}")
         if not (math.isfinite(timeout_s) and timeout_s > 0) or retries < 0:
             raise ValueError(f"timeout_s is {timeout_s}, retries is {retries}: give above 0, and at least 0")
         if mode not in {"min", "max"}:
             raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
         self._sender = _sender(_address(url), retries)
-        self.on = tuple(on)
+        self.on = tuple(wanted)
         self.timeout_s = timeout_s
         self.retries = retries
         self.message = message
@@ -98,9 +106,11 @@ class Notifier(Callback):
         self.mode: Mode = mode
         self._error: str | None = None
 
-    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
-        """Nothing has gone wrong in this fit yet."""
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Nothing has gone wrong in this fit yet; send the message of its start if it is wanted."""
         self._error = None
+        if "fit_start" in self.on:
+            self._tell(trainer, "fit_start")
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:
         """Note what training died of; to prune a run, it is raised too, and is no failure."""
@@ -112,6 +122,9 @@ class Notifier(Callback):
         event = self._event(trainer)
         if event not in self.on and not (event == DIVERGED and "fit_end" in self.on):
             return
+        self._tell(trainer, event)
+
+    def _tell(self, trainer: TrainerView, event: Event) -> None:
         failure = self._send(event, *self._text(trainer, event))
         if failure:
             logger.warning("no message could be sent of %s: %s", event, failure)
@@ -125,12 +138,13 @@ class Notifier(Callback):
         """The message's title and body."""
         state = trainer.state
         title = (
-            f"{self.run_name or 'training'} on {socket.gethostname()} {_ENDINGS[event]} after epoch "
+            f"{self.run_name or 'training'} on {socket.gethostname()} {_VERBS[event]} after epoch "
             f"{state.epoch} of {state.max_epochs}"
         )
         best = best_epoch(state.history, self.monitor, self.mode, after=state.inherited)
         lines = (
-            self._error or ("" if event == "diverged" else state.stop_reason),
+            f"training on {trainer.device}" if event == "fit_start" else self._error,
+            state.stop_reason if event == "fit_end" else "",
             state.metrics and f"last: {_listed(state.metrics)}",
             best and f"best (epoch {best}): {_listed(state.history[best - 1])}",
             self.message,
@@ -139,7 +153,7 @@ class Notifier(Callback):
 
     def _send(self, event: Event, title: str, body: str) -> str:
         """Send it; what went wrong, without the address."""
-        kind = {"fit_end": "success", "diverged": "warning", "exception": "failure"}[event]
+        kind = {"fit_start": "info", "fit_end": "success", "diverged": "warning", "exception": "failure"}[event]
         try:
             sent = self._sender.notify(
                 body=body, title=title, notify_type=kind, body_format="text", timeout=self.timeout_s

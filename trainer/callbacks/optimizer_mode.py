@@ -5,16 +5,18 @@ from collections.abc import Callable
 from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
+from trainer.step.optimizers import each_of
 
 
 class OptimizerMode(Callback):
     """Switches ScheduleFree, SPlus and their like between training and averaged weights.
 
-    Training uses the ``train()`` weights, validation and test the ``eval()`` ones. They stay in eval mode from the
-    end of an epoch's training to the next epoch's start, so a checkpoint made in between holds the very weights
-    that were evaluated, and training continues the same whether or not one was made. An optimizer without these
-    methods is left alone, and so is one before its first step: there is no average yet. Evaluating in the middle
-    of an epoch switches there and back, which may round: such a run equals another only where both do that.
+    Training uses the ``train()`` weights, validation, test and prediction the ``eval()`` ones. They stay in eval
+    mode from the end of an epoch's training to the next epoch's start, so a checkpoint made in between holds the
+    very weights that were evaluated, and training continues the same whether or not one was made. An optimizer
+    without these methods is left alone, and so is one before its first step: there is no average yet. Evaluating
+    in the middle of an epoch switches there and back, which may round: such a run equals another only
+    where both do that.
 
     Example::
 
@@ -61,6 +63,14 @@ class OptimizerMode(Callback):
         """Back, as after a validation."""
         self._go_back(trainer)
 
+    def on_predict_start(self, trainer: TrainerView) -> None:
+        """To the weights that are evaluated."""
+        _switch(trainer.optimizer, "eval")
+
+    def on_predict_end(self, trainer: TrainerView) -> None:
+        """Back, as after a validation."""
+        self._go_back(trainer)
+
     def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """What is evaluated from here on is no part of training."""
         self._training = False
@@ -71,6 +81,7 @@ class OptimizerMode(Callback):
 
 
 def _switch(optimizer: Optimizer, mode: str) -> None:
-    method: Callable[[], None] | None = getattr(optimizer, mode, None)
-    if callable(method) and (mode == "train" or optimizer.state):
-        method()
+    for each in each_of(optimizer).values():
+        method: Callable[[], None] | None = getattr(each, mode, None)
+        if callable(method) and (mode == "train" or each.state):
+            method()

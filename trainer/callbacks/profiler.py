@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, profile, schedule
 
 from trainer.callback import Callback, TrainerView
+from trainer.distributed.ranks import rank
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +31,8 @@ class Profiler(Callback):
 
     A profiled step runs to the end of its last batch; with accumulated gradients it has several. A validation in
     between belongs to the step after it. A recorded step takes far longer than others, though it computes the
-    same. Only the process of rank 0 is profiled, and only in a fit.
+    same. Only a fit is profiled, of a distributed run the processes of ``ranks``; the files of another one than
+    the first are called ``trace-rank-<rank>-step-<step>.json`` and so on.
 
     Example::
 
@@ -45,12 +49,14 @@ class Profiler(Callback):
         record_shapes: Also record the shapes of the operators' inputs, and distinguish operators by them.
         with_stack: Also record the lines of source.
         profile_memory: Also record what is allocated and freed.
+        skip_first: Steps of the fit before the first cycle, 0 or more.
+        cuda_sync_events: Also record where the host waits for the device, for an analysis of the critical path.
+        ranks: Ranks of the processes that are profiled; None: all.
 
     Raises:
-        ValueError: A number of steps or cycles is out of range.
+        ValueError: A number of steps or cycles is out of range, or ``ranks`` holds something else than ranks.
     """
 
-    rank_zero_only = True
     transient = ("_profile", "_cycles", "_step", "_recorded")
 
     def __init__(
@@ -63,8 +69,12 @@ class Profiler(Callback):
         record_shapes: bool = False,
         with_stack: bool = False,
         profile_memory: bool = False,
+        skip_first: int = 0,
+        cuda_sync_events: bool = False,
+        ranks: Sequence[int] | None = (0,),
     ) -> None:
         numbers = {"wait": (wait, 0), "warmup": (warmup, 0), "active": (active, 1), "repeat": (repeat, 1)}
+        numbers |= {"skip_first": (skip_first, 0)} | {f"rank {number!r}": (number, 0) for number in ranks or ()}
         for name, (value, least) in numbers.items():
             if not isinstance(value, int) or value < least:
                 raise ValueError(f"{name} is {value!r}: give an integer of at least {least}")
@@ -76,6 +86,9 @@ class Profiler(Callback):
         self.record_shapes = record_shapes
         self.with_stack = with_stack
         self.profile_memory = profile_memory
+        self.skip_first = skip_first
+        self.cuda_sync_events = cuda_sync_events
+        self.ranks = None if ranks is None else tuple(ranks)
         self._sort_by = ""
         self._profile: profile | None = None
         self._cycles = 0  # finished in this fit
@@ -87,7 +100,8 @@ class Profiler(Callback):
         self._sort_by = "self_cuda_time_total" if trainer.device.type == "cuda" else "self_cpu_time_total"
         self._cycles = 0
         self._step = trainer.state.step
-        self._start()
+        if self.ranks is None or rank() in self.ranks:
+            self._start()
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Signal the profiler that a step is over."""
@@ -96,7 +110,7 @@ class Profiler(Callback):
         self._step = trainer.state.step
         self._recorded += self._profile.current_action in _RECORDING
         self._profile.step()
-        if self._profile.step_num == self.wait + self.warmup + self.active:
+        if self._profile.step_num == self._skipped() + self.wait + self.warmup + self.active:
             self._stop()
             self._cycles += 1
             if self._cycles < self.repeat:
@@ -109,16 +123,19 @@ class Profiler(Callback):
         self._stop()
         if not self._cycles and not self._recorded:
             logger.warning(
-                "nothing was profiled: training ended after step %d, within the first %d steps (wait + warmup) of "
-                "the fit",
+                "nothing was profiled: training ended after step %d, within the first %d steps (skip_first + wait "
+                "+ warmup) of the fit",
                 self._step,
-                self.wait + self.warmup,
+                self.skip_first + self.wait + self.warmup,
             )
 
     def _start(self) -> None:
         # A profile for each cycle: one with several would keep, or warn about, the events of those before.
         started = profile(
-            schedule=schedule(wait=self.wait, warmup=self.warmup, active=self.active, repeat=1),
+            schedule=schedule(
+                skip_first=self._skipped(), wait=self.wait, warmup=self.warmup, active=self.active, repeat=1
+            ),
+            experimental_config=_ExperimentalConfig(enable_cuda_sync_events=self.cuda_sync_events),
             on_trace_ready=self._write,
             record_shapes=self.record_shapes,
             with_stack=self.with_stack,
@@ -126,6 +143,10 @@ class Profiler(Callback):
         )
         started.start()
         self._profile, self._recorded = started, 0
+
+    def _skipped(self) -> int:
+        """Steps before the running cycle that belong to none."""
+        return 0 if self._cycles else self.skip_first
 
     def _stop(self) -> None:
         running, self._profile = self._profile, None
@@ -137,9 +158,10 @@ class Profiler(Callback):
         if not self._recorded:
             return
         self.folder.mkdir(parents=True, exist_ok=True)
-        trace = self.folder / f"trace-step-{self._step:08d}.json"
+        process = f"rank-{rank()}-" if rank() else ""
+        trace = self.folder / f"trace-{process}step-{self._step:08d}.json"
         finished.export_chrome_trace(str(trace))
         operators = finished.key_averages(group_by_input_shape=self.record_shapes)
         table = operators.table(sort_by=self._sort_by, row_limit=_ROWS)
-        trace.with_name(f"operators-step-{self._step:08d}.txt").write_text(table)
+        trace.with_name(f"operators-{process}step-{self._step:08d}.txt").write_text(table)
         logger.info("%d profiled steps, up to step %d, are in %s", self._recorded, self._step, trace)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from trainer.callback import Callback, TrainerView
+from trainer.step.norms import total_norm
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +33,10 @@ class StabilityMonitor(Callback):
     count in no window: scaling and `NaNDetection` see to them. A spike widens the windows that hold it, so of a
     burst the first steps count. A warning names the spikes of an epoch and the largest.
 
+    ``loss_spike_score`` and ``grad_norm_spike_score`` are the share of spikes, 0 to 1, among the latest
+    ``rolling_window`` steps at the epoch's end, once there are as many; with ``_total`` behind the name, among all
+    steps of the run.
+
     A step only keeps numbers on the device; they are read and judged once, at the epoch's end. The defaults are
     those of OLMo-core's monitor of this name.
 
@@ -44,6 +49,7 @@ class StabilityMonitor(Callback):
     Args:
         window: Steps that a step is compared with, at least 2.
         threshold: Standard deviations above their mean, above 0.
+        rolling_window: Steps of the rolling score, at least 1.
 
     Raises:
         ValueError: A number is out of range.
@@ -51,13 +57,16 @@ class StabilityMonitor(Callback):
 
     priority = 12
     graph_safe = True
-    writes = ("loss_spikes", "grad_norm_spikes")
+    writes = ("loss_spike*", "grad_norm_spike*")
 
-    def __init__(self, window: int = 128, threshold: float = 6.0) -> None:
+    def __init__(self, window: int = 128, threshold: float = 6.0, rolling_window: int = 10_000) -> None:
         if window < 2:
             raise ValueError(f"window is {window}: give at least 2 steps")
         if not threshold > 0:
             raise ValueError(f"threshold is {threshold}: give a number of standard deviations above 0")
+        if rolling_window < 1:
+            raise ValueError(f"rolling_window is {rolling_window}: give at least 1 step")
+        self.rolling_window = rolling_window
         self.window = window
         self.threshold = threshold
         self._losses = _Series(window, lambda rows: rows[:, 0])
@@ -65,25 +74,29 @@ class StabilityMonitor(Callback):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """A run from the start has no steps before it."""
-        if not trainer.state.epoch and not trainer.state.batch_index:
+        if trainer.state.is_new:
             self._losses.clear()
             self._norms.clear()
 
     def on_before_backward(self, trainer: TrainerView) -> None:
         """Keep the loss; it is still the recorded one, but may change in place from here on."""
-        assert trainer.state.loss is not None
-        self._losses.add((trainer.state.loss.detach().clone(),))
+        state = trainer.state
+        assert state.loss is not None
+        if not (state.manual or state.evaluation):
+            self._losses.add((state.loss.detach().clone(),))
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Keep the norms of the gradients."""
-        gradients = [
-            parameter.grad.to_dense() if parameter.grad.is_sparse else parameter.grad
-            for group in trainer.optimizer.param_groups
-            for parameter in group["params"]
-            if parameter.grad is not None
-        ]
-        if gradients:
-            self._norms.add(torch._foreach_norm(gradients))  # noqa: SLF001 - see GradientMonitor
+        norms = trainer.state.gradient_norms(trainer.optimizer)
+        if norms and not (trainer.state.manual or trainer.state.evaluation):
+            self._norms.add(norms)
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Of a step that makes its own updates, the loss that it returned and the norm of all their gradients."""
+        state = trainer.state
+        if state.manual and not state.skipped_step and state.loss is not None:
+            self._losses.add((state.loss.detach().clone(),))
+            self._norms.add((total_norm(list(state.grad_norms.values())),))
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Judge the epoch's steps."""
@@ -91,6 +104,10 @@ class StabilityMonitor(Callback):
             scores = series.take_scores()
             spikes = scores[scores > self.threshold]
             trainer.state.metrics[f"{what}_spikes"] = float(len(spikes))
+            shares = series.count_spikes(scores > self.threshold, self.rolling_window)
+            for name, share in zip(("score", "score_total"), shares, strict=True):
+                if share is not None:
+                    trainer.state.metrics[f"{what}_spike_{name}"] = share
             if len(spikes):
                 logger.warning(
                     "epoch %d: %d %s spikes, the largest %.1f standard deviations above the mean of the %d steps "
@@ -129,6 +146,9 @@ class _Series:
         self._before = torch.empty(0, dtype=torch.float64)
         self._folded: list[Tensor] = []
         self._rows: list[tuple[Tensor, ...]] = []
+        self._seen = 0
+        self._spikes = 0
+        self._recent: list[int] = []  # numbers of the latest spikes, from 1
 
     def add(self, row: tuple[Tensor, ...]) -> None:
         if self._rows and (len(self._rows) >= _FOLD or len(self._rows[0]) != len(row)):
@@ -144,14 +164,33 @@ class _Series:
         self._folded = []
         return scores
 
+    def count_spikes(self, spiked: Tensor, rolling: int) -> tuple[float | None, float | None]:
+        """Count an epoch's spikes, bool [steps]; the share of them in the latest steps, and in all.
+
+        None for the first before there are so many steps, for both before there is one.
+        """
+        numbers = (self._seen + 1 + spiked.nonzero().flatten()).tolist()
+        self._seen += len(spiked)
+        self._spikes += len(numbers)
+        self._recent = [number for number in (*self._recent, *numbers) if number > self._seen - rolling]
+        recent = len(self._recent) / rolling if self._seen >= rolling else None
+        return recent, self._spikes / self._seen if self._seen else None
+
     def state_dict(self) -> dict[str, Any]:
         # Unfolded, so that a resumed epoch folds the same rows together.
-        return {"before": self._before, "folded": list(self._folded), "rows": [list(row) for row in self._rows]}
+        return {
+            "before": self._before,
+            "folded": list(self._folded),
+            "rows": [list(row) for row in self._rows],
+            "spikes": [self._seen, self._spikes, list(self._recent)],
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._before = state["before"][-self._window :].cpu()
         self._folded = list(state["folded"])
         self._rows = [tuple(row) for row in state["rows"]]
+        self._seen, self._spikes, recent = state["spikes"]
+        self._recent = list(recent)
 
     def _fold(self) -> None:
         if self._rows:

@@ -86,7 +86,7 @@ class TensorStatistics(Callback):
         self.activations = activations
         self.every_n_steps = every_n_steps
         self.statistics = _checked(statistics)
-        self.names = _pattern(names)
+        self.names = pattern(names)
         self._handles: list[RemovableHandle] = []
         self._measures = False  # only inside the forward pass of a step that is measured
 
@@ -172,7 +172,12 @@ def _checked(statistics: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _pattern(names: str | None) -> re.Pattern[str] | None:
+def pattern(names: str | None) -> re.Pattern[str] | None:
+    """The regular expression that names of parameters or modules must match; None: all do.
+
+    Raises:
+        ValueError: It is none.
+    """
     try:
         return None if names is None else re.compile(names)
     except re.error as error:

@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.hparams import session_end, session_start
-from trainer.callbacks.mirror import COMPLETE, outcome_of
+from trainer.callbacks.mirror import COMPLETE, flat, outcome_of, step_record
 from trainer.events import LOG_PRIORITY
 from trainer.state import INTERRUPTED, PRUNED
+from trainer.step_log import StepLog, StepRecord
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -31,6 +32,9 @@ class TensorBoardLogging(Callback):
     logged at, and empties this callback's older ones. So epochs that a resumed run has forgotten are gone, what
     was missing is there, and a TensorBoard that is open drops what it had (``purge_step``). It
     drops all scalars of the folder, so others should not write theirs into it.
+
+    With `StepMetrics` the folder ``steps`` in it has a run of its own, with a scalar per metric and step, under
+    names that begin with ``step/``. A resumed run continues it: TensorBoard drops the steps that come again.
 
     The file is flushed every epoch. TensorBoard mirrors what the run keeps itself, so when it can't be written
     in the middle, it warns once and training continues; the next fit writes all of it again. Scalars are stored
@@ -56,12 +60,14 @@ class TensorBoardLogging(Callback):
     reads = ("*",)
     reads_in = "on_log_metrics"
     rank_zero_only = True
-    transient = ("_writer", "_error")
+    transient = ("_shown", "_writer", "_steps", "_error")
 
     def __init__(self, folder: Path | str, hparams: Mapping[str, Any] | None = None) -> None:
         self.folder = Path(folder)
         self.hparams = dict(hparams or {})
+        self._shown: Mapping[str, Any] = {}
         self._writer: SummaryWriter | None = None
+        self._steps: SummaryWriter | None = None
         self._error: BaseException | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
@@ -74,20 +80,32 @@ class TensorBoardLogging(Callback):
             _clear(file)
         # In the first file too: TensorBoard takes a run's first such mark for its start, not for a restart.
         self._writer = writer_type(str(self.folder), purge_step=1, filename_suffix=_SUFFIX)
+        self._shown = self.hparams or flat(trainer.state.config)
         self._start_session(self._writer, times.get(0))
         for epoch, metrics in enumerate(trainer.state.history, start=1):
-            _add_epoch(self._writer, epoch, metrics, times.get(epoch))
+            _add_scalars(self._writer, epoch, metrics, times.get(epoch))
         self._writer.flush()
+        if trainer.state.step_log is not None:
+            self._steps = self._continued_steps(writer_type, trainer.state.step_log)
+
+    def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
+        """Write the steps to the disk."""
+        if self._steps is None:
+            return
+        try:
+            _add_steps(self._steps, records)
+        except OSError as error:
+            self._give_up(error)
 
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
         """Write the epoch to the disk."""
         if self._writer is None:
             return
         try:
-            _add_epoch(self._writer, trainer.state.epoch, metrics)
+            _add_scalars(self._writer, trainer.state.epoch, metrics)
             self._writer.flush()
         except OSError as error:
-            self._give_up(self._writer, error)
+            self._give_up(error)
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
         """Note what training died of."""
@@ -100,30 +118,44 @@ class TensorBoardLogging(Callback):
         try:
             self._end_session(self._writer, trainer)
             self._writer.close()
+            if self._steps is not None:
+                self._steps.close()
         except OSError as error:
-            self._give_up(self._writer, error)
-        self._writer, self._error = None, None
+            self._give_up(error)
+        self._writer, self._steps, self._error = None, None, None
+
+    def _continued_steps(self, writer_type: type[SummaryWriter], log: StepLog) -> SummaryWriter:
+        """What writes the steps; TensorBoard drops those of older files from where this one begins."""
+        folder = self.folder / "steps"
+        known = any(folder.glob("events.out.tfevents.*"))
+        last = max((record.step for record in log), default=0)
+        writer = writer_type(str(folder), purge_step=last + 1 if known else 1)
+        if not known:
+            _add_steps(writer, log)
+        writer.flush()
+        return writer
 
     def _start_session(self, writer: SummaryWriter, at: float | None) -> None:
         """Write the parameters, as step 0."""
-        if self.hparams:
+        if self._shown:
             at = time.time() if at is None else at
-            _add_to_session(writer, session_start(self.hparams, at), 0, at)
+            _add_to_session(writer, session_start(self._shown, at), 0, at)
 
     def _end_session(self, writer: SummaryWriter, trainer: TrainerView) -> None:
         outcome = outcome_of(trainer, self._error)
-        if self.hparams and outcome != INTERRUPTED:
+        if self._shown and outcome != INTERRUPTED:
             ended = session_end(time.time(), success=outcome in {COMPLETE, PRUNED})
             _add_to_session(writer, ended, trainer.state.epoch, time.time())
 
-    def _give_up(self, writer: SummaryWriter, error: OSError) -> None:
+    def _give_up(self, error: OSError) -> None:
         logger.warning("TensorBoard gets nothing more of this run, %s can't be written: %s", self.folder, error)
-        self._writer = None
-        # SummaryWriter.close would flush first, and fail there before it ends the thread that writes.
-        file_writers: dict[str, Any] = writer.all_writers or {}
-        for file_writer in file_writers.values():
-            with contextlib.suppress(OSError):
-                file_writer.close()
+        for writer in (self._writer, self._steps):
+            # SummaryWriter.close would flush first, and fail there before it ends the thread that writes.
+            file_writers: dict[str, Any] = {} if writer is None else writer.all_writers or {}
+            for file_writer in file_writers.values():
+                with contextlib.suppress(OSError):
+                    file_writer.close()
+        self._writer, self._steps = None, None
 
 
 def _import_writer() -> type[SummaryWriter]:
@@ -136,12 +168,19 @@ def _import_writer() -> type[SummaryWriter]:
     return SummaryWriter
 
 
-def _add_epoch(
-    writer: SummaryWriter, epoch: int, metrics: Mapping[str, float], wall_time: float | None = None
+def _add_scalars(
+    writer: SummaryWriter, step: int, metrics: Mapping[str, float], wall_time: float | None = None
 ) -> None:
     at = time.time() if wall_time is None else wall_time
     for name, value in metrics.items():
-        writer.add_scalar(name, float(value), epoch, walltime=at)
+        writer.add_scalar(name, float(value), step, walltime=at)
+
+
+def _add_steps(writer: SummaryWriter, records: Iterable[StepRecord]) -> None:
+    for record in records:
+        shown = step_record(record)
+        _add_scalars(writer, int(shown.pop("step")), shown)
+    writer.flush()
 
 
 def _add_to_session(writer: Any, summary: Any, step: int, at: float) -> None:

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from trainer.callback import Callback, TrainerView
-from trainer.data.batches import batch_length
+from trainer.data.batches import batch_length, tensors_in
+from trainer.step_log import StepRecord
+
+if TYPE_CHECKING:
+    from torch.utils.flop_counter import FlopCounterMode
+
+logger = logging.getLogger(__name__)
 
 
 class Throughput(Callback):
     """Records the speed of each epoch's training, and how long the run will still take.
 
-    - ``samples_per_second`` and ``batches_per_second``: of training alone, in this process.
+    - ``samples_per_second`` and ``batches_per_second``: of training alone, in this process. With another ``unit``,
+      ``<unit>_per_second`` too.
     - ``data_seconds_share``: the share, 0 to 1, of that time that went by between batches: waiting for the data,
       plus the hooks that run after this callback's at a batch's end and before it at the next one's start.
     - ``eta_seconds``: time to the end of the run at the pace of this fit's epochs, validation and all callbacks
@@ -25,25 +36,33 @@ class Throughput(Callback):
     The first batch of a fit counts in no rate: it compiles, chooses kernels and fills the memory pool. An epoch
     that has no other batch records no rate, and one that a fit resumes inside records no ``eta_seconds``. On a
     CUDA device the clock is read once its queue is empty, after that first batch and at the end of each epoch.
+    With `StepMetrics`, the last of the steps that come over together has the rates since the ones before it.
 
     Example::
 
         Trainer(model, optimizer, loss, callbacks=[Throughput()])
         Throughput(flops_per_sample=6 * 125e6 * 1024, peak_flops=989e12)  # 125M parameters, 1,024 tokens, an H100
 
-        callbacks: {throughput: true}
+        callbacks: {throughput: {unit: tokens, flops_per_sample: measure}}
 
     Args:
         flops_per_sample: Floating-point operations of forward and backward for one sample; for a transformer
-            about 6 times parameters times tokens (Kaplan et al. 2020, arXiv:2001.08361).
+            about 6 times parameters times tokens (Kaplan et al. 2020, arXiv:2001.08361). ``"measure"`` counts
+            those of the fit's first batch by ``torch.utils.flop_counter``: matrix products, convolutions and
+            attention, which is what takes time; what is compiled, or recorded as a CUDA graph, it can't see.
         peak_flops: Operations per second that the device can do at most in the precision that is used.
 
+        unit: What is counted beside samples, such as ``"tokens"``.
+        count: Takes a batch, returns how many units it has, without reading from the device. None: the elements
+            of its first tensor, which for a batch of token ids are its tokens, padding included.
+
     Raises:
-        ValueError: A number is not above 0 and finite, or ``peak_flops`` comes without ``flops_per_sample``.
+        ValueError: A number is not above 0 and finite, ``peak_flops`` comes without ``flops_per_sample``, or
+            ``count`` without a ``unit``.
     """
 
     priority = 60
-    writes = (
+    writes: tuple[str, ...] = (
         "samples_per_second",
         "batches_per_second",
         "data_seconds_share",
@@ -51,16 +70,36 @@ class Throughput(Callback):
         "flops_per_second",
         "flops_utilisation",
     )
-    transient = ("_warm", "_started", "_last", "_seconds", "_samples", "_batches", "_waited", "_epochs", "_since")
+    transient = (
+        *("_warm", "_started", "_last", "_seconds", "_counts", "_logged", "_waited", "_epochs", "_since"),
+        *("_flops", "_counter"),
+    )
 
-    def __init__(self, flops_per_sample: float | None = None, peak_flops: float | None = None) -> None:
+    def __init__(
+        self,
+        flops_per_sample: float | Literal["measure"] | None = None,
+        peak_flops: float | None = None,
+        unit: str = "samples",
+        count: Callable[[Any], float] | None = None,
+    ) -> None:
         for name, value in (("flops_per_sample", flops_per_sample), ("peak_flops", peak_flops)):
-            if value is not None and not 0 < value < math.inf:
+            measured = name == "flops_per_sample" and value == "measure"
+            if value is not None and not measured and (isinstance(value, str) or not 0 < value < math.inf):
                 raise ValueError(f"{name} is {value}: give a finite number above 0, or leave it out")
+        if count is not None and unit == "samples":
+            raise ValueError("count is given, but not what it counts: give a unit, such as tokens")
         if peak_flops is not None and flops_per_sample is None:
             raise ValueError(f"peak_flops is {peak_flops}, but flops_per_sample is missing: give both")
         self.flops_per_sample = flops_per_sample
         self.peak_flops = peak_flops
+        self.unit = unit
+        self.count = count or _elements
+        self.writes = (*self.writes, f"{unit}_per_second")
+        self._flops = None if flops_per_sample == "measure" else flops_per_sample
+        self._counter: FlopCounterMode | None = None
+        if flops_per_sample == "measure":  # else no hook runs in a step
+            self.__dict__["on_before_forward"] = self._start_counting
+            self.__dict__["on_after_backward"] = self._stop_counting
         self._warm = False
         self._resumed_inside = False
         self._epochs = 0
@@ -69,8 +108,8 @@ class Throughput(Callback):
         self._last = 0.0
         self._seconds = 0.0
         self._waited = 0.0
-        self._samples = 0
-        self._batches = 0
+        self._counts = _Counts()
+        self._logged = _Counts()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Forget the fit before."""
@@ -92,12 +131,23 @@ class Throughput(Callback):
         """Count the batch, unless it is the fit's first."""
         if not self._warm:
             self._warm = True
+            self._stop_counting(trainer)  # of a batch whose backward pass was skipped
             _finish_work(trainer.device)
             self._begin()
             return
-        self._samples += batch_length(trainer.state.batch)
-        self._batches += 1
+        batch, counts = trainer.state.batch, self._counts
+        counts.samples += batch_length(batch)
+        counts.batches += 1
+        if self.unit != "samples":
+            counts.units += self.count(batch)
         self._last = perf_counter()
+
+    def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
+        """Add the rates of the latest steps to the last of them; the device has just been waited for."""
+        counts = replace(self._counts, seconds=perf_counter() - self._started)
+        since, self._logged = counts.since(self._logged), counts
+        if since.batches and since.seconds > 0:
+            records[-1].values.update(self._rates(since))
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
         """Stop the epoch's clock."""
@@ -106,27 +156,49 @@ class Throughput(Callback):
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Add the numbers to the epoch's metrics."""
-        if self._batches and self._seconds > 0:
-            trainer.state.metrics.update(self._rates())
+        if self._counts.batches and self._seconds > 0:
+            rates = self._rates(replace(self._counts, seconds=self._seconds))
+            trainer.state.metrics.update(rates, data_seconds_share=self._waited / self._seconds)
         self._estimate(trainer)
 
     def _begin(self) -> None:
         self._started = self._last = perf_counter()
         self._seconds = self._waited = 0.0
-        self._samples = self._batches = 0
+        self._counts, self._logged = _Counts(), _Counts()
 
-    def _rates(self) -> dict[str, float]:
-        samples_per_second = self._samples / self._seconds
+    def _rates(self, counts: _Counts) -> dict[str, float]:
+        samples_per_second = counts.samples / counts.seconds
         rates = {
             "samples_per_second": samples_per_second,
-            "batches_per_second": self._batches / self._seconds,
-            "data_seconds_share": self._waited / self._seconds,
+            "batches_per_second": counts.batches / counts.seconds,
         }
-        if self.flops_per_sample is not None:
-            rates["flops_per_second"] = samples_per_second * self.flops_per_sample
+        if self.unit != "samples":
+            rates[f"{self.unit}_per_second"] = counts.units / counts.seconds
+        if self._flops is not None:
+            rates["flops_per_second"] = samples_per_second * self._flops
             if self.peak_flops is not None:
                 rates["flops_utilisation"] = rates["flops_per_second"] / self.peak_flops
         return rates
+
+    def _start_counting(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        if not self._warm and self._flops is None:
+            from torch.utils.flop_counter import FlopCounterMode
+
+            self._counter = FlopCounterMode(display=False)
+            self._counter.__enter__()  # type: ignore[no-untyped-call]
+
+    def _stop_counting(self, trainer: TrainerView) -> None:
+        counter, self._counter = self._counter, None
+        if counter is None:
+            return
+        counter.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._flops = counter.get_total_flops() / batch_length(trainer.state.batch) or None
+        if self._flops is None:
+            logger.warning("no FLOPs are recorded: none were counted in the fit's first batch")
+
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
+        """Stop counting in the middle of a batch."""
+        self._stop_counting(trainer)
 
     def _estimate(self, trainer: TrainerView) -> None:
         state, now = trainer.state, perf_counter()
@@ -138,6 +210,29 @@ class Throughput(Callback):
             state.metrics["eta_seconds"] = left * per_epoch
         if first:  # its warm-up says nothing about the epochs to come
             self._since = now
+
+
+@dataclass
+class _Counts:
+    """What was trained on, and how long that took."""
+
+    batches: int = 0
+    samples: float = 0
+    units: float = 0
+    seconds: float = 0.0
+
+    def since(self, before: _Counts) -> _Counts:
+        return _Counts(
+            self.batches - before.batches,
+            self.samples - before.samples,
+            self.units - before.units,
+            self.seconds - before.seconds,
+        )
+
+
+def _elements(batch: Any) -> float:
+    """Elements of a batch's first tensor."""
+    return next((tensor.numel() for tensor in tensors_in(batch)), 0)
 
 
 def _finish_work(device: torch.device) -> None:

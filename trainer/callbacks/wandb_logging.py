@@ -6,6 +6,7 @@ import contextlib
 import glob
 import json
 import logging
+import math
 import os
 import subprocess
 import sys
@@ -14,11 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from trainer.callback import Callback, TrainerView
+from trainer.callbacks.cancel_tags import CANCEL_TAGS, CancelTags
 from trainer.callbacks.history_file import epoch_record
-from trainer.callbacks.mirror import Service, best_of, outcome_of
+from trainer.callbacks.mirror import Service, best_of, epoch_place, outcome_of, sequence, step_places
 from trainer.checkpoint.manager import find_checkpoint
 from trainer.events import LOG_PRIORITY
 from trainer.state import ERROR, INTERRUPTED, Mode, TrainState
+from trainer.step_log import StepRecord
 
 if TYPE_CHECKING:
     import wandb
@@ -37,7 +40,10 @@ class NotLoggedInError(Exception):
 
 
 class WandbLogging(Callback):
-    """Mirrors every epoch's metrics to Weights & Biases, one record an epoch.
+    """Mirrors every epoch's metrics to Weights & Biases, one record an epoch, and with `StepMetrics` every step's.
+
+    W&B's own step is the number of the epoch; with `StepMetrics` it counts the steps and epochs before the record,
+    and charts are drawn over ``epoch``, or ``step`` for the names that begin with ``step/``.
 
     ``WANDB_MODE=offline`` writes a run on disk that ``wandb sync`` sends later. W&B mirrors what this run keeps
     itself: without a login, while W&B is away, or when it fails in the middle, that is said once and training
@@ -49,6 +55,10 @@ class WandbLogging(Callback):
     ``interrupted``), ``stop_reason``, ``best_epoch`` and the ``best_`` value of ``monitor``. A run that ended with
     an exception is marked as failed, unless it was pruned.
 
+    A run that is tagged with one of ``cancel_tags`` on its page ends its epoch after the running batch, is
+    validated, and stops with the reason ``"cancelled"``. A thread asks W&B's server for the tags; offline there is
+    none to ask.
+
     Args:
         project: W&B project.
         group: Group of the run, such as the study.
@@ -56,7 +66,7 @@ class WandbLogging(Callback):
         name: Name of the run.
         run_id: Stable id of the run, so that a resumed one continues it. One id is one course of epochs: a
             training from anew needs another.
-        config: Parameters shown with the run.
+        config: Parameters shown with the run; those of a `ConfigSaver` where none are given.
         notes: A text shown with the run.
         folder: Where W&B keeps its files; made if needed.
         earlier: The ``folder`` of each earlier attempt at this run.
@@ -68,6 +78,8 @@ class WandbLogging(Callback):
         checkpoints: Folders in which that checkpoint may lie.
         timeout_s: Seconds that opening the run may wait for W&B, and closing it for what is still to be sent;
             what is not sent by then stays on disk, for ``wandb sync``.
+        cancel_tags: Tags that end the run; an empty list: W&B is not asked.
+        cancel_every_s: Seconds between two questions.
 
     Raises:
         ImportError: wandb is not installed.
@@ -84,7 +96,7 @@ class WandbLogging(Callback):
     reads = ("*",)
     reads_in = "on_log_metrics"
     rank_zero_only = True
-    transient = ("_run", "_held", "_error")
+    transient = ("_run", "_held", "_axes", "_error")
 
     def __init__(
         self,
@@ -105,6 +117,8 @@ class WandbLogging(Callback):
         log_model: bool = False,
         checkpoints: Sequence[Path | str] = (),
         timeout_s: float = 30.0,
+        cancel_tags: Sequence[str] = CANCEL_TAGS,
+        cancel_every_s: float = 30.0,
     ) -> None:
         if isinstance(tags, str):
             raise ValueError(f"tags is {tags!r}: give a list, [{tags}]")  # noqa: TRY004 - as for other arguments
@@ -126,25 +140,40 @@ class WandbLogging(Callback):
         self.log_model = log_model
         self.checkpoints = tuple(map(Path, checkpoints))
         self.timeout_s = timeout_s
+        self._cancel = CancelTags(cancel_tags, cancel_every_s)
         self._run: wandb.Run | None = None
         self._held: set[int] = set()
+        self._axes: set[str] | None = None
         self._error: BaseException | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Open the run, and send what it lacks of the history."""
         self._error = None
         self._held = set()
-        self._run = self._opened()
+        self._run = self._opened(trainer.state)
         if self._run is None:
             return
+        if self._run.url:
+            self._cancel.watch(tags_of(self._run.path, self.timeout_s))
         first = self._run.starting_step  # of a resumed run the step after its last one, else 0
-        for epoch, metrics in enumerate(trainer.state.history, start=1):
-            if epoch >= first:
-                self._log(epoch, metrics)
+        self._axes = set() if trainer.state.step_log is not None else None
+        for place, record in sequence(trainer.state):
+            if place >= first:
+                self._log(place, record)
+
+    def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
+        """Log each step as one record."""
+        for place, record in step_places(records):
+            self._log(place, record)
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """End the run if it was tagged so."""
+        self._cancel.obey(trainer)
 
     def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:
-        """Log the epoch as one record; its step is the number of finished epochs."""
-        self._log(trainer.state.epoch, metrics)
+        """Log the epoch as one record."""
+        epoch = trainer.state.epoch
+        self._log(epoch_place(trainer.state, epoch), epoch_record(epoch, metrics))
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
         """Note what training died of."""
@@ -152,6 +181,7 @@ class WandbLogging(Callback):
 
     def teardown(self, trainer: TrainerView) -> None:
         """Send the summary, and the model if it is wanted, and close the run."""
+        self._cancel.close()
         state, outcome = trainer.state, outcome_of(trainer, self._error)
         summary = {"outcome": outcome, "stop_reason": state.stop_reason, **best_of(state, self.monitor, self.mode)}
         self._mirror(lambda run: run.summary.update(summary))
@@ -161,13 +191,13 @@ class WandbLogging(Callback):
         self._mirror(lambda run: run.finish(exit_code=exit_code))
         self._run, self._error = None, None
 
-    def _opened(self) -> wandb.Run | None:
+    def _opened(self, state: TrainState) -> wandb.Run | None:
         """The run; None where there can be none, which is said."""
         if SERVICE.is_away:
             return None
         files = self._files()
         try:
-            run = self._open()
+            run = self._open(self.config or dict(state.config))
             if getattr(run, "offline", False):
                 self._held = {step for file in files for step in _logged_steps(file)}
         except ImportError:
@@ -191,7 +221,7 @@ class WandbLogging(Callback):
         pattern = f"wandb/offline-run-*/run-{glob.escape(self.run_id)}.wandb" if self.run_id else None
         return [file for folder in (*self.earlier, self.folder) if pattern for file in folder.glob(pattern)]
 
-    def _open(self) -> wandb.Run:
+    def _open(self, config: dict[str, Any]) -> wandb.Run:
         import wandb
 
         _require_login()
@@ -205,7 +235,7 @@ class WandbLogging(Callback):
             notes=self.notes,
             id=self.run_id,
             resume="allow" if self.run_id else None,
-            config=self.config,
+            config=config,
             dir=str(self.folder),
             tags=self.tags,
             reinit="finish_previous",
@@ -219,10 +249,15 @@ class WandbLogging(Callback):
             ),
         )
 
-    def _log(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        record = epoch_record(epoch, metrics)
-        if epoch not in self._held:
-            self._mirror(lambda run: run.log(record, step=epoch))
+    def _log(self, place: int, record: Mapping[str, float]) -> None:
+        if place in self._held:
+            return
+        if self._axes is not None:  # steps and epochs each over their own number
+            axis = next(iter(record))
+            for name in record.keys() - self._axes - {axis}:
+                self._mirror(lambda run, name=name: run.define_metric(name, step_metric=axis))  # type: ignore[misc]
+            self._axes |= record.keys()
+        self._mirror(lambda run: run.log(dict(record), step=place))
 
     def _send_model(self, run: wandb.Run, state: TrainState) -> None:
         import wandb
@@ -245,6 +280,28 @@ class WandbLogging(Callback):
             SERVICE.failed("W&B failed and gets nothing more of this run", error)
             self._run = None
             _drop_service()
+
+
+def tags_of(path: str, timeout_s: float) -> Callable[[], Sequence[str]]:
+    """What asks W&B's server for the tags that a run has now.
+
+    Args:
+        path: Of the run: entity, project and id.
+        timeout_s: Seconds that an answer may take.
+    """
+    asked: list[Any] = []
+
+    def ask() -> Sequence[str]:
+        import wandb
+
+        if asked:
+            asked[0].load(force=True)
+        else:
+            asked.append(wandb.Api(timeout=math.ceil(timeout_s)).run(path))
+        tags: Sequence[str] = asked[0].tags
+        return tags
+
+    return ask
 
 
 def _require_login() -> None:

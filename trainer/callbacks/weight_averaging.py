@@ -58,9 +58,9 @@ class WeightAveraging(AveragedWeights):
         self._first_step(trainer)
         super().on_fit_start(trainer)
 
-    def on_after_optimizer_step(self, trainer: TrainerView) -> None:
+    def _after_step(self, trainer: TrainerView, step: int) -> None:
         """Take the new weights into the mean, once it has begun."""
-        if trainer.state.step >= self._first_step(trainer):
+        if step > self._first_step(trainer):
             self._update(get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]
         elif self._average:  # of a plan that has become longer
             self._forget()

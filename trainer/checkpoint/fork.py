@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
 from typing import Any, Final
 
@@ -47,16 +47,21 @@ def forked(checkpoint: Mapping[str, Any], built: Built, seed: int) -> dict[str, 
     if [group.keys() for group in before] != [group.keys() for group in built]:
         raise ValueError("a run can't be forked with another kind of optimizer or other parameter groups")
     pairs = list(zip(before, built, strict=True))
-    optimizer = checkpoint["optimizer"]
-    groups = zip(optimizer["param_groups"], pairs, strict=True)
     return {
         **checkpoint,
-        "optimizer": {**optimizer, "param_groups": [_group(group, *pair) for group, pair in groups]},
+        "optimizer": _optimizer(checkpoint["optimizer"], iter(pairs)),
         "scheduler": _schedule(checkpoint["scheduler"], [(_rate(then), _rate(now)) for then, now in pairs]),
         "state": {**state, "inherited": state["epoch"], "stop_reason": None},
         "seed": seed,
         "built": built,
     }
+
+
+def _optimizer(state: Mapping[str, Any], pairs: Iterator[tuple[Any, Any]]) -> dict[str, Any]:
+    """An optimizer's state as the fork has it, or that of several; takes a pair for each parameter group."""
+    if "by_name" in state:
+        return {"by_name": {name: _optimizer(each, pairs) for name, each in state["by_name"].items()}}
+    return {**state, "param_groups": [_group(group, *next(pairs)) for group in state["param_groups"]]}
 
 
 def _group(group: Mapping[str, Any], then: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
@@ -70,6 +75,8 @@ def _schedule(state: Any, rates: Sequence[tuple[Any, Any]]) -> Any:
     """A scheduler's state, and those of the schedulers inside it, with the fork's learning rates."""
     if not isinstance(state, Mapping):
         return state
+    if "by_name" in state:  # several, each over some of the groups
+        return {"by_name": {name: _one_of(each, rates) for name, each in state["by_name"].items()}}
     moved = dict(state)
     for name in (*SCHEDULER_RATES, "_last_lr"):
         if isinstance(values := state.get(name), list) and len(values) == len(rates):
@@ -79,6 +86,11 @@ def _schedule(state: Any, rates: Sequence[tuple[Any, Any]]) -> Any:
     if "_schedulers" in state:
         moved["_schedulers"] = [_schedule(inner, rates) for inner in state["_schedulers"]]
     return moved
+
+
+def _one_of(saved: Mapping[str, Any], rates: Sequence[tuple[Any, Any]]) -> dict[str, Any]:
+    first, last = saved["groups"]
+    return {**saved, "state": _schedule(saved["state"], rates[first:last])}
 
 
 def _rate(group: Mapping[str, Any]) -> Any:

@@ -8,7 +8,7 @@ import shutil
 import zipfile
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Final
 
 import torch
 from torch import Tensor
@@ -18,7 +18,13 @@ from trainer.checkpoint.readable import readable
 
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
+#: Key of a checkpoint that says whether its file is to stay for ever.
+PERMANENT: Final = "permanent"
+
 logger = logging.getLogger(__name__)
+
+#: Files that this process has written or found whole, as they were then.
+_sound: dict[Path, tuple[int, int, int]] = {}
 
 
 class CheckpointWriteError(OSError):
@@ -63,10 +69,15 @@ def load_checkpoint(path: Path, device: torch.device | str = "cpu") -> dict[str,
 def verify_checkpoint(path: Path) -> None:
     """Check each record of a torch file against its CRC-32; no tensor is made.
 
+    A file that this process has written or checked, and that has not changed since, is not read again.
+
     Raises:
         CheckpointError: The file is missing, truncated or corrupted.
     """
     try:
+        found = _identity(path)
+        if _sound.get(path) == found:
+            return
         with zipfile.ZipFile(path) as archive:
             broken = archive.testzip()
     except Exception as error:
@@ -74,16 +85,23 @@ def verify_checkpoint(path: Path) -> None:
         raise CheckpointError(f"{path}: no readable checkpoint: {error}") from error
     if broken:
         raise CheckpointError(f"{path}: the record {broken} is corrupted")
+    _sound[path] = found
 
 
-def step_of(path: Path) -> int:
-    """Optimizer steps that a checkpoint had taken; its tensors are mapped, not read, and nothing is verified.
+def _identity(path: Path) -> tuple[int, int, int]:
+    """What changes with a file's content: its inode, length, and time of the last change."""
+    found = path.stat()
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def is_permanent(path: Path) -> bool:
+    """Whether a checkpoint is to stay for ever; its tensors are mapped, not read, and nothing is verified.
 
     Raises:
-        CheckpointError: The file is no checkpoint, or too damaged to read its version.
+        CheckpointError: The file is no checkpoint, or too damaged to be read.
     """
     try:
-        return int(torch.load(path, map_location="cpu", mmap=True, weights_only=True)["state"]["step"])
+        return bool(torch.load(path, map_location="cpu", mmap=True, weights_only=True).get(PERMANENT))
     except Exception as error:
         raise CheckpointError(f"{path}: no readable checkpoint: {error}") from error
 
@@ -147,13 +165,12 @@ class CheckpointManager:
             CheckpointWriteError: The disk is full or not writable; what lay there before is untouched.
             UnreadableError: Something in it could not be read back.
         """
-        path, checkpoint = self.path(epoch, batch), readable(checkpoint)
+        path = self.path(epoch, batch)
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
             for left in self.folder.glob(".epoch-*"):
                 left.unlink(missing_ok=True)  # by a process that was killed while it wrote
-            _write_aside(checkpoint, path)
-            _sync_folder(self.folder)
+            write_whole(checkpoint, path)
+            _sound[path] = _identity(path)
         except OSError as error:
             raise CheckpointWriteError(error.errno, self._report(path, error)) from error
         return path
@@ -163,6 +180,7 @@ class CheckpointManager:
         for file in list_checkpoints([self.folder]):
             if file.progress not in keep:
                 file.path.unlink(missing_ok=True)
+                _sound.pop(file.path, None)
 
     def _report(self, path: Path, error: OSError) -> str:
         reason = f"checkpoint {path} can't be written: {error.strerror or error}"
@@ -174,6 +192,19 @@ class CheckpointManager:
             return f"{reason}; {fix}"
         left = f"{len(files)} untouched there, the newest {files[-1].path.name}" if files else "none there yet"
         return f"{reason}; {free:.1f} MiB are free; checkpoints written before: {left}; {fix}, then resume"
+
+
+def write_whole(content: Mapping[str, Any], path: Path) -> None:
+    """Write a file of tensors and plain values atomically: aside, flushed to the disk, then renamed.
+
+    Raises:
+        OSError: The disk is full or not writable; what lay there before is untouched.
+        UnreadableError: Something in it could not be read back.
+    """
+    content = readable(content)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    _write_aside(content, path)
+    _sync_folder(path.parent)
 
 
 def _write_aside(checkpoint: Mapping[str, Any], path: Path) -> None:

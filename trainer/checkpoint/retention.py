@@ -1,10 +1,15 @@
-"""Which checkpoints stay: the best, the latest, and those at fixed steps."""
+"""Which checkpoints stay: the best, the latest, and the permanent ones."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Final, Literal, get_args
 
 from trainer.checkpoint.files import Progress
 from trainer.state import Mode
+
+#: What may be removed: all that the rules do not keep, of that only what lies inside epochs, or nothing.
+Removal = Literal["all_non_permanent", "ephemeral_only", "never"]
+REMOVALS: Final[tuple[Removal, ...]] = get_args(Removal)
 
 
 def best_epochs(
@@ -23,7 +28,12 @@ def best_epochs(
 
 
 def retained(
-    saved: Iterable[Progress], *, best: Collection[int], keep_last: int, fixed: Collection[Progress]
+    saved: Iterable[Progress],
+    *,
+    best: Collection[int],
+    keep_last: int,
+    permanent: Collection[Progress],
+    remove: Removal = "all_non_permanent",
 ) -> set[Progress]:
     """Which of a run's checkpoints stay.
 
@@ -31,13 +41,19 @@ def retained(
         saved: Those that there are.
         best: Epochs whose ends stay.
         keep_last: Latest ends of epochs that stay, and latest checkpoints inside the epoch after those.
-        fixed: Those that stay for ever.
+        permanent: Those that stay for ever.
+        remove: Of the others, what may go.
 
     Returns:
         Those that stay; the one with the most progress is always among them.
     """
     ordered = sorted(saved)
+    if remove == "never":
+        return set(ordered)
     ends = [progress for progress in ordered if not progress[1]]
     inside = [progress for progress in ordered if progress[1] and (not ends or progress > ends[-1])]
-    always = {progress for progress in ordered if progress in fixed or (not progress[1] and progress[0] in best)}
-    return always | set(ends[-keep_last:]) | set(inside[-keep_last:])
+    last = ends if remove == "ephemeral_only" else ends[-keep_last:]
+    always = {
+        progress for progress in ordered if progress in permanent or (not progress[1] and progress[0] in best)
+    }
+    return always | set(last) | set(inside[-keep_last:])

@@ -18,12 +18,12 @@ class Save:
     Attributes:
         progress: Its epoch and batch.
         checkpoint: What is written; with a thread, a copy that training leaves alone.
-        fixed: Whether it is to be kept for ever.
+        permanent: Whether its file is to stay for ever.
     """
 
     progress: Progress
     checkpoint: Mapping[str, Any]
-    fixed: bool = False
+    permanent: bool = False
 
 
 @dataclass(frozen=True)

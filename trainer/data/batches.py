@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sized
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import (
     DataLoader,
     Dataset,
-    IterableDataset,
     RandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
 
+from trainer.data.loading import SeededBatches, loader_of
+from trainer.data.options import BatchOptions
 from trainer.data.seeding import derive_seed
 
 # Beyond this size a shuffled copy of the data is not made; each batch is gathered on its own.
@@ -34,32 +35,6 @@ class Batches(Protocol):
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
         """Batches of the given epoch (from 0), without the first ``skip``, which are drawn before this returns."""
         ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class BatchOptions:
-    """How data sets are batched.
-
-    Attributes:
-        batch_size: Samples per training batch.
-        eval_batch_size: Samples per validation or test batch. It follows no other number, so that a search of
-            ``batch_size`` does not change what validation needs and gives.
-        shuffle: A new order each epoch, for training.
-        drop_last: Leave out a last, smaller training batch.
-        num_workers: Worker processes of the DataLoader; unused for tensors in memory.
-    """
-
-    batch_size: int = 32
-    eval_batch_size: int = 256
-    shuffle: bool = True
-    drop_last: bool = False
-    num_workers: int = 0
-
-    def __post_init__(self) -> None:
-        for name, lowest in (("batch_size", 1), ("eval_batch_size", 1), ("num_workers", 0)):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < lowest:
-                raise ValueError(f"{name} is {value!r}: give a whole number of at least {lowest}")
 
 
 class TensorBatches:
@@ -88,22 +63,27 @@ class TensorBatches:
         self._batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
-        samples = len(tensors[0])
-        self._used = samples - samples % batch_size if drop_last else samples
+        self._samples = len(tensors[0])
+        self._drop_last = drop_last
 
     def __len__(self) -> int:
-        return -(-self._used // self._batch_size)
+        return self.remaining(0)
 
-    def epoch(self, epoch: int, skip: int = 0) -> Iterator[tuple[Tensor, ...]]:
-        """See `Batches.epoch`."""
-        if not self._used:
+    def remaining(self, offset: int) -> int:
+        """Batches of a pass behind its first ``offset`` samples."""
+        return batch_count(max(0, self._samples - offset), self._batch_size, drop_last=self._drop_last)
+
+    def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[tuple[Tensor, ...]]:
+        """See `Batches.epoch`; the first ``offset`` samples are left out, too."""
+        end = min(self._samples, offset + self.remaining(offset) * self._batch_size)
+        if offset >= end:
             return iter(())
         if not self._shuffle:
-            views = self._views(tuple(tensor[: self._used] for tensor in self._tensors), skip)
+            views = self._views(tuple(tensor[offset:end] for tensor in self._tensors), skip)
             # Copies: a model that changes its inputs in place would change the data.
             return (map_tensors(torch.clone, batch) for batch in views)
         generator = torch.Generator().manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
-        order = torch.randperm(len(self._tensors[0]), generator=generator)[: self._used]
+        order = torch.randperm(len(self._tensors[0]), generator=generator)[offset:end]
         order = order.to(self._tensors[0].device)
         if sum(tensor.nbytes for tensor in self._tensors) > _COPY_LIMIT:
             return self._gathered(order, skip)
@@ -116,6 +96,11 @@ class TensorBatches:
     def _gathered(self, order: Tensor, skip: int) -> Iterator[tuple[Tensor, ...]]:
         for rows in torch.split(order, self._batch_size)[skip:]:
             yield tuple(tensor.index_select(0, rows) for tensor in self._tensors)
+
+
+def batch_count(samples: int, batch_size: int, *, drop_last: bool) -> int:
+    """Batches that so many samples make."""
+    return samples // batch_size if drop_last else -(-samples // batch_size)
 
 
 class LoaderBatches:
@@ -141,13 +126,31 @@ class LoaderBatches:
     def __len__(self) -> int:
         return len(self._loader)
 
-    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
-        """See `Batches.epoch`."""
+    def remaining(self, offset: int) -> int:
+        """Batches of a pass behind its first ``offset`` samples.
+
+        Raises:
+            ValueError: The data is iterable.
+        """
+        seeded = self._loader.batch_sampler
+        cuttable = isinstance(seeded, SeededBatches)
+        if not cuttable:
+            raise ValueError("the batch size of iterable data can't change inside a pass: let it change by passes")
+        samples = max(0, len(seeded.sampler) - offset)
+        return batch_count(samples, seeded.batch_size, drop_last=seeded.drop_last)
+
+    def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[Any]:
+        """See `Batches.epoch`; the first ``offset`` samples are left out, too."""
         for generator in {id(item): item for item in self._generators()}.values():
             generator.manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
         for sampler in self._samplers():
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
+        seeded = self._loader.batch_sampler
+        if isinstance(seeded, SeededBatches):
+            seeded.offset = offset
+            if self._loader.num_workers:  # what is trained already need not be loaded
+                seeded.offset, skip = offset + skip * seeded.batch_size, 0
         batches = self._iterator = iter(self._loader)
         for _ in range(skip):
             next(batches, None)
@@ -204,7 +207,8 @@ def make_batches(
 
     Args:
         data: A TensorDataset or a tuple of tensors (kept in memory on the device), any other Dataset (iterable
-            too; goes through a DataLoader), a ready DataLoader (its own batching stays), or Batches as they are.
+            too; goes through a DataLoader) or object with items by number, such as a `datasets.Dataset`, a ready
+            DataLoader (its own batching stays), or Batches as they are.
         options: How to batch what is not batched yet.
         device: Where the batches are to lie.
         train: Whether to shuffle and drop as the options say; otherwise every sample, in order.
@@ -220,14 +224,29 @@ def make_batches(
         return data
     if isinstance(data, tuple) and data and all(isinstance(item, Tensor) for item in data):
         data = TensorDataset(*data)
-    if not isinstance(data, Dataset):
-        raise TypeError(f"no batches can be made of {type(data).__name__}: hand over a Dataset or a DataLoader")
+    data = data if isinstance(data, Dataset) else _with_items(data)
     if isinstance(data, Sized) and not len(data):
         raise ValueError("the data set is empty")
     # The exact type: a subclass may change what an item is.
-    if type(data) is TensorDataset:
+    if type(data) is TensorDataset and options.collate_fn is None:
         return _tensor_batches(data, options, device, train=train, seed=seed)
-    return LoaderBatches(_loader(data, options, device, train=train), device, seed=seed)
+    return LoaderBatches(loader_of(data, options, device, train=train, seed=seed), device, seed=seed)
+
+
+def has_items(data: Any) -> bool:
+    """Whether data has items by number, as a Dataset has; other libraries' data sets are no class of torch's."""
+    other = isinstance(data, Mapping | Tensor | str | bytes | list | tuple | np.ndarray)
+    return not other and all(hasattr(type(data), name) for name in ("__getitem__", "__len__"))
+
+
+def _with_items(data: Any) -> Any:
+    """Data that are no Dataset of torch's; those of Hugging Face may hold lists, which a DataLoader transposes."""
+    if not has_items(data):
+        raise TypeError(f"no batches can be made of {type(data).__name__}: hand over a Dataset or a DataLoader")
+    form = getattr(data, "format", None)
+    if hasattr(data, "with_format") and isinstance(form, Mapping) and form.get("type") is None:
+        raise TypeError('its items hold lists and no tensors: hand over `dataset.with_format("torch")`')
+    return data
 
 
 def close_batches(batches: Any) -> None:
@@ -255,21 +274,6 @@ def _tensor_batches(
             seed=seed,
         )
     return TensorBatches(data.tensors, options.eval_batch_size, device)
-
-
-def _loader(data: Dataset[Any], options: BatchOptions, device: torch.device, *, train: bool) -> DataLoader[Any]:
-    iterable = isinstance(data, IterableDataset)
-    # Workers are new at each epoch: persistent ones continue the random numbers of the epochs before, which a
-    # resumed run has not drawn.
-    return DataLoader(
-        data,
-        batch_size=options.batch_size if train else options.eval_batch_size,
-        shuffle=train and options.shuffle and not iterable,
-        drop_last=train and options.drop_last,
-        num_workers=options.num_workers,
-        pin_memory=device.type == "cuda",
-        generator=torch.Generator(),
-    )
 
 
 def pass_length(batches: Batches) -> int | None:

@@ -102,12 +102,12 @@ class Plan:
             return self.max_steps
         batches = max(0, (self.max_epochs - state.data_epoch) * pass_length - state.data_batch)
         if state.batches_per_epoch is None:
-            steps = _epoch_start(state) + math.ceil((batches + state.batch_index) / state.batches_per_step)
+            steps = _epoch_start(state) + state.steps_of(batches + state.batch_index)
         else:
             # From the running epoch's start: each epoch's last optimizer step may have fewer batches.
             epochs, rest = divmod(batches + state.batch_index, state.batches_per_epoch)
-            each = math.ceil(state.batches_per_epoch / state.batches_per_step)
-            steps = _epoch_start(state) + epochs * each + math.ceil(rest / state.batches_per_step)
+            each = state.steps_of(state.batches_per_epoch)
+            steps = _epoch_start(state) + epochs * each + state.steps_of(rest)
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
     def _epochs(self, state: TrainState) -> int:
@@ -120,7 +120,7 @@ class Plan:
                 "validate_every in steps, with max_steps"
             )
         assert state.total_steps is not None
-        each = self.epoch_steps or math.ceil((state.batches_per_epoch or 1) / state.batches_per_step)
+        each = self.epoch_steps or max(1, state.steps_of(state.batches_per_epoch or 1))
         return state.epoch + math.ceil((state.total_steps - _epoch_start(state)) / each)
 
 

@@ -6,9 +6,15 @@ from collections.abc import Iterator
 from itertools import chain
 from typing import Any
 
-from trainer.data.batches import Batches, close_batches, pass_length
+import torch
+
+from trainer.data.batches import Batches, LoaderBatches, TensorBatches, close_batches, is_batched, pass_length
+from trainer.data.limits import FirstBatches, SameBatches, train_batches
+from trainer.data.options import BatchOptions
+from trainer.data.plan import Plan
 from trainer.data.random_state import seed_all, set_rng_state
 from trainer.data.seeding import derive_seed
+from trainer.data.sets import each_set
 from trainer.state import TrainState
 
 # Keeps the random streams of epochs that begin inside a pass apart from those of passes.
@@ -22,18 +28,26 @@ class TrainStream:
     can then first repeat the data order of the pass, and put the generators where they were.
 
     Args:
-        batches: Where the batches come from.
+        data: The training data, see `trainer.data.batches.make_batches`.
+        options: How to batch it.
+        device: Where the batches are to lie.
         state: Says which pass and which batch are next; ``data_epoch`` and ``data_batch`` are kept up here.
         seed: The run's seed.
     """
 
-    def __init__(self, batches: Batches, state: TrainState, seed: int) -> None:
-        self._batches = batches
+    def __init__(
+        self, data: Any, options: BatchOptions, device: torch.device, state: TrainState, seed: int
+    ) -> None:
+        self._data = data
+        self._device = device
         self._state = state
         self._seed = seed
         self._iterator: Iterator[Any] | None = None
+        self._options = options
+        self._changing = False
+        self._batches = self._made(options)
         #: Batches of the running or next pass; None if unknown.
-        self.length = pass_length(batches)
+        self.length = self._length()
 
     def start_epoch(self, rng: dict[str, Any] | None = None) -> None:
         """Bring order and generators to where the state stands; ``rng`` are those of an epoch that resumes."""
@@ -47,14 +61,9 @@ class TrainStream:
                 self.end_pass()
                 self._open()
 
-    @property
-    def is_open(self) -> bool:
-        """Whether batches of the running pass have been asked for."""
-        return self._iterator is not None
-
     def rest_of_pass(self) -> Iterator[Any]:
         """The batches that are left of this pass."""
-        return self._open()
+        return self._rest() if self._changing else self._open()
 
     def end_pass(self) -> None:
         """Count a pass as finished, and let the next one begin.
@@ -63,21 +72,93 @@ class TrainStream:
             ValueError: It had no batch.
         """
         if not self._state.data_batch:
-            raise ValueError("the training data gave no batch")
+            raise ValueError(
+                "the training data gave no batch: it is empty, or smaller than a batch, which drop_last leaves out"
+            )
         self._state.data_epoch += 1
-        self._state.data_batch = 0
+        self._state.data_batch = self._state.cut_batches = self._state.cut_samples = 0
         self._iterator = None
 
-    def replace(self, batches: Batches) -> None:
-        """Take the batches from elsewhere, from the next pass that begins."""
-        self._batches = batches
+    def skip_pass(self, plan: Plan) -> None:
+        """Count a pass as finished of which no batch was trained on.
+
+        Raises:
+            ValueError: An epoch is no whole pass.
+        """
+        if plan.validate_every is not None:
+            raise ValueError("skip('epoch') leaves out a whole pass, which with validate_every an epoch is not")
+        self._state.data_epoch += 1
+        self._iterator = None
+
+    def rebatch(self, options: BatchOptions, *, now: bool = False) -> None:
+        """Batch the data in another way, from the next pass on; with ``now`` from the next batch on.
+
+        Raises:
+            ValueError: The data comes in batches of its own, or has no length or a limit that counts batches and
+                is to change ``now``, or a pass is being trained on and it is not.
+        """
+        inside = self._iterator is not None and self._state.data_batch > 0
+        if inside and not now:
+            raise ValueError("the batch size can't change inside a pass: set it in on_fit_start or on_epoch_end")
+        if is_batched(self._data):
+            raise ValueError("the training data comes in batches of its own: hand over its Dataset instead")
+        if now:
+            self._check_change()
+        if inside:
+            self._cut()
+        self._options = options
+        self._batches = self._made(options)
         if self._iterator is None:
-            self.length = pass_length(batches)
+            self.length = self._length()
+
+    def validated(self, val: Any) -> Any:
+        """What the fit validates: its validation data, or, for each set, the few batches that it trains on."""
+        if val is None or not isinstance(self._batches, SameBatches):
+            return val
+        return each_set(lambda _: self._batches, val)
 
     def close(self) -> None:
         """Free what the batches hold."""
         self._iterator = None
         close_batches(self._batches)
+
+    def _check_change(self) -> None:
+        limited = isinstance(self._batches, FirstBatches | SameBatches)
+        if limited:
+            raise ValueError(
+                "the batch size can't change inside a pass that a limit cuts, since limits count batches: leave "
+                "limit_train_batches and overfit_batches out, or let the size change by passes"
+            )
+        if isinstance(self._batches, LoaderBatches):
+            self._batches.remaining(0)
+        self._changing = True
+
+    def _cut(self) -> None:
+        """Note how far the pass is, and open it there again for the next batch."""
+        state = self._state
+        state.cut_samples += (state.data_batch - state.cut_batches) * self._options.batch_size
+        state.cut_batches = state.data_batch
+        self._iterator = None
+        close_batches(self._batches)
+
+    def _rest(self) -> Iterator[Any]:
+        """The rest of a pass that may be opened again after each batch."""
+        reopened = True
+        while reopened:
+            reopened = False
+            for batch in self._open():
+                yield batch
+                if self._iterator is None:
+                    reopened = True
+                    break
+
+    def _length(self) -> int | None:
+        if isinstance(self._batches, LoaderBatches | TensorBatches) and self._state.cut_samples:
+            return self._state.cut_batches + self._batches.remaining(self._state.cut_samples)
+        return pass_length(self._batches)
+
+    def _made(self, options: BatchOptions) -> Batches:
+        return train_batches(self._data, options, self._device, seed=self._seed)
 
     def _has_more(self) -> bool:
         iterator = self._open()
@@ -88,8 +169,13 @@ class TrainStream:
 
     def _open(self) -> Iterator[Any]:
         if self._iterator is None:
-            state = self._state
-            self.length = pass_length(self._batches)
-            seed_all(derive_seed(self._seed, state.data_epoch))
-            self._iterator = iter(self._batches.epoch(state.data_epoch, skip=state.data_batch))
+            state, batches = self._state, self._batches
+            self.length = self._length()
+            skip = state.data_batch - state.cut_batches
+            if skip or not state.cut_batches:  # else the pass is at a cut: its random numbers continue
+                seed_all(derive_seed(self._seed, state.data_epoch))
+            if isinstance(batches, LoaderBatches | TensorBatches):
+                self._iterator = iter(batches.epoch(state.data_epoch, skip, state.cut_samples))
+            else:
+                self._iterator = iter(batches.epoch(state.data_epoch, skip))
         return self._iterator

@@ -11,15 +11,20 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from trainer.metrics.objects import Metric, MetricObjects, is_object
+from trainer.metrics.objects import Metric, MetricObjects, check_metrics, is_object
 from trainer.recorded import MetricError, number
 
 logger = logging.getLogger(__name__)
 
 Reduce = Literal["mean", "sum", "max"]
 
+#: One recorded value: its name, a copy of it, its weight, and how it is reduced.
+Recorded = tuple[str, Tensor, Tensor | float, Reduce]
+
 # Values wait in a list, because appending costs a training step nothing; this many are then folded into one.
 _FOLD = 512
+#: So many of the latest values are kept one by one.
+KEPT = 128
 
 
 @dataclass
@@ -30,6 +35,10 @@ class _Accumulator:
     weights: list[Tensor | float] = field(default_factory=list)
     total: Tensor | None = None
     weight: Tensor | None = None
+    #: The result on the host, of all that was folded when it was asked for.
+    known: float | None = None
+    #: The latest values and weights that are folded.
+    folded: tuple[list[Tensor], list[Tensor | float]] = field(default_factory=lambda: ([], []))
 
     def fold(self) -> None:
         values = torch.stack(self.values).to(self.dtype)
@@ -37,23 +46,16 @@ class _Accumulator:
             folded = values.max()
             self.total = folded if self.total is None else torch.maximum(self.total, folded)
         else:
-            weights = self.stacked_weights(values.device)
+            weights = stacked_weights(self.weights, values.device, self.dtype)
             # A batch without weight counts for nothing, also where its mean is 0 / 0.
             folded = torch.where(weights == 0, 0.0, values * weights).sum()
             self.total = folded if self.total is None else self.total + folded
             # What can be no weight makes the sum NaN, which is looked at when it is on the host.
             folded = torch.where(torch.isfinite(weights) & (weights >= 0), weights, torch.nan).sum()
             self.weight = folded if self.weight is None else self.weight + folded
-        self.values, self.weights = [], []
-
-    def stacked_weights(self, device: torch.device) -> Tensor:
-        tensors = [weight for weight in self.weights if isinstance(weight, Tensor)]
-        if not tensors:
-            return torch.tensor(self.weights, dtype=self.dtype).to(device, non_blocking=True)
-        kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
-        if len(tensors) == len(self.weights) and len(kinds) == 1:  # one conversion costs less than hundreds
-            return torch.stack(tensors).to(device, self.dtype)
-        return torch.stack([torch.as_tensor(weight, dtype=self.dtype, device=device) for weight in self.weights])
+        before, weights_before = self.folded
+        self.folded = [*before, *self.values][-KEPT:], [*weights_before, *self.weights][-KEPT:]
+        self.values, self.weights, self.known = [], [], None
 
     def result(self) -> Tensor:
         """Total and weight."""
@@ -61,6 +63,17 @@ class _Accumulator:
             self.fold()
         assert self.total is not None
         return torch.stack((self.total, self.total if self.weight is None else self.weight))
+
+
+def stacked_weights(weights: list[Tensor | float], device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Weights, numbers and tensors of one element, as one tensor; nothing is read from the device."""
+    tensors = [weight for weight in weights if isinstance(weight, Tensor)]
+    if not tensors:
+        return torch.tensor(weights, dtype=dtype).to(device, non_blocking=True)
+    kinds = {(tensor.dtype, tensor.device) for tensor in tensors}
+    if len(tensors) == len(weights) and len(kinds) == 1:  # one conversion costs less than hundreds
+        return torch.stack(tensors).to(device, dtype)
+    return torch.stack([torch.as_tensor(weight, dtype=dtype, device=device) for weight in weights])
 
 
 class EpochMetrics:
@@ -72,13 +85,22 @@ class EpochMetrics:
         device: Where the recorded tensors lie.
         metrics: The metrics that ``measure`` takes, by name: functions of (outputs, targets), whose values are
             means over the samples of a batch, and objects with ``update``, ``compute`` and ``reset``.
+
+    Attributes:
+        tap: Where each value is appended too as it is recorded, while somebody listens; the list is theirs.
+
+    Raises:
+        TypeError: A metric is none.
+        ValueError: The name of a metric is taken.
     """
 
     def __init__(self, device: torch.device, metrics: Mapping[str, Metric] = MappingProxyType({})) -> None:
+        check_metrics(metrics)
         self._device = device
         # Apple's GPU has no float64.
         self._dtype = torch.float32 if device.type == "mps" else torch.float64
         self._accumulators: dict[str, _Accumulator] = {}
+        self.tap: list[Recorded] | None = None
         self._metrics = metrics
         self._functions: dict[str, Any] = {
             name: metric for name, metric in metrics.items() if not is_object(metric)
@@ -114,8 +136,11 @@ class EpochMetrics:
             accumulator = self._accumulators[name] = _Accumulator(reduce, self._dtype)
         # A copy: what was handed over may be changed in place before it is looked at.
         copy = value.detach().clone()
-        accumulator.values.append(copy.reshape(()) if copy.dim() else copy)
+        copy = copy.reshape(()) if copy.dim() else copy
+        accumulator.values.append(copy)
         accumulator.weights.append(weight)
+        if self.tap is not None:
+            self.tap.append((name, copy, weight, reduce))
         if len(accumulator.values) >= _FOLD:
             accumulator.fold()
 
@@ -126,20 +151,37 @@ class EpochMetrics:
         if self.objects:
             self.objects.update(prefix, outputs, targets)
 
+    def latest(self, name: str, count: int) -> tuple[list[Tensor], list[Tensor | float]]:
+        """The latest values recorded under a name, on the device, and their weights, n ≤ count ≤ `KEPT` of each.
+
+        After a resume inside an epoch some of those before it may be missing; both are empty where there is none.
+        """
+        item = self._accumulators.get(name)
+        if item is None:
+            return [], []
+        values, weights = item.values[-count:], item.weights[-count:]
+        if missing := count - len(values):
+            return item.folded[0][-missing:] + values, item.folded[1][-missing:] + weights
+        return values, weights
+
     def compute(self) -> dict[str, float]:
         """The epoch's numbers by name, in the order of first recording, those of objects last.
+
+        A number is brought over and computed once, however often it is asked for.
 
         Raises:
             ValueError: A weight was negative or not finite.
         """
-        if not self._accumulators:
-            return self.objects.compute()
-        results = torch.stack([accumulator.result() for accumulator in self._accumulators.values()]).tolist()
-        values = {
-            name: _quotient(name, *result) if item.reduce == "mean" else result[0]
-            for (name, item), result in zip(self._accumulators.items(), results, strict=True)
-        }
+        new = {name: item for name, item in self._accumulators.items() if item.values or item.known is None}
+        if new:
+            results = torch.stack([item.result() for item in new.values()]).tolist()
+            for (name, item), result in zip(new.items(), results, strict=True):
+                item.known = _quotient(name, *result) if item.reduce == "mean" else result[0]
+        values = {name: item.known for name, item in self._accumulators.items() if item.known is not None}
         return values | self.objects.compute()
+
+    def _stacked(self, weights: list[Tensor | float], device: torch.device) -> Tensor:
+        return stacked_weights(weights, device, self._dtype)
 
     def reset(self) -> None:
         """Forget everything recorded."""
@@ -158,7 +200,7 @@ class EpochMetrics:
             name: {
                 "reduce": item.reduce,
                 "values": torch.stack(item.values).cpu() if item.values else None,
-                "weights": item.stacked_weights(self._device).cpu() if item.weights else None,
+                "weights": self._stacked(item.weights, self._device).cpu() if item.weights else None,
                 "total": None if item.total is None else item.total.cpu(),
                 "weight": None if item.weight is None else item.weight.cpu(),
             }

@@ -80,12 +80,12 @@ def metric_at_work(error: BaseException) -> str:
     """The metric object, by the name that a person gave it, that an exception came from; empty for any other."""
     for frame, _ in traceback.walk_tb(error.__traceback__):
         if isinstance(frame.f_locals.get("self"), MetricObjects) and "name" in frame.f_locals:
-            return str(frame.f_locals["name"]).partition("_")[2]
+            return str(frame.f_locals["name"])
     return ""
 
 
 class MetricObjects:
-    """Copies of metric objects, one for each of train, val and test, on the device.
+    """Copies of metric objects, one for each set of data, on the device.
 
     The objects that a person gave are left as they are.
 
@@ -97,9 +97,9 @@ class MetricObjects:
     def __init__(self, originals: Mapping[str, MetricObject], device: torch.device) -> None:
         self._originals = originals
         self._device = device
-        self._copies: dict[str, Any] = {}
-        # Those that have been updated since they were reset.
-        self._active: dict[str, None] = {}
+        # By set and name; those that have been updated since they were reset, with their value if it is known.
+        self._copies: dict[tuple[str, str], Any] = {}
+        self._active: dict[tuple[str, str], float | None] = {}
 
     def __bool__(self) -> bool:
         return bool(self._originals)
@@ -108,56 +108,60 @@ class MetricObjects:
         """Hand one batch of a set to that set's copies."""
         if type(outputs) in _STRUCTURES or isinstance(outputs, Tensor):
             outputs = map_tensors(torch.detach, outputs)  # an object that keeps them would keep their graph
-        for metric in self._originals:
-            name = f"{prefix}_{metric}"
-            self._activated(name).update(outputs, targets)
+        for name in self._originals:
+            self._activated(prefix, name).update(outputs, targets)
 
     def compute(self) -> dict[str, float]:
-        """The value of each copy that has seen a batch.
+        """The value of each copy that has seen a batch, computed once.
 
         Raises:
             MetricError: One gave something else than a real number.
         """
         values: dict[str, float] = {}
         with torch.no_grad():
-            for name in self._active:
-                values[name] = _one_number(name, self._copies[name].compute())
+            for (prefix, name), value in self._active.items():
+                full = f"{prefix}_{name}"
+                values[full] = _one_number(full, self._copies[prefix, name].compute()) if value is None else value
+                self._active[prefix, name] = values[full]
         return values
 
     def forget(self, prefix: str = "") -> None:
         """Reset what was updated under names that begin so."""
-        for name in [item for item in self._active if item.startswith(prefix)]:
-            self._copies[name].reset()
-            del self._active[name]
+        for key in [key for key in self._active if "_".join(key).startswith(prefix)]:
+            self._copies[key].reset()
+            del self._active[key]
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the copies that have seen a batch.
+        """State of the copies that have seen a batch, by set and name.
 
         Raises:
             TypeError: One holds what no checkpoint can.
         """
-        return {name: _state_of(self._copies[name], name) for name in self._active}
+        state: dict[str, Any] = {}
+        for prefix, name in self._active:
+            state.setdefault(prefix, {})[name] = _state_of(self._copies[prefix, name], f"{prefix}_{name}")
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned; those of metrics that are gone are left out."""
         self.forget()
-        known = {name for name in state if name.partition("_")[2] in self._originals}
-        for name in state:
-            if name in known:
-                # A copy: the object takes over what it is given, and it may be loaded once more.
-                saved = map_tensors(lambda tensor: tensor.detach().to(self._device, copy=True), state[name])
-                _put_back(self._activated(name), saved)
+        for prefix, of_set in state.items():
+            for name, saved in of_set.items():
+                if name in self._originals:
+                    # A copy: the object takes over what it is given, and it may be loaded once more.
+                    copy = map_tensors(lambda tensor: tensor.detach().to(self._device, copy=True), saved)
+                    _put_back(self._activated(prefix, name), copy)
 
-    def _activated(self, name: str) -> Any:
-        if name not in self._copies:
-            self._copies[name] = self._copied(name)
-        self._active[name] = None
-        return self._copies[name]
+    def _activated(self, prefix: str, name: str) -> Any:
+        if (prefix, name) not in self._copies:
+            self._copies[prefix, name] = self._copied(prefix, name)
+        self._active[prefix, name] = None
+        return self._copies[prefix, name]
 
-    def _copied(self, name: str) -> Any:
-        metric: Any = deepcopy(self._originals[name.partition("_")[2]])
+    def _copied(self, prefix: str, name: str) -> Any:
+        metric: Any = deepcopy(self._originals[name])
         if isinstance(metric, WholeSet):
-            metric.name = name
+            metric.name = f"{prefix}_{name}"
         for part in _modules(metric).values():
             persistent: Any = getattr(part, "persistent", None)
             if callable(persistent):

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
 
 from trainer.callback import Callback, TrainerView
 from trainer.data.batches import batch_length
-from trainer.lr_schedulers import needs_metric
-from trainer.state import BACKWARD, DIVERGED, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
-from trainer.step import direct
-from trainer.step.fused import check_gradients
+from trainer.state import BACKWARD, BATCH, ZERO_GRAD
+from trainer.step.optimizer_step import OptimizerStep
 from trainer.step.parts import is_compiled
 from trainer.step.precision import Precision
 from trainer.step.supervised import Step, StepResult, split_output
 
-logger = logging.getLogger(__name__)
 
-_AROUND = {
-    action: (f"on_before_{action}", f"on_after_{action}")
-    for action in (ZERO_GRAD, BACKWARD, OPTIMIZER_STEP, SCHEDULER_STEP)
-}
-# The loss scale has then fallen by a factor of 10**15, far below what any gradient needs that is a number.
-_MOST_OVERFLOWS = 50
-
-
-class Compute:
+class Compute(OptimizerStep):
     """Forward, backward and optimizer step for a trainer.
 
     Args:
-        trainer: Whose model, optimizer, scheduler and state they are.
+        trainer: Whose model, optimizer, schedulers and state they are.
         model: What is called: the trainer's model, or its compiled form.
         step: Computes one batch.
         precision: In which numbers.
-        scheduler_per_step: Whether the scheduler goes with the optimizer's step.
+        scheduler_interval: When the scheduler steps, where there is only one.
         scheduler_monitor: The metric that a ReduceLROnPlateau follows.
     """
 
@@ -49,34 +36,39 @@ class Compute:
         step: Step,
         precision: Precision,
         *,
-        scheduler_per_step: bool,
+        scheduler_interval: object,
         scheduler_monitor: str,
     ) -> None:
-        self._trainer = trainer
+        super().__init__(
+            trainer,
+            precision,
+            scheduler_interval=scheduler_interval,
+            scheduler_monitor=scheduler_monitor,
+            is_compiled=is_compiled(model),
+        )
         self._model = model
         self._step = step
-        self._precision = precision
-        self._scheduler_per_step = scheduler_per_step
-        self._scheduler_monitor = scheduler_monitor
-        self._compiled = is_compiled(model)
         self._recorded = False  # whether the loss of the running batch is
-        self._updated = False  # whether the running step has changed the weights
-        self._scheduled = False  # whether the scheduler went with it
-        self._direct_step = direct.DirectStep(trainer.optimizer)
 
     def train(self, batch: Any) -> None:
         """Train on one batch, on the device."""
         state, fire = self._trainer.state, self._trainer.fire
         state.batch = batch
         state.gradient_share = 1.0
+        if state.norms:
+            state.norms = {}
+        self._recorded = self._updated = False
         fire("on_train_batch_start")
-        self._recorded = False
         try:
-            self._run(state.batch)
+            if state.skips and BATCH in state.skips:
+                self._skip_batch()
+            else:
+                self._run(state.batch)
         finally:
             # Also where a hook failed: what is recorded is not to be recorded again.
             state.batch_index += self._recorded
             state.data_batch += self._recorded
+        state.skipped_step = not self._updated
         fire("on_train_batch_end")
         if state.skips:
             state.forget_batch_skips()
@@ -89,22 +81,25 @@ class Compute:
         state, fire = self._trainer.state, self._trainer.fire
         state.batch = batch
         fire(f"on_{scope}_batch_start")
-        self._record(prefix, self._forward().extra)
+        fire(f"on_before_{scope}_forward")
+        result = self._forward()
+        fire(f"on_after_{scope}_forward")
+        self._record(prefix, result.extra)
         fire(f"on_{scope}_batch_end")
 
-    def step_optimizer(self) -> None:
-        """Take the optimizer's step unless a hook skips it, and the scheduler's where that goes with it."""
-        optimizer = self._trainer.optimizer
-        if OPTIMIZER_STEP in self._trainer.state.skips:
-            return
-        self._precision.unscale(optimizer)
-        self._count_step(lambda: self._act(OPTIMIZER_STEP, self._update))
-        self._precision.skip_step()
-
-    def step_scheduler(self) -> None:
-        """Step the scheduler, if there is one."""
-        if self._trainer.scheduler is not None:
-            self._act(SCHEDULER_STEP, self._advance_scheduler)
+    def predict(self, batch: Any) -> Any:
+        """The outputs for one batch; gradients are off."""
+        state, fire = self._trainer.state, self._trainer.fire
+        state.batch = batch
+        fire("on_predict_batch_start")
+        own = getattr(self._step, "predict", None)
+        if own is None:
+            self._forward()
+        else:
+            with self._precision.autocast():
+                state.outputs = own(self._model, state.batch)
+        fire("on_predict_batch_end")
+        return state.outputs
 
     def _run(self, batch: Any) -> None:
         """Everything between the batch's start and its end."""
@@ -120,76 +115,24 @@ class Compute:
         self.step_optimizer()
 
     def _count_step(self, take: Callable[[], None]) -> None:
-        """Let ``take`` update the weights, and count that, in the schedule too, also where a hook then failed."""
-        self._updated = self._scheduled = False
         try:
-            take()
-            if self._updated and self._scheduler_per_step:
-                self.step_scheduler()
-        except BaseException:
-            missed = self._updated and self._scheduler_per_step and not self._scheduled
-            if missed and SCHEDULER_STEP not in self._trainer.state.skips:
-                self._advance_scheduler()
-            raise
+            super()._count_step(take)
         finally:
             self._trainer.state.step += self._updated
 
-    def _act(self, action: str, work: Callable[[], bool | None]) -> None:
-        """One action with its two events, unless a hook asked to leave it out; False from ``work``: not done."""
+    def _skip_batch(self) -> None:
+        """Count a batch of which nothing is computed."""
         state = self._trainer.state
-        if action in state.skips:
-            return
-        before, after = _AROUND[action]
-        self._trainer.fire(before)
-        if action in state.skips or work() is False:
-            return
-        self._trainer.fire(after)
-
-    def _clear_gradients(self) -> None:
-        """``optimizer.zero_grad()`` without its profiler's mark, which costs a small model a tenth of its step."""
-        optimizer = self._trainer.optimizer
-        if type(optimizer).zero_grad is not Optimizer.zero_grad or "zero_grad" in vars(optimizer):
-            optimizer.zero_grad(set_to_none=True)
-            return
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        state.outputs, state.loss, state.weight, state.scalars = None, None, 0.0, {}
+        self._recorded = True
 
     def _forward(self) -> StepResult:
         state = self._trainer.state
         with self._precision.autocast():
             output = self._step(self._model, state.batch)
         result = split_output(output, state.batch)
-        state.loss, state.outputs, state.weight = result.loss, result.outputs, result.weight
+        state.loss, state.outputs, state.weight, state.scalars = result[:4]
         return result
-
-    def _backward(self) -> None:
-        loss = self._trainer.state.loss
-        assert loss is not None
-        loss = self._precision.scale(loss)
-        share = self._trainer.state.gradient_share
-        if isinstance(share, Tensor) or share != 1:
-            loss = loss * share
-        if self._compiled:
-            loss.backward()  # type: ignore[no-untyped-call]
-        else:
-            direct.backward(loss)
-
-    def _update(self) -> bool:
-        self._updated = self._precision.step(self._trainer.optimizer, self._take_step)
-        if self._precision.overflows >= _MOST_OVERFLOWS:
-            logger.error(
-                "the gradients of %d steps in a row are not finite in fp16, the last at a loss scale of %g: "
-                "diverged; lower the learning rate, or use bf16 or fp32",
-                self._precision.overflows,
-                self._precision.state_dict()["scale"],
-            )
-            self._trainer.state.stop(DIVERGED, now=True)
-        return self._updated
-
-    def _take_step(self) -> None:
-        check_gradients(self._trainer.optimizer)
-        self._direct_step()
 
     def _record(self, prefix: str, extra: Mapping[str, Any]) -> None:
         state, recorder = self._trainer.state, self._trainer.recorder
@@ -214,24 +157,6 @@ class Compute:
                 f"recorded as train_{name}; rename one of the two"
             )
         return name
-
-    def _advance_scheduler(self) -> None:
-        scheduler = self._trainer.scheduler
-        self._scheduled = True
-        if scheduler is None:
-            return
-        if not needs_metric(scheduler):
-            scheduler.step()
-            return
-        try:
-            value = self._trainer.state.metric(self._scheduler_monitor)
-        except KeyError as error:
-            raise ValueError(
-                f"scheduler_monitor is {self._scheduler_monitor!r}, which no epoch records before the scheduler "
-                f"steps: recorded are {', '.join(self._trainer.state.metrics)}"
-            ) from error
-        if value is not None:  # an epoch whose validation was skipped says nothing
-            scheduler.step(value)  # type: ignore[arg-type]
 
 
 def _targets(batch: Any) -> Any:

@@ -18,6 +18,7 @@ from torch.autograd import graph
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import optimizer as torch_optimizer
 
+from trainer.step.optimizers import each_of
 from trainer.step.plain_adam import take_plain_step
 
 _ENGINE: Any = torch.autograd.Variable._execution_engine  # noqa: SLF001
@@ -97,7 +98,8 @@ def _is_of_torch(function: Any) -> bool:
 
 def mark_stepped(optimizer: Optimizer) -> None:
     """What the wrapper of torch's schedulers notes at a step, and they ask for to warn about a wrong order."""
-    optimizer._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
+    for each in each_of(optimizer).values():
+        each._opt_called = True  # type: ignore[attr-defined]  # noqa: SLF001
 
 
 def _has_hooks(optimizer: Optimizer) -> bool:

@@ -48,11 +48,12 @@ def leave_fused(optimizer: Optimizer) -> None:
     To be called when either may have been replaced: a loaded state brings the ``fused`` of another run with it,
     and tensors in the order in which they lay there.
     """
+    kept = optimizer.state
     for group in optimizer.param_groups:
         if not group.get("fused"):
             continue
         for parameter in group["params"]:
-            state = optimizer.state.get(parameter, {})
+            state = kept.get(parameter, {})
             if not _fits(parameter) or not all(_is_flat(value) for value in state.values()):
                 _switch_off(group, "a parameter or its state is not contiguous")
                 break
@@ -98,8 +99,9 @@ def _is_flat(value: Any) -> bool:
 
 def _begun(optimizer: Optimizer, group: Mapping[str, Any]) -> set[bool]:
     """Whether the parameters with a gradient have momentum from a step before."""
+    state = optimizer.state
     return {
-        optimizer.state.get(parameter, {}).get("momentum_buffer") is not None
+        state.get(parameter, {}).get("momentum_buffer") is not None
         for parameter in group["params"]
         if parameter.grad is not None
     }

@@ -135,6 +135,7 @@ class GraphedCompute(Compute):
         extra = {name: _copied(value) for name, value in result.extra.items()}
         for parameter, gradient in self._gradients:
             parameter.grad = gradient
+        state.scalars = extra
         self._record("train", extra)
         for event in _INSIDE:
             fire(event)

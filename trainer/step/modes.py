@@ -16,16 +16,21 @@ from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)
 
-_Modes = list[tuple[nn.Module, bool]]
+Modes = list[tuple[nn.Module, bool]]
+
+
+def enter_training(model: nn.Module) -> list[nn.Module]:
+    """Bring a model into train mode, without the modules that were frozen in eval mode; returns those."""
+    before = modes_of(model) if bare_model(model).training else []
+    model.train()
+    # What its own `train` leaves in eval mode stays so too.
+    apply_modes([(module, training and module.training) for module, training in before])
+    return [module for module, training in before if not training]
 
 
 def begin_training(model: nn.Module) -> None:
-    """Bring a model into train mode, without the modules that were frozen in eval mode."""
-    before = _modes(model) if bare_model(model).training else []
-    model.train()
-    frozen = [module for module, training in before if not training]
-    # What its own `train` leaves in eval mode stays so too.
-    _apply([(module, training and module.training) for module, training in before])
+    """Bring a model into train mode as `enter_training` does; frozen modules that are trained are a warning."""
+    frozen = enter_training(model)
     trained = [module for module in frozen if any(item.requires_grad for item in module.parameters(recurse=False))]
     if trained:
         logger.warning(
@@ -39,20 +44,22 @@ def begin_training(model: nn.Module) -> None:
 @contextmanager
 def kept_modes(model: nn.Module) -> Iterator[None]:
     """Put every module back, at the end, into the mode that it is in now."""
-    before = _modes(model)
+    before = modes_of(model)
     try:
         yield
     finally:
         # By way of `train`, which some models have of their own, to fold weights and unfold them.
         model.train(before[0][1])
-        _apply(before)
+        apply_modes(before)
 
 
-def _modes(model: nn.Module) -> _Modes:
+def modes_of(model: nn.Module) -> Modes:
+    """The mode of a module and of each inside it."""
     return [(module, module.training) for module in model.modules()]
 
 
-def _apply(modes: _Modes) -> None:
+def apply_modes(modes: Modes) -> None:
+    """Put modules back into these modes."""
     for module, training in modes:  # a module comes before those inside it
         if module.training != training:
             module.train(training)

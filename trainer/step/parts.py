@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.step.fused import use_fused
+from trainer.step.optimizers import Scheduler, each_of
 from trainer.step.supervised import Step, SupervisedStep
 
 
@@ -27,6 +28,17 @@ def choose_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) ->
     raise ValueError("give either loss or step")
 
 
+def state_of_step(step: Step) -> Any:
+    """What a step that has a ``state_dict`` keeps; None of any other."""
+    return step.state_dict() if hasattr(step, "state_dict") else None
+
+
+def load_step(step: Step, state: Any) -> None:
+    """Restore what `state_of_step` saved, where there is something."""
+    if state is not None and hasattr(step, "load_state_dict"):
+        step.load_state_dict(deepcopy(state))
+
+
 def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
     """Refuse an optimizer that was built over another model.
 
@@ -34,16 +46,19 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
         ValueError: It holds no parameter of this one.
     """
     own = {id(parameter) for parameter in model.parameters()}
-    if own and not any(id(item) in own for group in optimizer.param_groups for item in group["params"]):
-        raise ValueError("the optimizer holds no parameter of the model: build it over model.parameters()")
+    for name, each in each_of(optimizer).items():
+        if own and not any(id(item) in own for group in each.param_groups for item in group["params"]):
+            called = f"optimizer {name!r}" if name else "the optimizer"
+            raise ValueError(f"{called} holds no parameter of the model: build it over model.parameters()")
 
 
-def check_scheduler(scheduler: LRScheduler | None, optimizer: Optimizer) -> None:
+def check_scheduler(scheduler: Scheduler | None, optimizer: Optimizer) -> None:
     """Refuse a scheduler that changes the learning rate of another optimizer.
 
     Raises:
         ValueError: It does.
     """
+    # Several are checked as they are put together.
     if getattr(scheduler, "optimizer", optimizer) is not optimizer:
         raise ValueError("the scheduler was built over another optimizer: build it over the trainer's")
 
@@ -75,14 +90,14 @@ class Parts:
         self._compile_options = compile_options
         self._model: nn.Module | None = None
         self._optimizer: Optimizer | None = None
-        self._scheduler: LRScheduler | None = None
+        self._scheduler: Scheduler | None = None
         self.called: nn.Module
 
-    def differ(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> bool:
+    def differ(self, model: nn.Module, optimizer: Optimizer, scheduler: Scheduler | None) -> bool:
         """Whether one of these is not the one that was taken over."""
         return model is not self._model or optimizer is not self._optimizer or scheduler is not self._scheduler
 
-    def take(self, model: nn.Module, optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+    def take(self, model: nn.Module, optimizer: Optimizer, scheduler: Scheduler | None) -> None:
         """Take over those that are new.
 
         Raises:
@@ -97,7 +112,8 @@ class Parts:
             _check_replaced(self._model, model, optimizer)
         check_scheduler(scheduler, optimizer)
         if new_optimizer:
-            use_fused(optimizer)
+            for each in each_of(optimizer).values():
+                use_fused(each)
         if new_model:
             self.called = compiled(model, self._compile_options)
         self._model, self._optimizer, self._scheduler = model, optimizer, scheduler

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 import torch
@@ -43,7 +43,25 @@ class Precision:
         self._device = device
         self._scaler = torch.amp.GradScaler(device.type) if kind == "fp16" else None
         self._unscaled = False
+        self._named: dict[str, Precision] = {}
         self.overflows = 0
+
+    def of(self, name: str) -> Precision:
+        """That of one of several optimizers, whose loss has a scale of its own; ``""`` is all together."""
+        return self._named.setdefault(name, Precision(self.kind, self._device)) if name else self
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Context of a backward pass and an optimizer's step inside a forward pass.
+
+        Afterwards the weights are converted anew: autocast keeps what it made of them before.
+        """
+        if self.kind == "fp32":
+            yield
+            return
+        with torch.autocast(self._device.type, enabled=False):
+            yield
+        torch.clear_autocast_cache()
 
     def autocast(self) -> contextlib.AbstractContextManager[Any]:
         """Context of a forward pass."""
@@ -91,7 +109,10 @@ class Precision:
 
     def state_dict(self) -> dict[str, Any]:
         """The scale, its age and the overflows; nothing where nothing is scaled."""
-        return {} if self._scaler is None else {**self._scaler.state_dict(), "overflows": self.overflows}
+        if self._scaler is None:
+            return {}
+        named = {name: precision.state_dict() for name, precision in self._named.items()}
+        return {**self._scaler.state_dict(), "overflows": self.overflows, "named": named}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the saved scale; a checkpoint of another precision has none, and the scale starts over."""
@@ -100,6 +121,8 @@ class Precision:
             self._scaler = torch.amp.GradScaler(self._device.type)
             scale = dict(state)
             self.overflows = scale.pop("overflows")
+            for name, saved in scale.pop("named").items():
+                self.of(name).load_state_dict(saved)
             self._scaler.load_state_dict(scale)
             # It makes its tensors at the first loss, but a step may be due before that.
             self._scaler.scale(torch.zeros((), device=self._device))

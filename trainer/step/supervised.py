@@ -64,6 +64,17 @@ class SupervisedStep:
             return StepResult(loss, outputs, float(batch_length(batch)))
         return StepResult(loss, outputs, self._denominator(loss, outputs, targets))
 
+    def predict(self, model: nn.Module, batch: Any) -> Any:
+        """The model's outputs for the first part of a batch, whose targets may be missing."""
+        if isinstance(batch, Tensor):
+            return model(batch)
+        if not isinstance(batch, tuple | list) or not 1 <= len(batch) <= 2:
+            raise TypeError(
+                f"a batch is {type(batch).__name__}, not inputs or (inputs, targets): give the Trainer a `step` "
+                "of your own in place of the loss"
+            )
+        return model(batch[0])
+
 
 def split_output(output: StepOutput, batch: Any) -> StepResult:
     """Loss, outputs, weight and further scalars of what a step returned for a batch.

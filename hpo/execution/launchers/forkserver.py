@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import multiprocessing
+import os
 import signal
 from collections.abc import Iterator
 from multiprocessing import forkserver
@@ -12,6 +13,9 @@ from typing import Any, Final
 
 from hpo.config.schema import FREE_SECTIONS
 from hpo.config.spec import StudySpec
+from hpo.execution.launchers.large_pages import large_pages
+from hpo.execution.messages import REQUESTS
+from hpo.search.one_thread import THREADS_VARIABLE
 
 #: Libraries known to start no thread, no CUDA and no connection when they are imported. What a study imports of
 #: them is imported once, ahead of the workers; any other library each worker imports by itself.
@@ -21,13 +25,13 @@ FORKABLE: Final = frozenset({"pytorch_optimizer", "schedulefree", "scipy", "skle
 def start_fork_server(spec: StudySpec) -> None:
     """Start importing torch, Optuna and the study's libraries in the fork server; does not wait.
 
-    Signals meant for the terminal's processes pass it by: the supervisor answers them.
+    Signals meant for all processes of a terminal, or of a job, pass it by: the supervisor answers them.
     """
     context = multiprocessing.get_context("forkserver")
     # The first one stops collections, and the last one freezes what has been imported until then.
     first, last = "hpo.execution.launchers.uncollected", "hpo.execution.launchers.preload"
     context.set_forkserver_preload([first, *sorted(forkable_imports(spec)), last])
-    with _ignored(signal.SIGHUP, signal.SIGTERM):
+    with ignored(*REQUESTS), large_pages(), _in_environment(THREADS_VARIABLE, "1"):
         forkserver.ensure_running()
 
 
@@ -62,7 +66,7 @@ def _target_roots(node: Any) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _ignored(*numbers: signal.Signals) -> Iterator[None]:
+def ignored(*numbers: signal.Signals) -> Iterator[None]:
     """Signals that a process started inside ignores from its first instant."""
     kept = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
     try:
@@ -70,3 +74,17 @@ def _ignored(*numbers: signal.Signals) -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _in_environment(name: str, value: str) -> Iterator[None]:
+    """A variable that a process started inside inherits."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

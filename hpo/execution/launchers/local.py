@@ -30,7 +30,7 @@ from hpo.execution.messages import (
     WorkerOrder,
     received,
 )
-from hpo.storage.ledger import process_start
+from hpo.storage.machine import process_start
 from hpo.trial.resources import Slot
 
 #: Seconds that a killed process may take to be gone, and between two looks at it.
@@ -123,10 +123,11 @@ class LocalLauncher(SlotLauncher[LocalWorker]):
     Args:
         slots: A device and threads for each worker.
         folder: For what workers print outside of trials, a file each.
+        first: Number of the first worker.
     """
 
-    def __init__(self, slots: Sequence[Slot], folder: Path) -> None:
-        super().__init__(slots, folder)
+    def __init__(self, slots: Sequence[Slot], folder: Path, first: int = 1) -> None:
+        super().__init__(slots, folder, first)
         self._context = MainlessContext()
 
     def _start(self, order: WorkerOrder) -> LocalWorker:

@@ -29,11 +29,13 @@ class SlotLauncher(ABC, Generic[W]):
     Args:
         slots: A device and threads for each worker.
         folder: For what workers print outside of trials, a file each.
+        first: Number of the first worker; other agents of the study have the others.
     """
 
-    def __init__(self, slots: Sequence[Slot], folder: Path) -> None:
+    def __init__(self, slots: Sequence[Slot], folder: Path, first: int = 1) -> None:
         self.slots = slots
         self._folder = folder
+        self._first = first
         self._workers: list[W] = []
 
     @property
@@ -52,9 +54,10 @@ class SlotLauncher(ABC, Generic[W]):
             StudyError: A worker can't be started.
         """
         taken = {worker.label for worker in self._workers}
-        labelled = [(f"worker-{number}", slot) for number, slot in enumerate(self.slots, 1)]
+        labelled = [(f"worker-{number}", slot) for number, slot in enumerate(self.slots, self._first)]
         for label, slot in [each for each in labelled if each[0] not in taken][:count]:
-            worker = self._start(WorkerOrder(order.spec, order.scheduler, label, slot, self.logs(label)))
+            own = WorkerOrder(order.spec, order.scheduler, label, slot, self.logs(label), agent=order.agent)
+            worker = self._start(own)
             self._workers.append(worker)
             yield worker
 

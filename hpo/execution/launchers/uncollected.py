@@ -1,4 +1,6 @@
-"""Imported first by the fork server: no garbage is collected until `preload`, the last, has been imported.
+"""Imported first by the fork server, whose environment then is a study's again.
+
+No garbage is collected until `preload`, the last, has been imported.
 
 Modules are made to stay: looking through them for garbage, again and again, takes a sixth of the time of importing
 them.
@@ -6,4 +8,7 @@ them.
 
 import gc
 
+from hpo.execution.launchers.large_pages import forget
+
+forget()
 gc.disable()

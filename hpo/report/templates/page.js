@@ -22,8 +22,16 @@ async function draw() {
     await Plotly.newPlot(place, figure.data, layout, settings);
     places.push(place);
   }
-  document.documentElement.dataset.drawn = "yes";
 }
+
+// What is larger than its box says so.
+function showOverflow() {
+  for (const box of document.querySelectorAll(".scroll")) {
+    const larger = box.scrollWidth > box.clientWidth + 1 || box.scrollHeight > box.clientHeight + 1;
+    box.classList.toggle("larger", larger);
+  }
+}
+addEventListener("resize", showOverflow);
 dark.addEventListener("change", () => redrawn(() => ({template: template()})));
 let closed = [];
 addEventListener("beforeprint", () => {
@@ -35,4 +43,11 @@ addEventListener("afterprint", () => {
   for (const each of closed) each.open = false;
   redrawn(() => ({template: template(), width: null, autosize: true}));
 });
-draw();
+
+async function begin() {
+  showOverflow();
+  await draw();
+  if (trialTable) await setUpTrials();
+  showOverflow();
+  document.documentElement.dataset.drawn = "yes";
+}

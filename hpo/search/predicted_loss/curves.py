@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 from optuna.trial import FrozenTrial, TrialState
+
+from hpo.search.predicted_loss.audit import Condemned
 
 Array = npt.NDArray[np.float64]
 
@@ -76,6 +79,8 @@ class EndedCurves:
         self._complete: list[int] = []
         self._settling: list[float] = []
         self._agreement: Array | None = None
+        self._survivors: list[float] = []
+        self._audited: list[float] = []
         self.longest = 0
 
     def update(self, trials: Collection[FrozenTrial]) -> bool:
@@ -93,7 +98,16 @@ class EndedCurves:
                     if trial.intermediate_values:
                         final = trial.values[0] if trial.values and trial.state == TrialState.COMPLETE else None
                         self.add(trial.intermediate_values, final)
+                        if final is not None:
+                            ends = self._survivors if Condemned.of(trial) is None else self._audited
+                            insort(ends, self.sign * final if math.isfinite(final) else math.inf)
         return True
+
+    def audit(self) -> tuple[int, int]:
+        """How many audited trials ended better than the median survivor, and how many ended."""
+        if not self._survivors:
+            return 0, len(self._audited)
+        return bisect_left(self._audited, self._survivors[len(self._survivors) // 2]), len(self._audited)
 
     def add(self, reports: dict[int, float], final: float | None) -> None:
         """Add a trial's reports, by step; ``final`` is the value of a trial that ran to its end, else None."""

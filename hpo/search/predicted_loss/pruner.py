@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,9 +13,10 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.search.predicted_loss.audit import Condemned, Force, in_force, is_drawn
 from hpo.search.predicted_loss.curves import Array, EndedCurves
 from hpo.search.predicted_loss.promise import promise
-from hpo.storage.attributes import AUDIT_ATTR, MAX_EPOCHS_ATTR
+from hpo.storage.attributes import CONDEMNED_ATTR, MAX_EPOCHS_ATTR
 from hpo.storage.optuna_private import id_of_study, id_of_trial, storage_of
 from trainer.prediction.final_loss import Prediction, predict_final_loss
 
@@ -49,15 +49,18 @@ class PredictedLossPruner(BasePruner):
     Args:
         max_epochs: The last step of a trial that runs to its end. Left out, it is what `hpo run` has written into
             the study, else the last step of the longest complete trial; nothing is pruned before there is one.
-        alpha: A trial continues while its probability is at least this; 0 prunes diverged trials only.
+        alpha: A trial continues while its probability is at least this, until audited trials say that it should
+            be more or less (see `hpo.search.predicted_loss.audit`); 0 prunes diverged trials only.
         top_k: How many trials are "the best".
         n_startup_trials: So many complete trials come before the first decision, or running ones that are as far
             where the last step is known beforehand; and as many of the lowest numbers are never pruned by one.
         n_warmup_epochs: No decision up to this epoch.
         min_epochs: Reports of a trial before its first decision.
-        audit_fraction: Share of the trials to be pruned that run on instead, to measure how often pruning is
-            wrong. They are chosen by a hash of the study's name and the trial's number; the epoch of the decision
-            is stored with the trial as ``hpo:audited_at``.
+        audit_fraction: Share of the trials to be pruned that run on to their end instead, to measure how often
+            pruning is wrong; it falls with audits that find no error, and rises where they find many. 0: no
+            audit, and ``alpha`` stays. The first decision against a trial is stored with it as ``hpo:condemned``.
+        seed: With the trial's number it decides which trials run on; the study's name where it is left out.
+            `hpo run` gives the study's seed.
 
     Raises:
         ValueError: An argument is out of its range.
@@ -72,6 +75,7 @@ class PredictedLossPruner(BasePruner):
         n_warmup_epochs: int = 0,
         min_epochs: int = 1,
         audit_fraction: float = 0.0,
+        seed: int | None = None,
     ) -> None:
         _check("max_epochs", max_epochs, max_epochs is None or max_epochs >= 1, "at least 1")
         _check("alpha", alpha, 0 <= alpha < 1, "at least 0 and below 1")
@@ -87,6 +91,7 @@ class PredictedLossPruner(BasePruner):
         self._n_warmup_epochs = n_warmup_epochs
         self._min_epochs = min_epochs
         self._audit_fraction = audit_fraction
+        self._seed = seed
         self._memo = _Memo()
 
     def prune(self, study: optuna.Study, trial: FrozenTrial) -> bool:
@@ -98,10 +103,19 @@ class PredictedLossPruner(BasePruner):
             return True
         if step < 1 or step <= self._n_warmup_epochs or len(trial.intermediate_values) < self._min_epochs:
             return False
-        probability = self.probability(study, trial)
-        if probability is None or probability >= self._alpha:
+        judged = self._judge(study, trial)
+        if judged is None:
             return False
-        return not self._audited(study, trial, step)
+        probability, ended = judged
+        force = self._in_force(ended)
+        return probability < force.alpha and self._condemns(study, trial, step, probability, force)
+
+    def force(self, study: optuna.Study) -> Force:
+        """The ``alpha`` and the share of audited trials that are in force in a study."""
+        return self._in_force(self._memo.ended(study, _sign(study)))
+
+    def _in_force(self, ended: EndedCurves) -> Force:
+        return in_force(self._alpha, self._audit_fraction, *ended.audit())
 
     def probability(self, study: optuna.Study, trial: FrozenTrial) -> float | None:
         """The probability that a trial ends among the best, from what it has reported so far.
@@ -110,11 +124,16 @@ class PredictedLossPruner(BasePruner):
             A number in 0..1; None as long as nothing can be said: the study has too few complete trials, no last
             step is known, or the trial is at it, or it has one report only, which does not show how it moves.
         """
+        judged = self._judge(study, trial)
+        return None if judged is None else judged[0]
+
+    def _judge(self, study: optuna.Study, trial: FrozenTrial) -> tuple[float, EndedCurves] | None:
+        """The probability, and the ended trials that it was worked out from."""
         step = trial.last_step
         if step is None or step < 1 or len(trial.intermediate_values) < 2 or trial.number < self._n_startup_trials:
             return None
-        sign = 1 if study.direction == StudyDirection.MINIMIZE else -1
-        ended = self._memo.ended(study, sign)
+        sign = _sign(study)
+        ended = known = self._memo.ended(study, sign)
         written = self._max_epochs or self._memo.written(study, len(ended))
         horizon = written or ended.longest
         if step >= horizon:
@@ -128,7 +147,7 @@ class PredictedLossPruner(BasePruner):
         curve = _curve(trial, sign)
         prediction = self._memo.prediction(curve, step, horizon)
         among = ended.at(step, self._top_k)
-        return promise(curve, prediction, among, step, horizon, top_k=self._top_k)
+        return promise(curve, prediction, among, step, horizon, top_k=self._top_k), known
 
     def _with_running(
         self, study: optuna.Study, trial: FrozenTrial, ended: EndedCurves, horizon: int
@@ -148,13 +167,18 @@ class PredictedLossPruner(BasePruner):
                 both.add(other.intermediate_values, both.sign * prediction.mean)
         return both
 
-    def _audited(self, study: optuna.Study, trial: FrozenTrial, step: int) -> bool:
-        """Whether this trial runs on for the sake of measuring; notes the first decision against it."""
-        if not self._audit_fraction or not is_audited(study.study_name, trial.number, self._audit_fraction):
+    def _condemns(
+        self, study: optuna.Study, trial: FrozenTrial, step: int, probability: float, force: Force
+    ) -> bool:
+        """Store the decision against a trial; whether that is pruned by it, and does not run on as an audit."""
+        earlier = Condemned.of(trial)  # a query, so it is asked here and not at each epoch
+        if earlier is not None and earlier.runs_on:
             return False
-        if AUDIT_ATTR not in trial.system_attrs:
-            storage_of(study).set_trial_system_attr(id_of_trial(trial), AUDIT_ATTR, step)
-        return True
+        seed = study.study_name if self._seed is None else self._seed
+        runs_on = is_drawn(seed, trial.number, force.share)
+        decision = Condemned(step, probability, force.alpha, runs_on)
+        storage_of(study).set_trial_system_attr(id_of_trial(trial), CONDEMNED_ATTR, decision.stored())
+        return not runs_on
 
 
 class _Memo:
@@ -207,10 +231,8 @@ class _Study:
     max_epochs: int | None = None
 
 
-def is_audited(study_name: str, number: int, fraction: float) -> bool:
-    """Whether a trial belongs to the share that runs on; the same in every process."""
-    digest = hashlib.blake2b(f"{study_name}/{number}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") < fraction * 2**64
+def _sign(study: optuna.Study) -> int:
+    return 1 if study.direction == StudyDirection.MINIMIZE else -1
 
 
 def _curve(trial: FrozenTrial, sign: int) -> Array:

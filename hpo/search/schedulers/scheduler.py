@@ -13,6 +13,8 @@ from typing import Any, Final, Literal, Protocol
 import optuna
 from optuna.distributions import BaseDistribution
 
+from hpo.config.conditions import Condition
+
 #: Trials by which the cost of a switch is measured, at least; a switch that takes less of an epoch costs nothing.
 _FEWEST: Final = 4
 _SHORT: Final = 0.125
@@ -175,6 +177,7 @@ class Standing:
         space: Optuna's distribution of each parameter.
         conditions: Parameter → other parameter → the values of it under which it exists, for those that depend on
             others.
+        where: What each point satisfies beside that.
         horizon: Epochs of a whole trial; None where that is not known.
         minimize: Whether the metric is to fall.
         seed: The study's.
@@ -188,6 +191,7 @@ class Standing:
     read: Callable[[], Sequence[Seen]]
     space: Mapping[str, BaseDistribution] = field(default_factory=dict)
     conditions: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
+    where: Sequence[Condition] = ()
     horizon: int | None = None
     minimize: bool = True
     seed: int = 0

@@ -16,6 +16,7 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo.config.spec import load_spec
+from hpo.storage.attributes import BEST_ATTR
 from hpo.storage.ledger import Owner
 from hpo.study.folders import attempt_folder
 from hpo.study.note import write_note
@@ -87,6 +88,8 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / "config.yaml").write_text(f"seed: {number}  # größer\n", encoding="utf-8")
         (folder / "log.txt").write_text("epoch 1 <script>alert(1)</script>\n")
         keep_artifacts(view, trial._trial_id, number, folder)
+        metrics = {"val_loss": losses[-1], "val_mae": 0.123456789, "max_grad_norm": 3.0}
+        trial.set_user_attr(BEST_ATTR, {"epoch": 8, "metrics": metrics, "checkpoint": "x" * 300})
         state = TrialState.PRUNED if number == 2 else TrialState.COMPLETE
         view.study.tell(trial, None if number == 2 else losses[-1], state=state)
     view.storage.close()
@@ -189,6 +192,31 @@ def test_a_trials_page_lists_its_values_and_artifacts_and_they_open(
     assert page.inner_text("body") == "seed: 1  # größer\n"
     page.goto(folder + artifact_id("tiny", 1, "log.txt"))
     assert "<script>alert(1)</script>" in page.inner_text("body")
+    assert console_errors == []
+
+
+def test_axes_have_the_metrics_name_and_a_trial_its_metrics(
+    page: Page, read_only: Dashboard, console_errors: list[str]
+) -> None:
+    page.goto(read_only.home)
+    page.locator(".ytitle", has_text="val_loss").first.wait_for()
+    text = page.inner_text("body")
+    assert "Objective 0" not in text
+    assert "hpo:" not in text
+    page.goto(f"{read_only.home}/trials?numbers=1")
+    page.get_by_text("0.123457").wait_for()
+    text = page.inner_text("body")
+    for hidden in ("hpo:", "max_grad_norm", "xxx"):
+        assert hidden not in text
+    assert console_errors == []
+
+
+def test_it_fits_a_phone(page: Page, read_only: Dashboard, console_errors: list[str]) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    for path, seen in (("", "Best Trial"), ("/trials?numbers=1", "0.123457")):
+        page.goto(read_only.home + path)
+        page.get_by_text(seen).first.wait_for()
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
     assert console_errors == []
 
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 EVIL = "<img src=x onerror=\"document.title='broken in'\">"
+COUNT = 48
 SPACE = {
     "optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True),
     f"model.{EVIL}": IntDistribution(1, 9),
@@ -30,7 +31,7 @@ def a_trial(number: int) -> FrozenTrial:
     """A trial of a search whose names are hostile; some are pruned, diverge and fail."""
     kinds = SPACE["model.kind"].choices
     params = {
-        "optimizer.lr": 1e-4 * 1.2**number,
+        "optimizer.lr": 1e-4 * 1.15**number,
         f"model.{EVIL}": 1 + number % 9,
         "model.kind": kinds[number % len(kinds)],
     }
@@ -51,8 +52,8 @@ def a_trial(number: int) -> FrozenTrial:
 
 @pytest.fixture(scope="module")
 def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    trials = [a_trial(number) for number in range(36)]
-    work = [work_of(trial, worker=f"{EVIL}-{trial % 3}") for trial in range(36)]
+    trials = [a_trial(number) for number in range(COUNT)]
+    work = [work_of(trial, worker=f"{EVIL}-{trial % 3}") for trial in range(COUNT)]
     predictions = {"metric": "val_loss", "epoch": 1, "predicted_final_loss": 1.0, "std": 0.1, "final_loss": 1.1}
     trials[0].user_attrs["hpo:prediction"] = predictions
     path = tmp_path_factory.mktemp("report") / "report.html"
@@ -114,7 +115,7 @@ def test_every_figure_is_drawn_and_nothing_of_the_study_runs(
     shown(page, report)
     drawn = page.evaluate(FIGURES)
     assert list(drawn) == [
-        *("history-0", "curves", "importance", "parallel-0", "slice-0-0", "slice-0-1", "slice-0-2"),
+        *("history-0", "curves", "comparison", "importance", "parallel-0", "slice-0-0", "slice-0-1", "slice-0-2"),
         *("contour-0", "predictions", "timeline"),
     ]
     assert all(drawn.values()), drawn
@@ -123,6 +124,104 @@ def test_every_figure_is_drawn_and_nothing_of_the_study_runs(
     assert page.query_selector("img") is None
     assert page.evaluate("document.querySelector('#figure-timeline .ytick').textContent").startswith("<img src=x")
     assert console_errors == []
+
+
+ROWS = "[...document.querySelectorAll('table.trials tbody tr:not([hidden])')]"
+
+
+def column(page: Page, place: int) -> list[str]:
+    """What the table of trials shows in a column."""
+    found: list[str] = page.evaluate(f"{ROWS}.map((row) => row.cells[{place}].textContent)")
+    return found
+
+
+def test_trials_are_sorted_by_the_keyboard_and_what_is_missing_stays_last(
+    page: Page, report: Path, console_errors: list[str]
+) -> None:
+    shown(page, report)
+    head = page.locator("table.trials").get_by_role("columnheader", name="val_loss", exact=True)
+    values = {}
+    for direction in ("ascending", "descending"):
+        head.get_by_role("button").focus()
+        page.keyboard.press("Enter")
+        assert head.get_attribute("aria-sort") == direction
+        values[direction] = column(page, 3)
+    assert page.locator("th[aria-sort=ascending], th[aria-sort=descending]").count() == 1
+    up = [float(text) for text in values["ascending"] if text]
+    assert up == sorted(up)
+    assert [float(text) for text in values["descending"] if text] == up[::-1]
+    missing = values["ascending"].count("")
+    assert missing > 0
+    assert all(each[-missing:] == [""] * missing for each in values.values())
+    assert console_errors == []
+
+
+def test_trials_are_filtered_by_words_and_conditions(page: Page, report: Path, console_errors: list[str]) -> None:
+    shown(page, report)
+    field, said = page.get_by_label("Filter"), page.locator("#trial-count")
+    field.fill("pruned lr>0.001")
+    assert set(column(page, 2)) == {"pruned"}
+    assert all(float(text) > 0.001 for text in column(page, 4))
+    assert said.inner_text() == f"{len(column(page, 2))} of {COUNT} trials"
+    field.fill("depth>3")
+    assert said.inner_text().startswith("no column depth: trial, outcome, val_loss, ")
+    field.fill("")
+    assert len(column(page, 1)) == COUNT
+    assert console_errors == []
+
+
+def test_ticked_trials_stand_side_by_side(page: Page, report: Path, console_errors: list[str]) -> None:
+    shown(page, report)
+    page.get_by_role("button", name="Untick all").click()
+    assert not page.locator("#comparison").is_visible()
+    for number in (5, 3):  # pruned and complete
+        page.get_by_role("checkbox", name=f"compare trial {number}", exact=True).check()
+    names = page.evaluate("[...document.querySelectorAll('#comparison thead th')].map((each) => each.textContent)")
+    assert sorted(names) == ["", "trial 3", "trial 5"]
+    outcome = page.locator("#comparison tbody tr").first
+    assert outcome.get_attribute("class") == "differs"
+    curves = page.evaluate(
+        "document.getElementById('figure-comparison').data.map((each) => [each.name, each.x.length])"
+    )
+    assert sorted(curves) == [["trial 3, complete", 3], ["trial 5, pruned", 5]]
+    assert console_errors == []
+
+
+def test_a_thousand_trials_are_sorted_and_compared(page: Page, tmp_path: Path, console_errors: list[str]) -> None:
+    space = {"a": FloatDistribution(0, 1)}
+    curve = {1: 1.0, 2: 0.5}
+    trials = [trial_of(n, {"a": n * 7 % 1000 / 1000}, space, n / 1000, curve=curve) for n in range(1000)]
+    write_report(report_of(trials), tmp_path / "report.html")
+    shown(page, tmp_path / "report.html")
+    drawn = page.evaluate(
+        "JSON.parse(document.querySelector('script[data-figure=curves]').textContent).data[0].customdata"
+    )
+    hidden = next(n for n in range(1000) if n not in drawn)
+    page.get_by_label("Filter").fill(f"trial={hidden}")
+    page.get_by_role("checkbox", name=f"compare trial {hidden}", exact=True).check()
+    curves = page.evaluate("document.getElementById('figure-comparison').data.map((each) => each.y)")
+    assert curves == [[1.0, 0.5]] * 3
+    page.get_by_label("Filter").fill("")
+    page.locator("table.trials").get_by_role("button", name="a", exact=True).click()
+    assert [float(text) for text in column(page, 4)] == [n / 1000 for n in range(1000)]
+    assert console_errors == []
+
+
+def test_the_best_curve_stands_out(page: Page, report: Path) -> None:
+    shown(page, report)
+    last = page.evaluate("document.getElementById('figure-curves').data.at(-1)")
+    assert last["name"] == f"the best: trial {column(page, 1)[0]}"
+    assert last["line"]["width"] > 3
+
+
+def test_what_is_larger_than_its_box_says_so(page: Page, report: Path) -> None:
+    page.set_viewport_size({"width": 390, "height": 844})
+    shown(page, report)
+    hint = page.locator(".scroll:has(table.trials) + .moves")
+    assert hint.is_visible()
+    page.get_by_label("Filter").fill("trial=0")
+    assert hint.inner_text() == "There is more: scroll, or swipe."
+    assert not page.locator(".scroll:has(#figure-history-0) + .moves").is_visible()
 
 
 def test_a_front_and_trials_outside_bounds_are_drawn(page: Page, front: Path, console_errors: list[str]) -> None:

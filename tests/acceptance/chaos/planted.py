@@ -154,7 +154,7 @@ def make_second(study: Finished, number: int, outcome: str, overlap: float) -> N
     study.sql("UPDATE hpo_attempts SET attempt = 2 WHERE trial_id = ?", study.id(number))
     study.sql(
         "INSERT INTO hpo_attempts SELECT trial_id, 1, host, boot_id, pid + 1, start_time, worker, device, code, "
-        "started_at - 1, beat_at, seconds, started_at + ?, ?, NULL FROM hpo_attempts WHERE trial_id = ?",
+        "agent, started_at - 1, beat_at, seconds, started_at + ?, ?, NULL FROM hpo_attempts WHERE trial_id = ?",
         overlap,
         outcome,
         study.id(number),

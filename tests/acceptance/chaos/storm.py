@@ -27,7 +27,8 @@ import psutil
 from hpo.config.spec import StudySpec
 from hpo.storage import ledger
 from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR
-from hpo.storage.ledger import Attempt, process_start
+from hpo.storage.ledger import Attempt
+from hpo.storage.machine import process_start
 from hpo.study.open_study import start_study
 from hpo.study.taking import claimable
 from tests.acceptance.chaos.study import DELAY, MINES, MINES_FILE

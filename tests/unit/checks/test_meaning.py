@@ -238,6 +238,12 @@ def test_a_default_is_worth_a_word_where_the_file_itself_has_too_few_trials(tmp_
     assert "curve_gp begins after 8" in warned(path)[0].problem
 
 
+def test_a_pruner_that_knows_the_trials_of_an_earlier_study_begins_with_them(file: Path) -> None:
+    few = ("study.n_trials=4", "study.pruner={name: median, n_startup_trials: 5}")
+    assert any("can be pruned" in item.problem for item in warned(file, *few))
+    assert not any("can be pruned" in item.problem for item in warned(file, *few, "study.warm_start=first.yaml"))
+
+
 def test_a_single_training_hears_nothing_of_the_search(file: Path) -> None:
     odd = (
         "run.workers=99",

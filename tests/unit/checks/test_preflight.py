@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hpo.checks import peak_memory
+from hpo.checks.known_errors import broadcast_in
 from hpo.checks.peak_memory import PeakMemory
 from hpo.checks.preflight import DevicePreflight, estimated_seconds, largest_params, preflight
 from hpo.config.space import SearchSpace
@@ -128,13 +129,15 @@ class Scheduler(torch.optim.lr_scheduler.LRScheduler):
 
 
 class Wrong(Callback):
-    def __init__(self, kind="raises"):
-        self.kind = kind
+    def on_train_batch_end(self, trainer):
+        raise LookupError("nothing there")
+
+
+class Counts(Callback):
+    def __init__(self):
         self.count = 0
 
     def on_train_batch_end(self, trainer):
-        if self.kind == "raises":
-            raise LookupError("nothing there")
         self.count += 1
 
 
@@ -235,9 +238,9 @@ def test_a_good_study_is_measured_and_leaves_nothing(file: Path, capfd: pytest.C
         ("lr_scheduler={_target_: parts.Scheduler, kind: nan}", "lr_scheduler", "the learning rate is nan"),
         ("callbacks={wrong: {_target_: parts.Wrong}}", "callbacks.wrong._target_", "Wrong failed: LookupError"),
         (
-            "callbacks={wrong: {_target_: parts.Wrong, kind: counts}}",
+            "callbacks={wrong: {_target_: parts.Counts}}",
             "callbacks",
-            "changed `count` while training",
+            "taking them failed: ValueError: callback Counts sets `count`",
         ),
         (
             "callbacks={mine: {_target_: parts.Stateful, kind: pickled}}",
@@ -284,10 +287,31 @@ def test_what_does_not_stop_a_trial_is_a_warning(file: Path) -> None:
         ("loader.batch_size", "a batch of 128 is more than all 96 training samples"),
         ("callbacks", "callbacks (Stateful) changes when a checkpoint saves and restores it"),
         ("lr_scheduler", "scheduler changes when a checkpoint saves and restores it"),
-        ("loss", "a warning while it is tried out"),
-        ("loss", "a warning while it is tried out"),
+        ("loss", "outputs of shape [batch, 1] and targets of shape [batch] are broadcast"),
     ]
-    assert "target size" in found[-2].problem
+    assert found[-1].fix.startswith("return the targets as `y.unsqueeze(-1)`")
+    assert (found[-1].file, found[-1].line) == ("command line", None)
+
+
+@pytest.mark.parametrize(
+    ("outputs", "targets", "shapes", "fix"),
+    [
+        ((8, 1), (8,), ("[batch, 1]", "[batch]"), "`y.unsqueeze(-1)`"),
+        ((8,), (8, 1), ("[batch]", "[batch, 1]"), "`y.squeeze(-1)`"),
+        ((8, 1), (8, 3), ("[batch, 1]", "[batch, 3]"), "have one shape"),
+        ((8, 3), (1, 3), ("[8, 3]", "[1, 3]"), "have one shape"),
+    ],
+)
+def test_torchs_words_on_shapes_that_are_broadcast(
+    outputs: tuple[int, ...], targets: tuple[int, ...], shapes: tuple[str, str], fix: str
+) -> None:
+    for loss in (torch.nn.MSELoss(), torch.nn.L1Loss(), torch.nn.SmoothL1Loss(), torch.nn.HuberLoss()):
+        with pytest.warns(UserWarning, match="target size") as heard:
+            loss(torch.zeros(outputs), torch.zeros(targets))
+        found = broadcast_in(" ".join(str(heard[0].message).split()))
+        assert found is not None
+        assert found[0].startswith(f"outputs of shape {shapes[0]} and targets of shape {shapes[1]} are broadcast")
+        assert fix in found[1]
 
 
 def test_a_step_of_ones_own_and_steps_as_length(file: Path) -> None:

@@ -83,6 +83,15 @@ def scheduler(name: str, arguments: str) -> str:
             "searched without effect: OneCycleLR sets it from `max_lr`",
         ),
         (
+            [
+                scheduler("OneCycleLR", "max_lr: 0.1, total_steps: 5"),
+                "optimizer.groups={layers: {lr: 0.1}}",
+                "search_space={optimizer.groups.layers.lr: {type: float, low: 0.1, high: 1.0}}",
+            ],
+            "search_space[optimizer.groups.layers.lr]",
+            "searched without effect: OneCycleLR sets it from `max_lr`",
+        ),
+        (
             ["lr_scheduler={_target_: own.Cycle, max_lr: 0.1, total_steps: 5}"],
             "search_space[optimizer.lr]",
             "searched without effect: Cycle sets it",

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -104,7 +105,7 @@ def test_a_reader_that_has_enough_is_no_failure(
 
 
 def test_nothing_is_said_about_a_closed_pipe_when_the_process_ends(looked_at: Path, closed_pipe: int) -> None:
-    command = [sys.executable, "-m", "hpo", "trials", str(looked_at)]
+    command = [sys.executable, "-m", "hpo", "trials", "--json", str(looked_at)]
     done = subprocess.run(command, stdout=closed_pipe, stderr=subprocess.PIPE, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
 
@@ -315,3 +316,15 @@ def test_a_cuda_graph_on_a_cpu_is_refused_before_anything_runs(tmp_path: Path) -
     result = hpo("run", study, "trainer.cuda_graph=true", "--devices", "cpu", code=2)
     assert "trainer.cuda_graph: needs CUDA devices, and a worker is on cpu" in result.stderr
     assert not list(tmp_path.rglob("*.db"))
+
+
+@pytest.mark.parametrize("command", [("run", "study.yaml"), ("init", "there"), ("doctor",)])
+def test_a_system_without_fork_is_refused_by_any_command(
+    command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("hpo.errors.os", SimpleNamespace(name="nt"))
+    result = hpo(*command, code=3)
+    assert result.stderr.startswith("hpo runs on Linux, on macOS and in WSL; Windows itself can't fork")
+    assert "wsl --install" in result.stderr
+    assert list(tmp_path.iterdir()) == []

@@ -84,7 +84,7 @@ def test_a_failed_trial_is_retried_as_itself_from_its_checkpoint(flaky: Path) ->
     done = hpo_json("trials", flaky)
     assert [(entry["outcome"], entry["epochs"], entry["reason"]) for entry in done] == [("complete", 3, None)] * 2
     assert [entry["params"] for entry in done] == [entry["params"] for entry in failed]
-    assert [attempt["outcome"] for attempt in done[0]["attempts"]] == ["error", "complete"]
+    assert [attempt["outcome"] for attempt in done[0]["internals"]["attempts"]] == ["error", "complete"]
     assert "resuming from" in (flaky.parent / "runs/tiny/trials/0/attempt-2/log.txt").read_text()
     rows = (flaky.parent / "runs/tiny/trials/0/attempt-2/metrics.csv").read_text().splitlines()
     assert [row.partition(",")[0] for row in rows] == ["epoch", "1", "2", "3"]

@@ -14,6 +14,7 @@ from hpo.checks.checks import check_search, check_study
 from hpo.checks.preflight import preflight
 from hpo.config.spec import load_spec
 from hpo.config.yaml_source import read_yaml
+from hpo.search.auto_sampler import chosen_sampler
 from hpo.trial.resources import Slot
 from tests.support.commands import hpo
 
@@ -47,6 +48,22 @@ def test_an_editor_finds_the_schema_and_it_fits(template: str, tmp_path: Path) -
     validator = Draft202012Validator(json.loads((tmp_path / name).read_text()))
     assert list(validator.iter_errors(read_yaml(tmp_path / "study.yaml").data)) == []
     assert sum("#" in line for line in lines) >= 10
+
+
+@each
+def test_the_scheduler_that_a_template_has_in_a_comment_fits(template: str, tmp_path: Path) -> None:
+    hpo("init", tmp_path, "--template", template, code=0)
+    study = tmp_path / "study.yaml"
+    lines = study.read_text().splitlines()
+    assert chosen_sampler(load_spec(study)).name == "curve_gp"
+    kept = [line for line in lines if not line.strip().startswith(("n_trials:", "pruner:"))]
+    keys = ("  # epochs:", "  # scheduler:")
+    study.write_text("\n".join(line.replace("# ", "", 1) if line.startswith(keys) else line for line in kept))
+    spec = load_spec(study)
+    assert spec.study.scheduler is not None
+    assert spec.study.scheduler.name == "freeze_thaw"
+    assert spec.study.epochs == 200
+    assert check_study(spec) == []
 
 
 @each

@@ -8,12 +8,16 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from hydra.errors import InstantiationException
+from omegaconf import OmegaConf
 
 from hpo.checks.check import check_metric, check_spec, recorded_metrics
-from hpo.config.paths import assign, join_path, leaves, split_path
+from hpo.config.interpolation import plainly_resolved
+from hpo.config.paths import assign, copy_plain, join_path, leaves, split_path
 from hpo.config.spec import StudySpec, diff_configs, json_schema, load_spec
 from hpo.config.targets import TargetResolver, instantiate
 from hpo.errors import InputError
@@ -96,6 +100,36 @@ def test_interpolation_follows_a_trials_parameters(spec: StudySpec) -> None:
     assert not {"study", "run", "search_space"} & set(config)
 
 
+@pytest.mark.parametrize(
+    "texts",
+    [
+        ["${trainer.max_epochs}", "${study.name}", "${trainer.compile}", "${study.epochs}", "${optimizer.lr}"],
+        ["${trainer.max_epochs}", "a ${study.name}"],
+        ["${model.key1}", "${study.name}"],
+        ["${loader}"],
+        ["${oc.decode:3}"],
+        [r"\\${study.name}"],
+    ],
+)
+def test_plain_interpolations_mean_what_omegaconf_says(texts: list[str], tmp_path: Path) -> None:
+    raw = load_spec(write(tmp_path)).base_config()
+    raw["model"] |= {f"key{number}": text for number, text in enumerate(texts)}
+    before = copy_plain(raw)
+    plain = plainly_resolved(raw)
+    assert raw == before
+    if plain is None:
+        assert len(texts) < 5
+    else:
+        assert plain == OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
+
+
+@pytest.mark.parametrize("text", ["${nothing.here}", "${model.key0}", "???", "${.hidden}", "${model}", "$${x.y}"])
+def test_what_omegaconf_has_to_judge_is_left_to_it(text: str, tmp_path: Path) -> None:
+    raw = load_spec(write(tmp_path)).base_config()
+    raw["model"]["key0"] = text
+    assert plainly_resolved(raw) is None
+
+
 def test_defaults_can_be_interpolated(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path), ["model.hidden=${loader.num_workers}", "trainer.seed=${study.sampler.seed}"])
     assert spec.resolve()["model"]["hidden"] == 0
@@ -154,6 +188,10 @@ def test_a_bad_parameter_is_refused(spec: StudySpec) -> None:
         ("model.sizes=[1, 2]", "model.sizes", [1, 2]),
         ("model.dropout=", "model.dropout", None),
         ("run.timeout=1h30m", "run.timeout", 5400.0),
+        ("run.agents=2..8", "run.agents", [2, 8]),
+        ("run.agents=3", "run.agents", [3, 3]),
+        ("run.resources={gpu: 0.5, memory: 1GiB}", "run.resources", {"gpu": 0.5, "cpu": None, "memory": 2**30}),
+        ("run.resources.cpu=4", "run.resources.cpu", 4.0),
         ("study.pruner=none", "study.pruner", {"name": "none"}),
         ("study.sampler.multivariate=true", "study.sampler.multivariate", True),
         ("run.devices=cuda:0,cuda:1", "run.devices", ["cuda:0", "cuda:1"]),
@@ -212,6 +250,27 @@ def test_options_are_seen_from_the_current_folder(
 def test_an_override_in_the_wrong_section_hears_of_the_right_one(
     tmp_path: Path, text: str, problem: str, fix: str
 ) -> None:
+    with pytest.raises(InputError) as raised:
+        load_spec(write(tmp_path), [text])
+    assert str(raised.value).startswith(f"command line: {problem}")
+    assert raised.value.fix.startswith(fix)
+
+
+def test_the_key_on_needs_no_quotes(tmp_path: Path) -> None:
+    spec = load_spec(write(tmp_path, "run: {on: local, agents: 2..8}\n" + STUDY))
+    assert (spec.run.on, spec.run.agents) == ("local", (2, 8))
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "fix"),
+    [
+        ("run.agents=8..2", "run.agents: must be MIN..MAX with 0 ≤ MIN", "write a number of agents, such as 4"),
+        ("run.agents=many", "run.agents: is not a number of agents", "write a number of agents, such as 4"),
+        ("run.resources.gpus=1", "run.resources.gpus: unknown key", "did you mean `gpu`?"),
+        ("run.resources.memory=lots", "run.resources.memory: is not a size", "write bytes, or a size"),
+    ],
+)
+def test_what_an_engine_is_asked_for_is_checked(tmp_path: Path, text: str, problem: str, fix: str) -> None:
     with pytest.raises(InputError) as raised:
         load_spec(write(tmp_path), [text])
     assert str(raised.value).startswith(f"command line: {problem}")
@@ -330,6 +389,23 @@ def test_packages_and_relative_imports(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("__pycache__"))
 
 
+def test_plain_arguments_reach_a_target_as_hydra_would_hand_them_over(tmp_path: Path) -> None:
+    resolver = TargetResolver(tmp_path)
+    node = {"_target_": "types.SimpleNamespace", "number": 3, "text": "a", "flag": True, "nothing": None, "x": 0.5}
+    expected = SimpleNamespace(**{key: value for key, value in node.items() if key != "_target_"})
+    assert instantiate(resolver, node) == expected
+    assert instantiate(resolver, {**node, "_convert_": "all"}) == expected, "as Hydra builds it"
+    assert instantiate(resolver, {**node, "list": [1, {"a": 2}]}).list == [1, {"a": 2}]
+    assert instantiate(resolver, {**node, "_partial_": True})() == expected
+
+
+@pytest.mark.parametrize("argument", [{"command": "true"}, {"command": ["true"]}])
+def test_what_hydra_refuses_is_refused_with_any_arguments(argument: dict[str, object], tmp_path: Path) -> None:
+    for _ in range(2):
+        with pytest.raises(InstantiationException):
+            instantiate(TargetResolver(tmp_path), {"_target_": "os.system", **argument})
+
+
 def test_instantiate_builds_nested_nodes(tmp_path: Path) -> None:
     write(tmp_path)
     resolver = TargetResolver(tmp_path)
@@ -399,3 +475,15 @@ def test_objectives_by_an_override_take_the_place_of_defaults(tmp_path: Path) ->
     assert load_spec(study, [both, "study.n_trials=3"]).study.goals == spec.study.goals
     with pytest.raises(InputError, match="can't be used with several"):
         load_spec(study, [both, "study.pruner=median"])
+
+
+def test_the_environment_gives_the_database_where_nothing_else_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = "postgresql://user:secret@host/db"
+    monkeypatch.setenv("HPO_STORAGE", url)
+    spec = load_spec(write(tmp_path))
+    assert spec.storage_url == url
+    assert "secret" not in str(spec.base_config()), "what is stored and shown of a config has no password"
+    assert load_spec(spec.path, ["run.storage=sqlite:///s.db"]).storage_url == f"sqlite:///{tmp_path}/s.db"
+    assert spec.with_options(storage="sqlite:////s.db").storage_url == "sqlite:////s.db"

@@ -12,7 +12,9 @@ import pytest
 from tests.support.commands import hpo, hpo_json, make_study
 
 NAMES = {
-    "study_started": ["study", "goals", "n_trials", "n_epochs", "finished", "workers", "storage", "output_dir"],
+    "study_started": [
+        *("study", "goals", "n_trials", "n_epochs", "finished", "workers", "agents", "storage", "output_dir")
+    ],
     "trial_started": ["trial", "worker", "epochs", "granted"],
     "trial_granted": ["trial", "worker", "granted"],
     "epoch_ended": ["trial", "worker", "epoch", "max_epochs", "value", "predicted"],
@@ -85,7 +87,7 @@ def test_each_grant_is_told_once_with_its_reason(tmp_path: Path) -> None:
     options = ("study.scheduler=asha", "study.pruner=none", "study.epochs=40", "trainer.max_epochs=9")
     found = events(hpo("run", study, "--n-trials", 30, *options, "--json").stdout)
     told = [event["granted"] for event in found if event["event"] in ("trial_started", "trial_granted")]
-    stored = [grant for trial in hpo_json("trials", study, *options) for grant in trial["grants"]]
+    stored = [grant for trial in hpo_json("trials", study, *options) for grant in trial["internals"]["grants"]]
     assert told == sorted(stored, key=lambda grant: grant["number"])
     assert of("trial_granted", found), "one that was promoted at once"
     assert [event["epochs"] > 0 for event in of("trial_started", found)] == [

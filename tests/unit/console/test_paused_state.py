@@ -55,7 +55,8 @@ def test_status_counts_it_apart(view: OpenStudy) -> None:
     assert not has_ended({**status, "finished": 3, "running": 0})
     entry = study_trials(view)[0]
     assert (entry["outcome"], entry["value"], entry["epochs"]) == ("paused", 0.5, 2)
-    assert [(each["outcome"], each["reason"]) for each in entry["attempts"]] == [("paused", "after epoch 2")]
+    attempts = entry["internals"]["attempts"]
+    assert [(each["outcome"], each["reason"]) for each in attempts] == [("paused", "after epoch 2")]
     assert view.claimable() == 1, "it counts in the budget"
     assert view.running() == 1
 
@@ -162,11 +163,11 @@ def test_the_commands_say_what_it_was_granted_and_why(given: OpenStudy) -> None:
     options = ("study.epochs=40", "study.scheduler=asha", "study.pruner=none")
     rows = [line.split() for line in hpo("status", given.spec.path, *options).stdout.splitlines()]
     assert ["epochs", "2", "of", "40"] in rows
-    listed = hpo("trials", given.spec.path, *options).stdout
-    assert "last granted" in listed
+    listed = hpo("trials", given.spec.path, *options, "--internals").stdout
+    assert "last granted" in listed.partition("predictions and internals")[2]
     assert "to epoch 3: model, ends at 0.123 (0.1 to 0.2), best 0.15" in listed
     (trial,) = json.loads(hpo("trials", given.spec.path, *options, "--json").stdout)
-    assert trial["grants"][0]["why"]["predicted"] == 0.1234
+    assert trial["internals"]["grants"][0]["why"]["predicted"] == 0.1234
 
 
 _PROMOTED: Granted = {"number": 4, "until": 9, "why": {"kind": "promotion", "incumbent": 0.15}}
@@ -174,7 +175,7 @@ _TO_ITS_END: Granted = {"number": 6, "until": None, "why": {"kind": "whole"}}
 
 
 def test_lines_say_why_a_trial_trains(given: OpenStudy, capsys: pytest.CaptureFixture[str]) -> None:
-    first, *_ = study_trials(given)[0]["grants"]
+    first, *_ = study_trials(given)[0]["internals"]["grants"]
     reporter = Reporter(given)
     reporter.heard("worker-1", Started(0, 0.0, 0, [first]))
     reporter.heard("worker-1", Started(0, 0.0, 2, [first, _PROMOTED]))

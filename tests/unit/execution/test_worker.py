@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from multiprocessing import Pipe
 from typing import Any
 
+import pytest
+
 from hpo.errors import LeaseLostError
-from hpo.execution.trial_process import Extension
+from hpo.execution.messages import PROCESS, PULSE_LENGTH
+from hpo.execution.trial_process import Ended, Extension
 from hpo.execution.worker import _Worker
 from hpo.storage.ledger import Lease
-from hpo.study.taking import Taker
+from hpo.study.open_study import OpenStudy
+from hpo.study.taking import Taker, begin
+from hpo.trial.stopping import StopRequest
 from tests.support.studies import Studies
 from tests.unit.study.test_granting import two_by_two
 
@@ -33,3 +41,61 @@ def test_a_trial_that_was_taken_away_meanwhile_is_granted_nothing_and_ends_no_wo
         assert isinstance(extension, Extension)
         assert extension.granted is None
         assert isinstance(extension.error, LeaseLostError)
+
+
+class Trains:
+    """Completes its trial at once, as a trial's process does."""
+
+    def __init__(self, opened: OpenStudy) -> None:
+        self.opened, self.request = opened, StopRequest()
+
+    def run(self, lease: Lease, *_: object) -> Ended:
+        storage = self.opened.storage
+        assert storage.owner is not None
+        storage.owner = storage.owner.in_process(os.getpid())
+        self.opened.study.tell(begin(self.opened, lease), 1.0)
+        storage.close()
+        return Ended.TRIAL
+
+
+class Kills(Taker):
+    """Takes a trial, and kills the processes that were to train the first ones before they get them."""
+
+    def __init__(self, opened: OpenStudy, pulse: list[float], killed: list[int], lost: bool) -> None:
+        super().__init__(opened)
+        self.pulse, self.killed, self.lost = pulse, killed, lost
+
+    def take(self) -> Any:
+        taken = super().take()
+        if taken is not None and not self.killed:
+            self.killed.append(int(self.pulse[PROCESS]))
+            os.kill(self.killed[0], signal.SIGKILL)
+            time.sleep(0.1)
+            if self.lost:
+                assert isinstance(taken, Lease)
+                self.opened.storage.requeue(taken.trial_id)
+                self.opened.storage.hold(taken)
+        return taken
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_process_that_dies_before_it_is_handed_a_trial_costs_no_attempt(studies: Studies, *, lost: bool) -> None:
+    with studies.open("study.n_trials=2") as (view,):
+        worker: Any = _Worker.__new__(_Worker)
+        channel, _supervisor = Pipe()
+        wake, _waker = os.pipe()
+        worker._channel, worker._wake, worker._leaving, worker._orphan = channel, wake, False, None
+        worker._pulse, worker._opened, worker._forkable = [0.0] * PULSE_LENGTH, view, True
+        killed: list[int] = []
+        worker._taker, worker._trial = Kills(view, worker._pulse, killed, lost), Trains(view)
+        assert worker.run()
+        assert worker._pulse[PROCESS] == 0.0
+        view.storage.owner = None
+        attempts = [view.storage.attempts_of_trial(trial._trial_id) for trial in view.study.trials]
+        outcomes = [[each.outcome for each in of_trial] for of_trial in attempts]
+        assert outcomes == [["requeued", "complete"] if lost else ["complete"], ["complete"]]
+        assert killed[0] not in {
+            each.pid for of_trial in attempts for each in of_trial if each.outcome == "complete"
+        }
+        os.close(wake)
+        os.close(_waker)

@@ -22,6 +22,7 @@ from tests.support.studies import Studies
 from tests.unit.trial.test_objective import run
 
 MODELS = """
+from huggingface_hub import PyTorchModelHubMixin
 
 class Tied(nn.Module):
     def __init__(self):
@@ -39,6 +40,15 @@ class Branching(nn.Linear):
 
     def forward(self, inputs):
         return super().forward(inputs if inputs.sum() > 0 else -inputs)
+
+
+class Hub(nn.Module, PyTorchModelHubMixin):
+    def __init__(self):
+        super().__init__()
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, inputs):
+        return self.out(inputs)
 
 
 class Fixed(nn.Linear):
@@ -178,10 +188,34 @@ def test_a_place_that_can_t_be_written_is_said(view: OpenStudy, tmp_path: Path) 
         export_model(view, "best", tmp_path / "file" / "model.pt", command="hpo best")
 
 
-@pytest.mark.parametrize(("name", "text"), [("model.onnx", "names no format"), ("model", "names no format")])
+@pytest.mark.parametrize(("name", "text"), [("model.onnx", "names no format"), ("model.bin", "names no format")])
 def test_other_suffixes_are_refused(name: str, text: str) -> None:
     with pytest.raises(InputError, match=text):
         check_export_path(Path(name))
+
+
+def test_a_name_without_a_suffix_is_a_folder_that_the_card_s_code_reads(
+    studies: Studies, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for view in trained(studies, "Hub"):
+        card = Path(export_model(view, "best", tmp_path / "hub", command="hpo best")["card"]).read_text()
+        export_model(view, "best", tmp_path / "hub", command="hpo best")  # in its place
+        expected = load_model(view.spec).state_dict()
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, torch.nn.Module] = {}
+    exec(card.partition("```python\n")[2].partition("```")[0], names)
+    assert all(torch.equal(value, expected[name]) for name, value in names["model"].state_dict().items())
+    assert (tmp_path / "hub" / "model.safetensors").exists()
+
+
+def test_a_folder_needs_a_model_that_writes_one_and_a_free_place(view: OpenStudy, tmp_path: Path) -> None:
+    with pytest.raises(StudyError, match=r"(?s)has no save_pretrained.*fix: export to \.safetensors"):
+        export_model(view, "best", tmp_path / "model", command="hpo best")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "model.py").touch()
+    with pytest.raises(InputError, match="holds other things than a model"):
+        check_export_path(tmp_path / "mine")
+    assert [path.name for path in tmp_path.rglob("*")] == ["mine", "model.py"]
 
 
 def test_the_command(view: OpenStudy, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,16 +50,31 @@ def test_its_code_loads_the_model(
         assert not names["model"].training
 
 
-def test_its_code_runs_in_a_process_of_its_own(view: OpenStudy, tmp_path: Path) -> None:
-    card = card_of(view, tmp_path / "model.safetensors")
+PRINTED = "import torch; print(repr(model(torch.ones(1, 4)).item()))"
+
+
+@pytest.mark.parametrize(("suffix", "place"), [(".safetensors", "."), (".pt", "moved")])
+def test_moved_without_the_study_it_loads_in_a_process_from_anywhere(
+    tmp_path: Path, ready_sqlite_file: Path, suffix: str, place: str
+) -> None:
+    made, moved = tmp_path / "made", tmp_path / "moved"
+    with finished_study(tmp_path / "study", ready_sqlite_file, n_trials=1) as opened:
+        card = card_of(opened, made / f"model{suffix}")
+        card = card_of(opened, made / f"model{suffix}")  # over the first one
+        with torch.no_grad():
+            expected = load_model(opened.spec)(torch.ones(1, 4)).item()
+    assert str(tmp_path) not in card
+    made.rename(moved)
+    shutil.rmtree(tmp_path / "study")
     code = card.partition("```python\n")[2].partition("```")[0]
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code}\nprint(type(model).__name__)"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert (done.returncode, done.stdout.strip()) == (0, "Net"), done.stderr
+    assert 'Path(".")' in code
+    code = code.replace('Path(".")', f'Path("{place}")')
+    command = [sys.executable, "-c", f"{code}\n{PRINTED}"]
+    folder = moved if place == "." else tmp_path
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert float(done.stdout) == pytest.approx(expected, abs=1e-6)
+    assert {item.name for item in moved.iterdir()} == {f"model{suffix}{more}" for more in ("", ".md", ".code")}
 
 
 def test_it_says_what_the_model_is(view: OpenStudy, tmp_path: Path) -> None:

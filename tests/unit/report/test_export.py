@@ -51,9 +51,8 @@ def test_a_row_says_what_the_trial_was(view: OpenStudy) -> None:
     assert isinstance(best, dict)
     row = table.rows[best["trial"]]
     assert (row["trial"], row["outcome"], row["value"]) == (best["trial"], "complete", best["value"])
-    assert {name.removeprefix("metrics."): row[name] for name in row if name.startswith("metrics.")} == best[
-        "metrics"
-    ]
+    metrics = {name.removeprefix("metrics."): row[name] for name in row if name.startswith("metrics.")}
+    assert metrics == best["metrics"] | best["internals"]["metrics"]
     assert all(row[f"params.{name}"] == value for name, value in best["params"].items())
     assert (row["epochs"], row["attempts"], row["worker"]) == (3, 1, "worker-0")
     assert row["started"] <= row["ended"] <= datetime.now(UTC)

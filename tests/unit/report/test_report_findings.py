@@ -161,6 +161,15 @@ def test_the_parameter_that_matters_is_the_most_important() -> None:
     assert (found.missing, found.remarks) == (None, ())
 
 
+def test_importances_say_which_ranges_differ_from_trial_to_trial() -> None:
+    trials = points(60)
+    wider = {**SPACE, "b": FloatDistribution(0, 2)}
+    trials += [trial_of(60 + number, {"a": number / 60, "b": 1.5}, wider, 1.0) for number in range(60)]
+    found = importances(trials, LOSS)
+    assert found.shares.keys() == {"a", "b"}
+    assert found.remarks == ("The range of b differs from trial to trial: trials are compared within each range.",)
+
+
 def test_importances_of_few_trials_are_doubted() -> None:
     found = importances(points(20, rare=True), LOSS)
     assert found.remarks == (

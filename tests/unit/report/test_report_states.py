@@ -10,7 +10,8 @@ from pathlib import Path
 import optuna
 import pytest
 from matplotlib.figure import Figure
-from optuna.trial import TrialState, create_trial
+from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.report.data import report_data, study_report
 from hpo.report.page import page
@@ -89,8 +90,7 @@ def all_beyond(view: OpenStudy) -> None:
         view.study.tell(trial, value)
 
 
-ALL = {"history-0", "curves", "parallel-0", "slice-0-0", "slice-0-1", "contour-0", "timeline"}
-ONE = ALL - {"contour-0"}
+ALL = {"history-0", "curves", "parallel-0", "slice-0-0", "slice-0-1", "timeline"}
 BOUND = "study.constraints={parameters: '<= 10'}"
 
 
@@ -102,7 +102,7 @@ BOUND = "study.constraints={parameters: '<= 10'}"
         (all_pruned, (), {"curves", "timeline"}, "3 of 3 ended"),
         (all_failed, (), {"timeline"}, "no reason is stored"),
         (all_diverged, (), {"curves", "timeline"}, "the metric was no finite number any more"),
-        (one, (), ONE, "it takes 2 complete trials; there are 1"),
+        (one, (), ALL, "it takes 2 complete trials; there are 1"),
         (several, (), ALL | {"importance"}, "trial 1, 1"),
         (several, ("study.metric=val_mae", "study.direction=maximize"), ALL | {"importance"}, "trial 2, 3"),
         (imported, (), ALL | {"importance"}, "trial 2, 1"),
@@ -129,7 +129,7 @@ def test_a_study_in_any_state_has_a_report(
     assert said in " ".join(shown.text.split())
     assert report_data(report)["timeline"]["attempts"] == len(report.work)
     pictures = {path.stem for path in write_pictures(report, tmp_path)}
-    names = {"history-0": "history", "parallel-0": "parallel", "contour-0": "contour", "importance": "importances"}
+    names = {"history-0": "history", "parallel-0": "parallel", "importance": "importances"}
     slices = {"slices"} if "slice-0-0" in figures else set()
     assert pictures == {names.get(name, name) for name in figures if not name.startswith("slice-")} | slices
 
@@ -151,10 +151,11 @@ def test_conditions_and_choices_of_any_kind_are_shown(
             view.study.tell(trial, 1.0 + params.get("model.hidden", 5) / 10 + number / 100)
         report = study_report(view)
     shown = Page(page(report))
-    assert {"importance", "parallel-0", "contour-0"} <= set(shown.figures)
+    assert {"importance", "parallel-0"} <= set(shown.figures)
+    assert "a surface over" in shown.text
     found = {tuple(figure["layout"]["xaxis"].get("categoryarray", ())) for figure in shown.figures.values()}
     assert ("None", "True", "2", "'$x_{^'", "'[1, 2]'") in found
-    assert {path.stem for path in write_pictures(report, tmp_path)} >= {"slices", "contour", "parallel"}
+    assert {path.stem for path in write_pictures(report, tmp_path)} >= {"slices", "parallel"}
 
 
 GOALS = "{val_loss: minimize, val_mae: maximize, parameters: minimize}"
@@ -171,7 +172,7 @@ def test_several_objectives_have_a_front(
         report = study_report(view)
         front = [trial.number for trial in report.best]
     shown = Page(page(report))
-    assert {"front-0", "front-1", "front-2", "history-2", "parallel-1", "contour-2"} <= set(shown.figures)
+    assert {"front-0", "front-1", "front-2", "history-2", "parallel-1"} <= set(shown.figures)
     marked = next(trace for trace in shown.figures["front-1"]["data"] if trace["name"] == "Pareto front")
     assert sorted(marked["customdata"]) == sorted(front)
     assert f"{len(front)} trials on the Pareto front" in shown.text
@@ -181,6 +182,7 @@ def test_several_objectives_have_a_front(
     assert [each["trial"] for each in report_data(report)["best"]] == front
 
 
+@pytest.mark.full
 def test_the_pictures_are_named_and_are_pictures(studies: Studies, tmp_path: Path) -> None:
     with studies.open(N_TRIALS) as (view,):
         several(view)
@@ -243,8 +245,6 @@ def test_what_is_known_of_the_machine_is_said(studies: Studies, small_plotly: No
 
 
 def test_a_large_study_is_thinned(small_plotly: None) -> None:
-    from optuna.distributions import FloatDistribution
-
     space = {"a": FloatDistribution(0, 1), "b": FloatDistribution(0, 1)}
     trials = [
         trial_of(number, {"a": number / 400, "b": number * 7 % 400 / 400}, space, number, curve={1: 1.0, 2: 2.0})
@@ -256,3 +256,37 @@ def test_a_large_study_is_thinned(small_plotly: None) -> None:
     assert "Of 400 curves 300 are drawn" in shown.text
     assert "Of 400 trials 100 are drawn" in shown.text
     assert "Of 400 trials 150 are used" in shown.text
+
+
+def drawn_as_it_runs(number: int) -> FrozenTrial:
+    """A trial of an objective that draws a width for each layer, from a range that the depth decides."""
+    layers = 1 + number % 3
+    params = {"layers": layers, "lr": 1e-3 * 1.1**number}
+    space: dict[str, BaseDistribution] = {
+        "layers": IntDistribution(1, 3),
+        "lr": FloatDistribution(1e-3, 0.1, log=True),
+    }
+    for layer in range(layers):
+        params[f"width{layer}"] = 4 + number * (layer + 3) % (10 * layers)
+        space[f"width{layer}"] = IntDistribution(4, 4 + 10 * layers)
+    return trial_of(number, params, space, layers + 1 / (number + 1), curve={1: 2.0})
+
+
+def test_a_space_that_changes_between_trials_is_right_and_said(
+    tmp_path: Path, small_plotly: None, small_pictures: None
+) -> None:
+    report = report_of([drawn_as_it_runs(number) for number in range(40)])
+    shown = Page(page(report))
+    text = " ".join(shown.text.split())
+    assert "width1 is in 26 of 40 trials." in text
+    assert "width2 is in 13 of 40 trials." in text
+    assert "The range of width0, width1 differs from trial to trial" in text
+    assert "lr is in" not in text
+    assert "Not every trial has width1, width2: its cell is empty." in text
+    assert list(report.importances.shares)[:2] in (["lr", "layers"], ["layers", "lr"])
+    slices = [figure for name, figure in shown.figures.items() if name.startswith("slice-")]
+    points = sorted(len(each["x"]) for figure in slices for each in figure["data"])
+    assert points == [13, 26, 40, 40, 40], "a slice shows the trials that have its parameter"
+    lines = [each["y"] for each in shown.figures["parallel-0"]["data"] if each.get("mode") == "lines"]
+    assert {len(line) for line in lines} == {6}, "every trial passes every axis"
+    assert {path.stem for path in write_pictures(report, tmp_path)} >= {"slices", "parallel", "importances"}

@@ -71,11 +71,11 @@ def test_agreement_is_the_correlation_drawn_towards_what_is_usual() -> None:
 
 def test_the_first_rung_is_early_where_early_ranks_agree_and_late_where_they_do_not() -> None:
     agreeing = {1: 0.9, 3: 0.9, 9: 0.9}
-    assert agreement.first_rung(agreeing, RUNGS, 27) == 1
-    assert agreement.first_rung({**agreeing, 1: 0.4}, RUNGS, 27) == 3
-    assert agreement.first_rung({**agreeing, 1: 0.4, 3: 0.1}, RUNGS, 27) == 9
-    assert agreement.first_rung({**agreeing, 1: 0.9, 3: -0.2}, RUNGS, 27) == 9
-    assert agreement.first_rung({}, [1], 27) == 1
+    assert agreement.first_rung(agreeing, RUNGS, lambda rung: 27 / rung) == 1
+    assert agreement.first_rung({**agreeing, 1: 0.4}, RUNGS, lambda rung: 27 / rung) == 3
+    assert agreement.first_rung({**agreeing, 1: 0.4, 3: 0.1}, RUNGS, lambda rung: 27 / rung) == 9
+    assert agreement.first_rung({**agreeing, 1: 0.9, 3: -0.2}, RUNGS, lambda rung: 27 / rung) == 9
+    assert agreement.first_rung({}, [1], lambda rung: 27 / rung) == 1
     assert agreement.to_the_end({1: 0.5, 3: 0.8, 9: 0.9}, 3) == pytest.approx(0.72)
     assert agreement.to_the_end({1: 0.5, 3: -0.8, 9: 0.9}, 1) == 0
 
@@ -84,6 +84,19 @@ def test_the_expected_best_of_some_is_that_of_a_simulation() -> None:
     drawn = np.random.default_rng(0).normal(size=(20_000, 27))
     for count in (3, 9, 27):
         assert agreement._expected_best(count) == pytest.approx(drawn[:, :count].max(1).mean(), abs=0.03)
+
+
+def test_the_ranks_of_those_that_were_promoted_agree_or_cross() -> None:
+    def promoted(ends: Sequence[float], kind: str = "promotion") -> list[Curve]:
+        return curves(*(even(k, [float(k)] * 8 + [end], kind) for k, end in enumerate(ends)))
+
+    assert agreement.among_promoted(promoted([0.1, 0.2]), 3, 9) == 0
+    assert agreement.among_promoted(promoted([0.1, 0.2, 0.3]), 3, 9) == pytest.approx(1 - 0.5**0.5)
+    assert agreement.among_promoted(promoted([0.1, 0.3, 0.2, 0.4]), 3, 9) == pytest.approx(0.8 - 1 / 3**0.5)
+    assert agreement.among_promoted(promoted([0.4, 0.3, 0.2, 0.1]), 3, 9) == 0
+    # Those that ran on whatever their values, or have not come there, tell nothing of it.
+    assert agreement.among_promoted(promoted([0.1, 0.2, 0.3], "whole"), 3, 9) == 0
+    assert agreement.among_promoted(promoted([0.1, 0.2, 0.3]), 9, 27) == 0
 
 
 def test_the_first_trials_pause_at_epoch_3_or_later_in_long_ones() -> None:

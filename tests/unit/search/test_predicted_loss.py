@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import pickle
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Literal
 
 import optuna
@@ -14,9 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from optuna.trial import TrialState
 
-from hpo.search.predicted_loss.pruner import is_audited
 from hpo.search.pruners import PredictedLossPruner
-from hpo.storage.attributes import AUDIT_ATTR, MAX_EPOCHS_ATTR
+from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from tests.support.studies import Studies
 from tests.unit.storage.test_reader import statements
 
@@ -280,26 +278,6 @@ def test_a_trial_that_was_taken_back_no_longer_counts() -> None:
     assert pruner.probability(fewer, study.trials[-1]) != before
 
 
-def test_an_audited_trial_runs_on_and_says_when_it_would_have_ended(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path / 's.db'}"
-    plain = study_of(SOME)
-    ends = run(plain, flat(1.02))
-    study = study_of(SOME, storage=url, audit_fraction=1.0)
-    assert run(study, flat(1.02)) == 0
-    assert study.trials[-1].system_attrs[AUDIT_ATTR] == ends
-    assert run(study, falling(0.2)) == 0
-    assert AUDIT_ATTR not in study.trials[-1].system_attrs
-
-
-def test_the_audited_share_is_chosen_by_name_and_number() -> None:
-    chosen = [number for number in range(4000) if is_audited("study", number, 0.05)]
-    assert 150 < len(chosen) < 250
-    assert chosen == [number for number in range(4000) if is_audited("study", number, 0.05)]
-    assert chosen != [number for number in range(4000) if is_audited("other", number, 0.05)]
-    assert not any(is_audited("study", number, 0.0) for number in range(1000))
-    assert all(is_audited("study", number, 1.0) for number in range(1000))
-
-
 @pytest.mark.parametrize(
     ("argument", "value"),
     [
@@ -349,11 +327,11 @@ def test_once_a_trial_is_complete_running_ones_are_not_read(studies: Studies) ->
             for step, value in enumerate(falling(0.3)[:5], 1):
                 trial.report(value, step)
         trial = view.study.ask()
-        for step, value in enumerate((1.0, 0.9, 0.8), 1):  # with a new ended trial the length is looked up again
+        for step, value in enumerate((1.0, 0.5, 0.2), 1):  # with a new ended trial the length is looked up again
             if step > 1:
                 trial.should_prune()
             trial.report(value, step)
         with statements(view.storage.engine) as seen:
-            trial.should_prune()
+            assert not trial.should_prune()
         assert not [text for text in seen if "trial_intermediate_values" in text]
         assert len(seen) <= 1, seen

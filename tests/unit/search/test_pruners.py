@@ -84,6 +84,21 @@ def test_hyperband_knows_from_the_start_how_long_training_is(studies: Studies) -
     assert isinstance(make_pruner(studies.spec("study.pruner={name: hyperband, max_resource: auto}")), type(given))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "steps"),
+    [
+        (("trainer.max_epochs=50",), 5),
+        (("trainer.max_epochs=9",), 0),
+        (("trainer.max_epochs=null", "trainer.max_steps=100"), 0),
+        (("study.pruner={name: median, n_warmup_steps: 2}", "trainer.max_epochs=50"), 2),
+    ],
+)
+def test_median_leaves_the_first_tenth_alone(studies: Studies, overrides: tuple[str, ...], steps: int) -> None:
+    median = make_pruner(studies.spec("study.pruner=median", *overrides))
+    assert isinstance(median, pruners.MedianPruner)
+    assert median._n_warmup_steps == steps
+
+
 @pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
 @pytest.mark.parametrize("name", [name for name in PRUNERS if name not in ("none", "patient")])
 def test_patient_wraps_each_pruner(studies: Studies, name: str) -> None:

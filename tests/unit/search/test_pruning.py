@@ -12,8 +12,9 @@ import pytest
 from optuna.trial import TrialState
 from scipy import stats
 
+from hpo.search.predicted_loss.audit import Condemned
 from hpo.search.predicted_loss.pruner import PredictedLossPruner
-from hpo.storage.attributes import AUDIT_ATTR, OUTCOME_ATTR, PREDICTION_ATTR
+from hpo.storage.attributes import CONDEMNED_ATTR, OUTCOME_ATTR, PREDICTION_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.pruning_summary import (
     ComparedPrediction,
@@ -24,7 +25,8 @@ from hpo.study.pruning_summary import (
     summarize_pruning,
     wilson_interval,
 )
-from hpo.study.status import own_trials, ranked_trials, study_status
+from hpo.study.status import own_trials, ranked_trials, study_status, study_trials
+from hpo.wording import condemned
 from tests.support.commands import hpo, hpo_json
 from tests.support.studies import Studies, ask
 
@@ -44,7 +46,8 @@ def play(
     for step, value in enumerate(values, start=1):
         trial.report(value, step)
     if audited_at is not None:
-        view.study._storage.set_trial_system_attr(trial._trial_id, AUDIT_ATTR, audited_at)
+        decision = Condemned(audited_at, 0.012, 0.04, runs_on=True)
+        view.study._storage.set_trial_system_attr(trial._trial_id, CONDEMNED_ATTR, decision.stored())
     worst = math.inf if view.spec.study.direction == "minimize" else -math.inf
     if diverged:
         trial.set_user_attr(OUTCOME_ATTR, "diverged")
@@ -83,6 +86,7 @@ EXPECTED = {
     "false_prune_rate": pytest.approx(1 / 3),
     "false_prune_interval": [pytest.approx(0.0615, abs=5e-4), pytest.approx(0.7923, abs=5e-4)],
     "audit_epochs": 7 + 6 + 2 + 2,
+    "alpha": 0.04,
 }
 
 
@@ -133,21 +137,25 @@ def test_without_a_known_length_the_longest_complete_trial_is_the_horizon(studie
 
 
 def test_an_audit_by_the_real_pruner_is_found(studies: Studies) -> None:
-    """Every trial is audited, so that none is pruned and each decision against one is on record."""
+    """What runs on is counted with its epochs, what is pruned is not."""
     with studies.open("study.n_trials=30", "trainer.max_epochs=8") as (view,):
-        view.study.pruner = PredictedLossPruner(audit_fraction=1.0, alpha=0.5)
+        view.study.pruner = PredictedLossPruner(audit_fraction=0.5, alpha=0.5, seed=1)
         for number in range(30):
             trial, _ = ask(view)
             for step in range(1, 9):
                 trial.report(1.0 + (number * 7 % 10) / 5 + 1 / step, step)
-                assert not trial.should_prune()
-            view.study.tell(trial, 1.0 + (number * 7 % 10) / 5 + 1 / 8)
+                if pruned := trial.should_prune():
+                    break
+            end = None if pruned else 1.0 + (number * 7 % 10) / 5 + 1 / 8
+            view.study.tell(trial, end, TrialState.PRUNED if pruned else TrialState.COMPLETE)
         found = study_status(view)["pruning"]
-        noted = [trial.system_attrs[AUDIT_ATTR] for trial in own_trials(view) if AUDIT_ATTR in trial.system_attrs]
-    assert noted
-    assert (found["pruned"], found["epochs_saved"]) == (0, 0)
-    assert found["audited"] == len(noted)
-    assert found["audit_epochs"] == sum(8 - step for step in noted)
+        decisions = [decision for trial in own_trials(view) if (decision := Condemned.of(trial)) is not None]
+    audits = [decision for decision in decisions if decision.runs_on]
+    assert 0 < len(audits) < len(decisions)
+    assert found["pruned"] == len(decisions) - len(audits)
+    assert found["audited"] == len(audits)
+    assert found["audit_epochs"] == sum(8 - decision.epoch for decision in audits)
+    assert found["alpha"] == decisions[-1].alpha
 
 
 @pytest.mark.parametrize(("successes", "trials"), [(0, 1), (1, 1), (0, 7), (1, 6), (3, 40), (20, 20)])
@@ -166,7 +174,7 @@ def test_status_shows_what_was_saved_and_what_the_audit_found(studies: Studies) 
     with studies.open(*overrides) as (view,):
         play_all(view, 0.5, 1.0, 2.0)
     shown = rows(studies.folder / "study.yaml", *overrides)
-    assert shown["pruning"] == "2 of 7 pruned, 13 of 57 epochs saved (23 %)"
+    assert shown["pruning"] == "2 of 7 pruned, 13 of 57 epochs saved (23 %), alpha 0.04 at last"
     assert shown["audit"] == "1 of 3 audited trials ended among the best (33 %, 95 % interval 6 % to 79 %)"
 
 
@@ -217,3 +225,13 @@ def test_predictions_are_judged_by_hand() -> None:
     assert found.mean_absolute_error == pytest.approx((0.128 + 0.129 + 0.128) / 4)
     assert found.inside_80 == 0.75
     assert summarize_predictions([]) == PredictionSummary(0, None, None)
+
+
+def test_trials_say_why_each_was_pruned_or_kept(studies: Studies) -> None:
+    with studies.open("study.n_trials=20") as (view,):
+        play_all(view, 0.5, 1.0, 2.0)
+        entries = study_trials(view)
+    reasons = {entry["trial"]: entry["reason"] for entry in entries}
+    assert reasons[1] == "kept as an audit run at epoch 3: probability 0.012 to end among the best, alpha is 0.04"
+    assert reasons[2] is None
+    assert condemned(5, 0.0312, 0.055, runs_on=False).startswith("pruned at epoch 5: probability 0.031 to end")

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from optuna import pruners
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.search.pruners import PredictedLossPruner
 from hpo.search.replay import Curve, Ended, Replay, Setting, replay, summarize, whole_curves
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 
@@ -270,17 +271,30 @@ def test_what_cannot_be_replayed_is_refused() -> None:
 def judged(**figures: float) -> Replay:
     given = {"epochs_used": 5, "epochs_in_all": 10, "found": 1.0, "best": 1.0, "median": 2.0, "regret": 0.0}
     counts = {"wrongly_pruned": 0, "top": 5, "top_pruned": 0, "decision_s": 1e-3, "slowest_decision_s": 2e-3}
-    return Replay(trials=(), **{**given, **counts, **figures})  # type: ignore[arg-type]
+    audit = {"audited": 0, "alpha": None}
+    return Replay(trials=(), **{**given, **counts, **audit, **figures})  # type: ignore[arg-type]
 
 
 def test_several_replays_are_summed_up() -> None:
     summary = summarize(
         [
             judged(regret=0.3, epochs_used=1, wrongly_pruned=3, top_pruned=2, decision_s=3e-3),
-            judged(slowest_decision_s=9e-3, top=3),
+            judged(slowest_decision_s=9e-3, top=3, audited=3, alpha=0.04),
         ]
     )
     assert summary.epochs_fraction == pytest.approx((0.1 + 0.5) / 2)
     assert (summary.regret, summary.worst_regret) == (0.15, 0.3)
     assert (summary.wrongly_pruned, summary.top_pruned) == (1.5, 0.25)
     assert (summary.decision_ms, summary.slowest_decision_ms) == (2.0, 9.0)
+    assert (summary.audited, summary.alpha) == (1.5, 0.04)
+    assert summarize([judged()]).alpha is None
+
+
+def test_audit_runs_and_alpha_are_read_from_the_decisions() -> None:
+    curves = whole_curves([[1.0 / epoch + level / 10 for epoch in range(1, 21)] for level in (0, 5, 6, 7, 8, 9)])
+    kept = replay(curves, PredictedLossPruner(max_epochs=20, alpha=0.3, audit_fraction=1.0))
+    ended = replay(curves, PredictedLossPruner(max_epochs=20, alpha=0.3, audit_fraction=0.0))
+    assert kept.audited > 0
+    assert kept.trials[kept.audited].audited
+    assert kept.alpha != 0.3  # it has followed
+    assert (ended.audited, ended.alpha) == (0, 0.3)

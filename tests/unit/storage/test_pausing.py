@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 from optuna.trial import TrialState
 
 from hpo.errors import BudgetExhaustedError, LeaseLostError
-from hpo.storage import ledger
+from hpo.storage import ledger, machine
 from hpo.storage.attributes import PAUSE_AT_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.ledger import Owner
@@ -126,7 +126,7 @@ def test_of_many_workers_one_resumes(ready_url: str) -> None:
 def test_a_resumed_trial_whose_worker_dies_waits_and_is_not_paused(two_owners: Owners, ready_url: str) -> None:
     first, second = two_owners
     trial_id = paused_trial(first)
-    dead = Owner(ledger.host_name(), ledger.boot_id(), 2**22 + 1, 1.0, "dead")
+    dead = Owner(machine.host_name(), machine.boot_id(), 2**22 + 1, 1.0, "dead")
     with opened(ready_url, owner=dead) as third:
         assert third.resume(trial_id)
     (settled,) = requeue_dead(second, study_id(second), grace=0)
@@ -213,7 +213,7 @@ class PausingMachine(RuleBasedStateMachine):
     def new_worker(self) -> StudyStorage:
         """A worker whose process, by its number, is not there: it is dead whenever it is checked."""
         self.generation += 1
-        owner = Owner(ledger.host_name(), ledger.boot_id(), 2**22 + self.generation, 1.0, str(self.generation))
+        owner = Owner(machine.host_name(), machine.boot_id(), 2**22 + self.generation, 1.0, str(self.generation))
         return open_storage(self.url, create=False, owner=owner)
 
     def teardown(self) -> None:

@@ -16,8 +16,8 @@ from hpo.storage.recovery import STOPPED
 from hpo.study.folders import stop_note
 from hpo.study.outcome import Outcome
 from hpo.trial.builder import Builder
+from hpo.trial.progress import RunProgress
 from hpo.trial.run import TrialRun
-from hpo.trial.session import RunProgress
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from tests.support.owners import load, make_study, opened

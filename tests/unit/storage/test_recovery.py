@@ -49,6 +49,18 @@ def test_another_hosts_owner_is_dead_after_the_grace(sqlite_url: str) -> None:
         assert requeue_dead(plain, study_id(plain), grace=0.04) == [waits(0, 1)]
 
 
+def test_a_file_is_one_machines_which_may_have_been_started_anew(ready_url: str) -> None:
+    """On a server, the other boot may be another machine's of the same name."""
+    make_study(ready_url, 1)
+    with (
+        opened(ready_url, owner=replace(Owner.current(), boot_id="before")) as storage,
+        opened(ready_url) as plain,
+    ):
+        load(storage).ask()
+        taken = requeue_dead(plain, study_id(plain))
+        assert taken == ([waits(0, 1)] if plain.engine.name == "sqlite" else [])
+
+
 def test_who_looks_again_and_again_goes_by_what_it_has_seen(sqlite_url: str) -> None:
     make_study(sqlite_url, 5)
     with opened(sqlite_url, owner=dead_owner(host="elsewhere")) as remote, opened(sqlite_url) as plain:

@@ -33,9 +33,10 @@ from hpo.study.standing import standing_of
 from hpo.study.status import study_status, study_trials
 from hpo.study.taking import claimable
 from hpo.trial.builder import Builder
+from hpo.trial.progress import RunProgress
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
-from hpo.trial.session import RunProgress, Session
+from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import FunctionCode, TrainingCode
@@ -171,8 +172,12 @@ def test_the_parents_epochs_are_neither_reported_nor_counted_again(studies: Stud
         assert study_status(view)["epochs"]["trained"] == 5 + 2 + 3
         assert standing_of(view).epochs_left == 20
         entries = study_trials(view)
-        assert [entry["fork"] for entry in entries] == [None, None, {"parent": 0, "epoch": 2, "replaces": 1}]
-        assert [entry["replaced_by"] for entry in entries] == [None, 2, None]
+        assert [entry["internals"]["fork"] for entry in entries] == [
+            None,
+            None,
+            {"parent": 0, "epoch": 2, "replaces": 1},
+        ]
+        assert [entry["internals"]["replaced_by"] for entry in entries] == [None, 2, None]
         assert [entry["epochs"] for entry in entries] == [5, 2, 5]
 
 

@@ -68,7 +68,7 @@ def test_the_next_worker_goes_on_with_it_as_itself(view: OpenStudy) -> None:
     later.study.tell(trial, 0.5)
     (entry,) = study_trials(later)
     assert (entry["outcome"], entry["epochs"], entry["reason"]) == ("complete", 3, None)
-    assert [each["outcome"] for each in entry["attempts"]] == ["error", "complete"]
+    assert [each["outcome"] for each in entry["internals"]["attempts"]] == ["error", "complete"]
     later.storage.close()
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 
 import optuna
 import pytest
+import sqlalchemy as sa
 
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait
@@ -110,3 +111,16 @@ def test_a_trial_that_was_handed_to_another_process_is_read_as_that_one_left_it(
         process.study.tell(trial, 1.0)
         worker.storage.forget(lease.trial_id)
         assert worker.storage.get_trial(lease.trial_id).value == 1.0
+
+
+def test_a_trial_that_a_process_begins_is_read_once(studies: Studies) -> None:
+    with studies.open("study.n_trials=3") as (view,):
+        lease = Taker(view).take()
+        assert isinstance(lease, Lease)
+        view.storage.forget(lease.trial_id)  # another process has taken it
+        statements: list[str] = []
+        sa.event.listen(view.storage.engine, "before_cursor_execute", lambda *args: statements.append(args[2]))
+        begun = begin(view, lease)
+        assert sum("FROM trial_params" in statement for statement in statements) == 1
+        begun.set_user_attr("colour", "red")
+        assert view.storage.get_trial(lease.trial_id).user_attrs["colour"] == "red", "anew after a write"

@@ -11,6 +11,8 @@ from torch import nn
 from tests.unit.trainer.support import (
     At,
     Recorder,
+    assert_same,
+    frozen,
     interrupt_at,
     make_model,
     make_trainer,
@@ -19,11 +21,11 @@ from tests.unit.trainer.support import (
     through_file,
 )
 from trainer import Callback, TrainState
-from trainer.callbacks import EarlyStopping
+from trainer.callbacks import EarlyStopping, default_callbacks
 from trainer.data.plan import Plan
 from trainer.state import SKIPPABLE
 
-BATCH_ACTIONS = sorted(SKIPPABLE - {"validation", "scheduler_step"})
+BATCH_ACTIONS = sorted(SKIPPABLE - {"batch", "epoch", "validation", "scheduler_step"})
 
 
 class ScaleLoss(Callback):
@@ -143,7 +145,7 @@ class TestSkipping:
     def test_what_can_not_be_skipped_names_the_nearest(self) -> None:
         with pytest.raises(ValueError, match="did you mean 'optimizer_step'"):
             TrainState(max_epochs=1).skip("optimiser_step")
-        with pytest.raises(ValueError, match="give one of backward, optimizer_step"):
+        with pytest.raises(ValueError, match="give one of backward, batch, epoch, optimizer_step"):
             TrainState(max_epochs=1).skip("xyz")
 
     @quick(25)
@@ -169,6 +171,62 @@ class TestSkipping:
         order.shuffle(shuffled)
         left_out = {f"on_after_{action}" for action, _, _ in asked}
         assert done(callbacks()) == done(shuffled) == done([]) - left_out
+
+
+class TestLeavingOut:
+    def test_a_skipped_batch_counts_and_nothing_of_it_is_computed(self) -> None:
+        ends: list[Any] = []
+        log: list[str] = []
+        trainer = linear_trainer(
+            Recorder(log),
+            skip("batch", when=lambda trainer: trainer.state.batch_index == 1),
+            At("on_train_batch_end", lambda t: ends.append((t.state.loss is None, t.state.skipped_step))),
+            max_epochs=1,
+        )
+        state = trainer.fit(regression(12))
+        assert ends == [(False, False), (True, True), (False, False)]
+        assert (state.step, state.data_epoch, log.count("on_before_forward")) == (2, 1, 2)
+
+    def test_a_run_with_skipped_batches_resumes_to_the_same_bits(self) -> None:
+        def run(*stops: int) -> Any:
+            checkpoint = None
+            for stop in (*stops, 99):
+                ask = skip("batch", when=lambda trainer: trainer.state.data_batch == 1)
+                trainer = linear_trainer(ask, interrupt_at(stop), max_epochs=3)
+                if checkpoint:
+                    trainer.load_state_dict(checkpoint)
+                trainer.fit(regression(12), regression(4))
+                checkpoint = through_file(trainer.state_dict())
+            return frozen(trainer)
+
+        assert_same(run(1, 3), run())
+
+    def test_a_skipped_epoch_counts_with_its_schedule_and_records_nothing(self) -> None:
+        log: list[str] = []
+        trainer = linear_trainer(
+            Recorder(log),
+            *default_callbacks(),
+            skip("epoch", "on_train_epoch_start", lambda trainer: trainer.state.epoch == 1),
+            max_epochs=4,
+        )
+        trainer.scheduler = torch.optim.lr_scheduler.StepLR(trainer.optimizer, 1, gamma=0.5)
+        state = trainer.fit(regression(12), regression(4))
+        assert [sorted(metrics.keys() & {"lr", "train_loss", "val_loss"}) for metrics in state.history] == [
+            ["lr", "train_loss", "val_loss"],
+            ["lr"],
+            ["lr", "train_loss", "val_loss"],
+            ["lr", "train_loss", "val_loss"],
+        ]
+        assert (state.epoch, state.step, state.history[-1]["lr"]) == (4, 9, 0.05 / 8)
+        counts = {
+            event: log.count(event) for event in ("on_train_batch_start", "on_epoch_end", "on_validation_start")
+        }
+        assert counts == {"on_train_batch_start": 9, "on_epoch_end": 4, "on_validation_start": 3}
+
+    def test_an_epoch_that_is_no_pass_can_not_be_skipped(self) -> None:
+        trainer = linear_trainer(skip("epoch", "on_train_epoch_start"), validate_every=2)
+        with pytest.raises(ValueError, match="leaves out a whole pass"):
+            trainer.fit(regression(12))
 
 
 class TestEnding:
@@ -298,7 +356,7 @@ class TestNested:
         late = Recorder(log)
         trainer = make_trainer()
         handle = trainer.callbacks.register(
-            "on_train_epoch_start", lambda trainer: trainer.callbacks.add(late) if not log else None
+            "on_train_epoch_start", lambda trainer: None if trainer.state.epoch else trainer.callbacks.add(late)
         )
         trainer.fit(regression(8))
         assert log == []

@@ -9,9 +9,25 @@ import torch.distributed as dist
 
 from tests.unit.trainer.support import Recorder, make_trainer, regression
 from trainer import Callback
-from trainer.callbacks import Checkpoint, EarlyStopping, default_callbacks
+from trainer.callbacks import Checkpoint, EarlyStopping, GarbageCollection, default_callbacks
 from trainer.distributed.ranks import rank
 from trainer.runner import CallbackRunner
+
+
+def change(counter: Any) -> None:
+    """Change an attribute of the kind; a hook that calls this shows nothing of it."""
+    if counter.kind == "number":
+        counter.value += 1
+    elif counter.kind == "list":
+        counter.value.append(1)
+    elif counter.kind == "dict":
+        counter.value["inner"].append(1)
+    elif counter.kind == "set":
+        counter.value.add(len(counter.value))
+    elif counter.kind == "tensor":
+        counter.value.add_(1)
+    elif counter.kind == "object":
+        counter.value = object()
 
 
 class Counter(Callback):
@@ -30,18 +46,7 @@ class Counter(Callback):
         }[kind]
 
     def on_train_batch_end(self, trainer: Any) -> None:
-        if self.kind == "number":
-            self.value += 1
-        elif self.kind == "list":
-            self.value.append(1)
-        elif self.kind == "dict":
-            self.value["inner"].append(1)
-        elif self.kind == "set":
-            self.value.add(len(self.value))
-        elif self.kind == "tensor":
-            self.value.add_(1)
-        elif self.kind == "object":
-            self.value = object()
+        change(self)
 
 
 KINDS = ["number", "list", "dict", "set", "tensor", "object"]
@@ -88,6 +93,116 @@ def test_what_does_not_change_and_what_a_fits_start_sets_need_no_word(tmp_path: 
             self.file = object()
 
     fit(tmp_path, Counter("nothing"), SetUp())
+
+
+class Assigns(Callback):
+    """What hooks do to attributes, in ways that their source shows; the rest only looks."""
+
+    def __init__(self) -> None:
+        self.value: Any = []
+        self.other: Any = {}
+        self.read = 0
+
+
+class AssignsPlainly(Assigns):
+    def on_epoch_end(self, trainer: Any) -> None:
+        trainer.value = self.value = self.read
+
+
+class AssignsAPart(Assigns):
+    def on_train_batch_end(self, trainer: Any) -> None:
+        self.value[0] += 1
+
+
+class AssignsAmongOthers(Assigns):
+    def on_train_epoch_start(self, trainer: Any) -> None:
+        (trainer.value, (self.value, _)) = 1, (2, 3)
+
+
+class Appends(Assigns):
+    def on_validation_end(self, trainer: Any) -> None:
+        self.value.append(self.other.get("a"))
+
+
+class AssignsByAnother(Assigns):
+    def on_log_metrics(self, trainer: Any, metrics: Any) -> None:
+        self._twice()
+
+    def _twice(self) -> None:
+        self._twice()
+        del self.value
+
+
+class ThatOnlyReads(Assigns):
+    def __init__(self) -> None:
+        super().__init__()
+        self.append = []
+
+    @property
+    def derived(self) -> int:
+        return self.read
+
+    @derived.setter
+    def derived(self, value: int) -> None: ...
+
+    def on_fit_start(self, trainer: Any) -> None:
+        self.value = 1
+
+    def on_epoch_end(self, trainer: Any) -> None:
+        trainer.state.user_state["value"] = self.read
+        value = self.value
+        self.derived = 2
+        value += 1
+
+    def on_fit_end(self, trainer: Any) -> None:
+        self.other["here"] = 1
+
+
+class TestFromTheSource:
+    @pytest.mark.parametrize(
+        ("kind", "event"),
+        [
+            (AssignsPlainly, "on_epoch_end"),
+            (AssignsAPart, "on_train_batch_end"),
+            (AssignsAmongOthers, "on_train_epoch_start"),
+            (Appends, "on_validation_end"),
+            (AssignsByAnother, "on_log_metrics"),
+        ],
+    )
+    def test_a_hook_that_sets_what_is_not_declared_is_refused_when_it_is_registered(
+        self, tmp_path: Path, kind: type[Callback], event: str
+    ) -> None:
+        message = rf"callback {kind.__name__} sets `value` in {event}, and .*`transient = \('value',\)`"
+        runner = CallbackRunner([kind()])
+        with pytest.raises(ValueError, match=message):
+            runner.add(Checkpoint(tmp_path))
+        with pytest.raises(ValueError, match=message):
+            make_trainer([kind(), Checkpoint(tmp_path)])
+
+        class Declared(kind):  # type: ignore[misc,valid-type]
+            transient = ("value",)
+
+        class Saved(kind):  # type: ignore[misc,valid-type]
+            def state_dict(self) -> dict[str, Any]:
+                return {"value": 0}
+
+        CallbackRunner([Declared(), Saved(), Checkpoint(tmp_path)])
+
+    def test_what_only_reads_or_sets_where_a_resumed_run_sets_it_again_is_accepted(self, tmp_path: Path) -> None:
+        fit(tmp_path, ThatOnlyReads())
+
+    def test_a_class_without_source_is_watched_as_it_trains(self, tmp_path: Path) -> None:
+        made: dict[str, Any] = {"Callback": Callback}
+        exec(  # a class that is in no file
+            "class Made(Callback):\n"
+            "    value = 0\n"
+            "    def on_epoch_end(self, trainer):\n"
+            "        self.value += 1\n",
+            made,
+        )
+        CallbackRunner([made["Made"](), Checkpoint(tmp_path)])
+        with pytest.raises(ValueError, match="callback Made changed `value` while training"):
+            fit(tmp_path, made["Made"]())
 
 
 def test_the_shipped_callbacks_declare_theirs(tmp_path: Path) -> None:
@@ -155,3 +270,13 @@ class TestRanks:
         for hook in runner.resolve()["on_epoch_end"]:
             hook(None)
         assert (bool(log), bool(everywhere)) == (heard, True)
+
+    @pytest.mark.parametrize(("processes", "added"), [(1, False), (2, True)])
+    def test_processes_that_run_together_collect_garbage_together(
+        self, monkeypatch: pytest.MonkeyPatch, processes: int, added: bool
+    ) -> None:
+        monkeypatch.setattr(dist, "is_initialized", lambda: True)
+        monkeypatch.setattr(dist, "get_world_size", lambda: processes)
+        assert any(isinstance(each, GarbageCollection) for each in default_callbacks()) == added
+        monkeypatch.setattr(dist, "is_initialized", lambda: False)
+        assert not any(isinstance(each, GarbageCollection) for each in default_callbacks())

@@ -25,7 +25,13 @@ BATCH = [
 SCHEDULER = ["on_before_scheduler_step", "on_after_scheduler_step"]
 VALIDATION = [
     "on_validation_start",
-    *["on_validation_batch_start", "on_validation_batch_end"] * 2,
+    *[
+        "on_validation_batch_start",
+        "on_before_validation_forward",
+        "on_after_validation_forward",
+        "on_validation_batch_end",
+    ]
+    * 2,
     "on_validation_end",
 ]
 LOG = ["on_before_log_metrics", "on_log_metrics"]
@@ -95,8 +101,9 @@ def test_an_evaluation_alone_fires_exactly_these_events(scope: str) -> None:
     log: list[str] = []
     trainer = make_trainer([Recorder(log)])
     (trainer.validate if scope == "validation" else trainer.test)(regression())
-    events = ["start", "batch_start", "batch_end", "end"]
-    assert log == ["setup", *(f"on_{scope}_{event}" for event in events), "teardown"]
+    forward = [f"on_before_{scope}_forward", f"on_after_{scope}_forward"]
+    batch = [f"on_{scope}_batch_start", *forward, f"on_{scope}_batch_end"]
+    assert log == ["setup", f"on_{scope}_start", *batch, f"on_{scope}_end", "teardown"]
 
 
 def test_loading_fires_before_and_after() -> None:

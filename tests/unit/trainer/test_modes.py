@@ -210,3 +210,20 @@ def test_a_search_for_the_learning_rate_leaves_the_modes() -> None:
         trainer.fit(regression(64))
     assert modes(model) == found
     assert torch.equal(model.body[1].running_mean, statistics)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_at_the_start_of_a_fit_the_model_is_in_train_mode(training: bool) -> None:
+    seen: list[dict[str, bool]] = []
+    look = At("on_fit_start", lambda trainer: seen.append(modes(trainer.model)))
+    make_trainer([look], model=Net().train(training)).fit(regression(8), regression(4))
+    assert seen == [dict.fromkeys(modes(Net()), True)]
+
+
+def test_what_a_hook_puts_into_eval_mode_at_the_start_of_a_fit_stays_there() -> None:
+    def freeze(trainer: Any) -> None:
+        trainer.model.body.eval().requires_grad_(False)
+
+    for model in (Net(), Net().eval()):
+        seen = trained_modes(model, At("on_fit_start", freeze))
+        assert all(not each["body.1"] and each["head.0"] for each in seen)

@@ -1,13 +1,19 @@
 """CallbackRunner: order, what it refuses, registration, and what survives an exception."""
 
+import functools
 import logging
+import math
+from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.trainer.support import At, Recorder, make_trainer, quick, regression
-from trainer import Callback, register_global_callback
+from trainer import Callback, CallbackRunner, FunctionCallback, register_global_callback
+from trainer.callback import global_callbacks
 from trainer.callbacks import (
     ConsoleLogging,
     EarlyStopping,
@@ -16,11 +22,12 @@ from trainer.callbacks import (
     NaNDetection,
     OptimizerMode,
     OverfitDetection,
+    StepMetrics,
     default_callbacks,
 )
 from trainer.data.plan import Plan
 from trainer.events import EVENTS
-from trainer.runner import CallbackRunner
+from trainer.foreign import FOREIGN
 
 ORIGINS = ("core", "user", "global")
 
@@ -179,8 +186,96 @@ class TestRefusals:
         assert [type(callback) for callback in runner.callbacks] == [NaNDetection]
 
     def test_registering_for_an_unknown_event_names_the_nearest(self) -> None:
-        with pytest.raises(ValueError, match=r"on_fit_begin.*did you mean 'on_fit_"):
-            CallbackRunner().register("on_fit_begin", print)
+        with pytest.raises(ValueError, match=r"'on_fit_ends'; did you mean 'on_fit_end'"):
+            CallbackRunner().register("on_fit_ends", print)
+
+    @pytest.mark.parametrize(
+        ("foreign", "event"),
+        [
+            ("on_train_end", "on_fit_end"),  # whose nearest name is on_train_epoch_end
+            ("on_train_begin", "on_fit_start"),
+            ("on_train_step_end", "on_train_batch_end"),
+            ("on_val_end", "on_validation_end"),
+            ("on_step_begin", "on_before_optimizer_step"),
+            ("pre_optim_step", "on_before_optimizer_step"),
+            ("post_train", "on_fit_end"),
+        ],
+    )
+    def test_a_hook_of_another_system_names_the_event_that_is_meant(self, foreign: str, event: str) -> None:
+        ported = type("Ported", (Callback,), {foreign: lambda self, trainer: None})
+        with pytest.raises(TypeError, match=rf"Ported\.{foreign} is not .*; what happens there is '{event}' here"):
+            CallbackRunner([ported()])
+        for make in (CallbackRunner().register, FunctionCallback):
+            with pytest.raises(ValueError, match=rf"'{foreign}'; what happens there is '{event}' here"):
+                make(foreign, print)
+
+    def test_the_names_of_other_systems_mean_events_and_are_none(self) -> None:
+        assert set(FOREIGN.values()) <= EVENTS.keys()
+        assert not set(FOREIGN) & EVENTS.keys()
+
+    @pytest.mark.parametrize(
+        ("event", "returned", "words"),
+        [
+            ("on_epoch_end", True, r"trainer\.state\.stop\(\"reason\"\)"),
+            ("on_epoch_end", {"stop_training": True}, r"trainer\.state\.stop\(\"reason\"\)"),
+            (
+                "on_after_backward",
+                {"skip_step": True, "skip_zero": True},
+                r"trainer\.state\.skip\(\"optimizer_step\"\), trainer\.state\.skip\(\"zero_grad\"\)",
+            ),
+            ("on_epoch_end", {"score": 0.5}, r"trainer\.state\.metrics\['score'\] = …"),
+            ("on_fit_end", True, r"trainer\.state\.stop"),
+        ],
+    )
+    def test_a_returned_flag_is_refused_with_the_call_that_is_meant(
+        self, event: str, returned: object, words: str
+    ) -> None:
+        class Returns(Callback): ...
+
+        def hook(self: Callback, trainer: object) -> object:
+            return returned
+
+        hook.__qualname__ = f"Returns.{event}"
+        setattr(Returns, event, hook)
+        message = rf"Returns\.{event} returned .*, and what a hook returns is not read; write {words}"
+        with pytest.raises(TypeError, match=message):
+            make_trainer([Returns()]).fit(regression())
+
+    def test_a_hook_that_can_not_take_the_trainer_is_refused_when_it_is_registered(self) -> None:
+        class Ported(Callback):
+            def on_epoch_end(self, **kwargs: Any) -> None: ...  # type: ignore[override]
+
+        class Demands(Callback):
+            def on_after_save_checkpoint(self, trainer: Any, path: Any, metrics: Any) -> None: ...  # type: ignore[override]
+
+        for callback, said in (
+            (Ported(), r"Ported\.on_epoch_end can't be called at on_epoch_end: .* let it take \(self, trainer\)"),
+            (Demands(), r"on_after_save_checkpoint: .*'metrics'; let it take \(self, trainer, path\)"),
+            (FunctionCallback("on_log_metrics", lambda trainer: None), r"on_log_metrics: .* \(trainer, metrics\)"),
+        ):
+            with pytest.raises(TypeError, match=said):
+                CallbackRunner([callback])
+
+    def test_a_hook_that_can_take_it_in_its_own_way_is_accepted(self) -> None:
+        class Own(Callback):
+            def on_epoch_end(self, *arguments: Any, **kwargs: Any) -> None: ...
+            def on_train_batch_end(self, trainer: Any, scale: float = 1.0) -> None: ...
+
+        runner = CallbackRunner([Own()])
+        for function in (
+            print,
+            functools.partial(print, "here"),
+            lambda *arguments: None,
+            lambda trainer, at=1: None,
+        ):
+            runner.register("on_epoch_end", function)
+        assert len(runner.list_callbacks("on_epoch_end")) == 5
+
+    def test_what_a_function_happens_to_return_does_no_harm(self) -> None:
+        trainer = make_trainer(max_epochs=1)
+        for returned in (False, 3.5, {}, torch.ones(2), "text"):
+            trainer.callbacks.register("on_epoch_end", lambda trainer, returned=returned: returned)
+        assert trainer.fit(regression()).epoch == 1
 
     @pytest.mark.parametrize("method", ["has_callbacks", "list_callbacks"])
     def test_asking_about_an_unknown_event_names_the_nearest(self, method: str) -> None:
@@ -236,6 +331,61 @@ class TestRegistration:
         trainer.fit(regression())
         assert log == before
 
+    def test_several_are_added_and_removed_together(self) -> None:
+        runner = CallbackRunner([EarlyStopping()])
+        handle = runner.add([Writer(), Reader()])
+        assert [callback.name for callback in runner.callbacks] == ["Writer", "Reader", "EarlyStopping"]
+        handle.remove()
+        assert [callback.name for callback in runner.callbacks] == ["EarlyStopping"]
+
+    def test_of_several_none_is_added_where_one_is_refused(self) -> None:
+        runner = CallbackRunner()
+        with pytest.raises(ValueError, match="two callbacks keep state"):
+            runner.add([Writer(), EarlyStopping(), EarlyStopping("train_loss")])
+        assert runner.callbacks == ()
+
+    def test_a_class_in_place_of_a_callback_is_refused(self) -> None:
+        with pytest.raises(TypeError, match=r"write Writer\(…\)"):
+            CallbackRunner().add(Writer)  # type: ignore[arg-type]
+
+    def test_a_runner_built_before_is_handed_over(self) -> None:
+        log: list[str] = []
+        runner = CallbackRunner([FunctionCallback("on_epoch_end", lambda trainer: log.append("listed"), 60)])
+        trainer = make_trainer(runner, max_epochs=1)
+        runner.register("on_epoch_end", lambda trainer: log.append("added to it"))
+        handle = trainer.callbacks.register("on_epoch_end", lambda trainer: log.append("added here"), 70)
+        trainer.fit(regression())
+        assert log == ["added to it", "listed", "added here"]
+        handle.remove()
+        assert len(runner.list_callbacks("on_epoch_end")) == 2
+        make_trainer(runner, max_epochs=1).fit(regression())
+        assert log[3:] == ["added to it", "listed"]
+
+    def test_the_owners_callbacks_stay_out_of_a_runner_that_is_handed_over(self) -> None:
+        runner = CallbackRunner([EarlyStopping()], core=[Writer()])
+        trainer = make_trainer(runner, core_callbacks=[Reader()])
+        assert {"Reader", "Writer", "EarlyStopping"} <= {each.name for each in trainer.callbacks.callbacks}
+        assert "Reader" not in {each.name for each in runner.callbacks}
+
+    def test_a_callback_reaches_every_trainer_inside_its_block(self) -> None:
+        trainer = make_trainer(max_epochs=3)
+        with NaNDetection() as detection:
+            assert isinstance(detection, NaNDetection)
+            assert trainer.callbacks.has_callbacks("on_epoch_end")
+            state = make_trainer(loss=lambda outputs, targets: (outputs * math.nan).sum()).fit(regression())
+            assert (state.epoch, state.stop_reason) == (1, "diverged")
+        state = make_trainer(loss=lambda outputs, targets: (outputs * math.nan).sum()).fit(regression())
+        assert (state.epoch, state.stop_reason) == (2, None)
+
+    def test_a_block_ends_with_an_error_too(self) -> None:
+        with pytest.raises(ZeroDivisionError), NaNDetection():
+            raise ZeroDivisionError
+        assert global_callbacks() == ()
+
+    def test_a_callback_that_is_registered_globally_is_not_again(self) -> None:
+        with NaNDetection() as detection, pytest.raises(ValueError, match="NaNDetection is registered for every"):
+            register_global_callback(detection)
+
     def test_global_callbacks_reach_every_trainer_of_the_process(self) -> None:
         log: list[str] = []
         before = make_trainer(max_epochs=1)
@@ -275,8 +425,21 @@ def test_a_hook_that_no_callback_overrides_costs_nothing() -> None:
     class Silent(Callback):
         pass
 
-    hooks = CallbackRunner([Callback(), Silent(), NaNDetection()]).resolve()
+    hooks = CallbackRunner([Callback(), Silent(), OverfitDetection()]).resolve()
     assert {event: len(found) for event, found in hooks.items() if found} == {"on_epoch_end": 1}
+
+
+def test_a_hook_set_on_the_object_is_called_as_one_of_its_class() -> None:
+    class Both(Callback):
+        def setup(self, trainer: object) -> None:
+            """One of the class."""
+
+    both, calls = Both(), []
+    both.on_fit_start = calls.append  # type: ignore[method-assign,assignment]
+    runner = CallbackRunner([both])
+    assert {event for event, hooks in runner.hooks.items() if hooks} == {"setup", "on_fit_start"}
+    runner.hooks["on_fit_start"][0](None)
+    assert calls == [None]
 
 
 class TestExceptions:
@@ -285,10 +448,10 @@ class TestExceptions:
         [
             event
             for event in EVENTS
-            if "checkpoint" not in event and "test" not in event and "scheduler" not in event
+            if not any(word in event for word in ("checkpoint", "test", "predict", "scheduler"))
         ],
     )
-    def test_an_error_in_any_hook_keeps_its_type_and_the_ends_follow(self, event: str) -> None:
+    def test_an_error_in_any_hook_keeps_its_type_and_the_ends_follow(self, event: str, tmp_path: Path) -> None:
         class OddError(Exception):
             pass
 
@@ -298,7 +461,8 @@ class TestExceptions:
             callbacks = [At("on_epoch_end", fails_with(error)), At(event, fails_with(ValueError("late")))]
         else:
             callbacks = [At(event, fails_with(error))]
-        trainer = make_trainer([*callbacks, Recorder(log, priority=99)], max_epochs=1)
+        steps = [StepMetrics(tmp_path)] if event == "on_log_steps" else []
+        trainer = make_trainer([*steps, *callbacks, Recorder(log, priority=99)], max_epochs=1)
         with pytest.raises(OddError) as caught:
             trainer.fit(regression(), regression())
         assert caught.value is error
@@ -384,3 +548,9 @@ class TestExceptions:
         make_trainer([Recorder(log)]).fit(regression())
         assert "on_exception" not in log
         assert log.count("on_fit_end") == log.count("teardown") == 1
+
+
+def test_the_same_object_twice_is_refused() -> None:
+    twice = At("on_epoch_end", lambda trainer: None)
+    with pytest.raises(ValueError, match="the same At is there twice: its hooks would run twice"):
+        make_trainer([twice, twice])

@@ -31,6 +31,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from tests.unit.trainer.support import (
+    At,
     assert_same,
     frozen,
     interrupt_at,
@@ -424,3 +425,12 @@ def test_rates_without_a_scheduler_and_in_tensors_are_scaled() -> None:
     assert float(held) == pytest.approx(0.05)
     set_rate(optimizer.param_groups[0], 0.25)
     assert float(held) == 0.25
+
+
+def test_a_first_epoch_without_a_step_is_no_wrong_order_of_scheduler_and_optimizer() -> None:
+    model = make_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    skip = At("on_train_epoch_start", lambda t: t.state.skip("epoch"), lambda t: t.state.epoch == 0)
+    trainer = make_trainer([skip], model=model, optimizer=optimizer, scheduler=StepLR(optimizer, 1))
+    state = trainer.fit(regression(), regression())  # torch's warning would be an error here
+    assert [epoch["lr"] for epoch in state.history] == pytest.approx([0.1, 0.01])

@@ -13,8 +13,8 @@ from torch import nn
 from hpo.checks.check import check_metric, check_spec
 from hpo.checks.check_callbacks import check_callbacks
 from hpo.config.spec import StudySpec
-from hpo.errors import InputError
-from hpo.trial.builder import Builder, RunPlace
+from hpo.errors import InputError, together
+from hpo.trial.builder import Builder, RunPlace, make_loss
 from hpo.trial.callbacks import CALLBACKS, offered_callbacks
 from hpo.trial.run_length import Progress
 from tests.support import mlflow_store
@@ -27,9 +27,11 @@ from trainer.callbacks import (
     EarlyStopping,
     MLflowLogging,
     NaNDetection,
+    StepMetrics,
     TensorBoardLogging,
     WandbLogging,
 )
+from trainer.deterministic import DeterministicMode
 from trainer.lr_schedulers import Warmup
 
 CPU = torch.device("cpu")
@@ -94,10 +96,18 @@ def by_type(trainer: Trainer, kind: type[Callback]) -> Any:
     return found[0] if found else None
 
 
+def callbacks_checked(spec: StudySpec) -> set[str]:
+    errors: list[InputError] = []
+    written, _ = check_callbacks(spec, (), errors)
+    if errors:
+        raise together(errors)
+    return written
+
+
 def check(spec: StudySpec) -> None:
     """What `hpo run` checks before anything starts."""
     check_spec(spec, callbacks=offered_callbacks())
-    check_metric(spec, check_callbacks(spec)[0])
+    check_metric(spec, callbacks_checked(spec))
 
 
 @pytest.mark.parametrize(
@@ -117,6 +127,55 @@ def test_an_optimizer_is_fused_where_it_can_be_unless_forbidden(
     studies: Studies, overrides: tuple[str, ...], fused: bool | None
 ) -> None:
     assert build(studies, *overrides).optimizer.param_groups[0].get("fused") is fused
+
+
+GROUPS = "optimizer.groups={layers.0: {lr: 0.5}, biases: {parameters: ['*.bias'], weight_decay: 0.0}}"
+
+
+def test_groups_give_parameters_arguments_of_their_own(studies: Studies) -> None:
+    space = "search_space={'optimizer.groups[layers.0].lr': {type: float, low: 0.1, high: 1.0}}"
+    spec = studies.spec(GROUPS, space)
+    check(spec)
+    groups = build(studies, GROUPS).optimizer.param_groups
+    assert [(len(group["params"]), group["lr"], group["weight_decay"]) for group in groups] == [
+        (1, 0.01, 0.01),
+        (2, 0.5, 0.01),
+        (1, 0.01, 0.0),
+    ]
+    config = spec.resolve({"optimizer.groups[layers.0].lr": 0.25})
+    trainer = Builder(spec).trainer(config, RunPlace(studies.folder / "out", "x"), seed=1, device=CPU)
+    assert trainer.optimizer.param_groups[1]["lr"] == 0.25
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "problem"),
+    [
+        (("optimizer.groups=[a]",), "optimizer.groups", "must be a mapping of groups"),
+        (("optimizer.groups={a: 1}",), "optimizer.groups", "`a` must be a mapping of arguments"),
+        (
+            ("optimizer.groups={a: {parameters: 3}}",),
+            "optimizer.groups",
+            "`parameters` of the group `a` must be a pattern",
+        ),
+        (("optimizer.groups={layers: {lrr: 1}}",), "optimizer.groups.layers.lrr", "takes no argument `lrr`"),
+        (
+            (GROUPS, "search_space={optimizer.groups.biases.lr: {type: float, low: 0.1, high: 1.0}}"),
+            "search_space[optimizer.groups.biases.lr]",
+            "names nothing in the config",
+        ),
+    ],
+)
+def test_groups_that_can_not_be_made_are_refused_at_their_place(
+    studies: Studies, overrides: tuple[str, ...], path: str, problem: str
+) -> None:
+    with pytest.raises(InputError) as caught:
+        check(studies.spec(*overrides))
+    assert (caught.value.path, problem in str(caught.value)) == (path, True)
+
+
+def test_a_group_without_a_parameter_is_refused_with_the_models_names(studies: Studies) -> None:
+    with pytest.raises(InputError, match=r"optimizer\.groups: no parameter .* 'layer': did you mean 'layers'"):
+        build(studies, "optimizer.groups={layer: {lr: 0.1}}")
 
 
 def test_the_weights_follow_from_the_trials_seed(studies: Studies) -> None:
@@ -286,7 +345,9 @@ def test_what_is_trained_already_comes_before_the_configs_length(studies: Studie
 
 
 def test_lengths_precision_and_pace_come_from_the_trainer_section(studies: Studies) -> None:
-    trainer = build(studies, "trainer={max_steps: 9, max_epochs: null, validate_every: 4, precision: bf16}")
+    options = "max_steps: 9, max_epochs: null, validate_every: 4, precision: bf16, deterministic: true"
+    trainer = build(studies, f"trainer={{{options}}}")
+    assert by_type(trainer, DeterministicMode)
     assert (trainer.plan.max_epochs, trainer.plan.max_steps, trainer.plan.validate_every) == (None, 9, 4)
     assert trainer.precision.kind == "bf16"
 
@@ -301,9 +362,13 @@ def test_a_warm_up_stands_before_any_scheduler(studies: Studies) -> None:
 
 #: What those need that can't do without an argument.
 NEEDED = {  # the others are named with none
+    "freeze": "{parts: layers.0}",
+    "evaluator": "{every_n_steps: 5}",
+    "weight_merging": "{every_n_steps: 5}",
     "gradient_clipping": "{max_norm: 1.0}",
     "gradient_accumulation": "{batches: 2}",
     "batch_size_schedule": "{sizes: {'0': 8, '1': 16}}",
+    "sequence_length_schedule": "{lengths: {'0': 64}}",
     "time_limit": "{seconds: 60}",
     "notifier": "{url: 'json://127.0.0.1:9/', retries: 0}",
 }
@@ -314,6 +379,7 @@ def test_each_built_in_callback_goes_by_its_name_and_writes_inside_the_runs_fold
     studies: Studies, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("WANDB_MODE", "disabled")
+    monkeypatch.setenv("COMET_START_ONLINE", "false")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_store.uri() if name == "mlflow" else "")
     override = f"callbacks.{name}={NEEDED.get(name, '{}')}"
     spec = studies.spec(override)
@@ -337,9 +403,12 @@ def caches(studies: Studies) -> set[Path]:
         ("gradient_clipping={}", "callbacks.gradient_clipping: max_norm is None and max_value None"),
         ("gradient_accumulation={batches: 0}", "callbacks.gradient_accumulation: batches is 0"),
         ("checkpoint={keep_best: 0}", "callbacks.checkpoint: keep_best is 0"),
-        ("gradient_accumulation={batches: 2.5}", "callbacks.gradient_accumulation: batches is 2.5"),
-        ("ema={decay: abc}", "callbacks.ema: "),
-        ("wandb={tags: one}", "callbacks.wandb: tags is 'one': give a list"),
+        (
+            "gradient_accumulation={batches: 2.5}",
+            "callbacks.gradient_accumulation.batches: must be a whole number",
+        ),
+        ("ema={decay: abc}", "callbacks.ema.decay: must be a number"),
+        ("wandb={tags: one}", "callbacks.wandb.tags: must be a list, each entry a text"),
         ("mlflow={tags: one}", "callbacks.mlflow: tags is 'one': give names and values"),
         ("early_stopping={monitor: val_acc}", "callbacks.early_stopping: nothing records this metric"),
         ("loss_prediction={metric: los}", "callbacks.loss_prediction: nothing records this metric"),
@@ -350,7 +419,7 @@ def test_arguments_that_a_callback_refuses_are_known_before_anything_runs(
     studies: Studies, written: str, problem: str
 ) -> None:
     with pytest.raises(InputError) as caught:
-        check_callbacks(studies.spec(f"callbacks.{written}"))
+        callbacks_checked(studies.spec(f"callbacks.{written}"))
     assert problem in str(caught.value)
 
 
@@ -359,14 +428,14 @@ def test_a_package_that_a_callback_needs_and_is_missing_is_named_before_anything
 ) -> None:
     monkeypatch.setitem(sys.modules, "apprise", None)
     with pytest.raises(InputError, match=r"callbacks\.notifier: .*pip install 'hpo-service\[notify\]'"):
-        check_callbacks(studies.spec("callbacks.notifier={url: 'jsons://host'}"))
+        callbacks_checked(studies.spec("callbacks.notifier={url: 'jsons://host'}"))
 
 
 @pytest.mark.parametrize("metric", ["grad_norm/0.weight", "parameters"])
 def test_a_metric_of_a_built_in_callback_can_be_the_studys(studies: Studies, metric: str) -> None:
     overrides = ["callbacks.tensor_statistics={}", "callbacks.parameter_count={}", "study.direction=minimize"]
     spec = studies.spec(f"study.metric={metric}", *overrides)
-    check_metric(spec, check_callbacks(spec)[0])
+    check_metric(spec, callbacks_checked(spec))
 
 
 @pytest.mark.parametrize(
@@ -383,7 +452,7 @@ def test_a_searched_value_that_a_trial_could_not_have_is_known_before_anything_r
 ) -> None:
     overrides = ("callbacks={ema: {}, gradient_clipping: {max_norm: 1.0}}", f"search_space={{{path}: {entry}}}")
     with pytest.raises(InputError) as caught:
-        check_callbacks(studies.spec(*overrides))
+        callbacks_checked(studies.spec(*overrides))
     assert caught.value.path == f"search_space[{path}]"
     assert problem in caught.value.value
 
@@ -451,3 +520,73 @@ def test_a_key_that_a_process_died_over_is_made_anew(studies: Studies) -> None:
     (trial / "run_key").write_text("")
     keys = [shown(studies, trial / f"attempt-{number}", {})[0].run_id for number in (1, 2)]
     assert keys[0] == keys[1] != ""
+
+
+@pytest.mark.parametrize(
+    ("written", "expected"),
+    [
+        (
+            "{_target_: torch.nn.BCEWithLogitsLoss, pos_weight: 3.0}",
+            nn.BCEWithLogitsLoss(pos_weight=torch.tensor(3.0)),
+        ),
+        (
+            "{_target_: torch.nn.BCEWithLogitsLoss, pos_weight: [3.0]}",
+            nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3.0])),
+        ),
+    ],
+)
+def test_weights_of_a_loss_are_written_as_numbers(studies: Studies, written: str, expected: nn.Module) -> None:
+    loss = make_loss(Builder(studies.spec()).resolver, studies.spec(f"loss={written}").base_config()["loss"])
+    outputs, targets = torch.tensor([[0.3], [-0.7]]), torch.tensor([[1.0], [0.0]])
+    assert loss is not None
+    assert torch.equal(loss(outputs, targets), expected(outputs, targets))
+
+
+class TestStartingWeights:
+    def saved(self, studies: Studies, **overrides: Any) -> nn.Module:
+        model = build(studies, *(f"{key}={value}" for key, value in overrides.items())).model
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.fill_(0.25)
+        torch.save(model.state_dict(), studies.folder / "pretrained.pt")
+        return model
+
+    def test_the_model_begins_with_them(self, studies: Studies) -> None:
+        self.saved(studies)
+        model = build(studies, "trainer.weights.path=pretrained.pt").model
+        assert all(bool((parameter == 0.25).all()) for parameter in model.parameters())
+
+    def test_what_does_not_fit_is_refused_at_its_path_or_left_out(self, studies: Studies) -> None:
+        self.saved(studies, **{"model.hidden": 3})
+        wider = ("model.hidden=5", "trainer.weights.path=pretrained.pt")
+        with pytest.raises(InputError, match="of another shape") as raised:
+            build(studies, *wider)
+        assert raised.value.path == "trainer.weights.path"
+        assert "`strict: false`" in raised.value.fix
+        model = build(studies, *wider, "trainer.weights.strict=false").model
+        fitting = [bool((parameter == 0.25).all()) for parameter in model.parameters()]
+        assert any(fitting)
+        assert not all(fitting)
+
+    def test_a_file_that_is_not_there_is_refused_at_its_path(self, studies: Studies) -> None:
+        with pytest.raises(InputError, match="no readable weights") as raised:
+            build(studies, "trainer.weights.path=missing.pt")
+        assert (raised.value.path, raised.value.value) == ("trainer.weights.path", "missing.pt")
+
+
+def test_a_console_of_steps_needs_what_records_them(studies: Studies) -> None:
+    with pytest.raises(InputError, match=r"callbacks\.console\.every_n_steps: the console can't print steps"):
+        callbacks_checked(studies.spec("callbacks={console: {every_n_steps: 5}}"))
+    callbacks_checked(studies.spec("callbacks={console: {every_n_steps: 5}, step_metrics: true}"))
+
+
+def test_each_attempt_records_its_steps_in_its_own_folder_and_finds_those_of_the_attempts_before(
+    studies: Studies,
+) -> None:
+    places = [studies.folder / f"attempt-{number}" for number in (1, 2)]
+    for place in places:
+        place.mkdir()
+    spec = studies.spec("callbacks={step_metrics: {every_n_steps: 5}}")
+    trainer = Builder(spec).trainer(spec.resolve(), RunPlace(places[1], "trial-0"), seed=1, device=CPU)
+    log = by_type(trainer, StepMetrics).log
+    assert (log.path, log.earlier) == (places[1] / "steps.csv", (places[0] / "steps.csv",))

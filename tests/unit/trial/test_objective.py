@@ -190,7 +190,7 @@ def test_a_complete_trials_value_metrics_and_checkpoint_are_of_one_epoch(studies
         assert checkpoint["state"]["history"][-1] == best["metrics"]
         assert (report.epochs, report.reason, report.params) == (6, "", {"model.hidden": 4})
         shown = study_best(view)
-        assert (shown["value"], shown["metrics"]) == (trial.value, best["metrics"])
+        assert (shown["value"], shown["metrics"] | shown["internals"]["metrics"]) == (trial.value, best["metrics"])
         assert Path(shown["checkpoint"]).is_file()
 
 

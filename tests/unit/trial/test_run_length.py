@@ -276,3 +276,10 @@ def test_a_study_of_one_cycles_over_searched_batches(tmp_path: Path) -> None:
     hpo("train", study, "--trial", "best", "--epochs", 2)
     best = yaml.safe_load((runs / "final" / "config.yaml").read_text())
     assert best["lr_scheduler"]["total_steps"] == 2 * math.ceil(64 / best["loader"]["batch_size"])
+
+
+def test_dropped_rests_of_epochs_make_no_steps() -> None:
+    data = TensorDataset(torch.zeros(10, 1))
+    config = {"loader": {"batch_size": 2}, "trainer": {"max_epochs": 3, "max_steps": None, "validate_every": None}}
+    length = run_length(config, data, batches_per_step=2, drops_last_step=True)
+    assert (length.total_steps, length.steps_per_epoch) == (6, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 from collections.abc import Callable
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from hpo.errors import LeaseLostError
-from hpo.storage.attributes import PRUNED_ATTR
+from hpo.storage.attributes import PAUSE_AT_ATTR, PRUNED_ATTR
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
@@ -103,28 +104,118 @@ def test_a_function_that_reports_other_metrics_only_is_in_error(studies: Studies
     with studies.open() as (view,):
         report = run(view, lambda session: session.report(1, train_loss=1.0))
         assert report.outcome == Outcome.ERROR
-        assert report.reason == "it ended before an epoch with a finite val_loss"
+        problem = "it ended before an epoch with a finite val_loss"
+        assert report.reason == f"{problem}: what it has reported is train_loss"
 
 
 # ---- one that does not look whether to stop
 
 
-def test_a_pruned_function_that_does_not_look_is_stopped_by_its_next_report(studies: Studies) -> None:
-    with studies.open() as (view,):
+def save_each(session: Session) -> None:
+    """Saves each epoch, without a look at whether to stop."""
+    done = 0 if session.load_checkpoint() is None else session.epoch
+    for epoch, loss in enumerate(LOSSES[done:], start=done + 1):
+        session.report(epoch, val_loss=loss)
+        session.save_checkpoint({"epoch": epoch})
+
+
+@pytest.mark.parametrize(("background", "ends"), [("false", 2), ("true", 3)])
+@pytest.mark.parametrize("function", [report_all, save_each])
+def test_the_report_that_prunes_a_trial_ends_its_function(
+    studies: Studies, function: Callable[[Session], None], background: str, ends: int
+) -> None:
+    trained: list[int] = []
+
+    def train(session: Session) -> None:
+        try:
+            function(session)
+        except optuna.TrialPruned:
+            trained.append(session.epoch)
+            raise
+
+    with studies.open(f"run.background_reports={background}") as (view,):
         pruner = view.study.pruner = AskedAt(prune_at=2)
-        assert run(view, report_all).outcome == Outcome.PRUNED
-        assert pruner.steps == [1, 2]
-        assert list(stored(view).intermediate_values) == [1, 2]
+        assert run(view, train).outcome == Outcome.PRUNED
+        assert (pruner.steps, trained) == ([1, 2], [ends])
+        assert list(stored(view).intermediate_values) == list(range(1, ends + 1))
 
 
-def test_a_function_that_is_to_leave_and_does_not_look_is_stopped_by_its_next_report(studies: Studies) -> None:
+def test_the_report_of_a_value_that_is_not_finite_ends_its_function(studies: Studies) -> None:
+    def train(session: Session) -> None:
+        session.report(1, val_loss=3.0)
+        session.report(2, val_loss=float("inf"))
+        raise AssertionError("it was to end")
+
+    with studies.open() as (view,):
+        report = run(view, train)
+        assert (report.outcome, report.epochs) == (Outcome.DIVERGED, 2)
+
+
+def test_a_function_that_catches_what_ends_it_is_ended_by_its_next_report(studies: Studies) -> None:
+    def train(session: Session) -> float:
+        with contextlib.suppress(optuna.TrialPruned):
+            report_all(session)
+        with contextlib.suppress(optuna.TrialPruned):
+            session.report(session.epoch + 1, val_loss=0.0)
+        return 0.0
+
+    with studies.open() as (view,):
+        view.study.pruner = AskedAt(prune_at=2)
+        report = run(view, train)
+        assert (report.outcome, report.epochs) == (Outcome.PRUNED, 2)
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["asked before its report", "asked after its report"])
+def test_a_function_that_is_to_leave_ends_where_its_epoch_is_saved(studies: Studies, early: bool) -> None:
+    request = StopRequest()
+
+    def train(session: Session) -> None:
+        session.report(1, val_loss=3.0)
+        session.save_checkpoint("after 1")
+        if early:
+            request.leave()
+        session.report(2, val_loss=2.0)
+        request.leave()
+        session.save_checkpoint("after 2")
+        raise AssertionError("it was to end")
+
+    with studies.open(views=2) as (view, later):
+        assert run(view, train, request).outcome is None
+
+        def resume(session: Session) -> None:
+            assert session.load_checkpoint() == "after 2"
+            session.report(3, val_loss=1.0)
+
+        report = run(later, resume)
+        assert (report.value, report.epochs) == (1.0, 3)
+
+
+def test_one_that_is_to_leave_ends_where_it_saves_inside_an_epoch(studies: Studies) -> None:
+    request = StopRequest()
+
+    def train(session: Session) -> None:
+        session.report(1, val_loss=3.0)
+        request.leave()
+        session.save_checkpoint("inside 2", batch=3)
+        raise AssertionError("it was to end")
+
+    with studies.open(views=2) as (view, later):
+        assert run(view, train, request).outcome is None
+
+        def resume(session: Session) -> None:
+            assert session.load_checkpoint() == "inside 2"
+            session.report(2, val_loss=1.0)
+
+        assert run(later, resume).value == 1.0
+
+
+def test_a_function_that_is_to_leave_and_does_not_save_is_stopped_by_its_next_report(studies: Studies) -> None:
     request, ended = StopRequest(), []
 
     def train(session: Session) -> None:
         session.report(1, val_loss=3.0)
         request.leave()
         session.report(2, val_loss=2.0)
-        session.save_checkpoint({"epoch": 2})
         try:
             session.report(3, val_loss=1.0)
         except TrainingStoppedError as error:
@@ -133,29 +224,37 @@ def test_a_function_that_is_to_leave_and_does_not_look_is_stopped_by_its_next_re
 
     with studies.open() as (view,):
         assert run(view, train, request).outcome is None
-        assert ended == ["interrupted by epoch 2: end the training where `should_stop` is true"]
+        assert ended == ["interrupted after epoch 2"]
         assert list(stored(view).intermediate_values) == [1, 2]
 
 
-def test_a_stop_inside_an_epoch_lets_that_epoch_be_finished(studies: Studies) -> None:
+def test_a_function_in_its_last_epoch_ends_by_itself(studies: Studies) -> None:
     request = StopRequest()
 
-    def train(session: Session) -> None:
-        session.report(1, val_loss=3.0)
+    def train(session: Session) -> float:
+        for epoch in range(1, session.max_epochs + 1):
+            session.report(epoch, val_loss=float(epoch))
+            if epoch == session.max_epochs:
+                request.leave()
+            session.save_checkpoint(epoch)
+        return 0.25
+
+    with studies.open() as (view,):
+        report = run(replace(view, scheduler=PauseAll(3)), train, request)
+        assert (report.outcome, report.value, report.epochs) == (Outcome.COMPLETE, 0.25, 3)
+
+
+def test_what_builds_on_a_session_is_not_ended_by_it(studies: Studies) -> None:
+    with studies.open() as (view,):
+        view.study.pruner = AskedAt(prune_at=1)
+        trial, _ = ask(view)
+        request = StopRequest()
+        session = session_of(view, trial, request=request)
         request.leave()
         assert session.should_stop
-        session.report(2, val_loss=2.0)
-        session.save_checkpoint("after 2")
-
-    with studies.open(views=2) as (view, later):
-        assert run(view, train, request).outcome is None
-
-        def resume(session: Session) -> None:
-            assert session.load_checkpoint() == "after 2"
-            assert session.epoch == 2
-            session.report(3, val_loss=1.0)
-
-        assert run(later, resume).value == 1.0
+        session.take_report(1, {"val_loss": 1.0})
+        session.write_checkpoint("after 1")
+        assert session.stop_reason == "pruned"
 
 
 def test_a_function_that_has_trained_to_its_end_is_complete_whatever_was_asked_meanwhile(studies: Studies) -> None:
@@ -184,7 +283,7 @@ def test_diverged_outranks_pruned_and_pruned_a_request_to_leave(studies: Studies
         request.leave()
         assert session.should_stop
         assert session.stop_reason == "interrupted"
-        session.report(1, val_loss=1.0)
+        session.take_report(1, {"val_loss": 1.0})
         assert session.stop_reason == "pruned"
         assert session.should_stop
         session.diverge()
@@ -350,13 +449,18 @@ def test_a_function_that_saves_nothing_is_not_paused(studies: Studies) -> None:
         assert report.reason.startswith("it can't be paused: there is no checkpoint of epoch 2")
 
 
-def test_a_function_that_does_not_look_is_paused_at_its_next_report(studies: Studies) -> None:
-    def save_each(session: Session) -> None:
-        for epoch, loss in enumerate(LOSSES, start=1):
-            session.report(epoch, val_loss=loss)
-            session.save_checkpoint({"epoch": epoch})
-
-    with studies.open("trainer.max_epochs=5") as (view,):
-        report = run(replace(view, scheduler=PauseAll()), save_each)
-        assert (report.outcome, report.paused, report.epochs) == (None, True, 2)
-        assert paused_at(stored(view)) == 2
+def test_a_function_is_paused_where_it_saves_and_one_that_was_lost_before_where_it_resumes(
+    studies: Studies,
+) -> None:
+    with studies.open("trainer.max_epochs=5", views=2) as (view, later):
+        trial, _ = ask(view)
+        session = session_of(view, trial)
+        for epoch in (1, 2):
+            session.report(epoch, val_loss=1.0)
+            session.save_checkpoint(epoch)
+        trial.set_user_attr(PAUSE_AT_ATTR, 2)
+        view.storage.requeue(trial._trial_id)
+        for number, each in enumerate((later, replace(later, scheduler=PauseAll()))):
+            report = run(each, save_each)
+            assert (report.outcome, report.paused, report.epochs) == (None, True, 2)
+            assert paused_at(later.study.trials[number]) == 2

@@ -8,7 +8,7 @@ grants of the kind ``"whole"``, which trials that the model has not proposed get
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from statistics import NormalDist
 from typing import Final
@@ -88,13 +88,27 @@ def to_the_end(agreement: Mapping[int, float], rung: int) -> float:
     return math.prod(max(value, 0.0) for early, value in agreement.items() if early >= rung)
 
 
-def first_rung(agreement: Mapping[int, float], rungs: Sequence[int], epochs: float) -> int:
+def first_rung(agreement: Mapping[int, float], rungs: Sequence[int], trials: Callable[[int], float]) -> int:
     """The rung at which new trials pause first.
 
-    With so many epochs for new trials, n = epochs / rung of them come to a rung; the best of them there is
-    expected E[max of n] · agreement standard deviations ahead at the end. The rung for which that is most.
+    The best of the ``trials(rung)`` that can come to a rung in the same time is expected E[max of so many] ·
+    agreement standard deviations ahead at the end. The rung for which that is most.
     """
-    return max(rungs[:-1] or rungs, key=lambda rung: _expected_best(epochs / rung) * to_the_end(agreement, rung))
+    return max(rungs[:-1] or rungs, key=lambda rung: _expected_best(trials(rung)) * to_the_end(agreement, rung))
+
+
+def among_promoted(curves: Sequence[Curve], early: int, late: int) -> float:
+    """How well a rung's rank agrees with the next one's among trials that stood well, at least: from 0 to 1.
+
+    All trials together may agree well, and the next rung's best still stand anywhere among the promoted ones,
+    where curves cross late. Less the standard error of a rank correlation of n pairs, 1 / √(n - 1).
+    """
+    chosen = [curve for curve in curves if any(kind not in _UNJUDGED for kind in curve.seen.kinds)]
+    both = [curve for curve in chosen if curve.done >= late and curve.steps and curve.steps[0] <= early]
+    if len(both) < _FEWEST:
+        return 0.0
+    found = rank_correlation(*([curve.at(epoch) for curve in both] for epoch in (early, late)))
+    return max(found - 1 / math.sqrt(len(both) - 1), 0.0)
 
 
 def _expected_best(count: float) -> float:

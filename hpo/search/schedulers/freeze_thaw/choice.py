@@ -22,7 +22,7 @@ from hpo.search.schedulers.freeze_thaw.model import CurveModel, fitted
 from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
 from hpo.search.schedulers.rungs import ladder
-from hpo.search.schedulers.scheduler import Next, Why
+from hpo.search.schedulers.scheduler import New, Resume, Why
 
 #: Rows that the model reads, at most.
 _ROWS: Final = 300
@@ -34,6 +34,8 @@ _APART: Final = 0.1
 _GROWN: Final = 1.15
 #: Rungs of the model's grants grow by this.
 _FACTOR: Final = 1.5
+#: A trial is resumed for at least so many times the epochs that could be trained in the time of the switch.
+_WORTH: Final = 0.5
 #: Where only the trials are counted, one that is less likely to become the best is left paused.
 _HOPE: Final = 0.05
 #: Standard deviations from the middle to the ends of an 80 % interval.
@@ -71,7 +73,7 @@ class ModelChoice:
         self._rungs = ladder(view.horizon, _FACTOR)
         self._state: dict[str, Any] | None = None
 
-    def best(self) -> Next | None:
+    def best(self) -> New | Resume | None:
         """A grant for the candidate that is worth most; None without a model or without a candidate."""
         try:
             model = self._believing()
@@ -95,10 +97,12 @@ class ModelChoice:
         return math.log1p(self._view.switch / epochs)
 
     def _rung(self, curve: Curve) -> int:
-        """Where a paused trial pauses next."""
-        return next(rung for rung in self._rungs if rung > curve.done)
+        """Where a paused trial pauses next; what it trains is worth the switch of trials before it."""
+        here = curve.number == self._view.standing.here
+        least = curve.done + (1 if here else max(_WORTH * self._view.switch, 1))
+        return next((rung for rung in self._rungs if rung >= least), self._rungs[-1])
 
-    def _grant(self, chosen: Candidate, model: CurveModel) -> Next:
+    def _grant(self, chosen: Candidate, model: CurveModel) -> New | Resume:
         mean, std = (float(each[0]) for each in model.predict(chosen.at))
         wide = _EIGHTY * math.hypot(std, model.noise)
         ends = [self._value(mean + self._table.centre + off) for off in (0.0, -wide, wide)]
@@ -122,7 +126,8 @@ class ModelChoice:
 
     def _best_paused(self, model: CurveModel, aim: Aim) -> Candidate | None:
         leaders = self._table.curves[:_LEADERS]
-        paused = [curve for curve in leaders if curve.resumable and curve.done < self._view.horizon]
+        single = [curve for curve in leaders if curve.number not in self._view.twins]
+        paused = [curve for curve in single if curve.resumable and curve.done < self._view.horizon]
         if not paused:
             return None
         targets = [min(curve.done + aim.ahead, self._view.horizon) for curve in paused]

@@ -23,6 +23,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+from hpo.config.conditions import Condition
 from hpo.config.paths import same
 
 Floats = NDArray[np.float64]
@@ -232,6 +233,7 @@ class Encoding:
         space: Distributions by parameter.
         conditions: By parameter, the values of others under which it exists; a condition on what is not in the
             space counts as met.
+        where: What each point satisfies.
 
     Attributes:
         names: The parameters, each after those that its conditions name.
@@ -239,7 +241,10 @@ class Encoding:
         lengths: How many lengths there are.
     """
 
-    def __init__(self, space: Mapping[str, BaseDistribution], conditions: Conditions) -> None:
+    def __init__(
+        self, space: Mapping[str, BaseDistribution], conditions: Conditions, where: Sequence[Condition] = ()
+    ) -> None:
+        self._where = where
         self._conditions = {
             name: {other: tuple(values) for other, values in conditions.get(name, {}).items() if other in space}
             for name in space
@@ -288,6 +293,16 @@ class Encoding:
         named = zip(self.names, self.axes, point, strict=True)
         return {name: axis.value(float(unit)) for name, axis, unit in named if not math.isnan(unit)}
 
+    def allows(self, params: Mapping[str, Any]) -> bool:
+        """Whether parameters satisfy what each point does."""
+        return all(condition.holds(params) for condition in self._where)
+
+    def allowed(self, points: Floats) -> NDArray[np.bool_]:
+        """Which of these snapped points do."""
+        if not self._where:
+            return np.ones(len(points), dtype=np.bool_)
+        return np.array([self.allows(self.params(point)) for point in points], dtype=np.bool_)
+
     def point(self, params: Mapping[str, Any]) -> Floats:
         """Coordinates of parameters; NaN where one is missing or none of the choices."""
         return np.asarray(self.points([params])[0])
@@ -307,7 +322,7 @@ class Encoding:
         return tuple([tuple(value) if type(value) is list else value for value in values])
 
     def every_point(self) -> Iterator[Floats]:
-        """Each point once, where the space is finite and not too large to list; else none."""
+        """Each point that satisfies them once, where the space is finite and not too large to list; else none."""
         counts = [axis.count for axis in self.axes]
         if None in counts or math.prod(count or 1 for count in counts) > _MOST_LISTED:
             return
@@ -324,7 +339,8 @@ class Encoding:
             key = point.tobytes()
             if key not in seen:
                 seen.add(key)
-                yield point
+                if self.allows(self.params(point)):
+                    yield point
 
     def _holds(self, place: int, values: Sequence[Any], column: Floats) -> NDArray[np.bool_]:
         axis = self.axes[place]

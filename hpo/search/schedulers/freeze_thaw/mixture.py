@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
@@ -12,19 +13,21 @@ from hpo.search.schedulers.freeze_thaw import agreement
 from hpo.search.schedulers.freeze_thaw.choice import ModelChoice
 from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 from hpo.search.schedulers.rungs import ladder, promotion
-from hpo.search.schedulers.scheduler import New, Next, Wait, Why
+from hpo.search.schedulers.scheduler import New, Next, Resume, Wait, Why
 
-#: Of so many that have come to a rung one is promoted.
+#: Rungs grow by this; of so many that have come to one, one is promoted; of its square where ranks agree.
 _FACTOR: Final = 3
-#: The first trials: epochs for all of them, at least; and their share of a whole trial and of the budget, at most.
+#: The first trials: epochs for all of them, but not more than so many whole trials have; at least this share of a
+#: whole trial; and at most this share of the budget.
 _OPENING: Final = 27
+_WHOLE_TRIALS: Final = 1.5
 _OF_A_TRIAL: Final = 0.5
 _OF_THE_BUDGET: Final = 0.1
 #: Fewer first trials than this teach nothing; trials with a finite report before the model is asked.
 _FEWEST: Final = 4
 #: Of the best trials of earlier studies so many are tried first.
 _LEADERS: Final = 2
-#: Share of the decisions that halving has, where the model's trials are better than even ones, and where not.
+#: Share of the time that halving has, where the model's trials are better than even ones, and where not.
 _HALVING_LEAST: Final = 0.1
 _HALVING_MOST: Final = 0.75
 #: How much less it has for each share of the comparisons that the model's trials win above a half.
@@ -62,7 +65,12 @@ class Mixture:
 
     @cached_property
     def _first(self) -> int:
-        return agreement.first_rung(self._agreement, self._rungs, self._opening_epochs)
+        return agreement.first_rung(self._agreement, self._rungs, self._opening_trials)
+
+    def _opening_trials(self, rung: int) -> float:
+        """How many trials can start and come to a rung in the time of the opening."""
+        switch = self._view.switch
+        return self._opening_epochs / self._base * (self._base + switch) / (rung + switch)
 
     @cached_property
     def _even(self) -> list[Curve]:
@@ -70,8 +78,14 @@ class Mixture:
         return [curve for curve in self._view.own if agreement.is_even(curve)]
 
     @cached_property
+    def _singles(self) -> list[Curve]:
+        """Those of them that no other trial stands for."""
+        return [curve for curve in self._even if curve.number not in self._view.twins]
+
+    @cached_property
     def _opening_epochs(self) -> float:
-        epochs = max(_OPENING, _OF_A_TRIAL * self._view.horizon)
+        horizon = self._view.horizon
+        epochs = max(min(_OPENING, _WHOLE_TRIALS * horizon), _OF_A_TRIAL * horizon)
         budget = self._view.standing.n_epochs
         return epochs if budget is None else min(epochs, _OF_THE_BUDGET * budget)
 
@@ -82,26 +96,36 @@ class Mixture:
             return None
         learnt = self._view.learnt
         known = {self._view.encoding.key(curve.seen.params) for curve in self._view.own}
-        for params in learnt.leaders[:_LEADERS]:
+        allowed = [params for params in learnt.leaders if self._view.encoding.allows(params)]
+        for params in allowed[:_LEADERS]:
             if self._view.encoding.key(params) not in known:
                 state = {**self._view.standing.state, "earlier": learnt.scales}
                 return self._view.new(params, self._base, Why("earlier"), state)
         return None
 
-    def _opening(self) -> New | None:
-        """Even points until the opening's epochs are used: at first to the base rung, then to the first one."""
-        initial = max(self._opening_epochs // self._base, _FEWEST)
+    def _opening(self) -> Next | None:
+        """Even points until the opening's time is used: at first to the base rung, then to the first one.
+
+        Those that stand best are promoted meanwhile; before the first rung is known, where that takes little.
+        """
+        initial = max(int(self._opening_trials(self._base)), _FEWEST)
         if trials := self._view.standing.n_trials:
             initial = min(initial, max(trials // _FACTOR, _FEWEST))
         if len(self._even) < max(initial, self._view.standing.workers):
-            return self._view.even(self._base, "initial")
-        if self._first >= self._base or len(self._even) >= self._opening_epochs // self._first:
+            return self._cheap_promotion() or self._view.even(self._base, "initial")
+        if self._first >= self._base or len(self._even) >= int(self._opening_trials(self._first)):
             return None
-        return self._view.even(self._first, "breadth")
+        return self._promoted(self._first) or self._view.even(self._first, "breadth")
+
+    def _cheap_promotion(self) -> Resume | None:
+        """A promotion that takes less time than two new trials: a switch of trials takes much of a new one's."""
+        found = self._promoted(min(self._first, self._base))
+        return found if found and self._time(found) < 2 * (self._base + self._view.switch) else None
 
     def _unjudged(self) -> Next | None:
-        """An unjudged trial's way to its next rung, where their share of the epochs is not used."""
-        steps = [(early, late) for early, late in pairwise(self._rungs) if early >= self._base]
+        """An unjudged trial's way to its next rung, where their share of the epochs covers it."""
+        lowest = min(self._base, self._first)
+        steps = [(early, late) for early, late in pairwise(self._rungs) if early >= lowest]
         runners = [curve for curve in self._even if "whole" in curve.seen.kinds]
         spent = {
             late: sum(max(0, min(self._view.reach(curve), late) - early) for curve in runners)
@@ -109,34 +133,56 @@ class Mixture:
         }
         trust = agreement.to_the_end(self._agreement, self._first)
         share = _WHOLE_MOST - (_WHOLE_MOST - _WHOLE_LEAST) * trust
-        if sum(spent.values()) >= share * sum(map(self._view.reach, self._view.own)):
-            return None
+        left = share * sum(map(self._view.reach, self._view.own)) - sum(spent.values())
         # The nearest rung is compared first, and the k-th gets a k-th as many epochs.
         for _, (early, late) in sorted(enumerate(steps), key=lambda each: (each[0] + 1) * spent[each[1][1]]):
-            for curve in self._even:
+            for curve in self._singles:
                 untouched = agreement.unjudged(curve, self._base) == curve.done
                 if curve.resumable and untouched and early <= curve.done < late:
-                    return self._view.resume(curve, late, Why("whole"))
+                    # Early in a study a way to the end would be much of all that was trained: it is saved up for.
+                    return self._view.resume(curve, late, Why("whole")) if late - curve.done <= left else None
         return None
 
-    def _granted(self) -> Next | None:
+    def _granted(self) -> New | Resume | None:
         wins = agreement.wins(self._view.own)
         share = min(max(_HALVING_MOST - _HALVING_SLOPE * (wins - 0.5), _HALVING_LEAST), _HALVING_MOST)
-        if self._view.rng.random() < share:
-            return self._halving() or self._model()
-        return self._model() or self._halving()
+        coin = self._view.rng.random()
+        halving, model = self._halving(), self._model()
+        if halving is None or model is None:
+            return halving or model
+        # So that the time of their grants is shared: halving's are longer than the model's.
+        most, least = share * self._time(model), (1 - share) * self._time(halving)
+        return replace(halving, state=model.state) if coin * (most + least) < most else model
 
-    def _model(self) -> Next | None:
+    def _time(self, step: New | Resume) -> float:
+        """Epochs that could be trained in the time that a grant takes."""
+        goal = step.until or self._view.horizon
+        if isinstance(step, New):
+            return goal + self._view.switch
+        switch = 0.0 if step.number == self._view.standing.here else self._view.switch
+        return goal - self._view.standing.numbered(step.number).epochs + switch
+
+    def _model(self) -> New | Resume | None:
         if sum(math.isfinite(curve.best) for curve in self._view.curves) < _FEWEST:
             return None
         return ModelChoice(self._view, self._first).best()
 
-    def _halving(self) -> Next | None:
+    def _halving(self) -> New | Resume | None:
         """Successive halving among the trials that the model has not proposed: a search of its own."""
-        rungs = [rung for rung in self._rungs if rung >= self._first]
-        if found := promotion(self._even, rungs, _FACTOR):
-            return self._view.resume(*found, Why("promotion"))
-        return self._view.even(self._first, "breadth")
+        return self._promoted(self._first) or self._view.even(self._first, "breadth")
+
+    def _promoted(self, lowest: int) -> Resume | None:
+        """Whom halving promotes, from that rung on.
+
+        The better the ranks of those that were promoted agree with the next rung's, the fewer are promoted, and
+        the more are tried.
+        """
+        rungs = [rung for rung in self._rungs if rung >= lowest]
+        for early, late in reversed(list(pairwise(rungs))):
+            factor = int(_FACTOR ** (1 + agreement.among_promoted(self._singles, early, late)))
+            if found := promotion(self._singles, [early, late], factor):
+                return self._view.resume(*found, Why("promotion"))
+        return None
 
     def _last_resort(self) -> Next:
         """The space is used up, and nothing is paused that might win: the study's sampler draws a duplicate."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -26,8 +26,15 @@ _DIGITS: Final = 1e-9
 _SWAP: Final = 0.3
 
 
+#: Times that points are drawn again until enough of them are allowed.
+_ROUNDS_OF_DRAWS: Final = 25
+#: Standard deviations of moves from a point that is not allowed, and how many moves of each.
+_AWAY: Final = (0.02, 0.05, 0.1, 0.2, 0.4)
+_AROUND: Final = 64
+
+
 class Proposals:
-    """Points that no trial of the study has.
+    """Points that no trial of the study has, and that satisfy the space's conditions.
 
     Args:
         encoding: The space.
@@ -48,30 +55,42 @@ class Proposals:
         for later in range(_DRAWS):
             units = even_point(index + later, len(self._encoding), seed)
             params = self._encoding.params(self._encoding.snap(units[None])[0])
-            if self._encoding.key(params) not in self._tried:
+            if self._is_free(params):
                 return params
         return self.any_left()
+
+    def _is_free(self, params: dict[str, Any]) -> bool:
+        return self._encoding.key(params) not in self._tried and self._encoding.allows(params)
 
     def any_left(self) -> dict[str, Any] | None:
         """An untried point by chance; None where there is none."""
         left = [
-            params
-            for params in map(self._encoding.params, self._encoding.every_point())
-            if self._encoding.key(params) not in self._tried
+            params for params in map(self._encoding.params, self._encoding.every_point()) if self._is_free(params)
         ]
         if left:
             return left[int(self._rng.integers(len(left)))]
-        drawn = self._encoding.snap(self._rng.random((_EVEN, len(self._encoding))))
+        drawn = self._even(_EVEN)
         found = self._best_untried(drawn, np.zeros(len(drawn)))
         return None if found is None else found[0]
 
+    def _even(self, count: int) -> Floats:
+        """So many snapped points that are allowed, drawn evenly; fewer where few are."""
+        found = np.empty((0, len(self._encoding)))
+        for _ in range(_ROUNDS_OF_DRAWS):
+            drawn = self._encoding.snap(self._rng.random((count, len(self._encoding))))
+            found = np.concatenate([found, drawn[self._encoding.allowed(drawn)]])[:count]
+            if len(found) == count:
+                break
+        return found
+
     def candidates(self, parents: Floats) -> Floats:
         """Snapped points [candidates, parameters]: even ones, and ones near the parents, the best first."""
-        even = self._rng.random((_EVEN, len(self._encoding)))
+        even = self._even(_EVEN)
         base = parents[:_PARENTS]
         picks = base[self._rng.integers(len(base), size=_NEAR)]
         near = self._moved(picks, 10 ** self._rng.uniform(-2, -0.5, size=(_NEAR, 1)))
-        return self._encoding.snap(np.concatenate([even, near]))
+        near = self._encoding.snap(near)
+        return np.concatenate([even, near[self._encoding.allowed(near)]])
 
     def refined(
         self, points: Floats, worth: Floats, value: Callable[[Floats], Floats]
@@ -82,6 +101,7 @@ class Proposals:
         best = self._best_untried(points, worth)
         for scale in _ROUNDS:
             moved = self._encoding.snap(self._moved(np.repeat(near, _MOVES, axis=0), scale))
+            moved = moved[self._encoding.allowed(moved)]
             near, gains = np.concatenate([near, moved]), np.concatenate([gains, value(moved)])
             order = np.argsort(-gains, kind="stable")
             found = self._best_untried(near, gains)
@@ -93,7 +113,7 @@ class Proposals:
     def _best_untried(self, points: Floats, worth: Floats) -> tuple[dict[str, Any], Floats, float] | None:
         for index in np.argsort(-worth, kind="stable"):
             params = self._encoding.params(points[index])
-            if self._encoding.key(params) not in self._tried:
+            if self._is_free(params):
                 return params, points[index], float(worth[index])
         return None
 
@@ -109,6 +129,23 @@ class Proposals:
         near = np.clip(np.where(near < 0, -near, np.where(near > 1, 2 - near, near)), 0.0, 1.0)
         swap = mask & (rng.random(shape) < _SWAP)
         return np.where(self._unordered, np.where(swap, rng.random(shape), filled), near)
+
+    def nearest(self, params: Mapping[str, Any]) -> dict[str, Any] | None:
+        """The nearest that is found by moving parameters about, at first a little; None where none is."""
+        here = self._encoding.point(params)[None]
+        features = self._encoding.features(here)
+        for scale in _AWAY:
+            moved = self._encoding.snap(self._moved(np.repeat(here, _AROUND, axis=0), scale))
+            moved = moved[self._encoding.allowed(moved)]
+            far = np.linalg.norm(self._encoding.features(moved) - features, axis=1)
+            if (found := self._best_untried(moved, -far)) is not None:
+                return found[0]
+        return None
+
+
+def nearest_valid(encoding: Encoding, params: Mapping[str, Any], seed: int) -> dict[str, Any] | None:
+    """The point nearest to this one that satisfies the space's conditions; None where none is found near it."""
+    return Proposals(encoding, set(), np.random.default_rng(seed)).nearest(params)
 
 
 def even_point(index: int, count: int, seed: int) -> Floats:

@@ -15,8 +15,9 @@ class FreezeThaw(GrantScheduler):
 
     The study itself sets the shares. Trials at evenly drawn points show how well the rank at one rung agrees with
     the next: where the first epochs say little, new trials pause later, and more of the even ones run on without a
-    look at their values. A model of all curves resumes paused trials or proposes new points; the less often its
-    proposals are ahead of even points, the more decisions successive halving among the even points has.
+    look at their values; where those that were promoted keep their ranks, fewer are promoted and more are tried. A
+    model of all curves resumes paused trials or proposes new points; the less often its proposals are ahead of
+    even points, the more decisions successive halving among the even points has.
 
     Kinds of its grants: ``"initial"`` and ``"breadth"`` (a new trial at an even point), ``"earlier"`` (a new
     trial with the parameters of one of the best of an earlier study), ``"whole"`` (an even one

@@ -12,6 +12,7 @@ from hpo.search.schedulers.curves import Curve, affordable, curves_of, earlier_c
 from hpo.search.schedulers.freeze_thaw.earlier import Earlier, earlier_of
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.proposals import Proposals
+from hpo.search.schedulers.freeze_thaw.twins import twins
 from hpo.search.schedulers.scheduler import New, Resume, Standing, Why
 
 
@@ -44,6 +45,11 @@ class StudyView:
         return [curve for curve in self.curves if not curve.seen.imported]
 
     @cached_property
+    def twins(self) -> set[int]:
+        """The numbers of the study's trials that another one stands for: they are not resumed."""
+        return twins(self.own)
+
+    @cached_property
     def horizon(self) -> int:
         """Epochs of a whole trial, or a guess."""
         return horizon_of(self.standing, self.curves)
@@ -56,7 +62,7 @@ class StudyView:
     @cached_property
     def encoding(self) -> Encoding:
         """The space."""
-        return Encoding(self.standing.space, self.standing.conditions)
+        return Encoding(self.standing.space, self.standing.conditions, self.standing.where)
 
     @cached_property
     def proposals(self) -> Proposals:

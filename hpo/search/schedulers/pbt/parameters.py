@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from hpo.config.paths import PathError, split_path, suggest_name
+from hpo.config.paths import PathError, join_path, split_path, suggest_name
 from hpo.config.schema_space import CategoricalParam
+from hpo.config.several import each_in
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 
@@ -37,6 +38,13 @@ def perturbed_parameters(spec: StudySpec, given: Any) -> tuple[str, ...]:
     """
     if given is None:
         found = [path for path in spec.search_space if _is_usual(path) and _obstacle(spec, path) is None]
+        if not found and spec.config.objective is not None:
+            raise spec.error(
+                "which arguments a fork may change only the function of `objective` knows",
+                path="study.scheduler",
+                value=", ".join(spec.search_space),
+                fix=f"name those that fit its checkpoint: `perturb: [{next(iter(spec.search_space), '…')}]`",
+            )
         if not found:
             raise spec.error(
                 "nothing that is searched can be changed while a trial trains, so a fork would be a copy",
@@ -69,7 +77,7 @@ def _is_usual(path: str) -> bool:
 
 def _obstacle(spec: StudySpec, path: str) -> str | None:
     """What forbids to change a parameter between a checkpoint and the epoch after it; None where nothing does."""
-    keys, entry = _keys(path), spec.search_space[path]
+    keys, entry = _keys(path), spec.config.search_space[path]
     if keys[0] in _FIXED:
         return _FIXED[keys[0]]
     if keys[-1] == TARGET:
@@ -91,12 +99,17 @@ def _step_obstacle(spec: StudySpec) -> str | None:
         return "with `trainer.validate_every` a trial pauses inside a pass over the data"
     if section["max_steps"] is not None:
         return "`trainer.max_steps` counts steps"
-    if schedule is not None and (schedule["interval"] == "step" or "lr_scheduler.interval" in spec.search_space):
+    nodes = each_in("lr_scheduler", schedule)
+    searched = any(join_path((*keys, "interval")) in spec.search_space for keys in nodes)
+    if searched or any(node["interval"] == "step" for node in nodes.values()):
         return "the learning rate is scheduled by steps"
     return None
 
 
 def _is_number(choice: Any) -> bool:
+    """Whether a choice is a number or a list of numbers, such as Adam's betas."""
+    if isinstance(choice, list):
+        return all(map(_is_number, choice))
     return isinstance(choice, int | float) and not isinstance(choice, bool)
 
 

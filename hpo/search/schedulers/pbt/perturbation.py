@@ -13,6 +13,7 @@ from optuna.distributions import (
     IntDistribution,
 )
 
+from hpo.config.conditions import Condition
 from hpo.search.schedulers.freeze_thaw.encoding import axis_of
 
 #: What a number is multiplied by (Jaderberg et al., Population Based Training of Neural Networks, 2017).
@@ -20,6 +21,7 @@ _UP: Final = 1.2
 _DOWN: Final = 0.8
 #: A number on a linear scale moves by this part of its range at least: 0.2 times nearly nothing is nothing.
 _LEAST: Final = 0.05
+_TRIES: Final = 100
 
 
 def perturbed(
@@ -29,8 +31,11 @@ def perturbed(
     rng: np.random.Generator,
     *,
     resample: float,
+    where: Sequence[Condition] = (),
 ) -> dict[str, Any]:
     """The parameters with those of ``paths`` that they have moved to other values of the space.
+
+    Where that violates a condition, they are moved again; after 100 times that did, they stay as they are.
 
     Args:
         params: The parent's parameters.
@@ -38,7 +43,22 @@ def perturbed(
         paths: Which may change; all others stay.
         rng: Where the randomness comes from.
         resample: How likely each of them is drawn anew, in place of a move to a neighbouring value.
+        where: What each point satisfies.
     """
+    for _ in range(_TRIES):
+        new = _moved_once(params, space, paths, rng, resample)
+        if all(condition.holds(new) for condition in where):
+            return new
+    return dict(params)
+
+
+def _moved_once(
+    params: Mapping[str, Any],
+    space: Mapping[str, BaseDistribution],
+    paths: Sequence[str],
+    rng: np.random.Generator,
+    resample: float,
+) -> dict[str, Any]:
     new = dict(params)
     for path in paths:
         if path in params and not space[path].single():

@@ -104,7 +104,9 @@ class Pbt(GrantScheduler):
     ) -> Fork:
         rng = np.random.default_rng((standing.seed, standing.decision))
         leader = leaders[int(rng.integers(len(leaders)))]
-        params = perturbed(leader.seen.params, standing.space, self.perturb, rng, resample=self.resample)
+        params = perturbed(
+            leader.seen.params, standing.space, self.perturb, rng, resample=self.resample, where=standing.where
+        )
         goal = affordable(standing, step, self._goal(standing, step))
         return Fork(leader.number, step, params, until(standing, curves, goal), Why("fork"), replaces=replaces)
 

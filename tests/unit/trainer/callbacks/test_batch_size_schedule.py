@@ -8,9 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR, ReduceLROnPlateau, StepLR
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from tests.unit.trainer.support import (
     At,
@@ -23,7 +24,7 @@ from tests.unit.trainer.support import (
     regression,
     through_file,
 )
-from trainer import Trainer
+from trainer import BatchOptions, Trainer
 from trainer.callbacks import Checkpoint
 from trainer.callbacks.batch_size_schedule import BatchSizeSchedule
 from trainer.callbacks.gradient_accumulation import GradientAccumulation
@@ -45,6 +46,11 @@ class Items(Dataset[Any]):
 
     def __getitem__(self, index: int) -> Any:
         return self.data[index]
+
+
+class Endless(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        yield from regression(SAMPLES)
 
 
 def watch(seen: list[Any], value: Callable[[Any], Any]) -> At:
@@ -128,7 +134,7 @@ def test_data_in_batches_of_its_own_is_refused() -> None:
 @pytest.mark.parametrize("every", [2, 0.5])
 def test_epochs_that_are_no_passes_are_refused(every: float) -> None:
     trainer = build(BatchSizeSchedule(SIZES), validate_every=every)
-    with pytest.raises(ValueError, match=f"validate_every is {every}: a batch size can only change"):
+    with pytest.raises(ValueError, match=f"validate_every is {every}: a batch size by passes can only change"):
         trainer.fit(regression(SAMPLES))
     assert trainer.state.step == 0
 
@@ -279,9 +285,9 @@ def test_the_same_trainer_goes_on_and_may_be_made_longer(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"sizes": {}}, "give the size of the first pass under 0"),
-        ({"sizes": {1: 4}}, r"sizes is \{1: 4\}: give the size of the first pass under 0"),
-        ({"sizes": {0: 0}}, "sizes has 0: 0: give passes from 0 on, and batches of at least 1"),
+        ({"sizes": {}}, "give the one to begin with under 0"),
+        ({"sizes": {1: 4}}, r"sizes is \{1: 4\}: give the one to begin with under 0"),
+        ({"sizes": {0: 0}}, "sizes has 0: 0: give counts from 0 on, and numbers of at least 1"),
         ({"sizes": {0: 4, -1: 8}}, "sizes has -1: 8"),
         ({"sizes": {0: 4}, "lr_scaling": "root"}, "lr_scaling is 'root': give 'none', 'linear' or 'sqrt'"),
     ],
@@ -299,3 +305,55 @@ def test_text_will_do_for_numbers() -> None:
 def test_what_is_no_whole_number_is_named(sizes: Any) -> None:
     with pytest.raises(ValueError, match="is no whole number"):
         BatchSizeSchedule(sizes)
+
+
+# ---- by steps
+
+STEPS = {0: 2, 3: 4, 5: 5}  # a pass of 12 samples: 2 2 2 4 2, then 4 (the 5th step is the last of the pass) …
+
+
+def by_step(*callbacks: Any, data: Any = None, checkpoint: Any = None, **options: Any) -> tuple[Any, list[Tensor]]:
+    seen: list[Tensor] = []
+    look = At("on_before_forward", lambda trainer: seen.append(trainer.state.batch[1].flatten()))
+    schedule = BatchSizeSchedule(STEPS, "sqrt", unit="step")
+    trainer = make_trainer([schedule, look, *callbacks], **options)
+    if checkpoint is not None:
+        trainer.load_state_dict(through_file(checkpoint))
+    trainer.fit(data or regression(SAMPLES), regression(SAMPLES))
+    return trainer, seen
+
+
+@pytest.mark.parametrize("data", [regression(SAMPLES), Items()], ids=["memory", "loader"])
+def test_the_size_changes_inside_a_pass_and_each_sample_comes_once_in_its_order(data: Any) -> None:
+    trainer, seen = by_step(data=data)
+    assert [len(batch) for batch in seen] == [2, 2, 2, 4, 2, 5, 5, 2]
+    plain: list[Tensor] = []
+    look = At("on_before_forward", lambda trainer: plain.append(trainer.state.batch[1].flatten()))
+    make_trainer([look]).fit(data)
+    assert torch.equal(torch.cat(seen), torch.cat(plain))
+    assert rates(trainer) == pytest.approx([0.05 * math.sqrt(5 / 2)])
+    assert (trainer.state.step, trainer.state.total_steps) == (8, 8)
+
+
+@pytest.mark.parametrize("options", [{}, {"max_epochs": 3, "validate_every": 2}], ids=["passes", "steps"])
+@pytest.mark.parametrize("data", [regression(SAMPLES), Items()], ids=["memory", "loader"])
+def test_a_run_by_steps_resumes_to_the_bit(data: Any, options: dict[str, Any]) -> None:
+    whole = by_step(data=data, **options)[0]
+    for at in range(1, 8):
+        stopped = by_step(interrupt_at(at), data=data, **options)[0]
+        resumed = by_step(data=data, checkpoint=stopped.state_dict(), **options)[0]
+        assert_same(frozen(resumed), frozen(whole))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"validate_every": 0.5}, "a fraction of a pass is no fixed number of batches"),
+        ({"batching": BatchOptions(limit_train_batches=2)}, "that a limit cuts"),
+        ({"data": DataLoader(regression(SAMPLES), 4)}, "comes in batches of its own"),
+        ({"data": Endless()}, "the batch size of iterable data can't change inside a pass"),
+    ],
+)
+def test_where_the_size_can_not_change_inside_a_pass(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        by_step(**options)

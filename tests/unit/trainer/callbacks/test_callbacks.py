@@ -16,8 +16,10 @@ from pytorch_optimizer import SPlus
 from schedulefree import AdamWScheduleFree, SGDScheduleFree
 from torch import nn
 
+from tests.unit.trainer.callbacks.reads import no_reads_inside_a_step
 from tests.unit.trainer.support import (
     At,
+    interrupt_at,
     make_model,
     make_trainer,
     one_batch,
@@ -37,8 +39,10 @@ from trainer.callbacks import (
     NaNDetection,
     OptimizerMode,
     OverfitDetection,
+    nan_detection,
 )
 from trainer.checkpoint.manager import load_checkpoint
+from trainer.metrics import epoch as epoch_metrics
 
 
 class TestNaNDetection:
@@ -73,6 +77,46 @@ class TestNaNDetection:
         assert trainer.state.stop_reason == "diverged"
         assert trainer.state.epoch < 50
         assert "is not finite: diverged" in caplog.text
+
+    @pytest.mark.parametrize(
+        ("late", "bad", "weight", "ended"),
+        [
+            (False, 6, 1.0, (8, "train_loss of batch 6")),
+            (False, 8, 1.0, (8, "train_loss of batch 8")),
+            (False, 6, 0.0, None),  # one that counts for nothing is NaN where all its targets are ignored
+            (False, 10, 1.0, None),  # the epoch's end finds it first
+            (True, 3, 1.0, (8, "train_loss of batch 3")),
+        ],
+    )
+    def test_a_batch_that_is_not_finite_ends_the_run_inside_the_epoch(
+        self,
+        late: bool,
+        bad: int,
+        weight: float,
+        ended: tuple[int, str] | None,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        monkeypatch.setattr(nan_detection, "answers_late", lambda device: late)
+        monkeypatch.setattr(epoch_metrics, "_FOLD", 7)  # between two looks
+
+        def step(model: nn.Module, batch: Any) -> dict[str, Any]:
+            loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+            is_bad = model.training and trainer.state.batch_index + 1 == bad
+            return {"loss": loss * math.nan, "weight": weight} if is_bad else {"loss": loss}
+
+        skip = At("on_before_backward", lambda t: t.state.skip("backward"))  # so that the weights stay numbers
+        trainer = make_trainer([NaNDetection(every_n_batches=4), skip], step=step, max_epochs=1)
+        state = trainer.fit(regression(43), regression())
+        diverged = weight > 0
+        assert state.stop_reason == ("diverged" if diverged else None)
+        assert (state.batch_index, state.epoch) == ((ended[0], 0) if ended else (0, 1))
+        assert (ended[1] in caplog.text) if ended else "of batch" not in caplog.text
+
+    def test_looking_reads_nothing_inside_a_step_that_is_not_due(self) -> None:
+        make_trainer([NaNDetection(), *no_reads_inside_a_step()]).fit(regression())
+        with pytest.raises(ValueError, match="every_n_batches is 0: give 1 to 128"):
+            NaNDetection(every_n_batches=0)
 
 
 AVERAGING: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
@@ -176,6 +220,30 @@ class TestGradientMonitor:
         with caplog.at_level(logging.WARNING):
             make_trainer([GradientMonitor(threshold)]).fit(regression())
         assert sum("gradient norm" in record.message for record in caplog.records) == warnings
+
+    def test_the_warning_names_the_first_batch_and_step_above_the_threshold(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def run(threshold: float, *others: Callback) -> Trainer:
+            return make_trainer([GradientMonitor(threshold), *others])
+
+        norms: list[float] = []
+        watch = At("on_train_batch_end", lambda t: norms.append(t.state.grad_norm.item()))
+        run(1e9, watch).fit(regression())
+        second = norms[3:]  # of the second epoch, steps 4 to 6
+        threshold = sorted(second)[0] * 1.0001
+        first = next(place for place, norm in enumerate(second) if norm > threshold)
+        above = f"epoch 2: gradient norm {max(second):.3g} is above {threshold:.3g}"
+        for stop in (0, 4, 5):
+            caplog.clear()
+            trainer = run(threshold, interrupt_at(stop))
+            trainer.fit(regression())
+            if stop:
+                checkpoint = through_file(trainer.state_dict())
+                trainer = run(threshold)
+                trainer.load_state_dict(checkpoint)
+                trainer.fit(regression())
+            assert f"{above}, first in batch {first + 1}, step {first + 4}" in caplog.text
 
     def test_a_gradient_that_is_nan_is_shown(self) -> None:
         trainer = make_trainer([GradientMonitor()], loss=lambda outputs, targets: outputs.sum() * math.nan)

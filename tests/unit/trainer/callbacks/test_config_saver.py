@@ -17,8 +17,12 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.hparams.metadata import SESSION_START_INFO_TAG
+from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 from torch import nn
 
+from tests.support import mlflow_store
 from tests.unit.trainer.support import (
     At,
     make_trainer,
@@ -28,8 +32,11 @@ from tests.unit.trainer.support import (
     scripted_trainer,
     through_file,
 )
+from trainer.callbacks import MLflowLogging, TensorBoardLogging
 from trainer.callbacks.checkpoint import Checkpoint
 from trainer.callbacks.config_saver import ConfigSaver
+from trainer.checkpoint.files import list_checkpoints
+from trainer.checkpoint.manager import load_checkpoint
 
 CONFIG: dict[str, Any] = {"optimizer": {"name": "SGD", "lr": 1e-05}, "sizes": [4, 2], "seed": None, "größe": True}
 
@@ -267,6 +274,38 @@ def test_the_names_of_the_devices_are_asked_for_where_the_run_uses_them(
     ConfigSaver(tmp_path / "run.json", {}).on_fit_start(trainer)
     environment = load(tmp_path / "run.json")["environment"]
     assert (environment["device"], environment["cuda_devices"]) == ("cuda:1", ["device 0", "device 1"])
+
+
+def test_each_checkpoint_has_it_and_the_others_are_handed_it(tmp_path: Path) -> None:
+    handed: list[Any] = []
+    run_scripted(
+        [
+            At("on_fit_start", lambda trainer: handed.append(trainer.state.config), priority=1),
+            ConfigSaver(tmp_path / "config.json", CONFIG),
+            Checkpoint(tmp_path / "run", at_steps=[1], max_overhead=1),
+        ],
+        [2.0, 1.0],
+    )
+    assert handed == [CONFIG]
+    files = list_checkpoints([tmp_path / "run"])
+    assert len(files) == 2
+    assert all(load_checkpoint(file.path)["config"] == CONFIG for file in files)
+
+
+def test_trackers_without_a_config_of_their_own_show_it(tmp_path: Path) -> None:
+    mlflow = MLflowLogging("config", tracking_uri=mlflow_store.uri())
+    own = MLflowLogging("config", tracking_uri=mlflow_store.uri(), params={"mine": 1}, name="own")
+    board = TensorBoardLogging(tmp_path / "board")
+    run_scripted([ConfigSaver(tmp_path / "config.json", CONFIG), mlflow, own, board], [2.0])
+    client = mlflow_store.client()
+    found = client.search_runs([client.get_experiment_by_name("config").experiment_id])
+    shown = {run.info.run_name == "own": run.data.params for run in found}
+    assert shown[False]["optimizer.lr"] == "1e-05"
+    assert shown[True] == {"mine": "1"}
+    events = EventAccumulator(str(tmp_path / "board"))
+    events.Reload()
+    data = events.SummaryMetadata(SESSION_START_INFO_TAG).plugin_data.content
+    assert HParamsPluginData.FromString(data).session_start_info.hparams["optimizer.lr"].number_value == 1e-5
 
 
 def test_another_ending_is_refused(tmp_path: Path) -> None:

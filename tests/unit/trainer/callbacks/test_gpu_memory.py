@@ -1,6 +1,7 @@
 """GPUMemory: with the counts of an allocator that the test plays, and of a real GPU where there is one."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from tests.unit.trainer.callbacks.unchanged import assert_changes_nothing, asser
 from tests.unit.trainer.support import At, interrupt_at, make_trainer, regression, through_file
 from trainer import Trainer
 from trainer.callbacks.gpu_memory import GPUMemory
+from trainer.callbacks.step_metrics import StepMetrics
+from trainer.step_log import StepLog
 
 DEVICE = torch.device("cuda", 1)
 MB = 2**20
@@ -21,18 +24,25 @@ class Allocator:
     """Peaks since the last reset; asserts that no other device is asked for."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.peak = self.resets = 0
+        self.peak = self.resets = self.retries = 0
+        self.used = False
+        patch.setattr(torch.cuda, "memory_stats", self.stats)
         patch.setattr(torch.cuda, "reset_peak_memory_stats", self.reset)
         patch.setattr(torch.cuda, "max_memory_allocated", self.allocated)
         patch.setattr(torch.cuda, "max_memory_reserved", self.reserved)
 
     def take(self, megabytes: int) -> None:
+        self.used = True
         self.peak = max(self.peak, megabytes * MB)
 
     def reset(self, device: torch.device) -> None:
         assert device == DEVICE
         self.peak = 0
         self.resets += 1
+
+    def stats(self, device: torch.device) -> dict[str, int]:
+        assert device == DEVICE
+        return {"active_bytes.all.peak": 3 * self.peak, "num_alloc_retries": self.retries} if self.used else {}
 
     def allocated(self, device: torch.device) -> int:
         assert device == DEVICE
@@ -68,6 +78,22 @@ def test_each_epoch_has_its_own_peak(allocator: Allocator) -> None:
     assert peaks(fit(on_device(take, max_epochs=3))) == [(30.0, 60.0), (24.0, 48.0), (18.0, 36.0)]
 
 
+def test_active_bytes_and_the_retries_of_each_epoch_are_there_for_steps_too(
+    allocator: Allocator, tmp_path: Path
+) -> None:
+    def take(trainer: Any) -> None:
+        allocator.take(10)
+        allocator.retries += trainer.state.step
+
+    trainer = fit(on_device(At("on_before_forward", take), StepMetrics(tmp_path, transfer_every_n_steps=2)))
+    history = trainer.state.history
+    assert [metrics["gpu_memory_active_mb"] for metrics in history] == [30.0, 30.0]
+    assert [metrics["gpu_memory_retries"] for metrics in history] == [0 + 1 + 2, 3 + 4 + 5]
+    log = StepLog(tmp_path / "steps.csv")
+    retries = [(record.step, record.values.get("gpu_memory_retries")) for record in log]
+    assert retries == [(1, None), (2, 1.0), (3, 3.0), (4, 3.0), (5, None), (6, 12.0)]
+
+
 def test_validation_belongs_to_its_epoch(allocator: Allocator) -> None:
     take = At("on_validation_batch_end", lambda trainer: allocator.take(9))
     assert peaks(fit(on_device(take))) == [(9.0, 18.0), (9.0, 18.0)]
@@ -92,7 +118,7 @@ def test_validating_alone_resets_nothing(allocator: Allocator) -> None:
 def test_a_run_on_the_cpu_records_nothing_and_says_so_once(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved"):
+    for name in ("memory_stats", "reset_peak_memory_stats", "max_memory_allocated", "max_memory_reserved"):
         monkeypatch.delattr(torch.cuda, name)
     with caplog.at_level(logging.INFO, "trainer.callbacks.gpu_memory"):
         trainer = fit(make_trainer([GPUMemory()], max_epochs=3))

@@ -576,3 +576,22 @@ def test_it_survives_any_use(tmp_path: Any) -> None:
 def test_it_refuses_groups_of_nothing(batches: int) -> None:
     with pytest.raises(ValueError, match=f"batches is {batches}: give the number of batches a step, at least 1"):
         GradientAccumulation(batches)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_what_an_epoch_leaves_over_makes_a_step_or_none(drop_last: bool) -> None:
+    trainer = make_trainer([GradientAccumulation(2, drop_last=drop_last)], max_epochs=3)
+    state = trainer.fit(regression(20))  # five batches
+    assert (state.step, state.total_steps) == ((6, 6) if drop_last else (9, 9))
+
+
+def test_dropped_gradients_are_in_no_later_step() -> None:
+    seen: list[list[bool]] = []
+    kept = At(
+        "on_before_backward",
+        lambda trainer: seen.append([parameter.grad is None for parameter in trainer.model.parameters()]),
+        lambda trainer: trainer.state.batch_index == 0,
+    )
+    make_trainer([GradientAccumulation(2, drop_last=True), kept], max_epochs=2).fit(regression(12))
+    assert all(all(each) for each in seen)
+    assert len(seen) == 2

@@ -163,6 +163,16 @@ class TestWhatIsSent:
         assert "best (epoch 1)" in server.bodies[0]["message"]
         assert "best" not in server.bodies[1]["message"]
 
+    def test_all_has_the_start_too_also_of_a_run_that_resumes(self, server: Server) -> None:
+        trainer = run_scripted([Notifier(server.url, on="all")], [3.0, 1.0])
+        trainer.plan = Plan(max_epochs=2)
+        trainer.fit(one_batch(), one_batch())
+        ended = "training ended after epoch 2 of 2"
+        started = ["training started after epoch 0 of 2", "training started after epoch 2 of 2"]
+        assert titles(server) == [started[0], ended, started[1], ended]
+        assert [body["type"] for body in server.bodies] == ["info", "success"] * 2
+        assert server.bodies[0]["message"] == "training on cpu"
+
     def test_an_exception_with_its_type_and_text_once(self, server: Server) -> None:
         with pytest.raises(ZeroDivisionError, match="no <way>"):
             run_scripted([Notifier(server.url), FAIL_IN_EPOCH_3], [3.0, 2.0, 1.0])

@@ -12,6 +12,7 @@ import torch
 from tests.unit.trainer.callbacks.unchanged import assert_changes_nothing, assert_survives
 from tests.unit.trainer.support import At, interrupt_at, make_trainer, regression, through_file
 from trainer import Callback, Trainer
+from trainer.callbacks import profiler
 from trainer.callbacks.profiler import Profiler
 
 
@@ -226,3 +227,22 @@ def test_nothing_that_is_learnt_changes(tmp_path: Path) -> None:
 
 def test_survives_any_use(tmp_path: Path) -> None:
     assert_survives(lambda: Profiler(tmp_path))
+
+
+def test_the_first_steps_may_be_skipped_and_the_first_only(tmp_path: Path) -> None:
+    fit(Profiler(tmp_path, skip_first=3, wait=1, warmup=1, active=1, repeat=2, cuda_sync_events=True))
+    assert names(tmp_path) == files(6, 9)
+    with pytest.raises(ValueError, match="skip_first is -1: give an integer of at least 0"):
+        Profiler(tmp_path, skip_first=-1)
+
+
+@pytest.mark.parametrize(("ranks", "written"), [((0,), False), ((0, 1), True), (None, True)])
+def test_the_processes_that_are_asked_for_write_files_of_their_own(
+    ranks: tuple[int, ...] | None, written: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(profiler, "rank", lambda: 1)
+    fit(Profiler(tmp_path, wait=0, active=1, ranks=ranks))
+    expected = ["operators-rank-1-step-00000002.txt", "trace-rank-1-step-00000002.json"]
+    assert names(tmp_path) == (expected if written else [])
+    with pytest.raises(ValueError, match="rank 'all' is 'all': give an integer"):
+        Profiler(tmp_path, ranks=["all"])

@@ -223,6 +223,7 @@ class TestWandb:
         steps: list[int] = []
         run = SimpleNamespace(
             starting_step=starting_step,
+            url=None,
             log=lambda record, step: steps.append(step),
             finish=lambda exit_code: None,
         )

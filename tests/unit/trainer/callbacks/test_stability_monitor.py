@@ -257,7 +257,7 @@ def test_a_step_that_is_replayed_as_a_graph_is_measured_alike() -> None:
     for compute in (Compute, StandIn):
         trainer = build()
         make_capturable(trainer.optimizer, trainer.device)
-        trainer._compute_class = compute
+        trainer._compute_class = lambda *_, kind=compute: kind
         states.append(frozen(fit(trainer))["state"])
     assert_same(states[1], states[0])
 
@@ -292,3 +292,14 @@ def test_the_state_of_one_that_never_ran_survives_a_file() -> None:
 def test_arguments_out_of_range_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         StabilityMonitor(**arguments)
+
+
+def test_the_scores_are_the_shares_of_spikes_lately_and_in_all() -> None:
+    losses = [*quiet(40), 5.0, *quiet(39), 7.0, *quiet(39), *quiet(40)]  # in steps 41 and 81, of epochs of 40
+    trainer = given_losses(losses, StabilityMonitor(32, rolling_window=60), epochs=4)
+    history = trainer.state.history
+    assert [metrics.get("loss_spike_score") for metrics in history] == [None, 1 / 60, 1 / 60, 0.0]
+    assert [metrics["loss_spike_score_total"] for metrics in history] == [0.0, 1 / 80, 2 / 120, 2 / 160]
+    assert history[2]["grad_norm_spike_score"] == 1 / 60
+    with pytest.raises(ValueError, match="rolling_window is 0: give at least 1 step"):
+        StabilityMonitor(rolling_window=0)

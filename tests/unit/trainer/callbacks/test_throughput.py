@@ -1,5 +1,6 @@
 """Throughput, with a clock that moves where the test says."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,10 @@ from tests.unit.trainer.callbacks.unchanged import assert_changes_nothing, asser
 from tests.unit.trainer.support import At, interrupt_at, make_trainer, quick, regression, through_file
 from trainer import Callback, Trainer
 from trainer.callbacks import throughput
+from trainer.callbacks.step_metrics import StepMetrics
 from trainer.callbacks.throughput import Throughput
 from trainer.data.plan import Plan
+from trainer.step_log import StepLog
 
 RATES = ("samples_per_second", "batches_per_second", "data_seconds_share")
 
@@ -253,3 +256,48 @@ def test_nothing_that_is_learnt_changes() -> None:
 
 def test_survives_any_use() -> None:
     assert_survives(Throughput)
+
+
+def test_tokens_are_counted_where_asked_for_and_the_rate_of_the_latest_steps_is_recorded(
+    clock: Clock, tmp_path: Path
+) -> None:
+    slow = clock.passing("on_before_forward", 4.0, only_step=3)
+    steps = StepMetrics(tmp_path, transfer_every_n_steps=2, metrics=["none"])
+    trainer = fit(Throughput(unit="tokens"), *clock.run(), slow, steps)
+    # Each batch of 4 samples of 4 numbers takes 4 s, the fourth 8 s.
+    assert values(trainer, "tokens_per_second") == [4.0, 48 / 16]
+    rates = [(record.step, record.values.get("tokens_per_second")) for record in StepLog(tmp_path / "steps.csv")]
+    assert rates == [(1, None), (2, 4.0), (3, 4.0), (4, 2.0), (5, None), (6, 4.0)]
+    own = fit(Throughput(unit="words", count=lambda batch: 2), *clock.run())
+    assert values(own, "words_per_second") == [0.5, 0.5]
+    with pytest.raises(ValueError, match="count is given, but not what it counts"):
+        Throughput(count=len)
+
+
+def test_the_operations_of_a_batch_are_counted_in_the_first(
+    clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 1))
+    trainer = fit(Throughput("measure", peak_flops=480.0), *clock.run(), model=model)
+    # A layer multiplies [in x out] forward, twice as much backward, but for the gradient of the inputs.
+    per_sample = 2 * (4 * 6 + 6 * 1) + 2 * (4 * 6 + 2 * 6 * 1)
+    assert values(trainer, "flops_per_second") == [per_sample, per_sample]
+    assert values(trainer, "flops_utilisation") == [per_sample / 480] * 2
+    own = nn.Linear(4, 1)
+    nothing = fit(Throughput("measure"), *clock.run(), model=own, step=lambda model, batch: own.bias.sum())
+    assert "flops_per_second" not in nothing.state.metrics
+    assert "none were counted" in caplog.text
+
+
+def test_counting_changes_nothing_and_ends_with_an_error() -> None:
+    assert_changes_nothing(lambda: Throughput("measure"))
+
+    def fail(trainer: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fit(Throughput("measure"), At("on_after_forward", fail))
+    assert not torch._C._len_torch_dispatch_stack()
+    skip = At("on_before_backward", lambda trainer: trainer.state.skip("backward"))
+    fit(Throughput("measure"), skip)
+    assert not torch._C._len_torch_dispatch_stack()

@@ -6,6 +6,7 @@ import logging
 import math
 import os
 import pty
+import shutil
 import subprocess
 import sys
 import threading
@@ -140,30 +141,32 @@ def stop_with(reason: str, error: BaseException) -> At:
     return At("on_epoch_end", act, lambda trainer: trainer.state.epoch == 2, priority=85)
 
 
-@pytest.mark.parametrize(
-    ("ends", "losses", "outcome", "best"),
-    [
-        (list, [3.0, 1.0, 2.0], "complete", (2, 1.0)),
-        (lambda: [stop_with("pruned", RuntimeError())], [3.0, 1.0, 2.0], "pruned", (2, 1.0)),
-        (lambda: [stop_with("", ValueError())], [3.0, 1.0, 2.0], "error", (2, 1.0)),
-        (lambda: [stop_with("", torch.OutOfMemoryError())], [3.0, 4.0, 2.0], "out_of_memory", (1, 3.0)),
-        (lambda: [NaNDetection()], [3.0, math.nan], "diverged", (1, 3.0)),
-        (lambda: [NaNDetection()], [math.nan], "diverged", (None, None)),
-        (lambda: [interrupt_at(2, now=False)], [3.0, 4.0, 2.0], "interrupted", (1, 3.0)),
-    ],
-)
-def test_the_summary_ends_with_the_outcome_and_the_best(
-    ends: Callable[[], list[Any]], losses: list[float], outcome: str, best: Any, tmp_path: Path
-) -> None:
-    trainer = scripted_trainer([WandbLogging("p", folder=tmp_path), *ends()], losses)
-    try:
-        trainer.fit(one_batch(), one_batch())
-    except (RuntimeError, ValueError):
-        assert outcome in {"pruned", "error", "out_of_memory"}
-    (file,) = run_files(tmp_path)
-    summary = wandb_file.summary(file)
-    assert summary["outcome"] == outcome
-    assert (summary.get("best_epoch"), summary.get("best_val_loss")) == best
+#: What ends a run, its losses, its outcome, and its best epoch.
+ENDINGS: list[tuple[Callable[[], list[Any]], list[float], str, tuple[int | None, float | None]]] = [
+    (list, [3.0, 1.0, 2.0], "complete", (2, 1.0)),
+    (lambda: [stop_with("pruned", RuntimeError())], [3.0, 1.0, 2.0], "pruned", (2, 1.0)),
+    (lambda: [stop_with("", ValueError())], [3.0, 1.0, 2.0], "error", (2, 1.0)),
+    (lambda: [stop_with("", torch.OutOfMemoryError())], [3.0, 4.0, 2.0], "out_of_memory", (1, 3.0)),
+    (lambda: [NaNDetection()], [3.0, math.nan], "diverged", (1, 3.0)),
+    (lambda: [NaNDetection()], [math.nan], "diverged", (None, None)),
+    (lambda: [interrupt_at(2, now=False)], [3.0, 4.0, 2.0], "interrupted", (1, 3.0)),
+]
+
+
+def test_the_summary_ends_with_the_outcome_and_the_best(tmp_path: Path) -> None:
+    """All runs have one service, which takes a second to start."""
+    for number, (ends, losses, outcome, _) in enumerate(ENDINGS):
+        trainer = scripted_trainer([WandbLogging("p", folder=tmp_path / str(number)), *ends()], losses)
+        try:
+            trainer.fit(one_batch(), one_batch())
+        except (RuntimeError, ValueError):
+            assert outcome in {"pruned", "error", "out_of_memory"}
+    wandb.teardown()
+    for number, (_, _, outcome, best) in enumerate(ENDINGS):
+        (file,) = run_files(tmp_path / str(number))
+        summary = wandb_file.summary(file)
+        assert summary["outcome"] == outcome
+        assert (summary.get("best_epoch"), summary.get("best_val_loss")) == best
 
 
 def attempt(folder: Path, checkpoint: Any, losses: list[float], epochs: int, stop: int = 0) -> Any:
@@ -198,10 +201,8 @@ def test_the_steps_of_attempts_join_without_overlap(tmp_path: Path) -> None:
     assert [wandb_file.summary(file)["outcome"] for file in files] == ["interrupted", "interrupted", "complete"]
 
 
-@pytest.mark.parametrize(("left", "kept"), [("nothing", []), ("the header", []), ("a torn record", [1, 2])])
-def test_what_a_killed_attempt_did_not_get_to_its_file_is_sent_by_the_next(
-    left: str, kept: list[int], tmp_path: Path
-) -> None:
+def test_what_a_killed_attempt_did_not_get_to_its_file_is_sent_by_the_next(tmp_path: Path) -> None:
+    """Nothing is left, or the header, or all but the last record, which is torn."""
     first = attempt(tmp_path / "attempt-1", None, [5.0, 4.0, 3.0], 5, stop=3)
     (file,) = run_files(tmp_path)
     whole = file.read_bytes()
@@ -211,10 +212,17 @@ def test_what_a_killed_attempt_did_not_get_to_its_file_is_sent_by_the_next(
         return len(wandb_file.steps(file)) == 3
 
     torn = bisect_left(range(len(whole)), True, key=holds_three) - 1  # one byte short of the third epoch
-    file.write_bytes(whole[: {"nothing": 0, "the header": 7, "a torn record": torn}[left]])
-    assert wandb_file.steps(file) == kept
-    attempt(tmp_path / "attempt-2", first, [2.0, 1.0], 5)
-    assert steps_by_file(tmp_path) == [kept, [step for step in range(1, 6) if step not in kept]]
+    cases: list[tuple[int, list[int]]] = [(0, []), (7, []), (torn, [1, 2])]
+    for length, kept in cases:
+        folder = tmp_path / str(length)
+        shutil.copytree(tmp_path / "attempt-1", folder / "attempt-1", symlinks=True)
+        (left,) = folder.rglob("*.wandb")
+        left.write_bytes(whole[:length])
+        assert wandb_file.steps(left) == kept
+        attempt(folder / "attempt-2", first, [2.0, 1.0], 5)
+    wandb.teardown()
+    for length, kept in cases:
+        assert steps_by_file(tmp_path / str(length)) == [kept, [step for step in range(1, 6) if step not in kept]]
 
 
 def test_a_file_of_an_earlier_attempt_that_is_none_of_wandb_s_is_said_and_all_is_sent_again(
@@ -287,6 +295,7 @@ print("trained", run_scripted([WandbLogging("p", folder="wandb-here")], [2.0, 1.
 """
 
 
+@pytest.mark.full
 def test_a_terminal_does_not_ask_for_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     online(monkeypatch, tmp_path, PYTHONPATH=str(Path(__file__).parents[4]))
     parent, child = pty.openpty()

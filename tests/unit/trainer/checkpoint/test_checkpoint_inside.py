@@ -22,7 +22,7 @@ from tests.unit.trainer.test_resume import Augmented, Run, resumed, uninterrupte
 from trainer import Trainer
 from trainer.callbacks import Checkpoint
 from trainer.checkpoint.files import CheckpointError, Progress, list_checkpoints
-from trainer.checkpoint.manager import load_checkpoint, newest_checkpoint, snapshot, step_of
+from trainer.checkpoint.manager import is_permanent, load_checkpoint, newest_checkpoint, snapshot
 
 
 def on_disk(folder: Path) -> list[Progress]:
@@ -108,12 +108,13 @@ class TestResuming:
         assert_same(frozen(after), uninterrupted(run))
         assert on_disk(tmp_path) == [(2, 0), (3, 0)]
 
-    def test_the_step_of_a_file_is_read_without_the_rest(self, tmp_path: Path) -> None:
-        trainer_with(Checkpoint(tmp_path), interrupt_at(3))
-        assert step_of(tmp_path / "epoch-00000-batch-000003.pt") == 3
+    def test_a_file_says_whether_it_is_permanent(self, tmp_path: Path) -> None:
+        trainer_with(Checkpoint(tmp_path, at_steps=[2]), interrupt_at(3))
+        assert is_permanent(tmp_path / "epoch-00000-batch-000002.pt")
+        assert not is_permanent(tmp_path / "epoch-00000-batch-000003.pt")
         (tmp_path / "epoch-00001.pt").write_bytes(b"no zip")
         with pytest.raises(CheckpointError, match=r"epoch-00001\.pt"):
-            step_of(tmp_path / "epoch-00001.pt")
+            is_permanent(tmp_path / "epoch-00001.pt")
 
 
 class TestEveryNSteps:
@@ -199,8 +200,8 @@ class TestAtSteps:
         go_on(rules(9, 2, 8, 14), 5)
         assert on_disk(tmp_path) == [(0, 2), (2, 0), (2, 1), (3, 2), (5, 0)]
         assert load_checkpoint(tmp_path / "epoch-00003-batch-000002.pt")["state"]["step"] == 14
-        go_on(rules(8), 6)
-        assert on_disk(tmp_path) == [(2, 0), (6, 0)]
+        go_on(rules(), 6)  # whose rules know nothing of them
+        assert on_disk(tmp_path) == [(0, 2), (2, 0), (2, 1), (3, 2), (6, 0)]
 
     def test_an_interruption_right_at_one_stays_too(self, tmp_path: Path) -> None:
         trainer = trainer_with(Checkpoint(tmp_path, "missing", keep_last=1, at_steps=[2]), interrupt_at(2))
@@ -216,6 +217,124 @@ class TestAtSteps:
             again.fit(regression(16))
         assert "epoch-00000-batch-000002.pt" in caplog.text
         assert on_disk(tmp_path) == [(3, 0)]
+
+
+class TestPermanentBesideEphemeral:
+    def test_both_intervals_hold_side_by_side(self, tmp_path: Path) -> None:
+        """Steps 1 to 12 in epochs of six; every second one may go, every fifth stays, in a restarted run too."""
+        log: list[Progress] = []
+
+        def rules() -> Checkpoint:
+            return Checkpoint(
+                tmp_path, "missing", every_n_steps=2, keep_every_n_steps=5, keep_last=1, max_overhead=1
+            )
+
+        stopped = trainer_with(rules(), saves(log), interrupt_at(8), samples=24)
+        assert log == [(0, 2), (0, 4), (0, 5), (1, 0), (1, 2)]
+        assert on_disk(tmp_path) == [(0, 5), (1, 0), (1, 2)]
+        resumed = make_trainer([rules(), saves(log)])
+        resumed.load_state_dict(newest_checkpoint([tmp_path])[1])
+        resumed.fit(regression(24), regression())
+        assert log[5:] == [(1, 4), (2, 0)]  # step 10 is both
+        assert on_disk(tmp_path) == [(0, 5), (1, 4), (2, 0)]
+        assert_same(frozen(resumed)["model"], frozen(trainer_with(samples=24))["model"])
+        assert stopped.state.step == 8
+
+    def test_epochs_that_stay(self, tmp_path: Path) -> None:
+        trainer_with(
+            Checkpoint(tmp_path, "missing", keep_every_n_epochs=2, every_n_epochs=99, keep_last=1), max_epochs=5
+        )
+        assert on_disk(tmp_path) == [(2, 0), (4, 0), (5, 0)]
+
+    def test_none_that_may_go_in_the_cooldown_after_any(self, tmp_path: Path) -> None:
+        log: list[Progress] = []
+        trainer_with(
+            Checkpoint(tmp_path, every_n_steps=2, keep_every_n_steps=5, cooldown_steps=2, max_overhead=1),
+            saves(log),
+            samples=48,
+            max_epochs=1,
+        )
+        # Step 6 comes one step after the permanent one.
+        assert log == [(0, 2), (0, 4), (0, 5), (0, 8), (0, 10), (1, 0)]
+
+    def test_one_before_training_resumes_to_the_same_bits_and_stays(self, tmp_path: Path) -> None:
+        whole = trainer_with(Checkpoint(tmp_path, "missing", before_training=True, keep_last=1, max_overhead=1))
+        assert on_disk(tmp_path) == [(0, 0), (2, 0)]
+        again = make_trainer(seed=99, model=make_model(seed=8))
+        again.load_state_dict(load_checkpoint(tmp_path / "epoch-00000.pt"))
+        again.fit(regression(16), regression())
+        one, other = frozen(again), frozen(whole)
+        assert_same(one, {**other, "callbacks": one["callbacks"]})
+
+    def test_a_resumed_run_writes_none_before_training(self, tmp_path: Path) -> None:
+        log: list[Progress] = []
+        trainer = trainer_with(max_epochs=1)
+        resumed = make_trainer([Checkpoint(tmp_path, before_training=True), saves(log)])
+        resumed.load_state_dict(snapshot(trainer.state_dict()))
+        resumed.fit(regression(16), regression())
+        assert log == [(2, 0)]
+
+    @pytest.mark.parametrize(
+        ("remove", "stay"),
+        [
+            ("all_non_permanent", [(1, 2), (2, 0)]),
+            ("ephemeral_only", [(1, 0), (1, 2), (2, 0)]),
+            ("never", [(0, 3), (1, 0), (1, 2), (2, 0)]),
+        ],
+    )
+    def test_the_strategy_says_what_is_removed(self, tmp_path: Path, remove: Any, stay: list[Progress]) -> None:
+        rules = {"every_n_steps": 3, "keep_last": 1, "at_steps": [6], "remove": remove, "max_overhead": 1}
+        trainer_with(Checkpoint(tmp_path, "missing", **rules))
+        assert on_disk(tmp_path) == stay
+
+    def test_a_run_that_may_remove_nothing_refuses_files_of_another_course(self, tmp_path: Path) -> None:
+        trainer_with(Checkpoint(tmp_path, remove="never"))
+        with pytest.raises(ValueError, match=r"remove is 'never': give another folder"):
+            trainer_with(Checkpoint(tmp_path, remove="never"))
+
+
+class TestAskedByCallbacks:
+    def asking(self, step: int, action: Any) -> At:
+        return At("on_after_backward", action, lambda trainer: trainer.state.step == step)
+
+    def test_a_request_is_written_by_each_of_two_whatever_their_rules(self, tmp_path: Path) -> None:
+        trainer_with(
+            Checkpoint(tmp_path / "a", "missing", keep_last=1),
+            Checkpoint(tmp_path / "b", "missing", keep_last=1),
+            self.asking(1, lambda trainer: trainer.state.request_checkpoint(permanent=True)),
+            self.asking(2, lambda trainer: trainer.state.request_checkpoint()),
+        )
+        assert on_disk(tmp_path / "a") == on_disk(tmp_path / "b") == [(0, 2), (2, 0)]
+
+    def test_asked_in_an_epochs_last_batch_the_epoch_is_written(self, tmp_path: Path) -> None:
+        log: list[Progress] = []
+        trainer_with(
+            Checkpoint(tmp_path, "missing", every_n_epochs=9),
+            self.asking(3, lambda trainer: trainer.state.request_checkpoint()),
+            saves(log),
+            max_epochs=3,
+        )
+        assert log == [(1, 0), (3, 0)]
+
+    def test_blocks_hold_back_what_may_go_until_all_are_taken_back(self, tmp_path: Path) -> None:
+        log: list[Progress] = []
+        trainer_with(
+            Checkpoint(tmp_path, every_n_steps=1, keep_every_n_steps=3, max_overhead=1),
+            self.asking(0, lambda trainer: trainer.state.block_checkpoints("one")),
+            self.asking(0, lambda trainer: trainer.state.block_checkpoints("other")),
+            self.asking(5, lambda trainer: trainer.state.unblock_checkpoints("one")),
+            self.asking(6, lambda trainer: trainer.state.unblock_checkpoints("other")),
+            saves(log),
+            max_epochs=2,
+        )
+        # The best epoch, the first one, waits in memory until there is a write.
+        assert [progress for progress in log if progress <= (1, 3)] == [(0, 3), (1, 0), (1, 2), (1, 3)]
+
+    def test_the_end_of_training_is_written_and_ends_the_blocks(self, tmp_path: Path) -> None:
+        blocking = self.asking(0, lambda trainer: trainer.state.block_checkpoints("one"))
+        trainer = trainer_with(Checkpoint(tmp_path), blocking, interrupt_at(2))
+        assert on_disk(tmp_path) == [(0, 2)]
+        assert trainer.state.checkpoint_blocks == set()
 
 
 class TestEverySeconds:

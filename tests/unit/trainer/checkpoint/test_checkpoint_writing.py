@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,13 +21,14 @@ from tests.unit.trainer.support import At, assert_same, frozen, make_trainer, re
 from tests.unit.trainer.test_resume import Run, resumed, uninterrupted
 from trainer import Trainer
 from trainer.callbacks import Checkpoint
-from trainer.checkpoint.files import Progress, list_checkpoints
+from trainer.checkpoint.files import CheckpointError, Progress, list_checkpoints
 from trainer.checkpoint.manager import (
     CheckpointManager,
     CheckpointWriteError,
     load_checkpoint,
     newest_checkpoint,
     snapshot,
+    verify_checkpoint,
 )
 
 ROOT = Path(__file__).parents[4]
@@ -310,6 +312,7 @@ class TestADiskThatFails:
             manager.write({"looks": Looks()}, 1)
         assert present == [False]
 
+    @pytest.mark.full
     def test_a_really_full_disk(self, tmp_path: Path) -> None:
         """A file system of 3 MiB in a name space of its own, where the machine allows that to a user."""
         small = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c"]
@@ -425,3 +428,26 @@ def test_a_process_killed_while_it_writes_leaves_whole_files_and_the_run_goes_on
     assert_same(frozen(run), uninterrupted(RUN))
     assert asides(folder) == []
     assert on_disk(folder) == [(2, 0), (3, 0)]
+
+
+def test_a_file_is_read_again_only_where_it_is_not_as_this_process_has_left_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    manager = CheckpointManager(tmp_path)
+    path = manager.write({"weights": torch.ones(100)}, 1)
+    read: list[Path] = []
+    whole = zipfile.ZipFile.testzip
+    monkeypatch.setattr(zipfile.ZipFile, "testzip", lambda file: read.append(path) or whole(file))
+    verify_checkpoint(path)
+    assert not read
+    content = bytearray(path.read_bytes())
+    content[content.find(torch.ones(100).numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match="corrupted"):
+            verify_checkpoint(path)
+    assert len(read) == 2
+    manager.retain([])
+    with pytest.raises(CheckpointError, match="No such file"):
+        verify_checkpoint(path)

@@ -15,7 +15,7 @@ from tests.unit.trainer.support import one_batch, quick, run_scripted, scripted_
 from trainer.callbacks import Checkpoint
 from trainer.checkpoint.files import Progress, list_checkpoints
 from trainer.checkpoint.manager import load_checkpoint, newest_checkpoint
-from trainer.checkpoint.retention import best_epochs, retained
+from trainer.checkpoint.retention import Removal, best_epochs, retained
 from trainer.state import best_epoch
 
 #: Few different values, so that there are equals; some that no epoch can be best with.
@@ -64,9 +64,9 @@ class TestBest:
 
 
 class TestRetained:
-    def test_the_latest_ends_the_best_the_fixed_and_what_is_inside_the_running_epoch(self) -> None:
+    def test_the_latest_ends_the_best_the_permanent_and_what_is_inside_the_running_epoch(self) -> None:
         saved = [(1, 0), (2, 0), (2, 3), (3, 0), (3, 1), (4, 0), (4, 1), (4, 2), (4, 3)]
-        assert retained(saved, best=[1], keep_last=2, fixed={(2, 3)}) == {
+        assert retained(saved, best=[1], keep_last=2, permanent={(2, 3)}) == {
             (1, 0),
             (2, 3),
             (3, 0),
@@ -75,30 +75,43 @@ class TestRetained:
             (4, 3),
         }
 
+    @pytest.mark.parametrize(
+        ("remove", "goes"),
+        [
+            ("ephemeral_only", {(2, 3), (4, 1)}),
+            ("never", set()),
+            ("all_non_permanent", {(1, 0), (2, 0), (2, 3), (4, 1)}),
+        ],
+    )
+    def test_what_may_go(self, remove: Removal, goes: set[Progress]) -> None:
+        saved = {(1, 0), (1, 2), (2, 0), (2, 3), (3, 0), (4, 0), (4, 1), (4, 2), (4, 3)}
+        kept = retained(saved, best=[], keep_last=2, permanent={(1, 2)}, remove=remove)
+        assert saved - kept == goes
+
     def test_numbers_are_numbers(self) -> None:
         saved = [(9, 0), (79, 0), (109, 0), (100_000, 0), (100_000, 9), (100_000, 1_000_000)]
-        assert retained(saved, best=[], keep_last=1, fixed=()) == {(100_000, 0), (100_000, 1_000_000)}
+        assert retained(saved, best=[], keep_last=1, permanent=()) == {(100_000, 0), (100_000, 1_000_000)}
 
     @quick(200)
     @given(
         saved=st.sets(PROGRESS),
         best=st.sets(st.integers(1, 12)),
-        fixed=st.sets(PROGRESS),
+        permanent=st.sets(PROGRESS),
         keep_last=st.integers(1, 4),
     )
     def test_they_hold_for_any_files(
-        self, saved: set[Progress], best: set[int], fixed: set[Progress], keep_last: int
+        self, saved: set[Progress], best: set[int], permanent: set[Progress], keep_last: int
     ) -> None:
-        kept = retained(saved, best=best, keep_last=keep_last, fixed=fixed)
+        kept = retained(saved, best=best, keep_last=keep_last, permanent=permanent)
         assert kept <= saved
         assert not saved or max(saved) in kept
-        assert fixed & saved <= kept
+        assert permanent & saved <= kept
         assert {(epoch, 0) for epoch in best} & saved <= kept
         newer_ends = {end: sum(other > end and not other[1] for other in saved) for end in saved if not end[1]}
         assert all((end in kept) or newer >= keep_last for end, newer in newer_ends.items())
-        others = {item for item in kept - fixed if item[1] or item[0] not in best}
+        others = {item for item in kept - permanent if item[1] or item[0] not in best}
         assert len(others) <= 2 * keep_last
-        assert retained(kept, best=best, keep_last=keep_last, fixed=fixed) == kept
+        assert retained(kept, best=best, keep_last=keep_last, permanent=permanent) == kept
 
 
 def expected_ends(

@@ -265,3 +265,33 @@ def test_to_device_looks_through_containers_and_keeps_their_types() -> None:
 def test_loader_batches_are_moved_to_the_device() -> None:
     batches = LoaderBatches(DataLoader(Numbers(4), 2), torch.device("meta"))
     assert [batch.device.type for batch in batches.epoch(0)] == ["meta", "meta"]
+
+
+class Rows:
+    """Items by number, as `datasets.Dataset` has them: of no class of torch's, lists unless it has a format."""
+
+    def __init__(self, kind: str | None) -> None:
+        self.format = {"type": kind, "columns": ["x"]}
+
+    def with_format(self, kind: str) -> "Rows":
+        return Rows(kind)
+
+    def __len__(self) -> int:
+        return 6
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        return {"x": [at, at] if self.format["type"] is None else torch.tensor([at, at])}
+
+
+def test_data_of_another_library_goes_through_a_dataloader_and_lists_in_it_are_refused() -> None:
+    made = make_batches(Rows(None).with_format("torch"), BatchOptions(), torch.device("cpu"), train=False)
+    (batch,) = made.epoch(0)
+    assert_same(batch, {"x": torch.arange(6).unsqueeze(1).expand(6, 2)})
+    with pytest.raises(TypeError, match=r'hand over `dataset.with_format\("torch"\)`'):
+        make_batches(Rows(None), BatchOptions(), torch.device("cpu"), train=False)
+
+
+@pytest.mark.parametrize("data", [[(1, 2)], {"x": 1}, "rows", 7])
+def test_what_has_no_samples_is_refused(data: Any) -> None:
+    with pytest.raises(TypeError, match="hand over a Dataset or a DataLoader"):
+        make_batches(data, BatchOptions(), torch.device("cpu"), train=False)

@@ -128,8 +128,8 @@ def test_each_is_computed_once_an_epoch_from_all_batches_of_its_set() -> None:
         assert metrics["train_module"] == pytest.approx(metrics["train_loss"])
         assert metrics["train_whole"] >= metrics["train_plain"]
     copies = trainer.recorder.objects._copies
-    assert copies["train_plain"].calls == (["update"] * 7 + ["compute"]) * 2
-    assert copies["val_plain"].calls == ["update", "compute"] * 2
+    assert copies["train", "plain"].calls == (["update"] * 7 + ["compute"]) * 2
+    assert copies["val", "plain"].calls == ["update", "compute"] * 2
     original = trainer.metrics["plain"]
     assert isinstance(original, Distance)
     assert original.calls == []
@@ -159,7 +159,7 @@ def test_state_is_copied_when_it_is_taken() -> None:
     objects.update("train", torch.zeros(2, 1), torch.ones(2, 1))
     state = objects.state_dict()
     objects.update("train", torch.zeros(2, 1), torch.ones(2, 1))
-    assert len(state["train_plain"]["plain"][""]["seen"]) == 1
+    assert len(state["train"]["plain"]["plain"][""]["seen"]) == 1
 
 
 def test_a_metric_that_a_checkpoint_held_may_be_gone() -> None:
@@ -185,7 +185,7 @@ def test_an_object_is_moved_to_the_device() -> None:
 
     objects = MetricObjects({"moved": Moved()}, CPU)
     objects.update("val", torch.zeros(1), torch.ones(1))
-    assert objects._copies["val_moved"].device == CPU
+    assert objects._copies["val", "moved"].device == CPU
 
 
 class TestWholeSet:

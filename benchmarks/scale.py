@@ -1,0 +1,386 @@
+"""What a study costs that is very large, or that very many workers share, on PostgreSQL.
+
+    python benchmarks/scale.py workers [--trials 50000] [--rows ours optuna grpc] [--set OVERRIDE ...]
+    python benchmarks/scale.py server  [--trials 50000] [--workers 8 100 1000] [--seconds 0] [--every 10]
+    python benchmarks/scale.py quality [--trials 3000] [--most 250 500 1000]
+
+`workers`: a process that joins a study of finished trials (`tests/support/big_study.py`): from opening it to its
+first trial with parameters; a later ask; a report with the pruner's decision (median); memory beyond what the
+process had before it opened the study, with torch and hpo imported. "optuna" is `optuna.load_study` on the same
+database with the same sampler and pruner, "grpc" the same through `optuna.storages.run_grpc_proxy_server`; it is
+left out without grpcio, and its server's memory stands beside the process's own.
+
+`server`: so many simulated workers, each of which holds a trial, reports every ten seconds, looks for finished
+trials as often as a worker does, and beats every ten seconds; the CPU time of all of PostgreSQL's processes, for
+each of these in milliseconds and for all of them together in cores, worked out from them, and measured for
+`--seconds`. A thirtieth of the workers end their trial and take a new one each minute then.
+
+`quality`: the best value that TPE finds where it is shown a sample of so many trials, against all of them.
+
+The machine may be shared: read CPU seconds (of the process, with its children) rather than seconds.
+"""
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # as workers have it; before NumPy is imported
+
+import argparse
+import json
+import math
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+import optuna
+import psutil
+import sqlalchemy as sa
+from finished_trials import postgres
+from optuna.trial import TrialState
+
+from hpo.config.spec import load_spec
+from hpo.storage.cache import look_age
+from hpo.storage.ledger import Owner
+from hpo.storage.optuna_private import id_of_study
+from hpo.storage.sample import stride, thinned
+from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.study.open_study import MAX_AGE, load_study
+from tests.support.big_study import make_big_study
+
+ROWS = ("ours", "optuna", "grpc")
+ASKS, REPORTS = 3, 30
+FINISHED = [state for state in TrialState if state.is_finished()]
+
+
+# ---------------------------------------------------------------------------- a worker
+
+
+def used() -> float:
+    """CPU seconds of this process."""
+    times = psutil.Process().cpu_times()
+    return times.user + times.system
+
+
+def memory() -> float:
+    """MB that this process has for itself."""
+    return psutil.Process().memory_full_info().uss / 2**20
+
+
+def timed(work: Callable[[], Any]) -> tuple[float, float]:
+    """Seconds, and CPU seconds."""
+    began, before = time.perf_counter(), used()
+    work()
+    return time.perf_counter() - began, used() - before
+
+
+def open_as(row: str, file: Path, overrides: list[str], proxy: int) -> optuna.Study:
+    spec = load_spec(file, overrides)
+    if row == "ours":
+        return load_study(spec, Owner.current()).study
+    opened = load_study(spec)
+    sampler = optuna.samplers.TPESampler(seed=0)
+    storage: Any = opened.storage.url
+    if row == "grpc":
+        storage = optuna.storages.GrpcStorageProxy(port=proxy)
+    return optuna.load_study(study_name="big", storage=storage, sampler=sampler, pruner=opened.study.pruner)
+
+
+def as_worker(row: str, file: Path, overrides: list[str], proxy: int) -> dict[str, Any]:
+    """Join, ask, report; what it took."""
+    import torch  # noqa: F401
+
+    import hpo.execution.worker  # noqa: F401
+    from hpo.config.space import SearchSpace
+
+    spec = load_spec(file, overrides)
+    space = SearchSpace.from_spec(spec)
+    before, found = memory(), {}
+    trials: list[optuna.Trial] = []
+
+    def ask() -> None:
+        trials.append(study.ask())
+        space.suggest(trials[-1])
+
+    def join() -> None:
+        nonlocal study
+        study = open_as(row, file, overrides, proxy)
+        ask()
+
+    study: Any = None
+    found["first"] = timed(join)
+    found["ask"] = median_of(timed(ask) for _ in range(ASKS))
+    trial, values = trials[-1], iter(np.exp(-np.arange(REPORTS) / 9.0))
+
+    def report() -> None:
+        trial.report(float(next(values)), len(trial._cached_frozen_trial.intermediate_values) + 1)  # noqa: SLF001
+        trial.should_prune()  # not acted on
+
+    found["report"] = median_of([timed(report) for _ in range(REPORTS)][5:])
+    found["memory"] = memory() - before
+    return found
+
+
+def median_of(pairs: Any) -> tuple[float, float]:
+    seconds, cpu = zip(*pairs, strict=True)
+    return statistics.median(seconds), statistics.mean(cpu)  # CPU time is counted in hundredths
+
+
+@contextmanager
+def grpc_server(url: str, port: int) -> Iterator[psutil.Process]:
+    code = (
+        f"import optuna; optuna.storages.run_grpc_proxy_server(optuna.storages.get_storage({url!r}), port={port})"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL)
+    try:
+        time.sleep(5)
+        yield psutil.Process(process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def workers(arguments: argparse.Namespace) -> None:
+    with ExitStack() as stack:
+        server = stack.enter_context(postgres())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        file = make_big_study(folder, arguments.trials, storage=server.format("postgres"))
+        print("| row | first ask, s (CPU) | later ask, s (CPU) | report + decision, ms (CPU) | memory, MB |")
+        print("|---|---|---|---|---|")
+        for row in arguments.rows:
+            if row == "grpc" and find_spec("grpc") is None:
+                print("| grpc | grpcio is not installed | | | |")
+                continue
+            with ExitStack() as each:
+                proxy = (
+                    each.enter_context(grpc_server(server.format("postgres"), 13_100)) if row == "grpc" else None
+                )
+                command = [sys.executable, __file__, "as-worker", row, str(file), "--set", *arguments.set]
+                answer = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+                found = json.loads(answer.splitlines()[-1])
+                beside = f" + {proxy.memory_full_info().uss / 2**20:.0f} in the proxy" if proxy else ""
+            first, ask, report = (found[name] for name in ("first", "ask", "report"))
+            print(
+                f"| {row} | {first[0]:.2f} ({first[1]:.2f}) | {ask[0]:.2f} ({ask[1]:.2f}) "
+                f"| {report[0] * 1e3:.1f} ({report[1] * 1e3:.1f}) | {found['memory']:.0f}{beside} |",
+                flush=True,
+            )
+
+
+# ---------------------------------------------------------------------------- the server
+
+
+def server_cpu(url: str) -> float:
+    """CPU seconds of a PostgreSQL server's processes, ended ones included."""
+    folder = sa.make_url(url).query["host"]
+    main = psutil.Process(int(Path(str(folder), "data", "postmaster.pid").read_text().split()[0]))
+    ended = main.cpu_times()
+    total = ended.user + ended.system + ended.children_user + ended.children_system
+    for process in main.children():
+        times = process.cpu_times()
+        total += times.user + times.system
+    return total
+
+
+class Simulated:
+    """Workers that only talk to the database, of one storage that holds all their trials."""
+
+    def __init__(self, storage: StudyStorage, study: optuna.Study, count: int, every: float, age: float) -> None:
+        self.storage, self.study_id, self.every, self.age = storage, id_of_study(study), every, age
+        self.running = [storage.create_new_trial(self.study_id) for _ in range(count)]
+        self.steps = dict.fromkeys(self.running, 0)
+        self.fresh_until = [0.0] * count
+        self.last = max(self.running)
+        self.done = {"report": 0, "look": 0, "trial": 0}
+
+    def report(self, worker: int) -> None:
+        """A worker's report, and its look where the last one has become too old."""
+        trial_id = self.running[worker]
+        self.steps[trial_id] += 1
+        self.storage.set_trial_intermediate_value(trial_id, self.steps[trial_id], 1 / self.steps[trial_id])
+        self.done["report"] += 1
+        now = time.monotonic()
+        if now >= self.fresh_until[worker]:
+            self.look()
+            self.fresh_until[worker] = now + self.age
+            self.done["look"] += 1
+
+    def look(self) -> None:
+        """A look for finished trials."""
+        self.storage.read_changes(self.study_id, after=self.last, among=set(self.running), states=FINISHED)
+
+    def next_trial(self, worker: int) -> None:
+        """End a worker's trial and take a new one."""
+        self.storage.set_trial_state_values(self.running[worker], TrialState.COMPLETE, [0.5])
+        trial_id = self.storage.create_new_trial(self.study_id)
+        self.steps[trial_id], self.running[worker] = 0, trial_id
+        self.last = max(self.last, trial_id)
+        self.done["trial"] += 1
+
+    def run(self, seconds: float) -> None:
+        """Let all of them work for so long."""
+        self.done = dict.fromkeys(self.done, 0)
+        began, jobs = time.monotonic(), []
+        for worker in range(len(self.running)):
+            at = random.uniform(0, self.every)
+            self.fresh_until[worker] = began + random.uniform(0, self.age)
+            while at < seconds:
+                jobs.append((at, self.report, worker))
+                at += self.every
+        ends = int(len(self.running) / 30 * seconds / 60)
+        jobs += [
+            (random.uniform(0, seconds), self.next_trial, random.randrange(len(self.running))) for _ in range(ends)
+        ]
+        jobs += [(at, self._beat, 0) for at in np.arange(self.every / 2, seconds, self.every)]
+        with ThreadPoolExecutor(4) as pool:
+            for at, work, worker in sorted(jobs, key=lambda job: job[0]):
+                time.sleep(max(0.0, began + at - time.monotonic()))
+                pool.submit(work, worker).add_done_callback(lambda done: done.result())
+
+    def _beat(self, _: int) -> None:
+        """Beat for all of them, a statement each."""
+        self.storage.beat()
+
+
+def server(arguments: argparse.Namespace) -> None:
+    with ExitStack() as stack:
+        place = stack.enter_context(postgres())
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        file = make_big_study(folder, arguments.trials, storage=place.format("postgres"))
+        spec = load_spec(file)
+        print(
+            "| running | report | look | beat | end + new trial | 1 report and 1 beat in 10 s, cores | measured |"
+        )
+        print("|---|---|---|---|---|---|---|")
+        for count in arguments.workers:
+            opened = load_study(spec)
+            storage = open_storage(opened.storage.url, create=False, owner=Owner.current())
+            age = look_age(MAX_AGE, count) if arguments.look_age is None else arguments.look_age
+            simulated = Simulated(storage, opened.study, count, arguments.every, age)
+            report, look, beat, trial = costs(simulated)
+            looks = count / max(age, arguments.every)  # a worker looks when it reports
+            worked_out = count / arguments.every * (report + beat) + looks * look
+            milliseconds = " | ".join(f"{cost * 1e3:.3f}" for cost in (report, look, beat, trial))
+            print(
+                f"| {count:,} | {milliseconds} | {worked_out:.3f} | {measured(simulated, arguments)} |", flush=True
+            )
+            for trial_id in simulated.running:
+                storage.set_trial_state_values(trial_id, TrialState.FAIL)
+            storage.close()
+            opened.storage.close()
+
+
+def cost_of(url: str, work: Callable[[int], Any], times: int) -> float:
+    """CPU seconds of the server."""
+    before = server_cpu(url)
+    for at in range(times):
+        work(at)
+    return (server_cpu(url) - before) / times
+
+
+def costs(simulated: Simulated) -> Iterator[float]:
+    """The server's CPU seconds for a report, a look, a beat, and the end of a trial with a new one."""
+    simulated.fresh_until = [math.inf] * len(simulated.running)
+    trials, url = len(simulated.running), simulated.storage.url
+    yield cost_of(url, lambda at: simulated.report(at % trials), 1_000)
+    yield cost_of(url, lambda _: simulated.look(), 200)
+    yield cost_of(url, lambda _: simulated.storage.beat(), max(1, 1_000 // trials)) / trials
+    yield cost_of(url, lambda at: simulated.next_trial(at % trials), 100)
+
+
+def measured(simulated: Simulated, arguments: argparse.Namespace) -> str:
+    """Cores that the server used while all of them worked, if that is asked for."""
+    if not arguments.seconds:
+        return ""
+    url = simulated.storage.url
+    before, began = server_cpu(url), time.monotonic()
+    simulated.run(arguments.seconds)
+    took = time.monotonic() - began
+    return f"{(server_cpu(url) - before) / took:.3f} at {simulated.done['report'] / took:.0f} reports/s"
+
+
+# ---------------------------------------------------------------------------- what a sample costs
+
+
+def branin_like(trial: optuna.Trial) -> float:
+    """Six parameters, two of them with curved dependence; the optimum is 0."""
+    x = [trial.suggest_float(f"x{i}", -5, 5) for i in range(6)]
+    return sum(100 * (x[i + 1] - x[i] ** 2 / 5) ** 2 / 25 + (1 - x[i]) ** 2 for i in range(5))
+
+
+class Shown(optuna.storages.InMemoryStorage):
+    """A storage that shows a sample of the finished trials."""
+
+    def __init__(self, most: int | None) -> None:
+        super().__init__()
+        self._most = most
+
+    def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[Any]:  # noqa: ARG002
+        """The sample."""
+        trials = super().get_all_trials(study_id, deepcopy=False, states=states)
+        every = 1 if self._most is None else stride(max(1, len(trials)), self._most)
+        return trials if every == 1 else thinned(trials, every, maximize=False)
+
+
+def quality(arguments: argparse.Namespace) -> None:
+    print("| shown | seeds | best value, median | quartiles | CPU ms a trial at the end |")
+    print("|---|---|---|---|---|")
+    for most in (None, *arguments.most):
+        bests, costs = [], []
+        for seed in range(arguments.seeds):
+            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=False, constant_liar=False)
+            study = optuna.create_study(storage=Shown(most), sampler=sampler)
+            study.optimize(branin_like, n_trials=arguments.trials - 20)
+            costs.append(timed(lambda study=study: study.optimize(branin_like, n_trials=20))[1] / 20)
+            bests.append(min(trial.value for trial in study.get_trials(deepcopy=False) if trial.value is not None))
+        low, middle, high = np.quantile(bests, [0.25, 0.5, 0.75])
+        shown = "all" if most is None else f"at most {most:,}"
+        print(
+            f"| {shown} | {arguments.seeds} | {middle:.3f} | {low:.3f} to {high:.3f} "
+            f"| {statistics.mean(costs) * 1e3:.0f} |",
+            flush=True,
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(required=True)
+    one = commands.add_parser("workers")
+    one.add_argument("--trials", type=int, default=50_000)
+    one.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
+    one.add_argument("--set", nargs="*", default=[], help="overrides of the study file")
+    one.set_defaults(work=workers)
+    child = commands.add_parser("as-worker")
+    child.add_argument("row")
+    child.add_argument("file", type=Path)
+    child.add_argument("--set", nargs="*", default=[])
+    child.set_defaults(work=lambda each: print(json.dumps(as_worker(each.row, each.file, each.set, 13_100))))
+    many = commands.add_parser("server")
+    many.add_argument("--trials", type=int, default=50_000)
+    many.add_argument("--workers", type=int, nargs="+", default=[8, 100, 1_000])
+    many.add_argument("--seconds", type=float, default=0.0)
+    many.add_argument("--every", type=float, default=10.0, help="seconds between two reports of a worker")
+    many.add_argument("--look-age", type=float, help="seconds that a look holds; without it, as workers do")
+    many.set_defaults(work=server)
+    good = commands.add_parser("quality")
+    good.add_argument("--trials", type=int, default=3_000)
+    good.add_argument("--most", type=int, nargs="+", default=[250, 500, 1_000])
+    good.add_argument("--seeds", type=int, default=5)
+    good.set_defaults(work=quality)
+    arguments = parser.parse_args()
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    arguments.work(arguments)
+
+
+if __name__ == "__main__":
+    main()

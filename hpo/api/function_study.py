@@ -1,0 +1,83 @@
+"""A function as a study: what `hpo.run` makes of one."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Final
+
+from hpo.api.study import Study
+from hpo.api.values import Call, Categorical, Float, Int
+from hpo.config.code import is_own_file
+from hpo.config.paths import show
+from hpo.config.study_modules import public_name
+from hpo.errors import InputError
+
+#: The section of a study file that has a function's arguments.
+_SECTION: Final = "objective."
+
+
+def study_of_function(
+    function: Call | Callable[..., Any], *, search_space: Mapping[str, Any] | None = None, **study: Any
+) -> Study:
+    """The study of a function that trains by itself, or draws its parameters itself.
+
+    Args:
+        function: It, or an `hpo.Call` of it.
+        search_space: Argument → range; None where it draws its parameters itself.
+        **study: Keys of the ``study`` section; without a ``name`` it is that of the module and of the function.
+
+    Raises:
+        InputError: It is no function.
+    """
+    target = function.target if isinstance(function, Call) else function
+    while isinstance(target, functools.partial):
+        target = target.func
+    if not (inspect.isfunction(target) or inspect.isbuiltin(target)):
+        fix = "give a study file, an `hpo.Study`, or a function that trains"
+        raise InputError(
+            f"is an object of {type(target).__name__}", path="study", value=show(repr(target)), fix=fix
+        )
+    name = study.pop("name", None) or _name(target)
+    space = None if search_space is None else {_path(each): _entry(entry) for each, entry in search_space.items()}
+    return Study(name, objective=function, search_space=space, folder=_folder(target), **study)
+
+
+def _name(target: Callable[..., Any]) -> str:
+    """Such as ``train-run``."""
+    module = _module_name(target).rpartition(".")[2]
+    return f"{module}-{target.__name__}".replace("<", "").replace(">", "")
+
+
+def _module_name(target: Callable[..., Any]) -> str:
+    """The dotted name by which a worker imports the function's module."""
+    main = sys.modules["__main__"]
+    if target.__module__ != "__main__":
+        return public_name(target.__module__)
+    if main.__spec__ is not None:  # python -m
+        return main.__spec__.name
+    return Path(getattr(main, "__file__", None) or "notebook").stem
+
+
+def _folder(target: Callable[..., Any]) -> Path:
+    """The folder from which the function's module is imported; without a file of one's own the current one."""
+    file = getattr(sys.modules.get(target.__module__), "__file__", None)
+    if file is None or not is_own_file(Path(file)):
+        return Path()
+    path = Path(file).absolute()
+    return path.parents[_module_name(target).count(".") + (path.stem == "__init__")]
+
+
+def _path(argument: str) -> str:
+    return argument if argument.startswith(_SECTION) else f"{_SECTION}{argument}"
+
+
+def _entry(entry: Any) -> Any:
+    """An entry, with the arguments that its conditions name."""
+    if isinstance(entry, Float | Int | Categorical) and entry.when is not None:
+        return replace(entry, when={_path(name): wanted for name, wanted in entry.when.items()})
+    return entry

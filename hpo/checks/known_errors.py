@@ -1,0 +1,62 @@
+"""What errors of torch mean that people meet when data, model and loss do not fit, and what to do."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+_FIXES: Final = (
+    (
+        r"same dtype.* Double and Float|Double but (got|found) Float|Float but (got|found) Double",
+        "the data are float64, and the model float32: return `x.float()`",
+    ),
+    (
+        r"target dtype to be Long|scalar type Long but",
+        "the targets are no whole numbers: return those of classes as `y.long()`, or choose another loss",
+    ),
+    (
+        r"Target -?\d+ is out of bounds",
+        "classes are numbered from 0: give the model an output for each, or number them anew",
+    ),
+    (
+        r"Target size .* must be the same as input size",
+        "this loss takes a real number for each output: return such targets, or choose a loss for classes",
+    ),
+    (
+        r"cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)",
+        r"a layer takes \2 features and gets \1: give the model the size of the data",
+    ),
+)
+#: How torch's losses warn of shapes that they broadcast, the targets' before the outputs'.
+_BROADCAST: Final = re.compile(
+    r"target size \(torch\.Size\(\[(.*?)\]\)\) that is different to the input size \(torch\.Size\(\[(.*?)\]\)\)"
+)
+
+
+def fix_of(message: str) -> str:
+    """What to do about an error's message; empty where it is none of those known."""
+    for pattern, fix in _FIXES:
+        if match := re.search(pattern, message):
+            return match.expand(fix) if "\\" in fix else fix
+    return ""
+
+
+def broadcast_in(warning: str) -> tuple[str, str] | None:
+    """What torch's warning of a loss of outputs and targets of different shapes means, and what to do.
+
+    None where it is another warning.
+    """
+    match = _BROADCAST.search(warning)
+    if match is None:
+        return None
+    targets, outputs = (each.split(", ") for each in match.groups())
+    if outputs == [*targets, "1"]:
+        fix = "return the targets as `y.unsqueeze(-1)`, or the model's outputs as `outputs.squeeze(-1)`"
+    elif targets == [*outputs, "1"]:
+        fix = "return the targets as `y.squeeze(-1)`, or the model's outputs as `outputs.unsqueeze(-1)`"
+    else:
+        fix = "let the model's outputs and the targets have one shape"
+    if outputs[0] == targets[0]:  # batches differ in size
+        outputs[0] = targets[0] = "batch"
+    shapes = f"outputs of shape [{', '.join(outputs)}] and targets of shape [{', '.join(targets)}]"
+    return f"{shapes} are broadcast: the loss compares samples with the targets of others", fix

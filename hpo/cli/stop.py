@@ -1,0 +1,70 @@
+"""`hpo stop`."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.console.output import read_by_others
+from hpo.wording import count_of
+
+if TYPE_CHECKING:
+    from hpo.study.open_study import OpenStudy
+
+#: Seconds between two looks whether agents have left.
+_PAUSE: Final = 1.0
+
+
+def stop(
+    study: StudyFile,
+    overrides: Overrides = None,
+    wait: Annotated[bool, typer.Option("--wait", help="Return when all of them have left.")] = False,
+    storage: Storage = None,
+    output_dir: OutputDir = None,
+    debug: Debug = False,
+) -> None:
+    """Ask every agent of a study, on any machine, to requeue its trials and to leave.
+
+    Each `hpo run` and `hpo worker` hears it at its next look, after 10 seconds at most: its workers finish their
+    batches, write checkpoints, and it ends with exit code 0 (`hpo run`: 130). What is started later works again,
+    and resumes the trials.
+
+    Example: hpo stop study.yaml --wait
+    """
+    del debug
+    spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
+    from hpo.study.agents import ask_all_to_leave
+    from hpo.study.open_study import load_study
+
+    opened = load_study(spec)
+    try:
+        asked = ask_all_to_leave(opened)
+        hosts = f" on {', '.join(sorted({each.host for each in asked}))}" if asked else ""
+        with read_by_others():
+            print(f"asked {count_of(len(asked), 'agent')} to leave{hosts}")
+        if wait:
+            _wait(opened, {each.agent_id for each in asked})
+            with read_by_others():
+                print("all of them have left")
+    finally:
+        opened.storage.close()
+
+
+def _wait(opened: OpenStudy, asked: set[int]) -> None:
+    """Wait until these agents have ended, or are known to be gone."""
+    from hpo.storage.agents import open_agents
+    from hpo.storage.recovery import Sightings
+    from hpo.study.agents import end_dead_agents
+
+    sightings = Sightings()
+    while True:
+        grace = opened.spec.run.lost_after
+        end_dead_agents(opened.storage, opened.study_id, grace=grace, sightings=sightings)
+        with opened.storage.engine.connect() as conn:
+            left = open_agents(conn, opened.study_id)
+        if not any(each.agent_id in asked and each.is_alive() is not False for each in left):
+            return
+        time.sleep(_PAUSE)

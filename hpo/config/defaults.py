@@ -1,0 +1,81 @@
+"""What a study file leaves out: shorthands spelt out, and the schema's defaults, which interpolations can name."""
+
+from typing import Any, Final
+
+from hpo.config.marks import Marks
+from hpo.config.paths import copy_plain
+from hpo.config.schema import (
+    LoaderSection,
+    PrunerSection,
+    ResourcesSection,
+    RunSection,
+    SamplerSection,
+    StudySection,
+    TrainerSection,
+)
+from hpo.config.schema_study import NO_PRUNER, OWN_METRIC
+
+#: Key of `study` → the keys whose defaults don't hold beside it.
+_IN_PLACE_OF: Final = {"objectives": ("metric", "pruner"), "scheduler": ("pruner",), "epochs": ("n_trials",)}
+
+
+def without_replaced(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    """Without the defaults that don't hold beside another key of `study`, where an override has brought that."""
+    study = raw.get("study")
+    if not isinstance(study, dict):
+        return raw
+    for name in (name for key, names in _IN_PLACE_OF.items() if study.get(key) is not None for name in names):
+        if not marks.is_written(("study", name)) and not marks.is_written(("study", name, "name")):
+            study.pop(name, None)
+    return raw
+
+
+def complete(raw: dict[str, Any]) -> dict[str, Any]:
+    """Spell out shorthands and fill in the schema's defaults, so that interpolations can name them."""
+    for name in ("run", "loader", "trainer", "metrics", "callbacks", "search_space", "where"):
+        if raw.get(name) is None:
+            raw.pop(name, None)
+    _fill_run(raw)
+    _fill_training(raw)
+    study = raw.get("study")
+    if isinstance(study, dict):
+        if raw.get("objective") is not None and not raw.get("search_space") and study.get("objectives") is None:
+            study.setdefault("metric", OWN_METRIC)
+        for name in ("sampler", "pruner"):
+            if name in study and isinstance(study[name], str | None):
+                study[name] = {"name": study[name] or "none"}
+        _fill(study, "sampler", SamplerSection().model_dump())
+        several = study.get("objectives") is not None
+        unpruned = several or study.get("scheduler") is not None
+        _fill(study, "pruner", {"name": NO_PRUNER} if unpruned else PrunerSection().model_dump())
+        if study.get("epochs") is not None:
+            study.setdefault("n_trials", study["epochs"])  # each has one at least
+        for name, field_info in StudySection.model_fields.items():
+            if name not in ("name", "direction", "sampler", "pruner") and not (several and name == "metric"):
+                study.setdefault(name, copy_plain(field_info.default))
+    return raw
+
+
+def _fill_run(raw: dict[str, Any]) -> None:
+    _fill(raw, "run", RunSection().model_dump())
+    if isinstance(run := raw["run"], dict):
+        run["resources"] = run["resources"] or {}
+        _fill(run, "resources", ResourcesSection().model_dump())
+
+
+def _fill_training(raw: dict[str, Any]) -> None:
+    if raw.get("objective") is None:
+        _fill(raw, "loader", LoaderSection().model_dump())
+    else:
+        _fill(raw, "trainer", {"max_epochs": None})  # the function knows
+    trainer = raw.get("trainer")
+    if isinstance(trainer, dict) and trainer.get("max_steps") is not None:
+        trainer.setdefault("max_epochs", None)  # then steps alone limit the run
+    _fill(raw, "trainer", TrainerSection().model_dump())
+
+
+def _fill(parent: dict[str, Any], name: str, defaults: dict[str, Any]) -> None:
+    section = parent.setdefault(name, {})
+    if isinstance(section, dict):
+        for key, value in defaults.items():
+            section.setdefault(key, value)

@@ -1,0 +1,274 @@
+"""Expressions over parameters, such as `model.hidden % model.heads == 0`: made of few parts, never run as code."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import math
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Final
+
+from hpo.config.paths import same
+from hpo.config.schema_space import label
+
+Value = Callable[[Mapping[str, Any]], Any]
+#: From the least to the greatest value, both included.
+Interval = tuple[float, float]
+
+_LONGEST: Final = 1000
+_WORDS: Final = {"true": True, "false": False, "null": None}
+_PARTS: Final = "parameters, numbers, text, lists, + - * / // % **, < <= > >= == !=, in, and, or, not"
+_ARITHMETIC: Final = "parameters, numbers, + - * / // and parentheses"
+
+
+class ExpressionError(ValueError):
+    """A text that is no expression.
+
+    Attributes:
+        column: Where in the text, from 1.
+        fix: What to do.
+        name: The parameter that it is about, where it is about one.
+    """
+
+    def __init__(self, problem: str, column: int, fix: str, name: str = "") -> None:
+        super().__init__(problem)
+        self.column, self.fix, self.name = column, fix, name
+
+
+@dataclass(frozen=True)
+class Parsed:
+    """An expression.
+
+    Attributes:
+        names: The parameters in it, each with the column where it stands first.
+        value: Computes it from parameters, which must all be there.
+        interval: The values that it may have, from those that its parameters may have; None where it is more than
+            arithmetic.
+    """
+
+    names: Mapping[str, int]
+    value: Value
+    interval: Callable[[Mapping[str, Interval]], Interval] | None
+
+
+@lru_cache(maxsize=512)
+def parsed(text: str) -> Parsed:
+    """Read an expression.
+
+    Raises:
+        ExpressionError: It is none.
+    """
+    if len(text) > _LONGEST:
+        raise ExpressionError(f"has more than {_LONGEST} characters", 1, "write several shorter ones")
+    try:
+        tree = ast.parse(text.strip(), mode="eval").body
+        names = dict(_names(tree))
+        interval = (lambda known: _interval(tree, known)) if _is_arithmetic(tree) else None
+        return Parsed(names, _value(tree), interval)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        if isinstance(error, ExpressionError):
+            raise
+        column = getattr(error, "offset", None) or 1
+        fix = f"write a comparison of {_PARTS}"
+        raise ExpressionError(f"is no expression: {getattr(error, 'msg', error)}", column, fix) from error
+
+
+def _refused(node: ast.AST, what: str) -> ExpressionError:
+    column = getattr(node, "col_offset", 0) + 1
+    return ExpressionError(f"{what} can't stand in an expression", column, f"use {_PARTS}")
+
+
+def _path(node: ast.AST) -> str | None:
+    """The dotted path that a node writes; None where it writes none."""
+    if isinstance(node, ast.Name):
+        return None if node.id in _WORDS else node.id
+    if isinstance(node, ast.Attribute):
+        above = _path(node.value)
+        return None if above is None else f"{above}.{node.attr}"
+    if isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant | ast.Name | ast.Attribute):
+        above = _path(node.value)
+        key = node.slice.value if isinstance(node.slice, ast.Constant) else _path(node.slice)
+        return f"{above}[{key}]" if above is not None and isinstance(key, str | int) else None
+    return None
+
+
+def _names(node: ast.AST) -> Iterator[tuple[str, int]]:
+    if (path := _path(node)) is not None:
+        yield path, getattr(node, "col_offset", 0) + 1
+        return
+    for child in reversed(list(ast.iter_child_nodes(node))):  # so that the first place of each remains
+        yield from _names(child)
+
+
+def _value(node: ast.AST) -> Value:
+    """What computes a node."""
+    if (path := _path(node)) is not None:
+        return lambda params: params[path]
+    if isinstance(node, ast.Name):
+        word = _WORDS[node.id]
+        return lambda _: word
+    if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+        constant = node.value
+        return lambda _: constant
+    if isinstance(node, ast.List | ast.Tuple):
+        items = [_value(item) for item in node.elts]
+        return lambda params: [item(params) for item in items]
+    if isinstance(node, ast.BoolOp):
+        parts, wanted = [_value(part) for part in node.values], isinstance(node.op, ast.Or)
+        return lambda params: any(bool(part(params)) is wanted for part in parts) is wanted
+    if isinstance(node, ast.UnaryOp | ast.BinOp):
+        return _computed(node)
+    if isinstance(node, ast.Compare):
+        return _compared(node)
+    raise _refused(node, _KINDS.get(type(node), "this"))
+
+
+_KINDS: Final[Mapping[type[ast.AST], str]] = {
+    ast.Call: "a call",
+    ast.Attribute: "an attribute of a value",
+    ast.Subscript: "a part of a value",
+    ast.Lambda: "a function",
+    ast.IfExp: "if … else",
+    ast.JoinedStr: "a formatted text",
+    ast.Dict: "a mapping",
+}
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"{'nothing' if value is None else repr(value)} is no number")
+    return value
+
+
+def _power(base: float, exponent: float) -> float:
+    try:
+        return math.pow(base, exponent)
+    except ValueError as error:  # a root of a negative number, a power of zero
+        raise ArithmeticError(f"{base} ** {exponent} is no real number") from error
+
+
+_OPERATORS: Final[Mapping[type[ast.AST], Callable[..., Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+    ast.Pow: _power,
+    ast.USub: operator.neg,
+    ast.UAdd: operator.pos,
+}
+
+
+def _computed(node: ast.UnaryOp | ast.BinOp) -> Value:
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        part = _value(node.operand)
+        return lambda params: not part(params)
+    function = _OPERATORS.get(type(node.op))
+    if function is None:
+        raise _refused(node, f"`{type(node.op).__name__}`")
+    if isinstance(node, ast.UnaryOp):
+        operand = _value(node.operand)
+        return lambda params: function(_number(operand(params)))
+    left, right = _value(node.left), _value(node.right)
+    return lambda params: function(_number(left(params)), _number(right(params)))
+
+
+def equal(left: Any, right: Any) -> bool:
+    """Equality as a study file has it: true is not 1, a list is its label, and rounding makes no difference."""
+    left, right = label(left), label(right)
+    if isinstance(left, float) or isinstance(right, float):
+        numbers = all(isinstance(each, int | float) and not isinstance(each, bool) for each in (left, right))
+        return numbers and math.isclose(left, right, rel_tol=1e-12, abs_tol=1e-15)
+    return same(left, right)
+
+
+def at_most(left: Any, right: Any) -> bool:
+    """Whether one number, or text, is no more than another."""
+    if isinstance(left, str) and isinstance(right, str):
+        return left <= right
+    return bool(_number(left) <= _number(right)) or equal(left, right)
+
+
+_COMPARISONS: Final[Mapping[type[ast.AST], Callable[[Any, Any], bool]]] = {
+    ast.Eq: equal,
+    ast.NotEq: lambda left, right: not equal(left, right),
+    ast.LtE: at_most,
+    ast.GtE: lambda left, right: at_most(right, left),
+    ast.Lt: lambda left, right: not at_most(right, left),
+    ast.Gt: lambda left, right: not at_most(left, right),
+    ast.In: lambda left, right: any(equal(left, each) for each in right),
+    ast.NotIn: lambda left, right: not any(equal(left, each) for each in right),
+    ast.Is: equal,
+    ast.IsNot: lambda left, right: not equal(left, right),
+}
+
+
+def _compared(node: ast.Compare) -> Value:
+    sides = [_value(side) for side in (node.left, *node.comparators)]
+    for kind, side in zip(node.ops, node.comparators, strict=True):
+        if isinstance(kind, ast.In | ast.NotIn) and not isinstance(side, ast.List | ast.Tuple):
+            column = side.col_offset + 1
+            raise ExpressionError("after `in` comes a list", column, "write for example `in [16, 32]`")
+    tests = [_COMPARISONS[type(kind)] for kind in node.ops]
+
+    def holds(params: Mapping[str, Any]) -> bool:
+        values = [side(params) for side in sides]
+        return all(test(*pair) for test, pair in zip(tests, itertools.pairwise(values), strict=True))
+
+    return holds
+
+
+# ---- the values that an expression may have
+
+
+def _is_arithmetic(node: ast.AST) -> bool:
+    if _path(node) is not None:
+        return True
+    if isinstance(node, ast.Constant):
+        return isinstance(node.value, int | float) and not isinstance(node.value, bool)
+    if isinstance(node, ast.UnaryOp):
+        return isinstance(node.op, ast.USub | ast.UAdd) and _is_arithmetic(node.operand)
+    if isinstance(node, ast.BinOp):
+        known = isinstance(node.op, ast.Add | ast.Sub | ast.Mult | ast.Div | ast.FloorDiv)
+        return known and _is_arithmetic(node.left) and _is_arithmetic(node.right)
+    return False
+
+
+def _interval(node: ast.AST, known: Mapping[str, Interval]) -> Interval:
+    """Interval arithmetic: each operation at the ends of its parts; too wide where a name comes twice."""
+    if (path := _path(node)) is not None:
+        return known[path]
+    if isinstance(node, ast.Constant):
+        value: Any = node.value
+        return value, value
+    if isinstance(node, ast.UnaryOp):
+        ends: Iterable[float] = (_OPERATORS[type(node.op)](end) for end in _interval(node.operand, known))
+        return _around(ends)
+    assert isinstance(node, ast.BinOp)
+    left, right = _interval(node.left, known), _interval(node.right, known)
+    if isinstance(node.op, ast.Div | ast.FloorDiv) and right[0] <= 0 <= right[1]:
+        column = node.right.col_offset + 1
+        raise ExpressionError("may be divided by zero", column, "let the divisor's range begin above 0")
+    function = _OPERATORS[type(node.op)]
+    return _around(function(one, other) for one in left for other in right)
+
+
+def _around(values: Iterable[float]) -> Interval:
+    found = list(values)
+    return min(found), max(found)
+
+
+def arithmetic(text: str) -> Parsed:
+    """Read an expression that is a number.
+
+    Raises:
+        ExpressionError: It is none.
+    """
+    found = parsed(text)
+    if found.interval is None:
+        raise ExpressionError("is no number that a range can end at", 1, f"write it of {_ARITHMETIC}")
+    return found

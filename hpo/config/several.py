@@ -1,0 +1,26 @@
+"""Sections that hold one thing, or several by name: ``optimizer`` and ``lr_scheduler``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_TARGET = "_target_"
+
+
+def is_several(node: Any) -> bool:
+    """Whether a section holds several, each by its name."""
+    return isinstance(node, Mapping) and _TARGET not in node and any(_has_target(each) for each in node.values())
+
+
+def each_in(section: str, node: Mapping[str, Any] | None) -> dict[tuple[str, ...], Mapping[str, Any]]:
+    """The node of each thing in a section, by the keys that lead to it; nothing in a section that is not there."""
+    if node is None:
+        return {}
+    if is_several(node):
+        return {(section, name): each for name, each in node.items()}
+    return {(section,): node}
+
+
+def _has_target(node: Any) -> bool:
+    return isinstance(node, Mapping) and _TARGET in node

@@ -1,0 +1,165 @@
+"""What optuna-dashboard shows of a large study: some of its trials, so that a browser opens the page in seconds.
+
+The dashboard's page holds all trials that it is given, with their curves: of 50,000 trials hundreds of megabytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections.abc import Callable, Container, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
+from urllib.parse import parse_qs, urlsplit
+
+import sqlalchemy as sa
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.dashboard.shown import ShownStorage, shown
+from hpo.storage.optuna_private import TRIALS, id_of_study, id_of_trial, pareto_front
+from hpo.storage.outlines import outlined_trials
+
+_T = TypeVar("_T")
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from hpo.storage.study_storage import StudyStorage
+
+#: Trials up to which a study is shown whole, and that are shown of a larger one.
+MOST_TRIALS: Final = 1000
+#: Points of a curve of a larger one.
+_MOST_POINTS: Final = 16
+_ALL_STATES: Final = frozenset(TrialState)
+_LAST_ID: Final = 2**31 - 1
+#: What of the dashboard draws all trials at once. All else, tables to download among it, has the whole study.
+_DRAWN: Final = re.compile(r"/api/studies/\d+(/param_importances|/plot/\w+)?/?")
+_MOST_OPENED: Final = 50  # trials of one page
+
+
+class SampledStorage(ShownStorage):
+    """Of a study with more than `MOST_TRIALS` trials those that are shown; of any other all, as `ShownStorage`.
+
+    They are what has not ended, the best, the latest, and an even sample of the others. Their curves have at most
+    16 points, but for the trials that a person has opened.
+
+    Args:
+        storage: What it reads.
+        opened: Numbers of the trials that a person has opened: they are shown, with their whole curves.
+    """
+
+    def __init__(self, storage: StudyStorage, opened: frozenset[int] = frozenset()) -> None:
+        super().__init__(storage)
+        self._opened = opened
+
+    def get_all_studies(self) -> list[Any]:
+        """All studies; of large ones an attribute says what is shown."""
+        studies = super().get_all_studies()
+        counts = self._counts()
+        for study in studies:
+            count = counts.get(id_of_study(study), 0)
+            if count > MOST_TRIALS:
+                said = (
+                    f"{MOST_TRIALS} of {count}: those under way, the best, the latest, and an even sample of the "
+                    f"others; curves have {_MOST_POINTS} points. Any trial's number may stand in the address of a "
+                    "trial's page, which has its whole curve once it is reloaded. The CSV has all trials."
+                )
+                study.user_attrs = {"trials shown": said, **study.user_attrs}
+        return studies
+
+    def get_all_trials(
+        self, study_id: int, deepcopy: bool = True, states: Container[TrialState] | None = None
+    ) -> list[FrozenTrial]:
+        """The trials that are shown: first those that have not ended.
+
+        The page asks for the trials behind the first in its list that has not ended, or behind all. So it asks for
+        all of them as long as there is one, and the sample may change.
+        """
+        if self._counts().get(study_id, 0) <= MOST_TRIALS:
+            return super().get_all_trials(study_id, deepcopy, states)
+        outlines = outlined_trials(self._stored, study_id)
+        chosen = _chosen(outlines, self._stored.get_study_directions(study_id), self._opened)
+        wanted = [state for state in _ALL_STATES if states is None or state in states]
+        _, trials = self._stored.read_changes(study_id, after=_LAST_ID, among=chosen, states=wanted)
+        found = [self._light(trial) for trial in map(shown, trials)]
+        return sorted(found, key=lambda trial: (trial.state.is_finished(), trial.number))
+
+    def _light(self, trial: FrozenTrial) -> FrozenTrial:
+        """The trial with some points of its curve: the last one, and others evenly spread."""
+        steps = sorted(trial.intermediate_values)
+        if len(steps) <= _MOST_POINTS or trial.number in self._opened:
+            return trial
+        kept = _spread(steps[::-1], _MOST_POINTS)
+        trial.intermediate_values = {step: trial.intermediate_values[step] for step in reversed(kept)}
+        return trial
+
+    def _counts(self) -> dict[int, int]:
+        query = sa.select(TRIALS.c.study_id, sa.func.count()).group_by(TRIALS.c.study_id)
+        with self._stored.single_statements() as conn:
+            return dict(cast("list[tuple[int, int]]", conn.execute(query).all()))
+
+
+def _chosen(
+    trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection], opened: Container[int]
+) -> set[int]:
+    """Ids of the trials that are shown: a quarter each of what has not ended, the best, the latest, and others."""
+    part = MOST_TRIALS // 4
+    under_way = [trial for trial in trials if not trial.state.is_finished()]
+    ended = [trial for trial in trials if trial.state.is_finished()]
+    complete = [trial for trial in ended if trial.state == TrialState.COMPLETE and trial.values]
+    sign = -1 if directions[0] == StudyDirection.MAXIMIZE else 1
+    best = sorted(complete, key=lambda trial: sign * trial.values[0])
+    front = pareto_front(complete, directions) if len(directions) > 1 else []
+    kept: dict[int, FrozenTrial] = {}
+    for some in (
+        [trial for trial in trials if trial.number in opened],
+        under_way[-part:],
+        front[:part],
+        best[:part],
+        _best_so_far(complete, sign)[-part:],
+        ended[-part:],
+    ):
+        kept.update((trial.number, trial) for trial in some)
+    others = [trial for trial in ended if trial.number not in kept]
+    return {id_of_trial(trial) for trial in (*kept.values(), *_spread(others, MOST_TRIALS - len(kept)))}
+
+
+def _best_so_far(complete: Iterable[FrozenTrial], sign: int) -> list[FrozenTrial]:
+    """Each trial that was better than all before it, so that the line of the best value is right."""
+    found: list[FrozenTrial] = []
+    for trial in complete:
+        if not found or sign * trial.values[0] < sign * found[-1].values[0]:
+            found.append(trial)
+    return found
+
+
+def _spread(items: Sequence[_T], most: int) -> list[_T]:
+    """At most so many of the items, the first one among them, evenly spread."""
+    count = max(0, min(most, len(items)))
+    return [items[index * len(items) // count] for index in range(count)]
+
+
+def sampling(whole: WSGIApplication, light: Callable[[frozenset[int]], WSGIApplication]) -> WSGIApplication:
+    """The dashboard that draws what a page can hold, and does all else with the whole study.
+
+    Args:
+        whole: The dashboard on all trials.
+        light: Makes one on a `SampledStorage`, for the trials that a person has opened.
+    """
+    light_of = functools.lru_cache(maxsize=8)(light)
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        drawn = environ["REQUEST_METHOD"] == "GET" and _DRAWN.fullmatch(environ.get("PATH_INFO", ""))
+        app = light_of(_opened(environ.get("HTTP_REFERER", ""))) if drawn else whole
+        return app(environ, start_response)
+
+    return answer
+
+
+def _opened(page: str) -> frozenset[int]:
+    """The trials that are open on the page of this address."""
+    try:
+        numbers = parse_qs(urlsplit(page).query).get("numbers", [""])[0].split(",")
+    except ValueError:
+        return frozenset()
+    return frozenset(int(number) for number in numbers[:_MOST_OPENED] if number.isdecimal() and len(number) < 10)

@@ -1,0 +1,165 @@
+"""What optuna-dashboard shows of our studies: attributes that a person reads, on pages that fit a phone."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Container, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Final
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.storage.attributes import (
+    BASELINE_ATTR,
+    BEST_ATTR,
+    OUTCOME_ATTR,
+    PREFIX,
+    REASON_ATTR,
+    SAME_AS_ATTR,
+    STARTED_AGAIN_ATTR,
+    WORKER_ATTR,
+)
+from hpo.storage.optuna_private import CachedStorage, id_of_trial
+from hpo.study.internals import UNASKED
+
+if TYPE_CHECKING:
+    from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
+
+    from hpo.storage.study_storage import StudyStorage
+
+#: What is shown of ours, by the name that it has there.
+_SHOWN: Final = {
+    OUTCOME_ATTR: "outcome",
+    REASON_ATTR: "reason",
+    WORKER_ATTR: "worker",
+    SAME_AS_ATTR: "same as trial",
+    STARTED_AGAIN_ATTR: "started again in attempt",
+    BASELINE_ATTR: "values of the study file",
+}
+_DIGITS: Final = 6
+
+
+class ShownStorage(CachedStorage):
+    """A study's storage as the dashboard reads it: metrics in place of what hpo keeps for itself.
+
+    A trial's attributes are the metrics of its best epoch that were asked for, its outcome where Optuna's state
+    does not say it, and whatever somebody else has stored. Of a study, what hpo stores is left out: the note has
+    the study file. Nothing that is stored changes, and what the dashboard writes is stored as it is.
+
+    Args:
+        storage: What it reads and writes.
+    """
+
+    def __init__(self, storage: StudyStorage) -> None:
+        super().__init__(storage)
+        self._stored = storage
+
+    def get_all_studies(self) -> list[Any]:
+        """All studies; see `optuna.storages.BaseStorage`."""
+        studies = self._stored.get_all_studies()
+        for study in studies:  # read for this caller
+            study.user_attrs = _others(study.user_attrs)
+        return studies
+
+    def get_trial(self, trial_id: int) -> FrozenTrial:
+        """A trial; see `optuna.storages.BaseStorage`."""
+        return shown(self._stored.get_trial(trial_id))
+
+    def get_best_trial(self, study_id: int) -> FrozenTrial:
+        """The best trial; see `optuna.storages.BaseStorage`."""
+        return shown(self._stored.get_best_trial(study_id))
+
+    def get_all_trials(
+        self,
+        study_id: int,
+        deepcopy: bool = True,  # noqa: ARG002 - each is a copy
+        states: Container[TrialState] | None = None,
+    ) -> list[FrozenTrial]:
+        """The trials in these states; see `optuna.storages.BaseStorage`."""
+        return [shown(trial) for trial in self._stored.get_all_trials(study_id, deepcopy=False, states=states)]
+
+    def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
+        """Add a trial: a study that is renamed is copied, and each copy has all that its trial has."""
+        if template_trial is not None:
+            template_trial = self._stored.get_trial(id_of_trial(template_trial))
+        return self._stored.create_new_trial(study_id, template_trial)
+
+
+def shown(trial: FrozenTrial) -> FrozenTrial:
+    """The trial with attributes for people."""
+    stored = trial.user_attrs
+    best = stored.get(BEST_ATTR) or {}
+    metrics = {name: _rounded(value) for name, value in best.get("metrics", {}).items() if name not in UNASKED}
+    epoch = {"best epoch": best["epoch"]} if best else {}
+    named = {name: stored[key] for key, name in _SHOWN.items() if key in stored}
+    trial = copy.copy(trial)
+    trial.user_attrs = {**metrics, **epoch, **named, **_others(stored)}
+    return trial
+
+
+def _others(attrs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in attrs.items() if not name.startswith(PREFIX)}
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+
+
+#: The dashboard's own layout is for wide screens: two columns that do not wrap, and lines that do not break. Its
+#: classes change with its version, so that these rules go by elements and by names of its components.
+_NARROW: Final = """<style>@media (max-width: 700px) {
+main { min-width: 0; max-width: calc(100vw - 57px); }
+main .MuiGrid-item { flex-basis: 100% !important; max-width: 100% !important; }
+main .MuiGrid-item .MuiGrid-item { padding-left: 0 !important; }
+main h3 { font-size: 1.3rem !important; }
+main h4 { font-size: 1.4rem !important; }
+main h3, main h4, main p, main td, main th { overflow-wrap: anywhere; }
+main fieldset:first-child { justify-content: flex-start !important; flex-wrap: wrap; }
+main .MuiBox-root { min-width: 0; }
+main .MuiBox-root:has(> .MuiDivider-vertical), main .MuiBox-root:has(> p + .MuiBox-root),
+main .MuiBox-root:has(> .MuiBox-root > p + .MuiFormControl-root) { flex-direction: column; }
+main .MuiBox-root:has(> ul > .MuiListSubheader-root) { width: 100%; min-width: 0; max-height: 11rem; flex: none; }
+main .MuiBox-root:has(> ul > .MuiListSubheader-root) ul { width: 100% !important; }
+main .MuiDivider-vertical { display: none; }
+main .MuiBox-root:has(> .MuiDivider-vertical) { height: auto !important; }
+main .MuiDivider-vertical + .MuiBox-root { overflow: visible !important; width: 100%; }
+main p + .MuiBox-root, main p + .MuiBox-root * { overflow-wrap: anywhere; white-space: normal; }
+}</style>
+"""
+
+
+def fitted(app: WSGIApplication) -> WSGIApplication:
+    """The dashboard with pages that fit a narrow screen, too.
+
+    Args:
+        app: optuna-dashboard.
+    """
+
+    def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
+        if environ["REQUEST_METHOD"] != "GET" or not environ.get("PATH_INFO", "").startswith("/dashboard"):
+            return app(environ, start_response)
+        begun: list[tuple[str, list[tuple[str, str]]]] = []
+
+        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:  # noqa: ARG001
+            begun.append((status, headers))
+            return None
+
+        # A part of the page, or the news that it is the same, would not be that of the page with the rules.
+        for key in ("HTTP_RANGE", "HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE"):
+            environ.pop(key, None)
+        page = app(environ, start)
+        try:
+            body = b"".join(page)
+        finally:
+            close = getattr(page, "close", None)
+            if close is not None:
+                close()
+        body = body.replace(b"</head>", _NARROW.encode() + b"</head>", 1)
+        status, headers = begun[-1]
+        kept = [(name, value) for name, value in headers if name.lower() not in _OF_THE_FILE]
+        start_response(status, [*kept, ("Content-Length", str(len(body)))])
+        return [body]
+
+    return answer
+
+
+_OF_THE_FILE: Final = frozenset({"content-length", "etag", "last-modified", "accept-ranges"})

@@ -1,0 +1,1 @@
+"""A study file around code that is there already: `hpo init --from`."""

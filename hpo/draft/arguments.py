@@ -1,0 +1,276 @@
+"""The arguments of a model or a training function, and what of them a search would try.
+
+What an argument is, its name and default say: a width, a depth, a share that is dropped. A name that says nothing
+is left alone in a model, and a positive number of a training function is searched around its default.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, get_args, get_origin, get_type_hints
+
+Entry = dict[str, Any]
+#: What of the data an argument follows: the size of an input, of an output, the tokens, the length of a sequence.
+Role = Literal["channels", "inputs", "outputs", "tokens", "length"]
+
+#: The value of an argument that has to be written by a person.
+FILL_IN: Final = "???"
+
+_INPUTS: Final = r"(in|input|n_in|num_in)_(features|dim|dims|size|width|units)|(n|num)_(features|inputs)"
+_OUTPUTS: Final = r"(out|output|n_out|num_out)_(features|dim|dims|size|channels|units)"
+_CLASSES: Final = r"(n|num)_(classes|labels|outputs|targets|categories)|classes|labels"
+_ROLES: Final[tuple[tuple[Role, str], ...]] = (
+    ("channels", r"(in|input|n_in|num_in)_(channels|chans|planes)|in_ch|channels_in"),
+    ("inputs", rf"{_INPUTS}|d_in|inputs?|n_in|features"),
+    ("outputs", rf"{_OUTPUTS}|{_CLASSES}|d_out|outputs?|n_out"),
+    ("tokens", r"vocab(ulary)?(_size)?|(n|num)_(tokens|embeddings|words)|ntokens?|tokens"),
+    ("length", r"(seq|sequence|max|context|block)_(len|length|size)|max_seq(_len|_length)?|length"),
+)
+_LEFT_ALONE: Final = re.compile(
+    r"seed|random_state|device|dtype|verbose|debug|eps|epsilon|stride|padding|dilation|groups|pretrained|weights|"
+    r"(n|num)_workers|workers|data|path|root|name|.*_(path|dir|file)|folder|save|log|.*samples|steps|max_steps|"
+    r"iterations|iters|patience|.*_every|.*_interval"
+)
+_WIDTHS: Final = frozenset(
+    {"hidden", "width", "widths", "units", "dim", "dims", "embed", "embedding", "channels", "features", "size"}
+    | {"neurons", "filters", "ff", "ffn", "feedforward", "model", "planes", "mlp", "latent", "inner", "emb"}
+)
+_DEPTHS: Final = frozenset({"layers", "depth", "blocks", "nlayers", "nlayer", "stages", "hiddens"})
+_EPOCHS: Final = frozenset({"epochs", "n_epochs", "num_epochs", "max_epochs", "nepochs"})
+_NAMES_OF_ACTIVATIONS: Final = ("relu", "gelu", "silu", "tanh", "elu")
+_HEADS: Final = (1, 2, 4, 8, 16)
+_LARGE: Final = 4
+#: Defaults of arguments that have none and say by their name what they are.
+_USUAL: Final = {
+    "width": 64,
+    "depth": 2,
+    "drop": 0.1,
+    "kernel": 3,
+    "heads": 4,
+    "lr": 1e-3,
+    "batch": 32,
+    "decay": 1e-4,
+}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument of a target.
+
+    Attributes:
+        name: Its name.
+        value: What the study file gives it; `FILL_IN` where a person has to; None: nothing, its default holds.
+        default: Its own default; None where it has none that a study file could hold.
+        required: It has no default.
+        entry: What of it is searched.
+        role: What of the data it follows.
+        note: Why it has the value, as a comment.
+    """
+
+    name: str
+    value: Any = None
+    default: Any = None
+    required: bool = False
+    entry: Entry | None = None
+    role: Role | None = None
+    note: str = ""
+
+    @property
+    def is_epochs(self) -> bool:
+        """Whether it is the number of epochs of a training function."""
+        return self.name in _EPOCHS
+
+
+@dataclass
+class Arguments:
+    """All arguments of a target, by name."""
+
+    by_name: dict[str, Argument] = field(default_factory=dict)
+
+    def __iter__(self) -> Iterator[Argument]:
+        return iter(self.by_name.values())
+
+    def give(self, name: str, **changes: Any) -> None:
+        """Change what is known of one argument."""
+        self.by_name[name] = replace(self.by_name[name], **changes)
+
+    def values(self, **others: Any) -> dict[str, Any]:
+        """The arguments of a call: what the study file gives, and others over it."""
+        return {item.name: item.value for item in self if item.value is not None} | others
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of those that a person has to write."""
+        return [item.name for item in self if item.value == FILL_IN]
+
+
+def arguments_of(target: Callable[..., Any], *, trains: bool, given: tuple[str, ...] = ()) -> Arguments:
+    """The arguments of a target with a suggestion for each.
+
+    Args:
+        target: A class or function.
+        trains: It is a training function, all of whose plain arguments the study file names.
+        given: Parameters that are handed over by somebody else.
+    """
+    try:
+        parameters = inspect.signature(target).parameters.values()
+    except (ValueError, TypeError):  # of C
+        return Arguments()
+    hints = _hints(target)
+    starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+    named = [item for item in parameters if item.kind not in starred and item.name not in given]
+    found = Arguments({item.name: _argument(item, hints.get(item.name), trains=trains) for item in named})
+    if not trains:
+        _fit_heads(found)
+    return found
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return get_type_hints(target.__init__ if inspect.isclass(target) else target)
+    except (NameError, TypeError, AttributeError):  # written for a type checker only
+        return {}
+
+
+def _argument(parameter: inspect.Parameter, hint: Any, *, trains: bool) -> Argument:
+    name, required = parameter.name, parameter.default is inspect.Parameter.empty
+    default = parameter.default if _is_plain(parameter.default) else None
+    role = None if trains else _role(name)
+    base = Argument(name, default=default, required=required, role=role)
+    if role is not None:
+        return replace(base, value=FILL_IN if required else None)
+    if trains and base.is_epochs:
+        return replace(base, value=default if default is not None else 20)
+    value = _usual(name) if required else default
+    entry = (
+        None if value is None or _LEFT_ALONE.fullmatch(name.lower()) else _entry(name, value, hint, trains=trains)
+    )
+    if required and value is None:
+        return replace(base, value=FILL_IN, note=_what_it_is(hint))
+    return replace(base, value=value if trains or required or entry else None, entry=entry)
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return isinstance(value, bool | int | str)
+
+
+def _role(name: str) -> Role | None:
+    return next((role for role, pattern in _ROLES if re.fullmatch(pattern, name.lower())), None)
+
+
+def _what_it_is(hint: Any) -> str:
+    kind = getattr(hint, "__name__", "")
+    return f", of type {kind}" if kind else ""
+
+
+def _usual(name: str) -> Any:
+    return _USUAL.get(_kind(name, None) or "")
+
+
+def _kind(name: str, value: Any) -> str | None:
+    """What an argument is, by the words of its name, and its value where it has one."""
+    words = set(re.split(r"[_\d]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", name).lower()))
+    real = isinstance(value, int | float) and not isinstance(value, bool)
+    whole = value is None or (real and isinstance(value, int) and value > 0)
+    number = value is None or real
+    tests = (
+        ("drop", number and (any(word.startswith("drop") for word in words) or words == {"p"})),
+        ("kernel", whole and bool(words & {"kernel", "ksize"})),
+        ("heads", whole and bool(words & {"heads", "nhead", "nheads", "head"})),
+        ("depth", whole and bool(words & _DEPTHS)),
+        ("batch", whole and "batch" in words),
+        ("lr", number and (words == {"lr"} or {"learning", "rate"} <= words or words == {"eta"})),
+        ("decay", number and ({"weight", "decay"} <= words or words <= {"wd", "l2", "reg"})),
+        ("momentum", number and "momentum" in words),
+        ("smoothing", number and "smoothing" in words),
+        ("activation", value is not None and bool(words & {"activation", "act", "nonlinearity"})),
+        ("width", whole and bool(words & _WIDTHS)),
+    )
+    return next((kind for kind, fits in tests if fits), None)
+
+
+def _entry(name: str, value: Any, hint: Any, *, trains: bool) -> Entry | None:
+    if get_origin(hint) is Literal:
+        return _choices(*get_args(hint))
+    if isinstance(value, bool):
+        return _choices(False, True)
+    kind = _kind(name, value)
+    if isinstance(value, str):
+        return _activations(value) if kind == "activation" else None
+    made = _ENTRIES[kind](value) if kind in _ENTRIES else None
+    if made is None and trains and kind is None and isinstance(value, int | float) and value > 0:
+        return _whole(value, max(1, value // 2), 2 * value) if isinstance(value, int) else _around(value, 1)
+    return made
+
+
+def _choices(*values: Any) -> Entry:
+    return {"type": "categorical", "choices": list(values)}
+
+
+def _whole(value: int, low: int, high: int) -> Entry:
+    entry: Entry = {"type": "int", "low": low, "high": high}
+    return {**entry, "log": True} if high >= 2 * _LARGE * low and value >= _LARGE else entry
+
+
+def _around(value: float, decades: int) -> Entry:
+    """From ``decades`` below the value's own to as many above it."""
+    low, high = 10.0 ** (math.floor(math.log10(value)) - decades), 10.0 ** (math.ceil(math.log10(value)) + decades)
+    return {"type": "float", "low": float(f"{low:.0e}"), "high": float(f"{high:.0e}"), "log": True}
+
+
+def _span(low: float, high: float) -> Entry:
+    return {"type": "float", "low": low, "high": high}
+
+
+def _depth(value: int) -> Entry:
+    return _whole(1, max(1, value // 2) if value > _LARGE else 1, 2 * value if value > _LARGE else value + 2)
+
+
+def _kernel(value: int) -> Entry:
+    return _choices(*sorted({3, 5, 7, value}))
+
+
+def _batch(value: int) -> Entry:
+    return _choices(*sorted({max(1, value // 2), value, 2 * value}))
+
+
+def _decay(value: float) -> Entry:
+    return _around(value, 2) if value > 0 else {"type": "float", "low": 1e-6, "high": 1e-2, "log": True}
+
+
+def _activations(value: str) -> Entry | None:
+    names = [name.upper() if value.isupper() else name for name in _NAMES_OF_ACTIVATIONS]
+    return _choices(value, *(name for name in names if name != value)) if value in names else None
+
+
+_ENTRIES: Final[dict[str | None, Callable[[Any], Entry | None]]] = {
+    "drop": lambda value: _span(0.0, 0.5) if 0 <= value <= 0.5 else None,
+    "kernel": _kernel,
+    "depth": _depth,
+    "batch": _batch,
+    "lr": lambda value: _around(value, 1) if value > 0 else None,
+    "decay": _decay,
+    "momentum": lambda value: _span(0.0, 0.99) if 0 <= value < 1 else None,
+    "smoothing": lambda value: _span(0.0, 0.2) if 0 <= value < 1 else None,
+    "heads": lambda value: _choices(*sorted({*_HEADS[:_LARGE], value})),
+    "width": lambda value: _whole(value, max(1, value // _LARGE), _LARGE * value),
+}  # fmt: skip
+
+
+def _fit_heads(found: Arguments) -> None:
+    """Beside attention heads, widths that each of the tried numbers of heads divides."""
+    heads = next((item for item in found if item.entry and _kind(item.name, item.value) == "heads"), None)
+    if heads is None:
+        return
+    widths = [item for item in found if item.entry and _kind(item.name, item.value) == "width"]
+    for item in widths:
+        found.give(item.name, entry=_choices(*sorted({max(1, item.value // 2), item.value, 2 * item.value})))
+    sizes = [size for item in widths for size in found.by_name[item.name].entry["choices"]]  # type: ignore[index]
+    fitting = [count for count in {*_HEADS, heads.value} if all(size % count == 0 for size in sizes)]
+    found.give(heads.name, entry=_choices(*sorted(fitting)) if len(fitting) > 1 else None)

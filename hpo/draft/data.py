@@ -1,0 +1,197 @@
+"""What a data function returns: which sets, what a batch of it is, how many classes there are."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
+from typing import Any, Final, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset, default_collate
+
+from hpo.errors import InputError
+from trainer.data.batches import has_items
+
+#: How the sets are made of what the function returns: as they are, by naming them, or by a split.
+Making = Literal["ready", "pair", "split", "arrays"]
+
+_BATCH: Final = 8
+#: Samples that are looked at for the classes of a data set whose targets do not lie in one tensor.
+_LOOKED_AT: Final = 2000
+_FIX: Final = (
+    "return a mapping {'train': dataset, 'val': dataset}, a pair (train, val), one Dataset, or "
+    "a pair of arrays (x, y)"
+)
+
+
+@dataclass(frozen=True)
+class Look:
+    """What the training data are.
+
+    Attributes:
+        making: How the study's sets are made of what the function returns.
+        sets: How many sets a pair has: 2, or 3 with a test set.
+        loaders: They are ready DataLoaders, so that the batch size is theirs.
+        samples: Training samples; None where that is not known.
+        inputs: Inputs of a few samples, as a batch; None where a batch is no (inputs, targets).
+        targets: Their targets.
+        classes: Classes among whole-number targets; None for others.
+        tokens: One more than the largest whole number among the inputs; None for others.
+        counted: Samples that classes and tokens were counted in.
+        binary: All targets are 0 or 1.
+        batch: What a batch is, where it is no (inputs, targets).
+    """
+
+    making: Making
+    sets: int
+    loaders: bool
+    samples: int | None
+    inputs: Any = None
+    targets: Any = None
+    classes: int | None = None
+    tokens: int | None = None
+    counted: int = 0
+    binary: bool = False
+    batch: str = ""
+
+
+def look_at(made: object, target: str) -> Look:
+    """Look at what a data function, or the class of a data set, has made.
+
+    Raises:
+        InputError: It is nothing that training data can be made of.
+    """
+    making, sets = _making(made)
+    if making is None:
+        raise InputError(
+            f"`{target}` returned {_described(made)}, which is no data to train with",
+            path="--data",
+            value=target,
+            fix=_FIX,
+        )
+    train = _train(made, making)
+    if not _is_data(train):
+        problem = f"the training set of `{target}` is {_described(train)}, and no Dataset"
+        fix = "make it a torch.utils.data.Dataset, with `__len__` and `__getitem__`"
+        raise InputError(problem, path="--data", value=target, fix=fix)
+    loaders = isinstance(train, DataLoader)
+    look = Look(making, sets, loaders, None if loaders else _length(train))
+    batch = _batch(train)
+    if not (isinstance(batch, tuple | list) and len(batch) == 2):
+        return replace(look, batch=_described(batch))
+    inputs, targets = batch
+    every = _every_target(train)
+    counted = len(every) if isinstance(every, Tensor) else 0
+    return replace(
+        look,
+        inputs=inputs,
+        targets=targets,
+        classes=_classes(every),
+        tokens=_tokens(train, inputs),
+        counted=counted,
+        binary=_binary(every),
+    )
+
+
+def _making(made: object) -> tuple[Making | None, int]:
+    if isinstance(made, Mapping):
+        return ("ready" if {"train", "val"} <= made.keys() else None), 0
+    if (isinstance(made, Dataset) or has_items(made)) and not isinstance(made, IterableDataset):
+        return "split", 0
+    if isinstance(made, tuple | list) and len(made) in (2, 3):
+        if all(map(_is_data, made)):
+            return "pair", len(made)
+        if len(made) == 2 and all(isinstance(item, Tensor | np.ndarray) for item in made):
+            return "arrays", 0
+    return None, 0
+
+
+def _is_data(made: object) -> bool:
+    return isinstance(made, Dataset | DataLoader) or has_items(made)
+
+
+def _train(made: Any, making: Making) -> Any:
+    if making == "ready":
+        return made["train"]
+    if making == "pair":
+        return made[0]
+    return as_tensors(*made) if making == "arrays" else made
+
+
+def as_tensors(x: Any, y: Any) -> TensorDataset:
+    """Arrays as the study's own file makes a data set of them: see `hpo.draft.parts`."""
+    x, y = torch.as_tensor(x), torch.as_tensor(y)
+    x = x.float() if x.is_floating_point() else x
+    return TensorDataset(x, y.float() if y.is_floating_point() else y.long())
+
+
+def _length(train: Any) -> int | None:
+    try:
+        return len(train)
+    except TypeError:
+        return None
+
+
+def _batch(train: Any) -> Any:
+    if isinstance(train, DataLoader):
+        return next(iter(train))
+    count = _length(train)
+    if isinstance(train, IterableDataset) or count is None:
+        return default_collate(list(islice(iter(train), _BATCH)))
+    return default_collate([train[at] for at in range(min(_BATCH, count))])
+
+
+def _every_target(train: Any) -> Tensor | None:
+    """All targets, or those of the first samples, as one tensor; None where they are not of one shape."""
+    data = train.dataset if isinstance(train, DataLoader) else train
+    if isinstance(data, TensorDataset):
+        return data.tensors[1]
+    given = getattr(data, "targets", getattr(data, "labels", None))
+    try:
+        if given is not None and not callable(given):
+            return torch.as_tensor(given)
+        count = _length(data)
+        items = islice(iter(data), _LOOKED_AT) if count is None else (data[at] for at in _spread(count))
+        return torch.stack([torch.as_tensor(target) for _, target in items])
+    except (TypeError, ValueError, RuntimeError):
+        return None
+
+
+def _spread(count: int) -> Sequence[int]:
+    """Positions over all of a data set, which may lie in the order of its classes."""
+    return range(0, count, max(1, -(-count // _LOOKED_AT)))
+
+
+def _classes(targets: Tensor | None) -> int | None:
+    if targets is None or targets.is_floating_point() or not targets.numel():
+        return None
+    return int(targets.max()) + 1
+
+
+def _binary(targets: Tensor | None) -> bool:
+    return targets is not None and bool(((targets == 0) | (targets == 1)).all())
+
+
+def _tokens(train: Any, inputs: Any) -> int | None:
+    if not isinstance(inputs, Tensor) or inputs.is_floating_point():
+        return None
+    data = train.dataset if isinstance(train, DataLoader) else train
+    every = data.tensors[0] if isinstance(data, TensorDataset) else inputs
+    return int(every.max()) + 1
+
+
+def _described(made: object) -> str:
+    if isinstance(made, Mapping):
+        return f"a mapping with {', '.join(map(str, made)) or 'nothing in it'}"
+    if isinstance(made, tuple | list):
+        return f"a {type(made).__name__} of {len(made)}: {', '.join(type(item).__name__ for item in made)}"
+    return "nothing" if made is None else f"an object of type {type(made).__name__}"
+
+
+def is_data_class(found: Callable[..., Any]) -> bool:
+    """Whether a target is the class of a data set."""
+    return inspect.isclass(found) and issubclass(found, Dataset)

@@ -1,0 +1,97 @@
+"""An agent: a supervisor with its local workers that joins a study, works on it, and leaves.
+
+Engines and people place agents on machines (`hpo worker`). All that one knows of the others is in the study's
+database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
+from hpo.config.spec import StudySpec
+from hpo.execution.engines.engine import LEFT_EARLY
+from hpo.execution.messages import REQUESTS
+from hpo.execution.run import Listener, work_on
+
+if TYPE_CHECKING:
+    from hpo.checks.findings import Finding
+    from hpo.execution.supervisor import Ending
+    from hpo.study.open_study import OpenStudy
+
+
+def join(
+    spec: StudySpec,
+    listen: Callable[[OpenStudy], Listener],
+    warn: Callable[[Finding], None],
+    leave_when_idle: float,
+) -> Ending:
+    """Work on a study that exists until there is nothing to do here, or this process is asked to leave.
+
+    Args:
+        spec: The study.
+        listen: Called once, with the study when it is open.
+        warn: Called with what the checks find that stops nothing.
+        leave_when_idle: Seconds without a trial that could be taken after which it leaves; it does not wait for
+            trials that run elsewhere.
+
+    Returns:
+        Why it ended.
+
+    Raises:
+        InputError: The study does not fit the code that it names; or it was started with another config or other
+            code than there is here.
+        StudyError: There is no such study, or it failed.
+    """
+
+    def opened() -> OpenStudy:
+        from hpo.study.joining import join_study
+
+        return join_study(spec)
+
+    _leave_with_standard_input()
+    with _leaving_at_once():
+        return work_on(spec, opened, listen, warn, leave_when_idle=leave_when_idle)
+
+
+@contextlib.contextmanager
+def _leaving_at_once() -> Iterator[None]:
+    """End where this process is asked to leave before it holds anything; later the supervisor hears that."""
+    asked = [number for number in REQUESTS if signal.getsignal(number) is not signal.SIG_IGN]
+    kept = {number: signal.signal(number, lambda *_: os._exit(LEFT_EARLY)) for number in asked}
+    try:
+        yield
+    finally:
+        for number, handler in kept.items():
+            signal.signal(number, handler)
+
+
+def _leave_with_standard_input() -> None:
+    """Take the end of standard input for a SIGTERM, where it is a pipe or a socket.
+
+    Engines end their direct child, and what that has started notices its end by the pipe between them. A terminal,
+    a file and /dev/null say nothing about who has started this process.
+    """
+    if is_a_line(0):
+        threading.Thread(target=_wait_for_its_end, args=(0,), daemon=True).start()
+
+
+def is_a_line(descriptor: int) -> bool:
+    """Whether a descriptor is an end of a pipe or of a socket."""
+    try:
+        mode = os.fstat(descriptor).st_mode
+    except OSError:  # it is closed
+        return False
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)
+
+
+def _wait_for_its_end(descriptor: int) -> None:
+    with contextlib.suppress(OSError):
+        while os.read(descriptor, 4096):
+            pass
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,203 @@
+"""The driver of a study (`hpo run --on`): it has agents placed, replaces lost ones, and ends the study.
+
+It trains nothing and holds no trial. Agents work without it: a driver that dies, or leaves, loses nothing, and the
+next one finds its agents again by what their engine knows.
+"""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from typing import Final
+
+from hpo.execution.engines.engine import AgentOrder, Engine
+from hpo.execution.fleet import Fleet
+from hpo.execution.messages import Heard, Notice, Tick
+from hpo.execution.observer import Observer
+from hpo.execution.signals import Signals, heard
+from hpo.execution.supervisor import Ending, Reporter
+from hpo.execution.upkeep import Upkeep
+from hpo.storage.outage import DatabaseAwayError
+from hpo.storage.recovery import LOST, STOPPED, Settled, Verdict
+from hpo.study.open_study import OpenStudy
+
+#: Seconds between two looks at the engine and the study.
+_TICK: Final = 1.0
+#: A look at the study takes no more than one part in so many of the time.
+_LOOK_SHARE: Final = 20
+_STOPPING: Final = "stopping: agents checkpoint their trials and leave; a second Ctrl-C stops them immediately"
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+class Driver:
+    """Runs a study with agents that an engine places.
+
+    Args:
+        opened: The study; this process owns no trial.
+        engine: Places the agents; it is closed at the end.
+        order: What each of them is to do.
+        agents: The fewest and the most that there are to be while trials wait for a worker.
+        report: Called with who says it and what is said, and with a `Tick` every second; an OSError of it means
+            that the reader is gone: the driver leaves.
+        detach: Place agents, and leave them.
+    """
+
+    def __init__(
+        self,
+        opened: OpenStudy,
+        engine: Engine,
+        order: AgentOrder,
+        agents: tuple[int, int],
+        report: Reporter,
+        *,
+        detach: bool = False,
+    ) -> None:
+        timeout = opened.spec.run.timeout
+        self._opened = opened
+        self._engine = engine
+        self._workers = order.workers or 1
+        self._fewest, self._most = agents
+        self._reporter = report
+        self._detach = detach
+        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
+        self._upkeep = Upkeep(opened, self._of_upkeep)
+        self._fleet = Fleet(engine, order, self._most, lambda news: self._notify("", news))
+        self._observer: Observer | None = None
+        self._ending: Ending | None = None
+        self._leaving = False
+        self._asked = 0
+        self._stop_request: str | None = None
+        self._next_look = 0.0
+
+    def run(self) -> Ending:
+        """Have agents work until every trial has ended, the time is over, or a signal comes.
+
+        A first Ctrl-C drains the agents, a second one kills them. At SIGTERM and SIGHUP they are left at work.
+
+        Raises:
+            DatabaseError: The database fails permanently; agents are left.
+            StudyError: Agents keep dying; those that are left have been asked to leave.
+        """
+        with heard(_SIGNALS) as signals:
+            try:
+                for note in self._opened.notes:
+                    self._notify("", Notice(note))
+                self._fleet.adopt()
+                while not self._leaving and not self._is_over():
+                    self._step(signals)
+            finally:
+                self._engine.close()
+        return Ending.DETACHED if self._leaving else self._ending or Ending.DONE
+
+    def _step(self, signals: Signals) -> None:
+        self._take_changes()
+        now = time.monotonic()
+        self._upkeep.look(now)
+        if now >= self._next_look:
+            self._observe()
+            self._next_look = time.monotonic() + max(_TICK, _LOOK_SHARE * (time.monotonic() - now))
+        if self._ending is None:
+            self._stop_early(now)
+        if self._ending is None:
+            self._fleet.grow(self._wanted())
+            self._leaving |= self._detach and self._fleet.count > 0
+        self._notify("", Tick())
+        for number in [] if self._leaving else signals.wait(_TICK):
+            self._hear(signal.Signals(number))
+
+    def _take_changes(self) -> None:
+        try:
+            gone = self._fleet.take_changes()
+        except BaseException:
+            self._fleet.drain()
+            raise
+        for change in gone:
+            self._upkeep.settle_agent(change.placement.id, Verdict(LOST, f"its machine {change.host} is gone"))
+
+    def _observe(self) -> None:
+        """Report what has happened in the study."""
+        try:
+            with self._opened.storage.patience.whole():
+                if self._observer is None:
+                    self._observer = Observer(self._opened)
+                for label, said in self._observer.look():
+                    self._fleet.progressed()
+                    self._notify(label, said)
+        except DatabaseAwayError:  # the upkeep says so
+            return
+
+    # ---- the end
+
+    def _is_over(self) -> bool:
+        """Whether nothing is left to be done, and no agent is left to do it; then paused trials are pruned."""
+        if self._ending is None and not self._is_more_to_come():
+            self._stop(Ending.DONE)
+        if self._ending is None or self._fleet.count:
+            return False
+        if self._ending is Ending.DONE:
+            if self._is_more_to_come():  # an agent has put a trial back that it took at the last moment
+                self._ending = None
+                self._fleet.resume()
+                return False
+            if not self._upkeep.end_study():
+                return False
+        self._observe()
+        return True
+
+    def _is_more_to_come(self) -> bool:
+        return self._upkeep.running() != 0 or self._upkeep.claimable() > 0 or self._upkeep.away
+
+    def _wanted(self) -> int:
+        """How many agents there are to be now: enough for the trials that run or wait; none where none waits."""
+        claimable = self._upkeep.claimable()
+        if not claimable:
+            return 0
+        trials = claimable + (self._upkeep.running() or 0)
+        return max(self._fewest, min(self._most, math.ceil(trials / self._workers)))
+
+    def _stop_early(self, now: float) -> None:
+        if now >= self._deadline:
+            self._stop(Ending.TIMEOUT)
+        elif self._is_stopped():
+            self._notify("", Notice("stopping: `hpo stop` asks all agents to leave"))
+            self._stop(Ending.STOPPED)
+        elif (reached := self._upkeep.goal_reached()) is not None:
+            self._notify("", Notice(reached))
+            self._stop(Ending.GOAL)
+
+    def _is_stopped(self) -> bool:
+        """Whether a person wants all agents to leave (`hpo stop`) since this driver first looked."""
+        found = self._upkeep.stop_request()
+        if self._stop_request is None:
+            self._stop_request = found
+        return found is not None and found != self._stop_request
+
+    def _stop(self, ending: Ending) -> None:
+        self._ending = ending
+        self._fleet.drain()
+
+    def _hear(self, number: signal.Signals) -> None:
+        if number is not signal.SIGINT:
+            self._leaving = True
+            return
+        self._asked += 1
+        if self._asked == 1:
+            self._stop(Ending.INTERRUPTED)
+            self._notify("", Notice(_STOPPING))
+        else:
+            for placement in self._fleet.kill():
+                self._upkeep.settle_agent(placement.id, Verdict(STOPPED, "its agent was stopped immediately"))
+
+    # ---- what is said
+
+    def _of_upkeep(self, label: str, said: Settled | Notice) -> None:
+        if isinstance(said, Notice):  # what becomes of trials is observed
+            self._notify(label, said)
+
+    def _notify(self, label: str, message: Heard) -> None:
+        try:
+            self._reporter(label, message)
+        except OSError:  # the terminal has been closed, or what read our output has ended
+            self._reporter = lambda *_: None
+            self._leaving = True

@@ -1,0 +1,69 @@
+"""kubectl, the program that speaks to a Kubernetes cluster with a person's rights, or with its pod's."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+from hpo.errors import StudyError
+from hpo.execution.engines.engine import EngineAwayError
+
+_PATIENCE: Final = 60.0  # seconds
+#: What kubectl prints where the API server can't be reached, or has too much to do.
+_AWAY: Final = re.compile(
+    r"was refused|no route to host|i/o timeout|handshake timeout|deadline exceeded|Client\.Timeout"
+    r"|connection reset|unexpected EOF"
+    r"|ServiceUnavailable|TooManyRequests|InternalError|etcdserver|no such host|request timed out"
+)
+
+
+class Kubectl:
+    """Commands in one namespace.
+
+    Args:
+        namespace: The namespace.
+        program: The program and what stands before each command.
+    """
+
+    def __init__(self, namespace: str, program: Sequence[str] = ("kubectl",)) -> None:
+        self._program = program
+        self._namespace = namespace
+
+    def apply(self, objects: Iterable[dict[str, Any]]) -> list[str]:
+        """Make objects, or change those that are there; their names, as ``job.batch/NAME``."""
+        manifest = {"apiVersion": "v1", "kind": "List", "items": list(objects)}
+        # On the server: the client's way stores a second copy of an object in its annotations, which are small.
+        command = ["apply", "--server-side", "--field-manager=hpo", "--output=name", "--filename=-"]
+        return self._run(command, json.dumps(manifest)).split()
+
+    def look(self, kinds: str, selector: str) -> list[dict[str, Any]]:
+        """The objects of these kinds that have these labels."""
+        found = json.loads(self._run(["get", kinds, f"--selector={selector}", "--output=json"]))
+        items: list[dict[str, Any]] = found["items"]
+        return items
+
+    def delete(self, kind: str, *options: str) -> None:
+        """Delete objects of a kind, chosen by name or label; those that are gone are no error."""
+        self._run(["delete", kind, *options, "--ignore-not-found", "--wait=false"])
+
+    def _run(self, command: Sequence[str], given: str = "") -> str:
+        words = [*self._program, f"--namespace={self._namespace}", "--request-timeout=20s", *command]
+        try:
+            done = subprocess.run(
+                words, input=given, capture_output=True, text=True, check=False, timeout=_PATIENCE
+            )
+        except FileNotFoundError as error:
+            raise StudyError(
+                "kubectl, which speaks to the cluster, is not on this machine\n"
+                "  fix: install it, or add `--dry-run` and apply what it prints where kubectl is"
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise EngineAwayError(f"kubectl {command[0]}: no answer within {_PATIENCE:g} s") from error
+        if done.returncode == 0:
+            return done.stdout
+        lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
+        kind = EngineAwayError if _AWAY.search(done.stderr) else StudyError
+        raise kind(f"kubectl {command[0]}: {lines[-1]}")

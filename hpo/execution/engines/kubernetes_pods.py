@@ -1,0 +1,128 @@
+"""What a Job and its pod say about the agent that they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from hpo.execution.engines.kubernetes_manifest import JOB_LABEL, Object
+
+#: Why a container can't be started until a person changes something; a pull that fails is tried a few times first.
+_STUCK: Final = frozenset({"ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError"})
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One of an agent's pods, which follow each other.
+
+    Attributes:
+        uid: Its identity.
+        host: The node that it is on; empty while it waits for one.
+        started: Its container runs, or has run.
+        leaving: Seconds of grace after the request to leave; None where there is none.
+        disrupted: Why the cluster takes it away, as ``PreemptionByScheduler``; empty where it does not.
+        stuck: Why it can't start before a person changes something; empty where it can.
+        ended: How its container has ended, for people; empty where it has not.
+    """
+
+    uid: str
+    host: str = ""
+    started: bool = False
+    leaving: float | None = None
+    disrupted: str = ""
+    stuck: str = ""
+    ended: str = ""
+
+
+@dataclass(frozen=True)
+class AgentState:
+    """What is known of an agent.
+
+    Attributes:
+        leaving: Its Job is being deleted.
+        succeeded: It left by itself, with exit code 0.
+        failed: Why its Job has failed; empty where it has not.
+        pods: Its pods, oldest first.
+    """
+
+    leaving: bool = False
+    succeeded: bool = False
+    failed: str = ""
+    pods: list[Pod] = field(default_factory=list)
+
+
+def states(objects: Iterable[Object]) -> dict[str, AgentState]:
+    """The agents among Jobs and pods, by their Jobs' names."""
+    items = list(objects)
+    found = {item["metadata"]["name"]: _state(item) for item in items if item["kind"] == "Job"}
+    pods = [item for item in items if item["kind"] == "Pod"]
+    for item in sorted(pods, key=lambda pod: str(pod["metadata"].get("creationTimestamp"))):
+        name = item["metadata"].get("labels", {}).get(JOB_LABEL)
+        if name in found:
+            found[name].pods.append(_pod(item))
+    return found
+
+
+def _state(job: Object) -> AgentState:
+    conditions = _conditions(job)
+    failed = conditions.get("Failed", {})
+    return AgentState(
+        leaving="deletionTimestamp" in job["metadata"],
+        succeeded="Complete" in conditions,
+        failed=str(failed.get("message") or failed.get("reason") or "its Job has failed") if failed else "",
+    )
+
+
+def _pod(pod: Object) -> Pod:
+    metadata, spec, status = pod["metadata"], pod.get("spec", {}), pod.get("status", {})
+    containers = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
+    conditions = _conditions(pod)
+    disruption = conditions.get("DisruptionTarget", {})
+    leaving = metadata.get("deletionGracePeriodSeconds", 0) if "deletionTimestamp" in metadata else None
+    return Pod(
+        uid=metadata["uid"],
+        host=spec.get("nodeName", ""),
+        started=status.get("phase") == "Running" or _has_run(status.get("containerStatuses", [])),
+        leaving=leaving,
+        disrupted=str(disruption.get("reason", "the cluster took it away")) if disruption else "",
+        stuck=_stuck(containers) or _unbound(pod),
+        ended=_ended(containers),
+    )
+
+
+def _conditions(item: Object) -> dict[str, dict[str, Any]]:
+    return {
+        each["type"]: each for each in item.get("status", {}).get("conditions", []) if each["status"] == "True"
+    }
+
+
+def _stuck(containers: Iterable[Object]) -> str:
+    for container in containers:
+        waiting = container.get("state", {}).get("waiting") or {}
+        if waiting.get("reason") in _STUCK:
+            return f"it can't start: {waiting['reason']}: {waiting.get('message', '')}".rstrip(": ")
+    return ""
+
+
+def _unbound(pod: Object) -> str:
+    """A claim that is not there, which would let the pod wait for ever."""
+    for condition in pod.get("status", {}).get("conditions", []):
+        message = str(condition.get("message", ""))
+        if condition["type"] == "PodScheduled" and "persistentvolumeclaim" in message and "not found" in message:
+            return f"it can't start: {message}"
+    return ""
+
+
+def _has_run(containers: Iterable[Object]) -> bool:
+    return any(container.get("state", {}).get("terminated") for container in containers)
+
+
+def _ended(containers: Iterable[Object]) -> str:
+    for container in containers:
+        end = container.get("state", {}).get("terminated") or {}
+        if end.get("exitCode"):
+            reason = end.get("reason")
+            why = f" ({reason})" if reason and reason != "Error" else ""
+            return f"{container['name']} ended with exit code {end['exitCode']}{why}"
+    return ""

@@ -1,0 +1,93 @@
+"""What Ray runs on a node for hpo: an actor with one process of hpo as its child.
+
+The class is sent to the cluster by value, so nothing of hpo is imported here: a node without hpo says so in the
+process's own output.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Final
+
+#: Seconds after which an actor leaves that no driver has asked to start: its driver died before that.
+_UNWANTED: Final = 120.0
+#: Seconds for which an actor stays after its process has ended, so that drivers hear of it.
+_HEARD: Final = 10.0
+
+
+class HpoProcess:
+    """An actor that keeps one process of hpo on its node, and leaves after it.
+
+    The process's standard input is a pipe that closes when the actor dies: then an agent requeues its trials and
+    leaves. What it prints goes into a file.
+
+    Args:
+        arguments: Those of ``python -m hpo``.
+        environment: Variables that are no secrets: Ray keeps them with the actor.
+        log: The file; made with its folder where it is not there.
+    """
+
+    def __init__(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
+        self._arguments = arguments
+        self._environment = dict(environment)
+        self._log = log
+        self._process: subprocess.Popen[bytes] | None = None
+        self._unwanted = threading.Timer(_UNWANTED, os._exit, (0,))
+        self._unwanted.daemon = True
+        self._unwanted.start()
+
+    async def start(self, secrets: Mapping[str, str]) -> tuple[str, str]:
+        """Start the process, if it has not been started.
+
+        Args:
+            secrets: Variables of its environment. They come with this call, which Ray neither keeps nor shows.
+
+        Returns:
+            The names of the machine and of Ray's node.
+        """
+        import ray
+
+        if self._process is None:
+            self._unwanted.cancel()
+            self._log.parent.mkdir(parents=True, exist_ok=True)
+            with self._log.open("ab") as log:
+                self._process = self._started({**self._environment, **secrets}, log)
+            self._end = asyncio.ensure_future(asyncio.to_thread(self._process.wait))
+            self._leaving = asyncio.ensure_future(self._leave())
+        return socket.gethostname(), ray.get_runtime_context().get_node_id()
+
+    async def ended(self) -> int:
+        """Wait for the end of the process; its exit code."""
+        return await asyncio.shield(self._end)
+
+    async def drain(self) -> None:
+        """Ask the process to leave."""
+        if self._process is not None:
+            self._process.terminate()
+
+    def _started(self, environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
+        kept = {key: value for key, value in os.environ.items() if key != "PYTHONBREAKPOINT"}  # Ray's own debugger
+        # Nothing of its working folder is imported (-P), which may be the study's.
+        # In a session of its own: Ray may end an actor with its process group, and workers have to requeue.
+        return subprocess.Popen(
+            [sys.executable, "-P", "-m", "hpo", *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            env={**kept, **environment},
+        )
+
+    async def _leave(self) -> None:
+        import ray
+
+        await asyncio.shield(self._end)
+        await asyncio.sleep(_HEARD)
+        ray.kill(ray.get_runtime_context().current_actor)

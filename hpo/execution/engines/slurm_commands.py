@@ -1,0 +1,142 @@
+"""Slurm's commands, of version 22.05 and later: neither its accounting nor its JSON is needed."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from hpo.errors import StudyError
+from hpo.execution.engines.engine import PLACEMENT_ENV, EngineAwayError
+
+_PATIENCE: Final = 60.0  # seconds
+#: What commands print where the controller can't be reached, or has too much to do.
+_AWAY: Final = re.compile(
+    r"[Uu]nable to contact|Socket timed out|[Cc]onnection refused|[Cc]onnection failure|[Cc]onnection timed out"
+    r"|Zero Bytes|standby mode|Resource temporarily unavailable|try again"
+)
+#: What commands print about a job that has ended, or is forgotten.
+_ENDED: Final = re.compile(r"already completing or completed|Invalid job id")
+_FIELDS: Final = ("ArrayJobID", "ArrayTaskID", "State", "RestartCnt", "BatchHost", "Reason")
+_QUEUED: Final = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
+_RUNS: Final = {"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
+_COMPLETING: Final = "COMPLETING"
+#: The states of a machine that no job can run on any more.
+_DOWN: Final = ("down", "powered_down", "powering_down")
+
+
+@dataclass(frozen=True)
+class Job:
+    """A job as Slurm knows it.
+
+    Attributes:
+        id: ``JOB_TASK`` of an array.
+        state: Its state, in Slurm's words.
+        restarts: How often it was requeued.
+        host: Its machine; empty where it has none.
+        reason: Why it waits, or failed.
+    """
+
+    id: str
+    state: str
+    restarts: int
+    host: str
+    reason: str
+
+    @property
+    def queued(self) -> bool:
+        """It waits for a machine."""
+        return self.state in _QUEUED
+
+    @property
+    def runs(self) -> bool:
+        """It has a machine, and has not ended."""
+        return self.state in _RUNS
+
+    @property
+    def ended(self) -> bool:
+        """It will run no more, unless somebody requeues it."""
+        return not (self.queued or self.runs or self.completing)
+
+    @property
+    def completing(self) -> bool:
+        """Its processes end; then it has ended, or is requeued."""
+        return self.state == _COMPLETING
+
+
+class SlurmCommands:
+    """What is asked of Slurm."""
+
+    def submit(self, script: str) -> str:
+        """Queue a script; the job's id."""
+        return self._run("sbatch", "--parsable", "--export=ALL", given=script).strip().partition(";")[0]
+
+    def jobs(self, names: Iterable[str]) -> dict[str, Job]:
+        """This user's jobs of these names by their id, as long as Slurm remembers them."""
+        columns = ",".join(f"{field}:|" for field in _FIELDS)
+        options = ("--me", "--noheader", "--states=all", "--array", f"--name={','.join(sorted(names))}")
+        lines = self._run("squeue", *options, f"--Format={columns}").splitlines()
+        return {job.id: job for job in map(_job, lines)}
+
+    def cancel(self, jobs: Sequence[str], *options: str) -> None:
+        """Send jobs a signal, or end them; those that have ended are no error."""
+        if jobs:
+            self._run("scancel", *options, *jobs, harmless=_ENDED)
+
+    def forbid_requeue(self, job: str) -> None:
+        """See to it that a job, once it has ended, is not started again."""
+        self._run("scontrol", "update", f"JobId={job}", "Requeue=0", harmless=_ENDED)
+
+    def is_down(self, host: str) -> bool:
+        """Whether a machine is gone, as far as Slurm knows."""
+        states = self._run("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T").split()
+        return any(state.startswith(_DOWN) for state in states)
+
+    def exit_code(self, job: str) -> tuple[int, int]:
+        """The exit code of a job that has ended, and the signal that ended it."""
+        shown = self._run("scontrol", "--oneliner", "show", "job", job, harmless=_ENDED)
+        found = re.search(r"\bExitCode=(\d+):(\d+)", shown)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
+
+    def _run(self, program: str, *options: str, given: str = "", harmless: re.Pattern[str] | None = None) -> str:
+        """What a command prints; its complaints are no error where all of them are harmless."""
+        try:
+            done = subprocess.run(
+                [program, *options],
+                input=given,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_PATIENCE,
+                env=_environment(os.environ),
+            )
+        except FileNotFoundError as error:
+            raise StudyError(
+                f"Slurm's command {program} is not on this machine\n"
+                "  fix: run this on a login node, or add `--dry-run` and take the script there"
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise EngineAwayError(f"{program}: no answer within {_PATIENCE:g} s") from error
+        lines = done.stderr.strip().splitlines()
+        if done.returncode == 0 or (harmless and lines and all(map(harmless.search, lines))):
+            return done.stdout
+        kind = EngineAwayError if _AWAY.search(done.stderr) else StudyError
+        raise kind(f"{program}: {lines[-1] if lines else f'it ended with exit code {done.returncode}'}")
+
+
+def _environment(given: Mapping[str, str]) -> dict[str, str]:
+    """This environment without what describes the job that this process runs in: a new job would take it over."""
+    kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
+    return {
+        name: value
+        for name, value in given.items()
+        if name in kept or not (name.startswith(("SLURM_", "SLURMD_", "SRUN_")) or name == PLACEMENT_ENV)
+    }
+
+
+def _job(line: str) -> Job:
+    array, task, state, restarts, host, reason, *_ = (part.strip() for part in line.split("|"))
+    return Job(f"{array}_{task}", state, int(restarts), "" if host == "n/a" else host, reason)

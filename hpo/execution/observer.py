@@ -1,0 +1,169 @@
+"""What happens in a study, from its database alone: the messages that workers send a supervisor, for a driver that
+has none of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from optuna.trial import FrozenTrial, TrialState
+
+from hpo.execution.messages import EpochsEnded, Extended, Message, Started
+from hpo.storage import ledger
+from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, REASON_ATTR
+from hpo.storage.grants import grants_of
+from hpo.storage.ledger import Attempt
+from hpo.storage.lineage import epochs_reached
+from hpo.storage.pausing import pruned_at_end
+from hpo.storage.reader import TrialRow
+from hpo.storage.recovery import LOST, STOPPED, Settled
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome, finite, outcome_of
+from hpo.study.status import trial_value
+from hpo.trial.report import TrialReport
+from hpo.wording import paused_at_end
+
+_READ: Final = frozenset(state for state in TrialState if state != TrialState.WAITING)
+
+#: Who says it (``worker@host``), and what.
+Said = tuple[str, Message | Settled]
+
+
+@dataclass(frozen=True)
+class _Held:
+    """An attempt that was seen running.
+
+    Attributes:
+        label: Its worker.
+        attempt: Its number.
+        step: The last step that was said to be reported.
+        grants: How many grants were said.
+    """
+
+    label: str
+    attempt: int
+    step: int
+    grants: int
+
+
+class Observer:
+    """Looks at a study again and again, and says what has changed in between.
+
+    An attempt that begins and ends between two looks is not said to have started; every end of a trial is said.
+
+    Args:
+        opened: The study. What has happened before is not said.
+    """
+
+    def __init__(self, opened: OpenStudy) -> None:
+        self._opened = opened
+        self._last_id = -1
+        self._unfinished: set[int] = set()
+        self._paused: dict[int, str] = {}
+        self._held: dict[int, _Held] = {}
+        for row, trial, lease in self._changed(_READ - {each for each in TrialState if each.is_finished()}):
+            self._note(row)
+            if trial is not None and lease is not None:
+                self._held[row.trial_id] = _held(trial, lease)
+
+    def look(self) -> Iterator[Said]:
+        """What has happened since the last look."""
+        for row, trial, lease in self._changed(_READ):
+            self._note(row)
+            if row.state == TrialState.RUNNING and row.pause is None:
+                if trial is not None and lease is not None:
+                    yield from self._running(trial, lease)
+                continue
+            held = self._held.pop(row.trial_id, None)
+            if trial is not None and (held is not None or row.state.is_finished()):
+                yield self._ended(row, trial)
+            elif held is not None:
+                yield held.label, self._given_up(row.trial_id, row.number, held)
+
+    def _changed(
+        self, states: frozenset[TrialState]
+    ) -> Iterator[tuple[TrialRow, FrozenTrial | None, Attempt | None]]:
+        """Trials that are unfinished, or were when this was last asked, whole where they are in these states."""
+        storage, study_id = self._opened.storage, self._opened.study_id
+        with storage.engine.connect() as conn:  # leases first: a trial that ends meanwhile is seen to have ended
+            leases = {each.trial_id: each.lease for each in ledger.running_trials(conn, study_id)}
+        rows, trials = storage.read_changes(
+            study_id, after=self._last_id, among=self._unfinished, states=states, known=self._paused
+        )
+        whole = {trial.number: trial for trial in trials}
+        for row in rows:
+            trial = whole.get(row.number)
+            if trial is None or IMPORTED_ATTR not in trial.system_attrs:
+                yield row, trial, leases.get(row.trial_id)
+            else:
+                self._note(row)
+
+    def _note(self, row: TrialRow) -> None:
+        self._last_id = max(self._last_id, row.trial_id)
+        if row.state.is_finished():
+            self._unfinished.discard(row.trial_id)
+        else:
+            self._unfinished.add(row.trial_id)
+        if row.pause is None:
+            self._paused.pop(row.trial_id, None)
+        else:
+            self._paused[row.trial_id] = row.pause
+
+    def _running(self, trial: FrozenTrial, lease: Attempt) -> Iterator[Said]:
+        now, held = _held(trial, lease), self._held.get(lease.trial_id)
+        self._held[lease.trial_id] = now
+        if held is not None and held.attempt != now.attempt:
+            yield held.label, self._given_up(lease.trial_id, trial.number, held)
+            held = None
+        if held is None:  # what the trial has by now is its earlier attempts', if it had any
+            step = now.step if now.attempt > 1 else 0
+            held = replace(now, step=step)
+            yield now.label, Started(trial.number, 0.0, step, grants_of(trial))
+        if now.grants > held.grants:
+            yield now.label, Extended(trial.number, grants_of(trial))
+        if now.step > held.step:
+            yield now.label, self._epochs(trial, held.step + 1, now.step)
+
+    def _epochs(self, trial: FrozenTrial, first: int, last: int) -> EpochsEnded:
+        found = (trial.intermediate_values.get(step) for step in range(first, last + 1))
+        values = tuple(finite(value) for value in found)
+        return EpochsEnded(trial.number, first, values, self._opened.study.user_attrs.get(MAX_EPOCHS_ATTR) or 0)
+
+    def _ended(self, row: TrialRow, trial: FrozenTrial) -> Said:
+        """The end of a trial, or that it is paused."""
+        last = self._attempt(row.trial_id)
+        label, seconds = (_label(last), last.seconds) if last else ("", 0.0)
+        if (epoch := pruned_at_end(trial)) is not None:
+            return label, Settled(trial.number, 0, TrialState.PRUNED, Outcome.PRUNED, paused_at_end(epoch))
+        paused = row.pause is not None
+        outcome = None if paused else Outcome(outcome_of(trial))
+        reason = str(trial.user_attrs.get(REASON_ATTR, "")) if trial.state == TrialState.FAIL else ""
+        if outcome == Outcome.LOST:
+            return label, Settled(trial.number, last.attempt if last else 0, TrialState.FAIL, outcome, reason)
+        value, epochs = trial_value(self._opened, trial), epochs_reached(trial)
+        return label, TrialReport(trial.number, outcome, value, epochs, seconds, reason, trial.params, paused)
+
+    def _given_up(self, trial_id: int, number: int, held: _Held) -> TrialReport | Settled:
+        """An attempt has ended, and its trial has not."""
+        ended = self._attempt(trial_id, held.attempt)
+        outcome, reason, seconds = (ended.outcome, ended.reason, ended.seconds) if ended else (None, None, 0.0)
+        if outcome in (LOST, STOPPED):
+            return Settled(number, held.attempt, TrialState.WAITING, outcome, reason or "")
+        return TrialReport(number, None, None, held.step, seconds, reason or "")
+
+    def _attempt(self, trial_id: int, number: int | None = None) -> Attempt | None:
+        """One of a trial's attempts, the last one where no number is given."""
+        with self._opened.storage.engine.connect() as conn:
+            found = ledger.attempts_of_trial(conn, trial_id)
+        return next((each for each in reversed(found) if number in (None, each.attempt)), None)
+
+
+def _label(attempt: Attempt) -> str:
+    return f"{attempt.worker}@{attempt.host}"
+
+
+def _held(trial: FrozenTrial, lease: Attempt) -> _Held:
+    step = max(trial.intermediate_values, default=0)
+    return _Held(_label(lease), lease.attempt, step, len(grants_of(trial)))

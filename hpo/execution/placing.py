@@ -1,0 +1,189 @@
+"""A study on machines that an engine gives: what `hpo run --on` and `hpo submit` share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from hpo.config.spec import STORAGE_ENV, StudySpec, load_spec
+from hpo.errors import InputError
+from hpo.execution.engines.by_name import Address, address_of, engine_of
+from hpo.execution.engines.engine import PLACEMENT_ENV, AgentOrder, Engine, Resources
+from hpo.storage.engines import has_password, normalize_url, sqlite_file
+
+if TYPE_CHECKING:
+    from hpo.checks.findings import Finding
+    from hpo.execution.run import Listener
+    from hpo.execution.supervisor import Ending
+    from hpo.study.open_study import OpenStudy
+
+#: What the names of environment variables begin with that agents need: databases, trackers, stores.
+_FOR_AGENTS: Final = ("HPO_", "PG", "MYSQL_", "WANDB_", "MLFLOW_", "COMET_", "HF_", "AWS_", "GOOGLE_", "AZURE_")
+
+
+@dataclass(frozen=True)
+class Placing:
+    """Where a study's agents are to work, and what each of them is to do.
+
+    Attributes:
+        spec: The study, with the options of the command.
+        address: The engine.
+        order: What each agent is to do.
+    """
+
+    spec: StudySpec
+    address: Address
+    order: AgentOrder
+
+    def agents(self, engine: Engine) -> tuple[int, int]:
+        """The fewest and the most agents."""
+        return self.spec.run.agents or (1, engine.agents)
+
+    def script(self) -> str:
+        """A script or manifest that places the agents without a driver."""
+        engine = engine_of(self.address)
+        return engine.script(self.order, self.agents(engine)[1])
+
+
+def placing_of(spec: StudySpec, overrides: Sequence[str] = ()) -> Placing:
+    """Where a study is to be placed.
+
+    Args:
+        spec: The study, with the options of the command; it names an engine.
+        overrides: Those of the command line, which agents get as they are.
+
+    Raises:
+        InputError: The text names no engine; or the study's database is not one that other machines reach, or can
+            be handed to agents only with its password.
+    """
+    assert spec.run.on is not None
+    try:
+        address = address_of(spec.run.on)
+    except InputError as error:
+        raise spec.error(error.problem, path="run.on", value=error.value, fix=error.fix) from error
+    if address.kind != "local" and sqlite_file(normalize_url(spec.storage_url)) is not None:
+        raise spec.error(
+            f"a SQLite file can't be shared by the machines of `{address.kind}`",
+            path="run.storage",
+            value=spec.run.storage or "",
+            fix=f"give the URL of a PostgreSQL or MariaDB server, there or in the environment as {STORAGE_ENV}",
+        )
+    return Placing(spec, address, _order(spec, overrides))
+
+
+def run_on(
+    placing: Placing,
+    listen: Callable[[OpenStudy], Listener],
+    warn: Callable[[Finding], None],
+    *,
+    accept_code_change: bool = False,
+    widen: bool = False,
+    detach: bool = False,
+) -> Ending:
+    """Bring a study's trials to their end with agents that an engine places.
+
+    Args:
+        placing: The study, and where.
+        listen: As of `hpo.execution.run.run_study`.
+        warn: As there.
+        accept_code_change: As there.
+        widen: As there.
+        detach: Place agents, and leave them.
+
+    Returns:
+        Why it ended.
+
+    Raises:
+        InputError: As there.
+        StudyError: As there; or agents can't be placed, or keep dying.
+    """
+    from hpo.execution.run import listened_to, prepared, quiet_optuna
+
+    spec = placing.spec
+    prepared(spec, warn, here=False)
+    from hpo.execution.driver import Driver
+    from hpo.execution.messages import Placed
+    from hpo.study.folders import make_output_folder
+    from hpo.study.open_study import start_study
+
+    with quiet_optuna():
+        opened = start_study(spec, accept_code_change=accept_code_change, widen=widen)
+        try:
+            make_output_folder(spec)
+            engine = engine_of(placing.address)
+            agents = placing.agents(engine)
+            listener = listen(opened)
+            driver = Driver(opened, engine, placing.order, agents, listener.heard, detach=detach)
+            placed = Placed(placing.address.text, *agents)
+            return listened_to(opened, listener, lambda: listener.begin([], placed), driver.run)
+        finally:
+            opened.storage.close()
+
+
+def submit(placing: Placing, *, dry_run: bool) -> str:
+    """Start the driver as a job of the engine; its id, or the script that would start it."""
+    spec, order = placing.spec, placing.order
+    engine = engine_of(placing.address)
+    fewest, most = placing.agents(engine)
+    workers = () if order.workers is None else ("--workers", str(order.workers))
+    command = ["run", str(order.study), *order.arguments, *workers]
+    command += ["--on", placing.address.text, "--agents", f"{fewest}..{most}"]
+    if spec.run.timeout is not None:
+        command += ["--timeout", f"{spec.run.timeout:.0f}"]
+    try:
+        return engine.driver_script(command, order) if dry_run else engine.submit(command, order)
+    finally:
+        engine.close()
+
+
+def _order(spec: StudySpec, overrides: Sequence[str]) -> AgentOrder:
+    asked, workers = spec.run.resources, spec.run.workers
+    if workers is None and any(each is not None for each in (asked.gpu, asked.cpu, asked.memory)):
+        workers = 1  # an agent gets what its workers need together
+    each = workers or 1
+    # A URL may have a password: the database is handed to agents in a way of its own.
+    overrides = [text for text in overrides if text.partition("=")[0].strip() != "run.storage"]
+    resources = Resources(
+        gpu=None if asked.gpu is None else asked.gpu * each,
+        cpu=None if asked.cpu is None else asked.cpu * each,
+        memory=None if asked.memory is None else asked.memory * each,
+    )
+    return AgentOrder(
+        study=spec.path,
+        name=spec.study.name,
+        logs=spec.output_dir / "agents",
+        arguments=(*overrides, *_arguments(spec, overrides)),
+        workers=workers,
+        resources=resources,
+        environment=_environment(),
+    )
+
+
+def _arguments(spec: StudySpec, overrides: Sequence[str]) -> list[str]:
+    """What options of the command say, as agents need it."""
+    plain = load_spec(spec.path, overrides)
+    given: list[str] = []
+    if spec.study.n_trials != plain.study.n_trials:
+        given.append(f"study.n_trials={spec.study.n_trials}")
+    if spec.run.devices != plain.run.devices:
+        given += ["--devices", ",".join(spec.run.devices or ["auto"])]
+    if spec.output_dir != plain.output_dir:
+        given += ["--output-dir", str(spec.output_dir)]
+    if spec.storage_url == plain.storage_url or spec.run.storage is None:
+        return given
+    if not has_password(spec.run.storage):
+        return [*given, "--storage", spec.run.storage]
+    if plain.run.storage is not None:
+        raise InputError(
+            "has a password, which no agent's command line may show",
+            path="--storage",
+            fix=f"leave `run.storage` out of the study file, and give the URL in the environment as {STORAGE_ENV}",
+        )
+    os.environ[STORAGE_ENV] = spec.run.storage  # agents get it by its name
+    return given
+
+
+def _environment() -> tuple[str, ...]:
+    return tuple(sorted(name for name in os.environ if name.startswith(_FOR_AGENTS) and name != PLACEMENT_ENV))

@@ -1,0 +1,108 @@
+"""An agent's row in the study's table: who it is, that it lives, and whether it is to leave."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from hpo.config.code import code_identity
+from hpo.execution.engines.engine import PLACEMENT_ENV
+from hpo.storage import agents
+from hpo.storage.agents import Agent, Joining
+from hpo.storage.ledger import Owner
+from hpo.storage.outage import DatabaseError
+from hpo.study.folders import unwritable
+from hpo.study.open_study import OpenStudy
+from hpo.study.shared import mark_file, refuse_unshared, write_mark
+from hpo.trial.resources import Slot
+
+#: The ending of an agent whose run ended with an error.
+FAILED: Final = "failed"
+
+
+class Registered:
+    """This process as an agent of a study.
+
+    Args:
+        opened: The study.
+        slots: A device and threads for each worker.
+    """
+
+    def __init__(self, opened: OpenStudy, slots: Sequence[Slot]) -> None:
+        self._opened = opened
+        joining = Joining(
+            placement=os.environ.get(PLACEMENT_ENV, ""),
+            devices=", ".join(dict.fromkeys(slot.label for slot in slots)),
+            workers=len(slots),
+            code=code_identity(opened.spec).hash,
+            config=opened.spec.config_hash(),
+            mark=secrets.token_hex(8),
+        )
+        with opened.storage.transaction() as session:
+            self._agent = agents.register(session, opened.study_id, Owner.current(), joining)
+            self._request = agents.stop_request(session, opened.study_id)
+        self._latest = self._request
+
+    @property
+    def agent(self) -> Agent:
+        """The row as it was written."""
+        return self._agent
+
+    @property
+    def is_to_leave(self) -> bool:
+        """Whether a person wants all agents to leave (`hpo stop`), as the latest look has found."""
+        return self._latest != self._request
+
+    def join(self, say: Callable[[str], None]) -> None:
+        """Make this agent known in the output folder, and compare it with those that are at work.
+
+        Args:
+            say: Called with what a person should know while this takes long.
+
+        Raises:
+            InputError: As `hpo.study.shared.refuse_unshared`.
+            StudyError: The output folder can't be written to.
+        """
+        try:
+            write_mark(self._opened.spec, self._agent)
+        except OSError as error:
+            raise unwritable(self._opened.spec, error) from error
+        refuse_unshared(self._opened, self._agent, say)
+
+    def look(self) -> None:
+        """Beat, and see whether agents are to leave."""
+        with self._opened.storage.one_transaction() as conn:
+            agents.beat(conn, self._agent.agent_id)
+            self._latest = agents.stop_request(conn, self._opened.study_id)
+        if not mark_file(self._opened.spec, self._agent).exists():  # others have taken this agent for gone
+            with contextlib.suppress(OSError):  # a folder that fails is said where trials write there
+                write_mark(self._opened.spec, self._agent)
+
+    def end(self, ending: str) -> None:
+        """Store that this agent has ended, and how; nothing where that was stored before."""
+        with contextlib.suppress(OSError):
+            mark_file(self._opened.spec, self._agent).unlink(missing_ok=True)
+        with self._opened.storage.one_transaction() as conn:
+            agents.end(conn, self._agent.agent_id, ending)
+
+
+@contextlib.contextmanager
+def registered(opened: OpenStudy, slots: Sequence[Slot], say: Callable[[str], None]) -> Iterator[Registered]:
+    """This process as an agent of a study for the time of the block; where that raises, the agent has failed.
+
+    Args:
+        opened: The study.
+        slots: A device and threads for each worker.
+        say: As of `Registered.join`, which says what is raised.
+    """
+    this = Registered(opened, slots)
+    try:
+        this.join(say)
+        yield this
+    finally:
+        # Where the database is away, others see that the process is gone. Who has said how it ended has ended it.
+        with contextlib.suppress(DatabaseError), opened.storage.patience.whole():
+            this.end(FAILED)

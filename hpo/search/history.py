@@ -1,0 +1,37 @@
+"""How much of a study's history its sampler and pruner are shown."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from hpo.config.space import SearchSpace
+from hpo.config.spec import StudySpec
+from hpo.search.auto_sampler import chosen_sampler
+
+#: Finished trials that a worker holds at most, beside the best; a study of fewer is shown whole.
+MOST: Final = 4_000
+#: They learn from an even sample what they learn from all. The others keep what they have to find again (a
+#: population, a grid's order, rungs) in single trials.
+_SAMPLERS: Final = frozenset({"tpe", "random", "qmc", "gp", "curve_gp"})
+_PRUNERS: Final = frozenset({"none", "median", "percentile", "threshold"})
+
+
+def most_shown(spec: StudySpec, space: SearchSpace) -> int | None:
+    """How many finished trials a worker holds beside the best; None where the study needs all of them.
+
+    It does with a scheduler, several objectives, constraints, a budget of epochs or reused duplicates, where
+    points of a space without a real range are drawn once, and with a sampler or a pruner that looks for single
+    trials.
+    """
+    study = spec.study
+    whole = (
+        study.scheduler is not None
+        or study.objectives is not None
+        or study.epochs is not None
+        or bool(study.constraints)
+        or study.duplicates == "reuse"
+        or (study.duplicates == "resample" and not (spec.defines_by_run or space.is_continuous))
+        or chosen_sampler(spec).name not in _SAMPLERS
+        or study.pruner.name not in _PRUNERS
+    )
+    return None if whole else MOST

@@ -1,0 +1,80 @@
+"""Rows of new trials: added with content, or running from now on; and whether a try has added one after all."""
+
+import copy
+import json
+from datetime import datetime
+from typing import Any, cast
+
+import sqlalchemy as sa
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy import orm
+
+from hpo.storage.attributes import IMPORTED_ATTR
+from hpo.storage.optuna_private import PARAMS, TRIAL_SYSTEM_ATTRS, TRIAL_USER_ATTRS, TRIALS, models, started_utc
+
+
+def marked(template: FrozenTrial, *, budgeted: bool) -> FrozenTrial:
+    """The template of a new trial with the mark that it should have.
+
+    Only a budgeted study's imports are marked: elsewhere a trial is stored exactly as it was given.
+    """
+    imported = budgeted and template.state.is_finished()
+    if imported == (IMPORTED_ATTR in template.system_attrs):
+        return template
+    attrs = {key: value for key, value in template.system_attrs.items() if key != IMPORTED_ATTR}
+    changed = copy.copy(template)
+    changed.system_attrs = attrs | {IMPORTED_ATTR: True} if imported else attrs
+    return changed
+
+
+def insert_running(session: orm.Session, study_id: int, number: int) -> models.TrialModel:
+    """Add a trial without parameters that runs from now on, in one statement.
+
+    Returns:
+        Its row; the session knows nothing of it.
+    """
+    trial = models.TrialModel(
+        number=number, study_id=study_id, state=TrialState.RUNNING, datetime_start=datetime.now()
+    )
+    row = {
+        "number": number,
+        "study_id": study_id,
+        "state": TrialState.RUNNING,
+        "datetime_start": started_utc(trial),
+    }
+    result = cast("sa.CursorResult[tuple[()]]", session.execute(sa.insert(TRIALS), row))
+    trial.trial_id = cast("tuple[int]", result.inserted_primary_key)[0]
+    return trial
+
+
+def is_stored_as(session: orm.Session, trial_id: int, study_id: int, template: FrozenTrial | None) -> bool:
+    """Whether a trial is one that was added as this template; None: without content.
+
+    Its id alone does not tell: a server that has crashed gives out the ids again of rows that were not committed.
+    """
+    row = session.get(models.TrialModel, trial_id)
+    state = TrialState.RUNNING if template is None else template.state
+    if row is None or row.study_id != study_id or row.state != state:
+        return False
+    given = (
+        (PARAMS.c.param_name, PARAMS.c.param_value, {} if template is None else _internal(template)),
+        *(
+            (table.c.key, table.c.value_json, {key: json.dumps(value) for key, value in attrs.items()})
+            for table, attrs in (
+                (TRIAL_USER_ATTRS, {} if template is None else template.user_attrs),
+                (TRIAL_SYSTEM_ATTRS, {} if template is None else template.system_attrs),
+            )
+        ),
+    )
+    return all(
+        dict(cast("list[tuple[str, object]]", session.execute(_of_trial(key, value, trial_id)).all())) == content
+        for key, value, content in given
+    )
+
+
+def _internal(template: FrozenTrial) -> dict[str, float]:
+    return {name: template.distributions[name].to_internal_repr(value) for name, value in template.params.items()}
+
+
+def _of_trial(key: sa.Column[Any], value: sa.Column[Any], trial_id: int) -> sa.Select[tuple[Any, Any]]:
+    return sa.select(key, value).where(key.table.c.trial_id == trial_id)

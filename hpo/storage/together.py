@@ -1,0 +1,122 @@
+"""Several writes to a trial that are stored in one transaction: they cost little more than one of them."""
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+import sqlalchemy as sa
+from optuna.exceptions import StorageInternalError
+
+from hpo.errors import LeaseLostError
+from hpo.storage.granting import GrantingStorage
+from hpo.storage.guarded import guarded_insert
+from hpo.storage.ledger import Executor, Owner
+from hpo.storage.optuna_private import PARAMS, TRIAL_SYSTEM_ATTRS, TRIAL_USER_ATTRS
+from hpo.storage.outage import patient
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of a trial: its table, its key within the trial, its values, and whether it replaces what is there."""
+
+    table: sa.Table
+    key: str
+    values: dict[str, Any]
+    replace: bool
+
+    @property
+    def kind(self) -> tuple[sa.Table, str, tuple[str, ...], bool]:
+        """Rows of one kind are stored by one statement."""
+        return self.table, self.key, tuple(self.values), self.replace
+
+
+@dataclass
+class _Gathered(threading.local):
+    """What the current thread has written and not stored yet; ``trial_id`` is None where it stores immediately."""
+
+    trial_id: int | None = None
+    rows: list[_Row] = field(default_factory=list)
+
+
+class GatheringStorage(GrantingStorage):
+    """Optuna's storage with writes to a trial that can be gathered.
+
+    Args:
+        url: As of `LeasedStorage`.
+        owner: As of `LeasedStorage`.
+    """
+
+    def __init__(self, url: str, owner: Owner | None) -> None:
+        self._gathered = _Gathered()
+        super().__init__(url, owner)
+
+    @contextlib.contextmanager
+    def together(self, trial_id: int) -> Iterator[None]:
+        """Store what this thread writes to a trial inside in one transaction: parameters, values, attributes.
+
+        They are stored with a change of the trial's state inside, or at the end; after an error too, unless it is
+        the database's. What is read inside does not show them. Inside another one of these, that one stores them.
+
+        Raises:
+            LeaseLostError: Another attempt has the trial; nothing is stored.
+        """
+        if self._gathered.trial_id is not None:
+            yield
+            return
+        self._gathered.trial_id = trial_id
+        try:
+            yield
+        except (LeaseLostError, StorageInternalError):
+            self._gathered.rows.clear()
+            raise
+        finally:
+            rows, self._gathered.rows, self._gathered.trial_id = self._gathered.rows, [], None
+            if rows:
+                self._store_rows(trial_id, rows)
+
+    def rehearse_together(self, absent: int) -> None:
+        """Send the statements that store several rows to the database, for a trial that does not exist."""
+        param = {"param_value": 0.0, "distribution_json": ""}
+        for table, key, values in (
+            (PARAMS, "param_name", param),
+            (TRIAL_USER_ATTRS, "key", {"value_json": ""}),
+            (TRIAL_SYSTEM_ATTRS, "key", {"value_json": ""}),
+        ):
+            with contextlib.suppress(LeaseLostError), self.together(absent):
+                for name in ("a", "b"):
+                    self._write(table, absent, key, {key: name} | values, replace=table is not PARAMS)
+
+    def _write(
+        self, table: sa.Table, trial_id: int, key: str, values: dict[str, Any], *, replace: bool = True
+    ) -> None:
+        """Store one row of a trial; raises if the trial may not be written to."""
+        row = _Row(table, key, values, replace)
+        if self._gathered.trial_id == trial_id:
+            self._gathered.rows.append(row)
+        else:
+            self._store_rows(trial_id, [row])
+
+    @patient
+    def _store_rows(self, trial_id: int, rows: Sequence[_Row]) -> None:
+        if self.owner is not None and trial_id not in self._held:
+            self._explain_refusal(trial_id)
+        with self.single_statements() if len(rows) == 1 else self.one_transaction() as conn:
+            written = self._execute_rows(conn, trial_id, self._held.get(trial_id), rows)
+        if not written:
+            self._explain_refusal(trial_id)
+
+    def _execute_rows(self, conn: Executor, trial_id: int, attempt: int | None, rows: Sequence[_Row]) -> bool:
+        """Store rows in the caller's transaction; False where one kind of them was refused, or was there."""
+        whose = {"trial": trial_id} if attempt is None else {"trial": trial_id, "attempt": attempt}
+        for (table, key, columns, replace), group in itertools.groupby(rows, lambda row: row.kind):
+            statement = guarded_insert(
+                self.engine.name, table, columns, key, replace=replace, fenced=attempt is not None
+            )
+            new = [{f"new_{name}": value for name, value in row.values.items()} | whose for row in group]
+            result = cast("sa.CursorResult[Any]", conn.execute(statement, new if len(new) > 1 else new[0]))
+            if not result.rowcount:
+                return False
+        return True

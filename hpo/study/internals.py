@@ -1,0 +1,47 @@
+"""What hpo records of a trial beside what was asked for: predictions, and what the Trainer's callbacks watch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from hpo.config.spec import StudySpec
+
+#: Metrics that every trial of the Trainer has unasked: the learning rate, and those of the callbacks that run by
+#: default. A test compares them with the callbacks, which can't be imported where a study is only read.
+UNASKED: Final = frozenset(
+    {
+        "lr",
+        "max_grad_norm",
+        "overfit_gap_ratio",
+        "predicted_final_loss",
+        "predicted_final_loss_std",
+        "predicted_final_neg_log10",
+    }
+)
+
+
+def parted_metrics(
+    spec: StudySpec, metrics: Mapping[str, float | None]
+) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """The metrics that a person asked for, and the others.
+
+    A metric that is optimised or bounded is asked for, and so is all that a function of `objective` reports.
+    """
+    return parted(metrics, wanted_metrics(spec))
+
+
+def wanted_metrics(spec: StudySpec) -> frozenset[str]:
+    """The metrics of `UNASKED` that are asked for in a study."""
+    if spec.config.objective is not None:
+        return UNASKED
+    return UNASKED & {*spec.study.goals, *spec.study.constraints}
+
+
+def parted(
+    metrics: Mapping[str, float | None], wanted: frozenset[str]
+) -> tuple[dict[str, float | None], dict[str, float | None]]:
+    """The same with `wanted_metrics` at hand."""
+    unasked = UNASKED - wanted
+    asked = {name: value for name, value in metrics.items() if name not in unasked}
+    return asked, {name: value for name, value in metrics.items() if name in unasked}

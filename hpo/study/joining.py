@@ -1,0 +1,55 @@
+"""Joining a study that exists: an agent works on it as it is, and changes nothing about it."""
+
+from __future__ import annotations
+
+from hpo.config.code import code_identity
+from hpo.config.identity import identity, stored_identity
+from hpo.config.spec import StudySpec, diff_configs
+from hpo.storage.attributes import CONFIG_ATTR, HASH_ATTR
+from hpo.study.code_record import CodeRecord, code_fix, code_problem
+from hpo.study.open_study import OpenStudy, load_study
+
+
+def join_study(spec: StudySpec) -> OpenStudy:
+    """Open a study that `hpo run` has started, to work on it.
+
+    Args:
+        spec: The study file as it is here.
+
+    Raises:
+        InputError: The study has another config, or other code, than there is here.
+        StudyError: There is no such study.
+    """
+    opened = load_study(spec)
+    try:
+        _refuse_other_config(opened)
+        _refuse_other_code(opened)
+    except BaseException:
+        opened.storage.close()
+        raise
+    return opened
+
+
+def _refuse_other_config(opened: OpenStudy) -> None:
+    spec, stored = opened.spec, opened.study.user_attrs
+    if HASH_ATTR not in stored:
+        raise spec.error(
+            f"the study {spec.study.name} was not started by `hpo run`",
+            path="study.name",
+            fix="start it with `hpo run`",
+        )
+    changes = diff_configs(stored_identity(stored[CONFIG_ATTR]), identity(spec.base_config()))
+    if changes:
+        raise spec.error(
+            f"the study's config is {stored[HASH_ATTR]}, and the config here is {spec.config_hash()}:\n    "
+            + "\n    ".join(changes),
+            path="study.name",
+            fix="bring the study file here with which the study was started, and give the same overrides",
+        )
+
+
+def _refuse_other_code(opened: OpenStudy) -> None:
+    record, code = CodeRecord.of(opened.study), code_identity(opened.spec)
+    problem = "" if record is None else code_problem(record, code)
+    if problem:
+        raise opened.spec.error(problem, path="study.name", fix=code_fix(opened.spec))

@@ -1,0 +1,39 @@
+"""What a study can't have whose function draws its parameters itself: all that needs a search space beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from hpo.config.spec import StudySpec
+
+#: Samplers and schedulers that choose among the points of a space.
+_SAMPLERS: Final = ("curve_gp", "grid", "brute_force", "GridSampler", "BruteForceSampler")
+_SCHEDULERS: Final = ("freeze_thaw", "pbt")
+_INSTEAD: Final = "or declare `search_space`, and take its parameters as arguments in place of `trial.suggest_…`"
+
+
+def refuse_what_needs_a_space(spec: StudySpec) -> None:
+    """Refuse what works on a declared search space, in a study that has none.
+
+    Raises:
+        InputError: The study has something of the kind.
+    """
+    if not spec.defines_by_run:
+        return
+    for key, value, fix in _needing(spec):
+        problem = "needs a search space, and the function of `objective` draws its parameters itself"
+        raise spec.error(problem, path=f"study.{key}", value=value, fix=f"{fix}; {_INSTEAD}")
+
+
+def _needing(spec: StudySpec) -> Iterator[tuple[str, object, str]]:
+    """The keys of `study` that need a space, with their values and what to write in their place."""
+    study = spec.study
+    if study.sampler.name in _SAMPLERS:
+        yield "sampler.name", study.sampler.name, "leave it out, which takes tpe, or name another"
+    if study.scheduler is not None and study.scheduler.name in _SCHEDULERS:
+        yield "scheduler.name", study.scheduler.name, "write `asha` or `hyperband`, or a pruner"
+    if study.baseline:
+        yield "baseline", study.baseline, "leave it out: `hpo enqueue` puts a first trial in the queue"
+    if study.duplicates == "reuse":
+        yield "duplicates", study.duplicates, "leave it out"

@@ -1,0 +1,76 @@
+"""A study whose search space is widened while it is under way."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import optuna
+from optuna.trial import TrialState
+
+from hpo.config.spec import StudySpec
+from hpo.search.auto_sampler import chosen_sampler
+from hpo.storage.attributes import CONFIG_ATTR, HASH_ATTR, WIDENED_ATTR
+from hpo.storage.budget import count_trials
+from hpo.storage.optuna_private import id_of_study
+from hpo.storage.study_attrs import replace_study_attrs
+from hpo.storage.study_storage import StudyStorage
+
+#: Samplers whose points, or whose own state, are laid out over the space that a study begins with.
+_OF_ONE_SPACE: Final = ("grid", "brute_force", "cmaes")
+
+
+def widen(
+    spec: StudySpec,
+    study: optuna.Study,
+    storage: StudyStorage,
+    config: Mapping[str, Any],
+    problems: Sequence[str],
+    changes: Sequence[str],
+) -> str:
+    """Store a config with a wider search space, all of it or nothing; returns what a person should know.
+
+    Args:
+        spec: The study file.
+        study: The study.
+        storage: Its storage.
+        config: The config to store.
+        problems: Why it is no wider space, see `hpo.config.widening`.
+        changes: What has become wider, a line each.
+
+    Raises:
+        InputError: There are problems, or the study's sampler can't follow.
+        StudyError: Another process has just changed the config.
+    """
+    name = chosen_sampler(spec).name
+    if name in _OF_ONE_SPACE:
+        problems = [*problems, f"study.sampler: {name} keeps to the space that it began with"]
+    if problems:
+        fix = (
+            "keep every value that was allowed; or begin a study of another name, which knows the trials of this "
+            "one by `study.warm_start`"
+        )
+        problem = "is no wider version of the study's search space:\n    " + "\n    ".join(problems)
+        raise spec.error(problem, path="search_space", fix=fix)
+    attrs = study.user_attrs
+    with storage.engine.connect() as conn:  # no trial is read: pruned ones may be paused again next
+        count = count_trials(conn, id_of_study(study), tuple(TrialState))
+    entry = {"trials": count, "changes": list(changes), "hash": spec.config_hash()}
+    new = {
+        CONFIG_ATTR: dict(config),
+        HASH_ATTR: entry["hash"],
+        WIDENED_ATTR: [*attrs.get(WIDENED_ATTR, ()), entry],
+    }
+    replace_study_attrs(storage.engine, id_of_study(study), new, (HASH_ATTR, attrs[HASH_ATTR]))
+    return f"search space {said(entry)}"
+
+
+def said(entry: Mapping[str, Any]) -> str:
+    """How people read one widening: at which trial, and what."""
+    return f"widened at trial {entry['trials']}: {'; '.join(entry['changes'])}"
+
+
+def has_older_space(study: optuna.Study, spec: StudySpec) -> bool:
+    """Whether the study's search space was widened, and a study file is from before."""
+    widened = study.user_attrs.get(WIDENED_ATTR)
+    return widened is not None and widened[-1]["hash"] != spec.config_hash()

@@ -1,0 +1,100 @@
+"""What ``optimizer`` and ``lr_scheduler`` make: one or several by name, with parameter groups."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from hpo.config.schema_nodes import OPTIMIZER_KEYS, SCHEDULER_KEYS
+from hpo.config.several import is_several
+from hpo.config.spec import StudySpec
+from hpo.config.targets import TargetResolver, instantiate
+from trainer.lr_schedulers import Warmup
+from trainer.step.groups import PARAMETERS, parameter_groups, parameters_of
+
+
+def make_optimizers(
+    spec: StudySpec, resolver: TargetResolver, node: Mapping[str, Any], model: nn.Module
+) -> Optimizer | dict[str, Optimizer]:
+    """The optimizer of a model, or several by name, each over parameters of its own.
+
+    One of several gets those that its ``parameters`` name: left out, those of the part of the model that is called
+    as the optimizer is.
+
+    Raises:
+        InputError: A group or an optimizer gets no parameter of the model.
+    """
+    if not is_several(node):
+        return _one(spec, resolver, node, model)
+    made: dict[str, Optimizer] = {}
+    for name, own in node.items():
+        arguments = {key: value for key, value in own.items() if key not in OPTIMIZER_KEYS}
+        try:
+            found = parameters_of(model, own.get(PARAMETERS, name))
+        except ValueError as error:
+            fix = 'name the parameters that it trains, for example `parameters: "generator.*"`'
+            raise spec.error(str(error), path=f"optimizer.{name}", fix=fix) from error
+        made[name] = instantiate(resolver, arguments, list(found.values()))
+    return made
+
+
+def make_schedulers(
+    spec: StudySpec,
+    resolver: TargetResolver,
+    node: Mapping[str, Any] | None,
+    optimizer: Optimizer | Mapping[str, Optimizer],
+) -> tuple[LRScheduler | dict[str, LRScheduler] | None, Any]:
+    """The scheduler of an ``lr_scheduler`` section, or several by name, and when it or each of them steps.
+
+    One of several is over the optimizer that its key ``optimizer`` names: left out, the one that is called as it
+    is, or the only one there is.
+
+    Raises:
+        InputError: There is no such optimizer.
+    """
+    if node is None:
+        return None, "epoch"
+    if not is_several(node):
+        if isinstance(optimizer, Mapping):
+            fix = "write `lr_scheduler: {generator: {_target_: …}}`, by the names of the optimizers"
+            raise spec.error("is one scheduler, and there are several optimizers", path="lr_scheduler", fix=fix)
+        return make_scheduler(resolver, node, optimizer), node["interval"]
+    made: dict[str, LRScheduler] = {}
+    for name, own in node.items():
+        over = optimizer
+        if isinstance(over, Mapping):
+            chosen = own.get("optimizer", name)
+            if chosen not in over:
+                problem, fix = (
+                    f"no optimizer is called `{chosen}`",
+                    f"write `optimizer:` and one of {', '.join(over)}",
+                )
+                raise spec.error(problem, path=f"lr_scheduler.{name}", fix=fix)
+            over = over[chosen]
+        made[name] = make_scheduler(resolver, own, over)
+    return made, {name: own["interval"] for name, own in node.items()}
+
+
+def make_scheduler(resolver: TargetResolver, node: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:
+    """The scheduler of one node, behind its warm-up if it has one."""
+    arguments = {key: value for key, value in node.items() if key not in SCHEDULER_KEYS}
+    scheduler: LRScheduler = instantiate(resolver, arguments, optimizer)
+    return Warmup(optimizer, scheduler, node["warmup"]) if node["warmup"] else scheduler
+
+
+def _one(spec: StudySpec, resolver: TargetResolver, node: Mapping[str, Any], model: nn.Module) -> Optimizer:
+    """One optimizer over all parameters; those of ``groups`` have arguments of their own."""
+    arguments = {key: value for key, value in node.items() if key not in OPTIMIZER_KEYS}
+    params: Any = model.parameters()
+    if node.get("groups"):
+        try:
+            params = parameter_groups(model, node["groups"])
+        except ValueError as error:
+            fix = "name a module or parameter of the model, or a pattern such as `encoder.*`"
+            raise spec.error(str(error), path="optimizer.groups", fix=fix) from error
+    optimizer: Optimizer = instantiate(resolver, arguments, params)
+    return optimizer

@@ -1,0 +1,213 @@
+"""What an Optuna objective gets: a trial that draws its parameters as it is asked, and reports to a session."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, SupportsFloat, TypeVar
+
+import optuna
+import torch
+from optuna.distributions import BaseDistribution, CategoricalChoiceType
+from optuna.trial import BaseTrial, FixedTrial
+
+from hpo.errors import StudyError
+from hpo.storage.attributes import PREFIX
+from hpo.trial.session import Session, TrainingStoppedError
+from trainer.state import INTERRUPTED, PAUSED
+
+_Value = TypeVar("_Value")
+
+
+class ScriptTrial(BaseTrial):
+    """An `optuna.Trial` as a script's objective uses it, on a trial that a worker holds.
+
+    Parameters are drawn by Optuna's own trial, and stored at once: an attempt that starts again gets those that an
+    earlier one has drawn. Reports, decisions and checkpoints are the session's. Its members are those of Optuna's
+    trial, and beside them those of a session by which a script resumes.
+
+    Args:
+        session: The session of the running attempt.
+        drawn: Draws the parameters: Optuna's trial, or one of fixed parameters.
+    """
+
+    def __init__(self, session: Session, drawn: BaseTrial) -> None:
+        self.session = session
+        self._drawn = drawn
+        self._warned = False
+
+    # ---- parameters
+
+    def suggest_float(
+        self, name: str, low: float, high: float, *, step: float | None = None, log: bool = False
+    ) -> float:
+        """As of `optuna.Trial`."""
+        return self._taken(name, lambda: self._drawn.suggest_float(name, low, high, step=step, log=log))
+
+    def suggest_int(self, name: str, low: int, high: int, *, step: int = 1, log: bool = False) -> int:
+        """As of `optuna.Trial`."""
+        return self._taken(name, lambda: self._drawn.suggest_int(name, low, high, step=step, log=log))
+
+    def suggest_categorical(  # type: ignore[override]
+        self, name: str, choices: Sequence[CategoricalChoiceType]
+    ) -> CategoricalChoiceType:
+        """As of `optuna.Trial`."""
+        return self._taken(name, lambda: self._drawn.suggest_categorical(name, choices))
+
+    def suggest_uniform(self, name: str, low: float, high: float) -> float:
+        """As of `optuna.Trial`, where it is deprecated."""
+        return self.suggest_float(name, low, high)
+
+    def suggest_loguniform(self, name: str, low: float, high: float) -> float:
+        """As of `optuna.Trial`, where it is deprecated."""
+        return self.suggest_float(name, low, high, log=True)
+
+    def suggest_discrete_uniform(self, name: str, low: float, high: float, q: float) -> float:
+        """As of `optuna.Trial`, where it is deprecated."""
+        return self.suggest_float(name, low, high, step=q)
+
+    def _taken(self, name: str, draw: Callable[[], _Value]) -> _Value:
+        """Draw a parameter; a new one is written into the trial's folder, with the config."""
+        session = self.session
+        try:
+            value = draw()
+        except ValueError as error:
+            if isinstance(self._drawn, FixedTrial) and name not in session.params:
+                raise StudyError(_without(name, session.params)) from error
+            raise
+        if name not in session.params:
+            session.params = {**session.params, name: value}
+            session.keep_config({**session.config, "params": session.params})
+        return value
+
+    # ---- what it came to
+
+    def report(self, value: SupportsFloat, step: int, **metrics: SupportsFloat) -> None:
+        """Report the study's metric after a step, counted from 0 or 1; further metrics go by name.
+
+        A step may come once, as of `optuna.Trial`: a second value of it is left out, and the log says so.
+
+        Raises:
+            ValueError: The step is negative, or before one that was reported.
+            MetricError: A metric is no real number.
+            optuna.TrialPruned: The trial was pruned by an earlier report.
+            TrainingStoppedError: Training was to stop for another reason at the report before.
+        """
+        taken = self.session.report_step(int(step), {self.session.metric: value, **metrics})
+        if not taken and not self._warned:
+            self._warned = True
+            print(f"step {step} is reported again: its first value stays", flush=True)
+
+    def should_prune(self) -> bool:
+        """Whether the trial is to end here: it is pruned, or has diverged.
+
+        Raises:
+            TrainingStoppedError: It ends here for another reason, and resumes later: its run ends, or it pauses
+                where its checkpoint is saved.
+        """
+        session = self.session
+        reason = session.reason_to_stop()
+        if reason == PAUSED and session.checkpoints.of_epoch(session.epoch) is None:
+            return False  # it may save one now, which ends it, or its next report
+        if session.should_stop and reason in (PAUSED, INTERRUPTED):
+            raise TrainingStoppedError(f"{reason} after epoch {session.epoch}")
+        return reason is not None
+
+    def set_user_attr(self, key: str, value: Any) -> None:
+        """As of `optuna.Trial`.
+
+        Raises:
+            ValueError: The key is one of hpo's own.
+        """
+        if key.startswith(PREFIX):
+            raise ValueError(f"the attribute {key!r} begins with {PREFIX!r}, as those of hpo do: rename it")
+        self._drawn.set_user_attr(key, value)
+
+    def set_constraint(self, key: str, value: float) -> None:
+        """As of `optuna.Trial`."""
+        self._drawn.set_constraint(key, value)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """The parameters that were drawn so far."""
+        return self._drawn.params
+
+    @property
+    def distributions(self) -> dict[str, BaseDistribution]:
+        """What they were drawn from."""
+        return self._drawn.distributions
+
+    @property
+    def user_attrs(self) -> dict[str, Any]:
+        """The attributes that were set."""
+        return self._drawn.user_attrs
+
+    @property
+    def constraints(self) -> dict[str, float]:
+        """The constraints that were set."""
+        return self._drawn.constraints
+
+    @property
+    def datetime_start(self) -> datetime.datetime | None:
+        """When the trial's first attempt began."""
+        return self._drawn.datetime_start
+
+    @property
+    def number(self) -> int:
+        """The trial."""
+        return self.session.number
+
+    @property
+    def study(self) -> optuna.Study:
+        """Optuna's study, to look at.
+
+        Raises:
+            AttributeError: The parameters are fixed, as those of final training.
+        """
+        study: optuna.Study = self._drawn.study  # type: ignore[attr-defined]
+        return study
+
+    # ---- what a session has beside that
+
+    @property
+    def folder(self) -> Path:
+        """Where this attempt may write."""
+        return self.session.folder
+
+    @property
+    def device(self) -> torch.device:
+        """Where to train."""
+        return self.session.device
+
+    @property
+    def seed(self) -> int:
+        """Seed of everything random in the training; the same for each attempt."""
+        return self.session.seed
+
+    @property
+    def should_stop(self) -> bool:
+        """Whether the trial is pruned, pauses, or its run ends: save, and return."""
+        return self.session.should_stop
+
+    def save_checkpoint(self, state: Any) -> Path:
+        """Save what the trial needs to resume; where it pauses, or its run ends, it ends here.
+
+        See `Session.save_checkpoint`, errors included."""
+        return self.session.save_checkpoint(state)
+
+    def load_checkpoint(self) -> Any | None:
+        """What was saved last, None where there is nothing; see `Session.load_checkpoint`."""
+        return self.session.load_checkpoint()
+
+
+def session_of(trial: Session | ScriptTrial) -> Session:
+    """The session of what a function gets as its ``trial``."""
+    return trial.session if isinstance(trial, ScriptTrial) else trial
+
+
+def _without(name: str, params: Mapping[str, Any]) -> str:
+    return (
+        f"the function asks for a parameter `{name}`, which the trial does not have; it has "
+        f"{', '.join(params) or 'none'}\n  fix: bring the function back to what it was when the trial ran"
+    )

@@ -1,0 +1,121 @@
+"""`hpo run --on local`: agents that die, drivers that die, and what a person asks of them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpo.config.spec import load_spec
+from hpo.execution.engines.engine import Engine, Placement
+from hpo.execution.engines.local import LocalEngine
+from hpo.execution.placing import placing_of
+from tests.support.commands import HELD, STUDY, hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
+
+#: Two agents of one worker each.
+ON = ("--on", "local", "--agents", 2, "--workers", 1)
+
+
+@pytest.fixture
+def study(tmp_path: Path) -> Iterator[Path]:
+    """A study whose trials wait in their second epoch until a file lets them train on; no agent of it is left."""
+    made = make_study(tmp_path, STUDY, HELD)
+    yield made
+    engine = LocalEngine()
+    engine.kill(found(made, engine))
+
+
+def found(study: Path, engine: Engine | None = None) -> list[Placement]:
+    """The study's agents that live."""
+    return (engine or LocalEngine()).find(placing_of(load_spec(study, ["run.on=local"])).order)
+
+
+def at_work(study: Path) -> list[int]:
+    """Agents that hold a trial, by number."""
+    return sorted(each["agent"] for each in hpo_json("status", study)["agents"] if each["running"])
+
+
+def let_train(study: Path) -> None:
+    study.with_name("go").touch()
+
+
+def end_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+    out, errors = process.communicate(timeout=100)
+    return out, errors
+
+
+def test_killed_agents_are_replaced_and_the_study_has_all_its_trials(study: Path) -> None:
+    driver = start_hpo("run", study, *ON)
+    wait_until(lambda: len(found(study)) == 2)
+    first = found(study)[0]
+    wait_until(lambda: len(at_work(study)) == 2)
+    engine = LocalEngine()
+    found(study, engine)
+    engine.kill([first])
+    let_train(study)
+    out, errors = end_of(driver)
+    assert driver.returncode == 0, errors
+    assert f"agent {first.id} has died on " in out
+    assert out.count(" is placed; its output: ") >= 3
+    assert "6 of 6 trials finished: 6 complete" in out
+    trials = hpo_json("trials", study)
+    assert [each["trial"] for each in trials] == list(range(6))
+    assert sum(each.outcome == "lost" for each in ledger_of(study)) == 1
+    assert found(study) == []
+    alone = ("--storage", f"sqlite:///{study.parent}/alone.db", "--output-dir", study.parent / "alone")
+    hpo("run", study, *alone)
+    assert [each["value"] for each in trials] == [each["value"] for each in hpo_json("trials", study, *alone)]
+
+
+def test_the_same_command_finds_the_agents_of_a_driver_that_was_killed(study: Path) -> None:
+    driver = start_hpo("run", study, *ON)
+    wait_until(lambda: len(found(study)) == 2)
+    wait_until(lambda: len(at_work(study)) == 2)
+    agents = set(found(study))
+    os.killpg(driver.pid, signal.SIGKILL)
+    driver.communicate()
+    again = start_hpo("run", study, *ON)
+    assert again.stdout is not None
+    seen = [next(again.stdout) for _ in range(6)]
+    assert sum(" is found again; " in line for line in seen) == 2, seen
+    again.send_signal(signal.SIGTERM)  # leaves the agents, too
+    _, errors = end_of(again)
+    assert again.returncode == 0
+    assert "the agents go on working; " in errors
+    assert set(found(study)) == agents
+    let_train(study)
+    last = hpo("run", study, *ON)
+    assert "is placed" not in last.stdout.partition("[5/6]")[0]
+    assert hpo_json("status", study)["outcomes"]["complete"] == 6
+
+
+@pytest.mark.parametrize("how", ["Ctrl-C", "hpo stop"])
+def test_agents_are_asked_to_leave(study: Path, how: str) -> None:
+    driver = start_hpo("run", study, *ON, "run.lost_after=6s", "--n-trials", 500, "--json")
+    wait_until(lambda: len(found(study)) == 2)
+    wait_until(lambda: len(at_work(study)) == 2)
+    if how == "Ctrl-C":
+        driver.send_signal(signal.SIGINT)
+    else:
+        assert hpo("stop", study).stdout.startswith("asked 2 agents to leave")
+    let_train(study)
+    out, _ = end_of(driver)
+    assert driver.returncode == 130
+    assert f'"ending": "{"interrupted" if how == "Ctrl-C" else "stopped"}"' in out
+    assert out.count('"event": "agent_ended"') == 2
+    assert not found(study)
+    status = hpo_json("status", study)
+    assert (status["running"], status["agents"]) == (0, [])
+    assert {each.outcome for each in ledger_of(study)} <= {"requeued", "complete"}
+
+
+def test_a_detached_run_leaves_its_agents_at_work(study: Path) -> None:
+    done = hpo("run", study, *ON, "--detach")
+    assert f"`hpo stop {study}` ends them" in done.stderr
+    assert len(found(study)) == 2
+    let_train(study)
+    wait_until(lambda: hpo_json("status", study)["finished"] == 6)

@@ -1,0 +1,187 @@
+"""The Slurm engine on a real cluster, with a stand-in for the agent: what Slurm does to a process is the point."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hpo.execution.engines import engine as engine_module
+from hpo.execution.engines.engine import (
+    AgentOrder,
+    Change,
+    Ended,
+    EngineAwayError,
+    NodeGone,
+    Placement,
+    Preempted,
+    Resources,
+    Running,
+)
+from hpo.execution.engines.slurm import SlurmEngine
+from hpo.execution.engines.slurm_settings import Settings
+from tests.support.slurm_cluster import NODES, SlurmCluster
+
+#: Leaves as an agent does at a signal, and says what it has heard.
+AGENT = """
+import os, signal, sys, time
+heard = []
+for each in (signal.SIGTERM, signal.SIGUSR1):
+    signal.signal(each, lambda number, _: heard.append(signal.Signals(number).name))
+print("at", os.uname().nodename, os.environ["HPO_PLACEMENT"], os.environ.get("A_SECRET"), flush=True)
+until = time.monotonic() + float(os.environ.get("WORK", "60"))
+while not heard and time.monotonic() < until:
+    time.sleep(0.05)
+time.sleep(0.3)
+print("heard", *heard, flush=True)
+sys.exit(75 if heard else 0)
+"""
+
+
+@pytest.fixture
+def cluster(slurm_cluster: SlurmCluster, monkeypatch: pytest.MonkeyPatch) -> Iterator[SlurmCluster]:
+    """The cluster as this process's commands find it; no job is left in it."""
+    for name, value in slurm_cluster.environment.items():
+        monkeypatch.setenv(name, value)
+    yield slurm_cluster
+    slurm_cluster.clear()
+
+
+@pytest.fixture
+def order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AgentOrder:
+    """An order whose agents are the stand-in; its folder has every character that a shell or Slurm takes amiss."""
+    folder = tmp_path / 'it\'s 100% a "test" $HOME'
+    folder.mkdir()
+    (folder / "agent.py").write_text(AGENT)
+    monkeypatch.setattr(engine_module, "HPO", (sys.executable, str(folder / "agent.py")))
+    return AgentOrder(folder / "study.yaml", "my study", folder / "logs", resources=Resources(cpu=1))
+
+
+def make_engine(**options: str) -> SlurmEngine:
+    return SlurmEngine(Settings(options), interval=0.0)
+
+
+def changes_until(engine: SlurmEngine, done: Callable[[list[Change]], bool]) -> list[Change]:
+    """What an engine reports until there is enough of it."""
+    changes: list[Change] = []
+    deadline = time.monotonic() + 60
+    while not done(changes):
+        assert time.monotonic() < deadline, changes
+        time.sleep(0.1)
+        changes += engine.changes()
+    return changes
+
+
+def of_kind(kind: type[Change], count: int = 1) -> Callable[[list[Change]], bool]:
+    return lambda changes: sum(isinstance(change, kind) for change in changes) >= count
+
+
+def wait_for_line(engine: SlurmEngine, placement: Placement, word: str, count: int = 1) -> None:
+    deadline = time.monotonic() + 60
+    log = Path(engine.logs(placement))
+    while not log.exists() or log.read_text().count(word) < count:
+        assert time.monotonic() < deadline, log.read_text() if log.exists() else "no log"
+        time.sleep(0.05)
+
+
+def test_agents_run_leave_and_end(
+    cluster: SlurmCluster, order: AgentOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET", "word")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")  # as in a job of this study's driver
+    monkeypatch.setenv("WORK", "0.5")
+    engine = make_engine()
+    placed = engine.place(order, 2)
+    changes = changes_until(engine, of_kind(Ended, 2))
+    assert {change.placement for change in changes if isinstance(change, Running)} == set(placed)
+    assert [change for change in changes if isinstance(change, Ended)] == [
+        Ended(placement, "it has left", in_order=True) for placement in placed
+    ]
+    for placement, change in zip(placed, changes, strict=False):
+        assert isinstance(change, Running)
+        assert f"at {change.host} {placement.id} word" in Path(engine.logs(placement)).read_text()
+    assert "word" not in engine.script(order, 2)
+    assert "word" not in cluster.call("scontrol", "show", "job", placed[0].id.removeprefix("slurm:"))
+    assert engine.find(order) == []
+
+
+def test_agents_are_found_drained_and_killed_by_another_driver(cluster: SlurmCluster, order: AgentOrder) -> None:
+    order = replace(order, resources=Resources(cpu=4, gpu=0.5, memory=2**30))
+    placed = make_engine().place(order, 3)  # one too many for two nodes of four cores
+    engine = make_engine()
+    assert engine.find(replace(order, name="another")) == []
+    assert set(engine.find(order)) == set(placed)
+    first, second = (change.placement for change in changes_until(engine, of_kind(Running, 2)))
+    (third,) = set(placed) - {first, second}
+    wait_for_line(engine, first, "at ")
+    wait_for_line(engine, second, "at ")
+    engine.drain([first])
+    engine.drain([first])  # Slurm itself may say it, too
+    changes = changes_until(engine, of_kind(Ended))
+    assert Ended(first, "its job is FAILED, exit code 75", in_order=False) in changes
+    engine.kill([second])
+    engine.drain([third])  # whether it still waits, or has just started
+    changes += changes_until(engine, lambda later: of_kind(Ended, 3)(changes + later))
+    assert {change.placement for change in changes if isinstance(change, Ended)} == set(placed)
+    assert engine.find(order) == []
+    assert set(cluster.states(placed[0].id[6:].partition("_")[0]).values()) <= {"FAILED", "CANCELLED"}
+    assert Path(engine.logs(first)).read_text().count("heard SIGTERM") == 1
+
+
+def test_a_preempted_agent_is_requeued(cluster: SlurmCluster, order: AgentOrder) -> None:
+    engine = make_engine(nodelist=NODES[0])
+    (placement,) = engine.place(order, 1)
+    changes_until(engine, of_kind(Running))
+    wait_for_line(engine, placement, "at ")
+    cluster.preempt(NODES[0])
+    assert changes_until(engine, of_kind(Preempted)) == [Preempted(placement, requeued=True)]
+    wait_for_line(engine, placement, "heard SIGTERM")
+    assert make_engine().find(order) == [placement]
+
+
+def test_agents_that_leave_at_their_time_limit_are_requeued_each_by_itself(
+    cluster: SlurmCluster, order: AgentOrder
+) -> None:
+    engine = make_engine()
+    first, second = engine.place(order, 2)
+    changes_until(engine, of_kind(Running, 2))
+    for placement in (first, second):
+        wait_for_line(engine, placement, "at ")
+    # As Slurm does at the time of `--signal`. The array's id is that of its last task's job, too.
+    cluster.call("scancel", "--signal=USR1", second.id.removeprefix("slurm:"))
+    assert changes_until(engine, of_kind(Preempted)) == [Preempted(second, requeued=True)]
+    assert set(cluster.states(second.id[6:].partition("_")[0]).values()) == {"RUNNING", "PENDING"}
+    assert "heard" not in Path(engine.logs(first)).read_text()
+
+
+def test_an_agent_is_lost_with_its_node_and_found_again(cluster: SlurmCluster, order: AgentOrder) -> None:
+    engine = make_engine()
+    (placement,) = engine.place(order, 1)
+    (running,) = changes_until(engine, of_kind(Running))
+    assert isinstance(running, Running)
+    wait_for_line(engine, placement, "at ")
+    cluster.lose_node(running.host)
+    assert changes_until(engine, of_kind(NodeGone)) == [NodeGone(placement, running.host)]
+    assert engine.find(order) == [placement]  # Slurm has requeued it
+
+
+def test_a_controller_that_is_away_ends_nothing(
+    cluster: SlurmCluster, order: AgentOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make_engine()
+    (placement,) = engine.place(order, 1)
+    changes_until(engine, of_kind(Running))
+    conf = (cluster.folder / "slurm.conf").read_text()
+    away = cluster.folder / "away.conf"
+    away.write_text(re.sub(r"SlurmctldPort=\d+", "SlurmctldPort=1", conf) + "MessageTimeout=1\n")
+    with monkeypatch.context() as elsewhere:
+        elsewhere.setenv("SLURM_CONF", str(away))
+        with pytest.raises(EngineAwayError, match=r"squeue: .*[Uu]nable to contact"):
+            list(engine.changes())
+    assert list(engine.changes()) == []
+    assert engine.find(order) == [placement]

@@ -1,0 +1,286 @@
+"""A driver's parts on real studies, without processes: what it sees, what it settles, when it gives up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from optuna.trial import TrialState
+
+from hpo.config.spec import load_spec
+from hpo.errors import InputError, LeaseLostError, StudyError
+from hpo.execution.driver import Driver
+from hpo.execution.engines.engine import (
+    AgentOrder,
+    Change,
+    Ended,
+    EngineAwayError,
+    NodeGone,
+    Placement,
+    Preempted,
+    Resources,
+    Running,
+)
+from hpo.execution.fleet import Fleet
+from hpo.execution.messages import AgentNews, EpochsEnded, Notice, Started
+from hpo.execution.observer import Observer
+from hpo.execution.placing import placing_of
+from hpo.execution.supervisor import Ending
+from hpo.storage import agents
+from hpo.storage.agents import Joining
+from hpo.storage.ledger import Owner
+from hpo.storage.recovery import Settled
+from hpo.study.open_study import OpenStudy
+from hpo.trial.report import TrialReport
+from tests.support.commands import hpo, make_study
+from tests.support.studies import Studies, ask
+
+SERVER = "postgresql://user@host/db"
+
+
+class PaperEngine:
+    """Places agents that are nothing; what becomes of them is said by the test."""
+
+    kind, agents = "paper", 1
+
+    def __init__(self) -> None:
+        self.placed: list[Placement] = []
+        self.asked: list[tuple[str, Placement]] = []
+        self.news: list[Change] = []
+        self.dies = False
+        self.away = False
+
+    def place(self, order: AgentOrder, count: int) -> list[Placement]:
+        new = [Placement(f"paper:{len(self.placed) + index}") for index in range(count)]
+        self.placed += new
+        self.news += [Running(each, "far") for each in new]
+        if self.dies:
+            self.news += [Ended(each, "exit code 1", in_order=False) for each in new]
+        return new
+
+    def changes(self) -> Iterator[Change]:
+        if self.away:
+            raise EngineAwayError("no route")
+        news, self.news = self.news, []
+        yield from news
+
+    def find(self, order: AgentOrder) -> list[Placement]:
+        return []
+
+    def drain(self, placements: Sequence[Placement]) -> None:
+        self.asked += [("drain", each) for each in placements]
+        self.news += [Ended(each, "left", in_order=True) for each in placements]
+
+    def kill(self, placements: Sequence[Placement]) -> None:
+        self.asked += [("kill", each) for each in placements]
+
+    def logs(self, placement: Placement) -> str:
+        return f"paper logs {placement.id}"
+
+    def script(self, order: AgentOrder, count: int) -> str:
+        return ""
+
+    def submit(self, command: Sequence[str], order: AgentOrder) -> str:
+        return ""
+
+    def driver_script(self, command: Sequence[str], order: AgentOrder) -> str:
+        return ""
+
+    def close(self) -> None:
+        self.asked.append(("close", Placement("")))
+
+
+def order_of(view: OpenStudy, workers: int | None = 1) -> AgentOrder:
+    return AgentOrder(view.spec.path, view.spec.study.name, view.spec.output_dir / "agents", workers=workers)
+
+
+def as_agent(view: OpenStudy, placement: str) -> None:
+    """Let the view take trials as a worker of a registered agent."""
+    joining = Joining(placement, "cpu", 1, "", "", "")
+    with view.storage.transaction() as session:
+        row = agents.register(session, view.study_id, Owner.current(), joining)
+    assert view.storage.owner is not None
+    view.storage.owner = replace(view.storage.owner, agent=row.agent_id)
+
+
+def test_what_happens_is_seen_from_the_database_alone(studies: Studies) -> None:
+    with studies.open(views=2) as (watching, working):
+        before = ask(working)[0]
+        observer = Observer(watching)
+        assert list(observer.look()) == []
+        before.report(2.0, 1)
+        first = ask(working)[0]
+        first.report(3.0, 1)
+        first.report(1.5, 2)
+        owner = working.storage.owner
+        assert owner is not None
+        label = f"worker-1@{owner.host}"
+        assert list(observer.look()) == [
+            (label, EpochsEnded(0, 1, (2.0,), 3)),
+            (label, Started(1, 0.0, 0, ())),
+            (label, EpochsEnded(1, 1, (3.0, 1.5), 3)),
+        ]
+        assert list(observer.look()) == []
+        working.study.tell(first, 1.5)
+        quick = ask(working)[0]
+        working.study.tell(quick, state=TrialState.PRUNED)
+        working.storage.requeue(before._trial_id, "interrupted")
+        said = {each.number: (who, each) for who, each in observer.look() if isinstance(each, TrialReport)}
+        assert {number: (who, each.outcome, each.value) for number, (who, each) in said.items()} == {
+            0: (label, None, None),
+            1: (label, "complete", 1.5),
+            2: (label, "pruned", None),
+        }
+        assert said[0][1].reason == "interrupted"
+        assert said[1][1].params == first.params
+        assert list(observer.look()) == []
+
+
+def test_the_leases_of_a_machine_that_is_gone_are_settled_at_once_and_a_false_alarm_is_fenced(
+    studies: Studies,
+) -> None:
+    heard: list[Any] = []
+    engine = PaperEngine()
+    with studies.open("study.n_trials=2", views=3) as (watching, gone, other):
+        driver = Driver(watching, engine, order_of(watching), (2, 2), lambda _, said: heard.append(said))
+        driver._fleet.grow(2)
+        as_agent(gone, engine.placed[0].id)
+        as_agent(other, engine.placed[1].id)
+        lost, kept = ask(gone)[0], ask(other)[0]
+        driver._observe()
+        engine.news.append(NodeGone(engine.placed[0], "far"))
+        driver._take_changes()
+        driver._observe()
+        (settled,) = (each for each in heard if isinstance(each, Settled))
+        assert settled == Settled(lost.number, 1, TrialState.WAITING, "lost", "its machine far is gone")
+        assert [each.what for each in heard if isinstance(each, AgentNews)][-1] == "lost"
+        with pytest.raises(LeaseLostError):  # it lives, and finds that it has lost the trial
+            lost.report(1.0, 1)
+        kept.report(1.0, 1)
+        again = ask(other)[0]
+        assert again.number == lost.number
+        with watching.storage.engine.connect() as conn:
+            found = agents.open_agents(conn, watching.study_id)
+        assert [each.placement for each in found] == [engine.placed[1].id]
+
+
+def test_agents_that_die_with_nothing_done_end_the_run(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hpo.execution.fleet._FIRST_PAUSE", 0.0)
+    monkeypatch.setattr("hpo.execution.driver._TICK", 0.0)
+    engine = PaperEngine()
+    engine.dies = True
+    with studies.open() as (view,), pytest.raises(StudyError) as raised:
+        Driver(view, engine, order_of(view), (1, 2), lambda *_: None).run()
+    assert str(raised.value).startswith("6 agents died with nothing done in the study meanwhile\n")
+    assert "the last one: exit code 1" in str(raised.value)
+    assert "fix: see paper logs paper:" in str(raised.value)
+    assert len(engine.placed) == 6
+    assert engine.asked[-1][0] == "close"
+
+
+@pytest.mark.parametrize(
+    ("agents_", "workers", "placed"), [((1, 2), 1, 2), ((1, 9), 4, 2), ((3, 9), 6, 3), ((1, 9), None, 6)]
+)
+def test_there_are_as_many_agents_as_trials_want(
+    studies: Studies, agents_: tuple[int, int], workers: int | None, placed: int
+) -> None:
+    engine = PaperEngine()
+    with studies.open() as (view,):  # six trials
+        driver = Driver(view, engine, order_of(view, workers), agents_, lambda *_: None, detach=True)
+        assert driver.run() is Ending.DETACHED
+    assert len(engine.placed) == placed
+    assert [what for what, _ in engine.asked] == ["close"]
+
+
+def test_an_engine_that_is_away_is_asked_again_and_what_it_requeues_is_drained_again(tmp_path: Path) -> None:
+    heard: list[AgentNews | Notice] = []
+    engine = PaperEngine()
+    fleet = Fleet(engine, AgentOrder(tmp_path, "s", tmp_path), 2, heard.append)
+    fleet.grow(2)
+    first, second = engine.placed
+    engine.away = True
+    fleet.take_changes()
+    fleet.take_changes()
+    assert [each.text for each in heard if isinstance(each, Notice)] == [
+        "the engine does not answer, and is asked again: no route"
+    ]
+    engine.away = False
+    fleet.drain()
+    engine.news = [Preempted(first, requeued=True), Preempted(second, requeued=False)]
+    fleet.take_changes()
+    assert fleet.count == 1
+    fleet.take_changes()
+    fleet.take_changes()
+    assert engine.asked == [("drain", first), ("drain", second), ("drain", first)]
+    assert fleet.count == 0
+
+
+def test_what_an_agent_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HPO_STORAGE", raising=False)
+    monkeypatch.setenv("PGPASSWORD", "word")
+    monkeypatch.setenv("HPO_PLACEMENT", "the driver's own")
+    study = make_study(tmp_path)
+    given = ["run.on=slurm:partition=gpu", "run.resources={gpu: 0.5, memory: 1GiB}", "run.storage=" + SERVER]
+    spec = load_spec(study, given).with_options(
+        n_trials=9, workers=4, devices="cuda:0", output_dir=tmp_path / "out"
+    )
+    order = placing_of(spec, given).order
+    assert order.resources == Resources(gpu=2.0, cpu=None, memory=2**32)
+    assert "PGPASSWORD" in order.environment
+    assert "HPO_PLACEMENT" not in order.environment
+    assert order.command("hpo") == [
+        *("hpo", "worker", str(study), "--workers", "4", *given[:2]),
+        *("study.n_trials=9", "--devices", "cuda:0", "--output-dir", str(tmp_path / "out"), "--storage", SERVER),
+    ]
+
+
+def test_a_password_reaches_agents_by_the_environment_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPO_STORAGE", "")
+    study = make_study(tmp_path)
+    secret = SERVER.replace("user@", "user:hunter2@")
+    on = load_spec(study, ["run.on=slurm"])
+    order = placing_of(on.with_options(storage=secret), [f"run.storage={secret}"]).order
+    assert "hunter2" not in " ".join(order.command())
+    assert "HPO_STORAGE" in order.environment
+    assert on.storage_url == secret
+    study.write_text(study.read_text() + f"run: {{storage: '{SERVER}'}}\n")
+    with pytest.raises(InputError, match=r"^--storage: has a password(.|\n)*HPO_STORAGE"):
+        placing_of(load_spec(study, ["run.on=slurm"]).with_options(storage=secret))
+
+
+@pytest.mark.parametrize(
+    ("on", "problem"),
+    [
+        (
+            "slurm:partition=gpu",
+            "command line: run.storage: a SQLite file can't be shared",
+        ),
+        ("slurm:partitoin=gpu", "command line: run.on: the engine `slurm` has no key 'partitoin'"),
+        ("slrum", "command line: run.on: there is no engine named 'slrum'"),
+    ],
+)
+def test_what_can_not_be_placed_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: str, problem: str
+) -> None:
+    monkeypatch.delenv("HPO_STORAGE", raising=False)
+    study = make_study(tmp_path)
+    storage = "run.storage=sqlite:///here.db"
+    with pytest.raises(InputError) as raised:
+        placing_of(load_spec(study, [f"run.on={on}", storage]))
+    assert str(raised.value).startswith(problem)
+    for command in ("check", "run", "submit"):
+        refused = hpo(command, study, f"run.on={on}", storage, code=2)
+        assert problem in refused.stdout + refused.stderr
+
+
+def test_what_is_about_agents_needs_an_engine(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    for option in (("--agents", "2..4"), ("--detach",), ("--dry-run",)):
+        refused = hpo("run", study, *option, code=2).stderr
+        assert refused.startswith(f"{option[0]}: is about agents that an engine places")
+    assert hpo("submit", study, code=2).stderr.startswith("--on: no engine is given")

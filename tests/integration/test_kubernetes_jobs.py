@@ -1,0 +1,154 @@
+"""Agents as Jobs, placed by the real kubectl in a stand-in for a cluster; small programs stand in for agents."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from hpo.execution.engines.engine import (
+    AgentOrder,
+    Change,
+    Ended,
+    Engine,
+    NodeGone,
+    Placement,
+    Preempted,
+    Running,
+)
+from hpo.execution.engines.kubectl import Kubectl
+from hpo.execution.engines.kubernetes import KubernetesEngine
+from hpo.execution.engines.kubernetes_settings import Settings
+from tests.support.engine_contract import EngineContract
+from tests.support.kubernetes_cluster import Cluster, cluster_in
+
+pytestmark = [
+    pytest.mark.full,
+    pytest.mark.skipif(shutil.which("kubectl") is None, reason="kubectl is not installed"),
+]
+
+#: Works until it is asked to leave, and then has itself started again, as an agent does.
+AGENT = """
+import os, signal, sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
+print(os.environ.get("HPO_PLACEMENT"), os.environ["HPO_STORAGE"], *sys.argv[1:], flush=True)
+if "leave" in sys.argv:
+    sys.exit(0)
+if "fail" in sys.argv:
+    sys.exit(3)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    secrets = {"hpo": {"HPO_STORAGE": "postgresql://hpo:hunter2@db/hpo"}}
+    with cluster_in(tmp_path, secrets, [sys.executable, "-IS", "-c", AGENT]) as found:
+        yield found
+
+
+class Driver:
+    """An engine, and what it has said."""
+
+    def __init__(self, cluster: Cluster, **settings: str) -> None:
+        ticks = iter(range(0, 1_000_000, 4))  # each look is due
+        kubectl = Kubectl("default", [str(cluster.kubectl)])
+        self.engine = KubernetesEngine(Settings("i", "c", **settings), kubectl, lambda: float(next(ticks)))
+        self.said: list[Change] = []
+
+    def hear(self, wanted: Callable[[list[Change]], bool]) -> list[Change]:
+        """What is said until it is what is waited for."""
+        until = time.monotonic() + 30
+        while not wanted(self.said):
+            assert time.monotonic() < until, self.said
+            self.said += self.engine.changes()
+        said, self.said = self.said, []
+        return said
+
+
+def order(folder: Path, *arguments: str) -> AgentOrder:
+    study = folder / "study" / "study.yaml"
+    study.parent.mkdir(exist_ok=True)
+    study.touch()
+    return AgentOrder(study, "tiny", study.parent / "runs" / "tiny" / "logs", arguments)
+
+
+def has(kind: type[Change], count: int = 1) -> Callable[[list[Change]], bool]:
+    return lambda said: sum(isinstance(each, kind) for each in said) == count
+
+
+def job_of(placement: Placement) -> str:
+    return placement.id.split("/")[1]
+
+
+class LoggedEngine(KubernetesEngine):
+    """Has its agents' output in files, which the contract reads."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        ticks = iter(range(0, 1_000_000, 4))  # each look is due
+        kubectl = Kubectl("default", [str(cluster.kubectl)])
+        super().__init__(Settings("i", "c"), kubectl, lambda: float(next(ticks)))
+        self._folder = cluster.folder
+
+    def logs(self, placement: Placement) -> str:
+        return str(self._folder / f"{job_of(placement)}.0.0.log")
+
+
+class TestKubernetes(EngineContract):
+    kind = "k8s"
+    kill_is_heard = True  # a second before its end
+
+    @pytest.fixture(autouse=True)
+    def of_the_order(self, order: AgentOrder, tmp_path: Path) -> Iterator[None]:
+        image = [sys.executable, "-IS", str(order.study.with_name("agent.py"))]
+        with cluster_in(tmp_path, {"hpo": {"A_SECRET": "word"}}, image) as self.cluster:
+            yield
+
+    def make(self) -> Engine:
+        return LoggedEngine(self.cluster)
+
+
+def test_a_preempted_agent_is_started_again_and_one_that_fails_is_not(cluster: Cluster, tmp_path: Path) -> None:
+    driver = Driver(cluster)
+    [placement] = driver.engine.place(order(tmp_path), 1)
+    driver.hear(has(Running))
+    cluster.preempt(job_of(placement))
+    said = driver.hear(has(Running))
+    assert [type(each) for each in said] == [Preempted, Running]
+    assert cluster.output(job_of(placement)).count(placement.id) == 2
+    [failing] = driver.engine.place(order(tmp_path, "fail"), 1)
+    assert driver.hear(has(Ended))[-1] == Ended(failing, "hpo ended with exit code 3", in_order=False)
+
+
+def test_a_node_that_is_gone_is_said_and_its_agent_not_started_again(cluster: Cluster, tmp_path: Path) -> None:
+    driver = Driver(cluster)
+    [placement] = driver.engine.place(order(tmp_path), 1)
+    [running] = driver.hear(has(Running))
+    assert isinstance(running, Running)
+    cluster.lose_node(job_of(placement))
+    said = driver.hear(has(NodeGone))
+    assert said[-1] == NodeGone(placement, running.host)
+    assert list(driver.engine.changes()) == []
+    assert not cluster.jobs
+
+
+def test_the_files_are_shipped_once(cluster: Cluster, tmp_path: Path) -> None:
+    driver = Driver(cluster, files="configmap")
+    driver.engine.place(order(tmp_path), 1)
+    driver.engine.place(order(tmp_path), 1)
+    assert len(cluster.objects["configmaps"]) == 1
+
+
+def test_the_driver_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
+    driver = Driver(cluster, account="mine")
+    job = driver.engine.submit(["run", "study.yaml", "leave"], order(tmp_path))
+    assert job in cluster.jobs
+    assert driver.engine.find(order(tmp_path)) == [], "it is no agent"
+    until = time.monotonic() + 30
+    while not cluster.jobs[job]["status"]:
+        assert time.monotonic() < until
+    assert "run study.yaml leave" in cluster.output(job)

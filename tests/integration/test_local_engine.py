@@ -1,0 +1,53 @@
+"""The engine `local`: what every engine does, and scripts that a shell takes."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpo.execution.engines.by_name import address_of, engine_of
+from hpo.execution.engines.engine import AgentOrder, Engine
+from tests.support.commands import wait_until
+from tests.support.engine_contract import EngineContract
+
+
+class TestLocal(EngineContract):
+    kind = "local"
+
+    def make(self) -> Engine:
+        return engine_of(address_of("local"))
+
+    @pytest.fixture(autouse=True)
+    def nothing_is_left(self, order: AgentOrder) -> Iterator[None]:
+        yield
+        engine = self.make()
+        engine.kill(engine.find(order))
+
+    @pytest.mark.parametrize("driver", [False, True])
+    def test_a_shell_runs_the_script(
+        self, order: AgentOrder, driver: bool, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HPO_PLACEMENT", "none")
+        engine = self.make()
+        order.study.with_name("done").touch()
+        script = engine.driver_script(["run", "a b"], order) if driver else engine.script(order, 2)
+        subprocess.run(["sh"], input=script, text=True, check=True)
+        names = ["driver.log"] if driver else ["agent-1.log", "agent-2.log"]
+        said = "run a b" if driver else f"worker {order.study} model.name=a b"
+        for name in names:
+            wait_until(lambda file=order.logs / name: file.exists() and "heard" in file.read_text())
+            assert f"none word {said}\n" in (order.logs / name).read_text()
+
+    def test_the_driver_is_submitted_as_a_process_of_its_own(
+        self, order: AgentOrder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("HPO_PLACEMENT", "none")
+        order.study.with_name("done").touch()
+        engine = self.make()
+        pid = engine.submit(["run", "a b"], order)
+        wait_until(lambda: Path(order.logs / "driver.log").exists())
+        wait_until(lambda: "heard" in (order.logs / "driver.log").read_text())
+        assert f"pid {pid} none word run a b\n" in (order.logs / "driver.log").read_text()

@@ -1,0 +1,178 @@
+"""What is wrong with a study is said all at once, and each fix points at what is meant."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from hpo.checks.checks import check_study
+from hpo.config.spec import load_spec
+from hpo.errors import InputError, SeveralInputError, each_error, together
+from tests.support.commands import MODEL, hpo
+
+GOOD = """
+study: {name: five, n_trials: 10, pruner: none}
+data: {_target_: parts.load}
+model: {_target_: parts.Net, hidden: 8}
+loss: {_target_: torch.nn.MSELoss}
+optimizer: {_target_: torch.optim.AdamW, lr: 1e-3}
+trainer: {max_epochs: 3}
+search_space:
+  optimizer.lr: {type: float, low: 1e-5, high: 1e-3, log: true}
+""".lstrip()
+BROKEN = """
+study: {name: five, n_trials: ten, metric: val_acc}
+data: {_target_: parts.laod}
+model: {_target_: parts.Net, hiden: 8}
+loss: {_target_: torch.nn.MSELoss, pos_weight: 2.0}
+optimizer: {_target_: torch.optim.AdamW, lr: 1e-3}
+trainer: {max_epochs: 3, precison: bf16}
+callbacks: {early_stopping: {patiense: 3}, emma: {}}
+search_space:
+  optimizer.lr: {type: float, low: 1e-3, high: 1e-5, log: true}
+  model.width: {type: int, low: 1, high: 3}
+""".lstrip()
+PLACES = [
+    "study.yaml:1: study.n_trials: must be a whole number",
+    "study.yaml:2: data._target_: `parts` has no `laod`",
+    "study.yaml:3: model.hiden: `parts.Net` takes no argument `hiden`",
+    "study.yaml:4: loss.pos_weight: `torch.nn.MSELoss` takes no argument `pos_weight`",
+    "study.yaml:6: trainer.precison: unknown key",
+    "study.yaml:7: callbacks.emma: unknown callback",
+    "study.yaml:7: callbacks.early_stopping.patiense: `early_stopping` takes no argument `patiense`",
+    "study.yaml:9: search_space[optimizer.lr].low: low 0.001 is more than high 1e-05",
+    "study.yaml:10: search_space[model.width]: `parts.Net` takes no argument `width`",
+]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "parts.py").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(text: str) -> Path:
+    study = Path("study.yaml")
+    study.write_text(text)
+    return study
+
+
+@pytest.mark.parametrize("command", ["check", "run"])
+def test_mistakes_of_many_kinds_are_said_together(command: str, folder: Path) -> None:
+    result = hpo(command, write(BROKEN), code=2)
+    said = result.stdout + result.stderr
+    assert [place for place in PLACES if place not in said] == []
+    assert said.count("fix: ") == len(PLACES) + 1
+    assert not (folder / "runs").exists()
+
+
+def test_a_metric_is_looked_for_beside_other_mistakes(folder: Path) -> None:
+    study = write(
+        GOOD.replace("n_trials: 10", "metric: val_acc, direction: maximize, n_trials: 10").replace(
+            "hidden", "hiden"
+        )
+    )
+    with pytest.raises(SeveralInputError) as caught:
+        check_study(load_spec(study))
+    assert [error.path for error in caught.value.errors] == ["study.metric", "model.hiden"]
+
+
+def test_each_error_is_in_the_json(folder: Path) -> None:
+    structure, *_ = json.loads(hpo("check", write(BROKEN), "--json", code=2).stdout)["stages"]
+    paths = [error["path"] for error in structure["errors"]]
+    assert len(paths) == len(PLACES) + 1  # the direction of a metric that is no loss, too
+    assert {"study.n_trials", "data._target_"} < set(paths)
+    assert structure["error"] == structure["errors"][0]
+
+
+def test_a_section_that_is_misspelt_is_one_mistake(folder: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load_spec(write(GOOD.replace("model:", "modle:")))
+    assert len(each_error(caught.value)) == 1
+    assert "did you mean `model`?" in caught.value.fix
+
+
+def test_every_value_that_is_missing_is_said(folder: Path) -> None:
+    with pytest.raises(SeveralInputError) as caught:
+        load_spec(write(GOOD.replace("8}", '"???"}').replace("1e-3}", '"???"}')))
+    assert [error.path for error in caught.value.errors] == ["model.hidden", "optimizer.lr"]
+
+
+def test_errors_said_together_survive_a_pipe_and_are_each_said_once() -> None:
+    first, second = InputError("odd", file="f", line=2, path="a"), InputError("even", file="f", line=1, path="b")
+    both = pickle.loads(pickle.dumps(together([first, second, first])))
+    assert isinstance(both, SeveralInputError)
+    assert str(both) == "f:1: b: even\nf:2: a: odd"
+    assert (both.path, both.line) == ("b", 1)
+    assert together([first, first]) is first
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "fix"),
+    [
+        ("MSELoss", "CrossEntropyLoss, pos_weight: 2.0", "BCEWithLogitsLoss takes it; or did you mean `weight`?"),
+        ("MSELoss", "BCELoss, pos_weight: 2.0", "BCEWithLogitsLoss takes it"),
+        ("AdamW, lr", "AdamW, momentum: 0.9, lr", "SGD take it; torch.optim.AdamW takes: "),
+        ("trainer: {", "callbacks: {checkpoint: {folder: x}}\ntrainer: {", "leave it out: hpo gives it"),
+        (
+            "trainer: {",
+            "callbacks: {checkpoint: {monitor: x}}\ntrainer: {",
+            "leave it out: it follows `study.metric`; it takes: every_n_epochs",
+        ),
+        (
+            "optimizer.lr:",
+            "callbacks.early_stopping.patience: {type: int, low: 1, high: 3}\n  optimizer.lr:",
+            "list it, `callbacks: {early_stopping: {}}`, so that the base config has it too",
+        ),
+        (
+            "optimizer.lr:",
+            "callbacks.early_stoping.patience: {type: int, low: 1, high: 3}\n  optimizer.lr:",
+            "did you mean `early_stopping`?",
+        ),
+    ],
+)
+def test_a_fix_points_at_what_is_meant(old: str, new: str, fix: str, folder: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        check_study(load_spec(write(GOOD.replace(old, new, 1))))
+    assert fix in caught.value.fix
+
+
+def test_a_key_of_the_same_section_is_meant_rather_than_one_elsewhere(folder: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load_spec(write(GOOD.replace("max_epochs", "epochs")))
+    assert caught.value.fix.startswith("did you mean `max_epochs`?")
+
+
+@pytest.mark.parametrize(
+    ("change", "fix"),
+    [
+        ("x.double(), y", "the data are float64, and the model float32: return `x.float()`"),
+        ("x, y.float()", "return those of classes as `y.long()`"),
+        ("x, y + 7", "give the model an output for each, or number them anew"),
+        ("x[:, :3], y", "a layer takes 4 features and gets 3: give the model the size of the data"),
+    ],
+)
+def test_data_that_do_not_fit_model_and_loss(change: str, fix: str, folder: Path) -> None:
+    code = f"""
+        from torch.utils.data import TensorDataset
+        import torch
+        x, y = torch.randn(40, 4), torch.arange(40) % 2
+        def load():
+            return dict.fromkeys(("train", "val"), TensorDataset({change}))
+        def Net(hidden):
+            return torch.nn.Linear(4, 2)
+        """
+    Path("parts.py").write_text(textwrap.dedent(code))
+    study = write(GOOD.replace("MSELoss", "CrossEntropyLoss"))
+    assert fix in hpo("check", study, code=2).stdout
+
+
+def test_tabs_are_named(folder: Path) -> None:
+    with pytest.raises(InputError) as caught:
+        load_spec(write(GOOD.replace("trainer:", "\ttrainer:")))
+    assert caught.value.fix == "indent with spaces: YAML takes no tabs there"

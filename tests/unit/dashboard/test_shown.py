@@ -1,0 +1,58 @@
+"""What the dashboard is given of a study: attributes for people, and nothing lost where it copies."""
+
+from __future__ import annotations
+
+from optuna.trial import TrialState
+
+from hpo.dashboard.shown import ShownStorage
+from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR, REASON_ATTR
+from hpo.study.open_study import OpenStudy
+from tests.support.studies import Studies, ask
+
+KEPT = {"epoch": 3, "metrics": {"val_loss": 0.123456789, "lr": 0.1, "val_mae": None}, "checkpoint": "a/b.pt"}
+
+
+def played(view: OpenStudy) -> None:
+    trial, _ = ask(view)
+    trial.set_user_attr(BEST_ATTR, KEPT)
+    trial.set_user_attr("mine", "x")
+    view.study.tell(trial, 0.123456789)
+    trial, _ = ask(view)
+    trial.set_user_attr(OUTCOME_ATTR, "timed_out")
+    trial.set_user_attr(REASON_ATTR, "too slow")
+    view.study.tell(trial, state=TrialState.FAIL)
+
+
+def test_attributes_are_those_that_a_person_reads(studies: Studies) -> None:
+    with studies.open() as (view,):
+        played(view)
+        shown = ShownStorage(view.storage)
+        first, second = shown.get_all_trials(view.study_id)
+        assert first.user_attrs == {"val_loss": 0.123457, "val_mae": None, "best epoch": 3, "mine": "x"}
+        assert second.user_attrs == {"outcome": "timed_out", "reason": "too slow"}
+        assert first.value == 0.123456789
+        for one in (shown.get_trial(first._trial_id), shown.get_best_trial(view.study_id)):
+            assert one.user_attrs == first.user_attrs
+        (study,) = shown.get_all_studies()
+        assert study.user_attrs == {}
+        assert study.system_attrs["study:metric_names"] == ["val_loss"]
+        assert view.study.trials[0].user_attrs[BEST_ATTR] == KEPT, "what is stored stays"
+
+
+def test_a_copied_trial_has_all_that_is_stored(studies: Studies) -> None:
+    """As the dashboard renames a study."""
+    with studies.open() as (view,):
+        played(view)
+        shown = ShownStorage(view.storage)
+        copy = shown.create_new_study(view.study.directions, "renamed")
+        for trial in shown.get_all_trials(view.study_id):
+            shown.create_new_trial(copy, template_trial=trial)
+        assert [trial.user_attrs for trial in view.storage.get_all_trials(copy)] == [
+            trial.user_attrs for trial in view.study.trials
+        ]
+
+
+def test_a_study_of_several_objectives_names_them(studies: Studies) -> None:
+    with studies.open("study.objectives={val_loss: minimize, val_mae: maximize}", "study.pruner=none") as (view,):
+        names = view.storage.get_study_system_attrs(view.study_id)["study:metric_names"]
+        assert names == ["val_loss", "val_mae"]

@@ -1,0 +1,40 @@
+"""When the end of its standard input means that an agent is to leave."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hpo.execution.agent import is_a_line
+
+
+def _of_socket(_: Path) -> list[int]:
+    ours, theirs = socket.socketpair()
+    return [ours.detach(), theirs.detach()]
+
+
+@pytest.mark.parametrize(
+    ("opened", "line"),
+    [
+        (lambda _: os.pipe(), True),
+        (_of_socket, True),
+        (lambda _: os.openpty(), False),
+        (lambda folder: [os.open(folder / "file", os.O_RDONLY | os.O_CREAT)], False),
+        (lambda _: [os.open(os.devnull, os.O_RDONLY)], False),
+    ],
+    ids=["a pipe", "a socket", "a terminal", "a file", "/dev/null"],
+)
+def test_only_a_pipe_or_a_socket_says_that_who_started_it_is_gone(
+    opened: Callable[[Path], list[int]], line: bool, tmp_path: Path
+) -> None:
+    descriptors = opened(tmp_path)
+    try:
+        assert is_a_line(descriptors[0]) is line
+    finally:
+        for descriptor in descriptors:
+            os.close(descriptor)
+    assert not is_a_line(descriptors[0]), "a closed one has said so before"

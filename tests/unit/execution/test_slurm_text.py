@@ -1,0 +1,118 @@
+"""What is made of `--on slurm:…`: settings, and scripts that sbatch reads."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hpo.errors import InputError, StudyError
+from hpo.execution.engines.by_name import address_of, engine_of
+from hpo.execution.engines.engine import AgentOrder, Resources
+from hpo.execution.engines.slurm_script import agents_script, driver_script
+from hpo.execution.engines.slurm_settings import Settings, settings_of
+
+ORDER = AgentOrder(
+    Path("/home/me/my study/study.yaml"),
+    "digits, small",
+    Path("/shared/100%/logs"),
+    arguments=("--output-dir", "/shared/100%"),
+    workers=2,
+    resources=Resources(gpu=1.5, cpu=3.2, memory=3 * 2**30 + 1),
+    environment=("HPO_STORAGE",),
+)
+
+
+def options_of(script: str) -> dict[str, str]:
+    """The options in a script's head, less their quotes."""
+    lines = [line.removeprefix("#SBATCH --") for line in script.splitlines() if line.startswith("#SBATCH")]
+    return {key: "".join(shlex.split(value)) for key, _, value in (line.partition("=") for line in lines)}
+
+
+@pytest.mark.parametrize(
+    ("text", "settings"),
+    [
+        ("slurm", Settings()),
+        (
+            "slurm:partition=gpu,nodes=4,time=4h",
+            Settings({"partition": "gpu"}, agents=4, time=4 * 3600),
+        ),
+        ("slurm:time=1-02:30:10,grace=90s", Settings(time=26 * 3600 + 1810, grace=90)),
+        ("slurm:nodelist=n1,n2,exclusive=yes", Settings({"nodelist": "n1,n2", "exclusive": ""})),
+        ("slurm:exclusive=no", Settings()),
+    ],
+)
+def test_a_text_becomes_settings(text: str, settings: Settings) -> None:
+    assert settings_of(address_of(text)) == settings
+    assert engine_of(address_of(text)).agents == settings.agents
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("slurm:gpu", "--on: `gpu` is no key with a value\n  value: slurm:gpu\n  fix: write slurm:partition=gpu"),
+        ("slurm:nodes=few", "--on slurm: nodes: 'few' is no number of nodes"),
+        ("slurm:nodes=0", "--on slurm: nodes: '0' is no number of nodes"),
+        (
+            "slurm:time=240",
+            "--on slurm: time: '240' is not a duration\n  value: slurm:time=240\n  fix: write time=4h",
+        ),
+        ("slurm:time=4:30", "--on slurm: time: '4:30' is not a duration"),
+        ("slurm:time=90s", "--on slurm: time: an agent of 90 s would be warned 120 s before its end"),
+        ("slurm:exclusive=true", "--on slurm: exclusive: 'true' is neither yes nor no"),
+        ("slurm:part=gpu", "--on: the engine `slurm` has no key 'part'"),
+    ],
+)
+def test_a_text_that_does_not_fit_is_refused(text: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        settings_of(address_of(text))
+    assert str(caught.value).startswith(message)
+
+
+def test_the_script_of_agents_has_all_that_sbatch_needs() -> None:
+    script = agents_script(ORDER, Settings({"partition": "gpu", "exclusive": ""}, time=3660, grace=60), 4)
+    assert options_of(script) == {
+        "job-name": f"hpo-digits-small-{ORDER.key}",
+        "array": "0-3",
+        "partition": "gpu",
+        "exclusive": "",
+        "nodes": "1",
+        "ntasks": "1",
+        "time": "1:01:00",
+        "signal": "USR1@60",
+        "requeue": "",
+        "open-mode": "append",
+        "cpus-per-task": "4",
+        "mem": "3073M",
+        "gres": "gpu:2",
+        "output": "/shared/100%%/logs/agent-%A_%a.log",
+        "chdir": "/home/me/my study",
+    }
+    assert shlex.join(ORDER.command()) in script
+    assert '"${HPO_STORAGE?set it in the environment of sbatch}"' in script
+
+
+def test_a_persons_choice_of_gpus_stands() -> None:
+    script = agents_script(ORDER, Settings({"gres": "gpu:a100:1"}), 1)
+    assert script.count("gres") == 1
+    assert options_of(script)["gres"] == "gpu:a100:1"
+
+
+def test_the_script_of_a_driver_takes_no_agents_resources() -> None:
+    script = driver_script(
+        ["run", "study.yaml", "--on", "slurm"], ORDER, Settings({"partition": "gpu", "gres": "gpu:1"})
+    )
+    options = options_of(script)
+    assert options["job-name"] == f"hpo-digits-small-{ORDER.key}-driver"
+    assert options["output"] == "/shared/100%%/logs/driver-%j.log"
+    assert not {"array", "gres", "mem", "cpus-per-task"} & set(options)
+    assert "-m hpo run study.yaml --on slurm" in script
+
+
+def test_without_slurm_the_fix_is_to_take_the_script_to_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(StudyError, match="squeue is not on this machine\n  fix: run this on a login node"):
+        engine_of(address_of("slurm")).find(ORDER)

@@ -1,0 +1,60 @@
+"""What was asked for stands first; predictions and internals apart, in words and in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from hpo.study.internals import UNASKED, parted_metrics
+from hpo.study.open_study import OpenStudy
+from hpo.trial.callbacks import CALLBACKS
+from tests.support.commands import hpo, hpo_json
+from tests.support.finished import finished_study
+from tests.support.studies import Studies
+
+
+def test_unasked_is_what_the_default_callbacks_record() -> None:
+    written = {name for row in CALLBACKS.values() if row.default for name in row.kind.writes}
+    assert written | {"lr"} == UNASKED
+
+
+def test_what_is_optimised_or_bounded_is_asked_for(studies: Studies) -> None:
+    metrics = {"val_loss": 1.0, "lr": 0.1, "max_grad_norm": 2.0, "of_my_own": 3.0}
+    asked = {"val_loss": 1.0, "of_my_own": 3.0}
+    assert parted_metrics(studies.spec(), metrics) == (asked, {"lr": 0.1, "max_grad_norm": 2.0})
+    bounded = studies.spec("study.constraints={max_grad_norm: '<= 10'}")
+    assert parted_metrics(bounded, metrics) == (asked | {"max_grad_norm": 2.0}, {"lr": 0.1})
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory, ready_sqlite_file: Path) -> Iterator[OpenStudy]:
+    with finished_study(tmp_path_factory.mktemp("study"), ready_sqlite_file, n_trials=2) as opened:
+        yield opened
+
+
+def test_best_has_them_in_a_block_of_their_own(view: OpenStudy) -> None:
+    asked, _, kept = hpo("best", view.spec.path).stdout.partition("predictions and internals")
+    for name in ("val_loss", "train_loss", "optimizer.lr", "model.hidden"):
+        assert name in asked
+        assert name not in kept
+    assert "max_grad_norm" not in asked
+    assert {line.split()[0] for line in kept.splitlines()[1:-1]} >= {"max_grad_norm", "lr", "seed"}
+    best = hpo_json("best", view.spec.path)
+    assert UNASKED.isdisjoint(best["metrics"])
+    assert {"max_grad_norm", "lr"} <= set(best["internals"]["metrics"])
+
+
+def test_trials_has_them_in_a_second_table_on_demand(view: OpenStudy) -> None:
+    plain = hpo("trials", view.spec.path).stdout
+    both = hpo("trials", view.spec.path, "--internals").stdout
+    assert "attempts" not in plain
+    assert both.startswith(plain)
+    header, *rows = both.removeprefix(plain).strip().splitlines()[1:]
+    assert {"trial", "attempts", "worker", "seed", "max_grad_norm"} <= set(header.split())
+    assert [row.split()[:2] for row in rows] == [["0", "1"], ["1", "1"]]
+    first = hpo_json("trials", view.spec.path)[0]
+    assert UNASKED.isdisjoint(first["metrics"])
+    assert (len(first["internals"]["attempts"]), "attempts" in first) == (1, False)
+    assert "leave it out" in hpo("trials", view.spec.path, "--internals", "--json", code=2).stderr

@@ -1,0 +1,198 @@
+"""Evaluator and SanityValidation: evaluations at other times than an epoch's end, which change nothing else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.unit.trainer.support import (
+    At,
+    assert_same,
+    frozen,
+    interrupt_at,
+    make_trainer,
+    regression,
+    through_file,
+)
+from trainer import BatchOptions, Callback, Trainer
+from trainer.callbacks import EMA, EarlyStopping, Evaluator, GradientAccumulation, SanityValidation, StepMetrics
+
+MAIN, HARD = regression(9, seed=4), regression(7, seed=5)
+SETS = {"main": MAIN, "hard": HARD}
+
+
+def run(*callbacks: Callback, data: Any = SETS, checkpoint: Any = None, **options: Any) -> Trainer:
+    trainer = make_trainer(callbacks, **options)
+    if checkpoint is not None:
+        trainer.load_state_dict(through_file(checkpoint))
+    trainer.fit(regression(), data)
+    return trainer
+
+
+def steps(evaluator: Evaluator) -> list[float]:
+    return [item["step"] for item in evaluator.history]
+
+
+def without(callback: str, trainer: Trainer) -> dict[str, Any]:
+    state = frozen(trainer)
+    state["callbacks"].pop(callback, None)
+    state["state"]["history"] = [
+        {name: value for name, value in epoch.items() if "hard" not in name and "start" not in name}
+        for epoch in state["state"]["history"]
+    ]
+    return state
+
+
+@pytest.mark.parametrize(
+    ("times", "found"),
+    [
+        ({"every_n_steps": 2}, [2, 4, 6]),
+        ({"at_steps": [1, 5]}, [1, 5]),
+        ({"at_start": True}, [0]),
+        ({"at_end": True}, [6]),
+        ({"every_n_steps": 4, "at_steps": [4, 6], "at_start": True, "at_end": True}, [0, 4, 6, 6]),
+    ],
+)
+def test_a_set_is_evaluated_at_its_own_times(times: dict[str, Any], found: list[int]) -> None:
+    evaluator = Evaluator("hard", **times)
+    trainer = run(evaluator)  # 2 epochs of 3 steps
+    assert steps(evaluator) == found
+    recorded = [sorted(name for name in epoch if "hard" in name) for epoch in trainer.state.history]
+    by_epoch = [{step for step in found if step > 0 and (step - 1) // 3 == epoch} for epoch in (0, 1)]
+    start = ["start_val_hard_loss"] if 0 in found else []
+    assert recorded == [
+        start + ["val_hard_loss"] * bool(by_epoch[0]),
+        ["val_hard_loss"] * bool(by_epoch[1]),
+    ]
+
+
+def test_the_numbers_are_those_of_an_evaluation_by_hand() -> None:
+    seen: list[float] = []
+    measure = At(
+        "on_train_batch_end", lambda trainer: seen.append(trainer.validate(HARD)["val_loss"]), priority=29
+    )
+    evaluator = Evaluator("hard", every_n_steps=1)
+    trainer = run(measure, evaluator)
+    assert [item["val_hard_loss"] for item in evaluator.history] == seen
+    assert [epoch["val_hard_loss"] for epoch in trainer.state.history] == [seen[2], seen[5]]
+
+
+def test_nothing_else_changes() -> None:
+    plain = without("", run(data={"main": MAIN}))
+    evaluator = Evaluator("hard", every_n_steps=1, at_start=True, max_batches=1)
+    assert_same(without("Evaluator(hard)", run(evaluator)), plain)
+    assert_same(without("", run(SanityValidation(), data={"main": MAIN})), plain)
+
+
+def test_the_first_set_is_evaluated_at_each_epochs_end_too() -> None:
+    evaluator = Evaluator(every_n_steps=2, at_start=True)
+    trainer = run(evaluator, data=MAIN)
+    assert steps(evaluator) == [0, 2, 4, 6]
+    assert trainer.state.history[-1]["val_loss"] == evaluator.history[-1]["val_loss"]
+    assert list(trainer.state.history[0])[-1] == "start_val_loss"
+
+
+def test_every_epoch_keeps_a_further_set_at_the_epochs_ends() -> None:
+    evaluator = Evaluator("hard", at_steps=[1], every_epoch=True)
+    trainer = run(evaluator)
+    assert steps(evaluator) == [1]
+    assert all(epoch["val_hard_loss"] != evaluator.history[0]["val_hard_loss"] for epoch in trainer.state.history)
+
+
+@pytest.mark.parametrize("at", [1, 2, 3, 4, 5])
+def test_a_run_resumes_to_the_bit_with_its_evaluations(at: int) -> None:
+    def callbacks() -> list[Callback]:
+        return [Evaluator("hard", every_n_steps=2, at_start=True, at_end=True), SanityValidation(1), EMA(0.7)]
+
+    whole = frozen(run(*callbacks()))
+    stopped = run(*callbacks(), interrupt_at(at))
+    assert_same(frozen(run(*callbacks(), checkpoint=stopped.state_dict())), whole)
+
+
+def test_steps_count_not_batches() -> None:
+    evaluator = Evaluator("hard", every_n_steps=1)
+    run(GradientAccumulation(2), evaluator)
+    assert steps(evaluator) == [1, 3]  # the step of what is left over comes after the epoch's last batch
+
+
+def test_a_run_may_end_with_the_first_evaluation() -> None:
+    evaluator = Evaluator("hard", every_n_steps=2, stop_after_first=True)
+    trainer = run(evaluator)
+    assert (steps(evaluator), trainer.state.step, trainer.state.stop_reason) == ([2], 2, "evaluated")
+
+
+@pytest.mark.parametrize(("reason", "found"), [("enough", [3]), ("interrupted", []), ("pruned", [])])
+def test_the_end_of_a_run_that_ends_early(reason: str, found: list[int], caplog: pytest.LogCaptureFixture) -> None:
+    evaluator = Evaluator("hard", at_end=True)
+    with caplog.at_level("INFO"):
+        run(evaluator, At("on_epoch_end", lambda trainer: trainer.state.stop(reason)))
+    assert steps(evaluator) == found
+    assert ("step 3: val_hard_loss" in caplog.text) == bool(found)
+
+
+def test_records_of_steps_have_the_numbers(tmp_path: Path) -> None:
+    metrics, evaluator = StepMetrics(tmp_path, transfer_every_n_steps=2), Evaluator("hard", every_n_steps=2)
+    run(metrics, evaluator)
+    found = {record.step: record.values.get("val_hard_loss") for record in metrics.log}
+    assert found == {
+        step: next((item["val_hard_loss"] for item in evaluator.history if item["step"] == step), None)
+        for step in range(1, 7)
+    }
+
+
+def test_a_metric_of_an_evaluator_can_be_followed() -> None:
+    followed = EarlyStopping("val_hard_loss", patience=1, min_delta=0.99)
+    assert run(Evaluator("hard", every_n_steps=3), followed, max_epochs=9).state.epoch == 2
+
+
+def test_a_sanity_validation_comes_before_the_first_step_alone() -> None:
+    seen: list[tuple[int, str]] = []
+    note = At(
+        "on_validation_batch_start", lambda trainer: seen.append((trainer.state.step, trainer.state.evaluating))
+    )
+    run(SanityValidation(1), note, data=SETS)
+    assert seen == [(0, "val"), (0, "val_hard"), (3, "val"), (3, "val_hard"), (6, "val"), (6, "val_hard")]
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Evaluator("hard"), "no time is given"),
+        (lambda: Evaluator("hard", every_n_steps=0), "every_n_steps is 0"),
+        (lambda: Evaluator("hard", at_steps=[3, 0.5]), r"at_steps\[1\] is 0\.5"),  # type: ignore[list-item]
+        (lambda: Evaluator("hard", at_end=True, max_batches=0), "max_batches is 0"),
+        (lambda: SanityValidation(0), "batches is 0"),
+        (
+            lambda: run(Evaluator("other", at_end=True)),
+            "is called 'other': fit was given 'main', 'hard'",
+        ),
+        (lambda: run(Evaluator("hard", at_end=True), data=MAIN), "fit was given one without a name"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        make()
+
+
+def test_what_was_measured_before_the_first_step_is_kept_where_an_epoch_made_no_step() -> None:
+    def build(*callbacks: Any) -> Any:
+        return make_trainer([Evaluator(at_start=True), GradientAccumulation(9, drop_last=True), *callbacks])
+
+    at_the_end = At("on_epoch_end", lambda trainer: trainer.state.stop("interrupted"))
+    stopped = build(at_the_end)
+    stopped.fit(regression(), MAIN)
+    resumed = build()
+    resumed.load_state_dict(through_file(stopped.state_dict()))
+    resumed.fit(regression(), MAIN)
+    whole = build()
+    whole.fit(regression(), MAIN)
+    assert_same(frozen(resumed), frozen(whole))
+
+
+def test_with_overfit_batches_every_set_is_the_batches_that_are_trained_on() -> None:
+    evaluator = Evaluator("hard", at_end=True)
+    trainer = make_trainer([evaluator], batching=BatchOptions(batch_size=4, overfit_batches=1))
+    metrics = trainer.fit(regression(), SETS).metrics
+    assert metrics["val_hard_loss"] == metrics["val_loss"]

@@ -1,0 +1,58 @@
+"""ProgressBar: on a terminal, and where there is none."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.unit.trainer.support import At, interrupt_at, make_trainer, regression, through_file
+from trainer.callbacks import ProgressBar, StepMetrics, progress_bar
+
+
+@pytest.fixture(autouse=True)
+def _clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter(range(10_000))
+    monkeypatch.setattr(progress_bar, "monotonic", lambda: float(next(seconds)))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def test_without_a_terminal_there_is_a_line_for_each_tenth(capsys: pytest.CaptureFixture[str]) -> None:
+    stopped = make_trainer([ProgressBar(), interrupt_at(13)])
+    stopped.fit(regression(40), regression())
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 13
+    assert lines[4].startswith("epoch 1/2   50% [##########..........] 5/10  ")
+    assert "train_loss" not in lines[9]
+    first = stopped.state.history[0]
+    assert f"train_loss {first['train_loss']:.4g}  val_loss {first['val_loss']:.4g}" in lines[10]
+    resumed = make_trainer([ProgressBar()])
+    resumed.load_state_dict(through_file(stopped.state_dict()))
+    resumed.fit(regression(40), regression())
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split()[4] for line in lines] == [f"{done}/10" for done in range(4, 11)]
+
+
+@pytest.mark.parametrize("kind", ["terminal", "dumb"])
+def test_a_terminal_has_one_line_that_is_cleared_at_the_end(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    if kind == "dumb":
+        monkeypatch.setenv("TERM", "dumb")
+    wide = ProgressBar(["*"])
+    printed = At("on_log_steps", lambda trainer, records: sys.stderr.write("here\n"), priority=80)
+    trainer = make_trainer([wide, StepMetrics(tmp_path, 1, 2), printed])
+    trainer.fit(regression(), regression())
+    text = capsys.readouterr().err
+    if kind == "dumb":
+        assert "\r" not in text
+        return
+    drawn = text.split("\r")
+    assert all(len(line) < 100 for line in drawn)
+    assert drawn[-1] == "here\n"  # printed last, and nothing stays
+    assert not drawn[-2].strip()
+    for index, line in enumerate(drawn):
+        if line.startswith("here"):  # at the beginning of a line that was cleared
+            assert not drawn[index - 1].strip()
+    assert any("lr 0.05" in line for line in drawn[:6])  # of steps that came over inside the first epoch

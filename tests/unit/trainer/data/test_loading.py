@@ -1,0 +1,131 @@
+"""DataLoader's options: each has its effect, and a run with workers resumes to the bit, persistent ones too."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from tests.unit.trainer.support import assert_same, frozen, interrupt_at, make_trainer, regression, through_file
+from trainer import BatchOptions, Trainer
+from trainer.data.batches import make_batches
+
+CPU = torch.device("cpu")
+
+
+class Augmented(Dataset[tuple[Tensor, Tensor]]):
+    """Draws from each global generator, and says which worker loaded what."""
+
+    def __init__(self, samples: int = 12) -> None:
+        self.data = regression(samples)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        inputs, target = self.data[index]
+        return inputs + 0.1 * random.random() + 0.1 * float(np.random.rand()) + 0.1 * torch.rand(4), target
+
+
+class Together(Augmented):
+    def __getitems__(self, rows: list[int]) -> list[Any]:
+        assert get_worker_info() is not None
+        return [self.data[row] for row in rows]
+
+
+class Stream(IterableDataset[tuple[Tensor, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        yield from regression()
+
+
+def twice(samples: list[Any]) -> tuple[Tensor, Tensor]:
+    inputs, targets = zip(*samples, strict=True)
+    return 2 * torch.stack(inputs), torch.stack(targets)
+
+
+def train(*callbacks: Any, checkpoint: Any = None, data: Any = None, **options: Any) -> Trainer:
+    trainer = make_trainer(callbacks, batching=BatchOptions(batch_size=4, num_workers=1, **options))
+    if checkpoint is not None:
+        trainer.load_state_dict(through_file(checkpoint))
+    trainer.fit(data or Augmented())
+    return trainer
+
+
+@pytest.mark.parametrize("at", [1, 4])
+def test_a_run_with_persistent_workers_resumes_to_the_bit(at: int) -> None:
+    whole = frozen(train(persistent_workers=True))
+    assert_same(frozen(train()), whole)  # new workers in each pass draw the same
+    stopped = train(interrupt_at(at), persistent_workers=True)
+    assert_same(frozen(train(checkpoint=stopped.state_dict(), persistent_workers=True)), whole)
+
+
+def test_what_workers_draw_does_not_depend_on_how_many_they_are() -> None:
+    one, two = (
+        list(
+            make_batches(
+                Augmented(), BatchOptions(batch_size=4, num_workers=count), CPU, train=True, seed=3
+            ).epoch(1)
+        )
+        for count in (1, 2)
+    )
+    assert_same(one, two)
+    rest = make_batches(Augmented(), BatchOptions(batch_size=4, num_workers=2), CPU, train=True, seed=3).epoch(
+        1, 2
+    )
+    assert_same(list(rest), one[2:])
+
+
+def test_a_data_set_that_loads_batches_itself_does() -> None:
+    options = BatchOptions(batch_size=5, num_workers=1, drop_last=True, shuffle=False, prefetch_factor=3)
+    batches = list(make_batches(Together(), options, CPU, train=True).epoch(0))
+    assert torch.equal(torch.cat([inputs for inputs, _ in batches]), regression().tensors[0][:10])
+
+
+@pytest.mark.parametrize("data", [regression(), Augmented()], ids=["tensors", "data set"])
+def test_batches_are_made_by_collate_fn(data: Any) -> None:
+    options = BatchOptions(batch_size=5, eval_batch_size=5, shuffle=False, collate_fn=twice)
+    found = torch.cat([inputs for inputs, _ in make_batches(data, options, CPU, train=False).epoch(0)])
+    assert (found - 2 * regression().tensors[0]).abs().max() < 0.7
+    assert not torch.equal(found, regression().tensors[0])
+
+
+def test_options_reach_the_loader() -> None:
+    options = BatchOptions(
+        num_workers=2,
+        persistent_workers=True,
+        prefetch_factor=5,
+        pin_memory=False,
+        timeout=9,
+        worker_init_fn=print,
+    )
+    loader = make_batches(Augmented(), options, CPU, train=True)._loader  # type: ignore[attr-defined]
+    found = (loader.persistent_workers, loader.prefetch_factor, loader.pin_memory, loader.timeout)
+    assert (*found, loader.worker_init_fn) == (True, 5, False, 9, print)
+    options = BatchOptions(num_workers=1, multiprocessing_context="spawn")
+    loader = make_batches(Augmented(), options, CPU, train=True)._loader  # type: ignore[attr-defined]
+    assert loader.multiprocessing_context.get_start_method() == "spawn"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"persistent_workers": True}, "persistent_workers needs worker processes"),
+        ({"prefetch_factor": 2}, "prefetch_factor needs worker processes"),
+        ({"timeout": 3}, "timeout needs worker processes"),
+        ({"num_workers": 1, "prefetch_factor": 0}, "prefetch_factor is 0"),
+    ],
+)
+def test_options_that_need_workers_are_refused_without(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        BatchOptions(**options)
+
+
+def test_persistent_workers_of_iterable_data_are_refused() -> None:
+    with pytest.raises(ValueError, match="can't be used with an iterable data set"):
+        train(data=Stream(), persistent_workers=True)

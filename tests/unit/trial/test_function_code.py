@@ -1,0 +1,196 @@
+"""What a function's return value is worth, what it is called with, and when it has ended by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import optuna
+import pytest
+import torch
+
+from hpo.storage.attributes import STARTED_AGAIN_ATTR
+from hpo.storage.pausing import paused_at
+from hpo.storage.recovery import Verdict
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome
+from hpo.trial.report import TrialReport
+from hpo.trial.run import TrialRun
+from hpo.trial.session import Session
+from hpo.trial.stopping import StopRequest
+from hpo.trial.training_code import FunctionCode, takes_session
+from tests.support.pausing import PauseAll
+from tests.support.studies import Studies
+from tests.unit.trial.test_callbacks import AskedAt
+from tests.unit.trial.test_objective import stored
+
+LOSSES = (3.0, 1.0, 2.0)
+
+
+def run(view: OpenStudy, function: Callable[[Session], object], request: StopRequest | None = None) -> TrialReport:
+    code, device = FunctionCode(function), torch.device("cpu")
+    return TrialRun(view, view.study.ask(), code, device, request or StopRequest(), lambda _: None).run()
+
+
+@pytest.mark.parametrize("value", [0.25, torch.tensor(0.25), {"val_loss": 0.25, "accuracy": 0.5}])
+def test_what_a_function_returns_is_the_value_where_it_has_reported_nothing(studies: Studies, value: Any) -> None:
+    with studies.open() as (view,):
+        report = run(view, lambda _: value)
+        trial = stored(view)
+    assert (report.outcome, report.value, report.epochs) == (Outcome.COMPLETE, 0.25, 1)
+    assert (trial.value, trial.intermediate_values) == (0.25, {1: 0.25})
+
+
+def reporting(returned: Any) -> Callable[[Session], Any]:
+    """A function that reports `LOSSES`, and then returns something."""
+
+    def train(session: Session) -> Any:
+        for epoch, loss in enumerate(LOSSES, start=1):
+            session.report(epoch, val_loss=loss)
+        return returned
+
+    return train
+
+
+@pytest.mark.parametrize("returned", [0.1, {"val_loss": 0.1, "f1": 0.5}])
+def test_what_is_returned_counts_before_the_best_reported_epoch(studies: Studies, returned: Any) -> None:
+    with studies.open() as (view,):
+        assert run(view, reporting(returned)).value == 0.1
+        assert stored(view).value == 0.1
+        assert stored(view).intermediate_values == dict(enumerate(LOSSES, start=1))
+
+
+@pytest.mark.parametrize(
+    ("returned", "said"),
+    [
+        (None, ""),
+        ({"f1": 0.5}, "the best reported epoch counts: what the function returned has no val_loss"),
+        (True, "the best reported epoch counts, and not what the function returned: "),
+        (torch.nn.Linear(1, 1), "the best reported epoch counts, and not what the function returned: "),
+        ((torch.zeros(2), [1.0]), "the best reported epoch counts, and not what the function returned: "),
+    ],
+)
+def test_what_is_returned_and_is_no_value_does_not_count(
+    studies: Studies, returned: Any, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with studies.open() as (view,):
+        assert run(view, reporting(returned)).value == min(LOSSES)
+    printed = capsys.readouterr().out
+    assert said in printed
+    assert ("best reported epoch" in printed) == bool(said)
+
+
+def test_no_pruner_is_asked_about_a_returned_value(studies: Studies) -> None:
+    pruner = AskedAt(1)
+    with studies.open() as (view,):
+        view.study.pruner = pruner
+        assert run(view, lambda _: 0.5).outcome == Outcome.COMPLETE
+
+
+def test_no_scheduler_pauses_what_has_returned_its_value(studies: Studies) -> None:
+    with studies.open() as (view,):
+        view = replace(view, scheduler=PauseAll(1))
+        assert run(view, lambda _: 0.5).outcome == Outcome.COMPLETE
+        assert paused_at(stored(view)) is None
+
+
+def test_what_has_returned_without_a_look_whether_to_stop_has_ended(studies: Studies) -> None:
+    def train(session: Session) -> None:
+        session.max_epochs = 0
+        session.report(1, val_loss=1.0)
+
+    with studies.open() as (view,):
+        view = replace(view, scheduler=PauseAll(1))
+        assert run(view, train).outcome == Outcome.COMPLETE
+
+
+def test_a_value_that_is_not_finite_has_diverged(studies: Studies) -> None:
+    with studies.open() as (view,):
+        assert run(view, lambda _: float("nan")).outcome == Outcome.DIVERGED
+
+
+def test_what_is_returned_after_a_request_to_stop_is_no_value(studies: Studies) -> None:
+    request = StopRequest()
+
+    def train(session: Session) -> float:
+        request.leave()
+        assert session.should_stop
+        return 0.5
+
+    with studies.open() as (view,):
+        report = run(view, train, request)
+        assert (report.outcome, report.epochs) == (None, 0)
+        assert stored(view).state == optuna.trial.TrialState.WAITING
+
+
+def test_an_error_after_a_request_to_leave_requeues_the_trial(studies: Studies) -> None:
+    request = StopRequest()
+
+    def train(session: Session) -> float:
+        session.report(1, val_loss=1.0)
+        request.leave()  # the same signal has ended a process that loads data
+        raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Terminated.")
+
+    with studies.open("run.max_retries=0") as (view,):
+        report = run(view, train, request)
+        assert (report.outcome, report.reason) == (None, "")
+        assert stored(view).state == optuna.trial.TrialState.WAITING
+        (attempt,) = view.storage.attempts_of_trial(stored(view)._trial_id)
+        assert (attempt.outcome, attempt.reason) == ("requeued", "interrupted")
+        request = StopRequest()
+        request.end(0, Verdict(Outcome.TIMED_OUT, "it broke a limit", final=True))
+        assert run(view, train, request).outcome == Outcome.ERROR
+
+
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    [
+        (
+            lambda _: None,
+            "the function has neither reported an epoch nor returned a value\n  fix: return val_loss, or call",
+        ),
+        (lambda _: {"accuracy": 0.5, "f1": 0.5}, "a finite val_loss: what it has reported is accuracy, f1"),
+        (lambda session: session.report(1, mae=1.0), "a finite val_loss: what it has reported is mae"),
+        (lambda _: "0.5", "what the function returned: metric 'val_loss' is a str ('0.5'): record a real number"),
+        (lambda _: True, "the function has returned True, and no number\n  fix: return val_loss"),
+        (lambda _: (0.5, 0.4), "has returned 2 values, and the study optimises val_loss"),
+    ],
+)
+def test_without_a_value_the_trial_is_in_error(studies: Studies, function: Any, reason: str) -> None:
+    with studies.open() as (view,):
+        report = run(view, function)
+    assert report.outcome == Outcome.ERROR
+    assert reason in report.reason
+
+
+def test_that_an_attempt_starts_again_is_stored_and_in_its_log(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    request = StopRequest()
+
+    def train(session: Session) -> None:
+        session.report(1, val_loss=1.0)
+        if session.lease.attempt == 1:
+            request.leave()
+        if not session.should_stop:
+            session.report(2, val_loss=0.5)
+
+    with studies.open() as (view,):
+        assert run(view, train, request).outcome is None
+        assert STARTED_AGAIN_ATTR not in stored(view).user_attrs
+        assert run(view, train).outcome == Outcome.COMPLETE
+        trial = stored(view)
+        assert trial.user_attrs[STARTED_AGAIN_ATTR] == 2
+        assert trial.intermediate_values == {1: 1.0, 2: 0.5}
+    assert "attempt 2 starts again with the first epoch: no checkpoint was loaded" in capsys.readouterr().out
+
+
+def test_a_session_goes_to_a_parameter_named_trial() -> None:
+    def train(lr: float, *, trial: Session) -> None: ...
+
+    def other(trial: Session, /) -> None: ...
+
+    assert takes_session(train)
+    assert not takes_session(other)
+    assert not takes_session(min)

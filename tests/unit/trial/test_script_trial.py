@@ -1,0 +1,288 @@
+"""An Optuna objective as it is, on a session: parameters, steps, decisions, values, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import optuna
+import pytest
+import torch
+import yaml
+from optuna.trial import FixedTrial
+
+from hpo.errors import StudyError
+from hpo.search.schedulers.pruner import PrunerScheduler
+from hpo.storage.attributes import BEST_ATTR
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome
+from hpo.trial.report import TrialReport
+from hpo.trial.run import TrialRun
+from hpo.trial.script_trial import ScriptTrial, session_of
+from hpo.trial.session import MAX_STEP
+from hpo.trial.stopping import StopRequest
+from hpo.trial.training_code import FunctionCode
+from tests.support.pausing import PauseAll
+from tests.support.studies import Studies, take
+from tests.unit.trial.test_callbacks import AskedAt
+from tests.unit.trial.test_objective import stored
+
+STUDY = """
+study: {name: script, direction: minimize, n_trials: 6, sampler: {name: random, seed: 3}, pruner: none}
+objective: {_target_: parts.objective}
+"""
+CODE = "def objective(trial):\n    return trial.suggest_float('x', 0, 1)\n"
+SEVERAL = "study: {name: several, n_trials: 6, objectives: {loss: minimize, size: minimize}}\n"
+Objective = Callable[[ScriptTrial], Any]
+
+
+def opened(studies: Studies, text: str = STUDY, at: str = "") -> Any:
+    return studies.open(text=text, code=CODE, at=at)
+
+
+def run(view: OpenStudy, objective: Objective, request: StopRequest | None = None) -> TrialReport:
+    trial = take(view)
+    assert isinstance(trial, optuna.Trial)
+    goals = tuple(view.spec.study.goals)
+    code = FunctionCode(lambda session: objective(ScriptTrial(session, trial)), goals)
+    return TrialRun(view, trial, code, torch.device("cpu"), request or StopRequest(), lambda _: None).run()
+
+
+def steps(*numbers: int, prune: bool = False) -> Objective:
+    """Reports the square of each step's number, and returns the last one."""
+
+    def objective(trial: ScriptTrial) -> float:
+        for step in numbers:
+            trial.report(float(step * step), step)
+            if prune and trial.should_prune():
+                raise optuna.TrialPruned
+        return float(numbers[-1] ** 2)
+
+    return objective
+
+
+def test_it_is_a_trial_of_optuna_with_what_a_session_has(studies: Studies) -> None:
+    seen: list[Any] = []
+
+    def objective(trial: ScriptTrial) -> float:
+        x = trial.suggest_float("x", 0.0, 1.0, step=0.25)
+        n = trial.suggest_int("n", 2, 64, log=True)
+        kind = trial.suggest_categorical("kind", ["a", "b"])
+        assert trial.suggest_float("x", 0.0, 1.0, step=0.25) == x
+        trial.set_user_attr("size", n)
+        seen.append((trial, {"x": x, "n": n, "kind": kind}))
+        return x
+
+    with opened(studies) as (view,):
+        report = run(view, objective)
+        ((trial, params),) = seen
+        assert isinstance(trial, optuna.trial.BaseTrial)
+        assert params == trial.params == report.params == stored(view).params
+        assert trial.distributions == stored(view).distributions
+        assert stored(view).user_attrs["size"] == params["n"]
+        assert (trial.number, trial.study.study_name) == (0, "script")
+        assert trial.folder == view.spec.output_dir / "trials" / "0" / "attempt-1"
+        assert (trial.device, trial.seed) == (torch.device("cpu"), view.trial_seed(0))
+        config = yaml.safe_load((trial.folder / "config.yaml").read_text())
+        assert config["params"] == params
+        assert (report.outcome, report.value) == (Outcome.COMPLETE, params["x"])
+
+
+def test_a_trial_that_starts_again_gets_the_parameters_that_it_has_drawn(studies: Studies) -> None:
+    drawn: list[dict[str, Any]] = []
+    leaving = StopRequest()
+
+    def objective(trial: ScriptTrial) -> float:
+        x, y = trial.suggest_float("x", 0, 1), trial.suggest_int("y", 1, 10**6)
+        if not drawn:
+            leaving.leave()
+        drawn.append({"x": x, "y": y})
+        z = 0.0 if trial.should_prune() else trial.suggest_float("z", 0, 1)
+        return x + z
+
+    with opened(studies) as (view,):
+        assert run(view, objective, leaving).outcome is None
+        assert run(view, objective).outcome == Outcome.COMPLETE
+        assert drawn[0] == drawn[1]
+        assert {"x", "y", "z"} == stored(view).params.keys()
+
+
+@pytest.mark.parametrize(
+    ("numbers", "epochs"),
+    [((0, 1, 2), (1, 2, 3)), ((1, 2, 3), (1, 2, 3)), ((0, 10, 20), (1, 11, 21)), ((5, 10), (5, 10))],
+)
+def test_steps_count_from_0_or_1_and_may_leave_some_out(
+    studies: Studies, numbers: tuple[int, ...], epochs: tuple[int, ...]
+) -> None:
+    with opened(studies) as (view,):
+        report = run(view, steps(*numbers))
+        assert report.epochs == epochs[-1]
+        assert stored(view).intermediate_values == {
+            epoch: float(step**2) for epoch, step in zip(epochs, numbers, strict=True)
+        }
+
+
+def test_a_step_that_comes_again_keeps_its_first_value(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def folds(trial: ScriptTrial) -> float:
+        for fold in range(2):
+            for step in range(3):
+                trial.report(float(fold), step)
+        return 0.5
+
+    with opened(studies) as (view,):
+        report = run(view, folds)
+        assert (report.outcome, report.value) == (Outcome.COMPLETE, 0.5)
+        assert stored(view).intermediate_values == {1: 0.0, 2: 0.0, 3: 0.0}
+    assert capsys.readouterr().out.count("is reported again: its first value stays") == 1
+
+
+@pytest.mark.parametrize(
+    ("numbers", "problem"),
+    [
+        ((0, 4, 2), "step 2 is reported after step 4: count upwards"),
+        ((-1,), "step -1 is not from 0 to"),
+        ((MAX_STEP + 1,), "is not from 0 to 100,000: count epochs, or reports"),
+    ],
+)
+def test_a_step_that_can_not_be_is_the_trials_error(
+    studies: Studies, numbers: tuple[int, ...], problem: str
+) -> None:
+    with opened(studies) as (view,):
+        report = run(view, steps(*numbers))
+        assert report.outcome == Outcome.ERROR
+        assert problem in report.reason
+
+
+def test_what_it_returns_is_its_value_and_not_the_best_step(studies: Studies) -> None:
+    with opened(studies) as (view,):
+        assert run(view, steps(3, 1 + 4, 4 + 2)).value == 36.0
+        best = stored(view).user_attrs[BEST_ATTR]
+        assert (best["epoch"], best["metrics"]) == (6, {"value": 36.0})
+
+        def best_of_all(trial: ScriptTrial) -> float:
+            steps(0, 1, 2)(trial)
+            return 1.0
+
+        assert run(view, best_of_all).value == 1.0
+        assert view.study.trials[1].user_attrs[BEST_ATTR]["epoch"] == 2
+
+        def nothing(trial: ScriptTrial) -> None:
+            steps(0, 1, 2)(trial)
+
+        assert run(view, nothing).value == 0.0
+
+
+def test_a_returned_nan_has_diverged_and_so_has_a_reported_one(studies: Studies) -> None:
+    def reported(trial: ScriptTrial) -> float:
+        trial.report(float("nan"), 0)
+        if trial.should_prune():
+            raise optuna.TrialPruned
+        return 1.0
+
+    with opened(studies) as (view,):
+        assert run(view, reported).outcome == Outcome.DIVERGED
+        assert run(view, lambda trial: (steps(0, 1)(trial), float("nan"))[1]).outcome == Outcome.DIVERGED
+
+
+def test_several_objectives_are_returned_in_their_order(studies: Studies) -> None:
+    with opened(studies, SEVERAL + "objective: {_target_: parts.objective}\n") as (view,):
+        assert run(view, lambda _: (0.5, 20)).outcome == Outcome.COMPLETE
+        assert stored(view).values == [0.5, 20.0]
+        report = run(view, lambda _: 0.5)
+        assert report.outcome == Outcome.ERROR
+        assert "has returned 1 value, and the study optimises loss, size" in report.reason
+
+
+@pytest.mark.parametrize("value", [None, "much", [1.0, 2.0]])
+def test_what_is_no_value_is_the_trials_error(studies: Studies, value: Any) -> None:
+    with opened(studies) as (view,):
+        report = run(view, lambda _: value)
+        assert report.outcome == Outcome.ERROR
+        assert "return" in report.reason
+
+
+def test_should_prune_answers_what_the_session_has_decided(studies: Studies) -> None:
+    with opened(studies) as (view,):
+        view.study.pruner = AskedAt(prune_at=2)
+        report = run(view, steps(0, 1, 2, prune=True))
+        assert (report.outcome, report.epochs) == (Outcome.PRUNED, 2)
+        # One that does not ask is ended by its next report, and one that prunes itself is pruned.
+        report = run(view, steps(0, 1, 2))
+        assert (report.outcome, report.epochs) == (Outcome.PRUNED, 2)
+
+        def itself(trial: ScriptTrial) -> float:
+            raise optuna.TrialPruned
+
+        assert run(view, itself).outcome == Outcome.PRUNED
+
+
+def test_a_run_that_ends_stops_it_where_it_asks(studies: Studies) -> None:
+    request = StopRequest()
+
+    def objective(trial: ScriptTrial) -> float:
+        trial.report(1.0, 0)
+        request.leave()
+        assert not trial.should_prune()
+        raise AssertionError("it was to end")
+
+    with opened(studies) as (view,):
+        assert run(view, objective, request).outcome is None
+        assert stored(view).state == optuna.trial.TrialState.WAITING
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["saves before it asks", "saves after it has asked"])
+def test_one_that_saves_pauses_and_resumes_from_its_checkpoint(studies: Studies, early: bool) -> None:
+    began: list[int] = []
+
+    def objective(trial: ScriptTrial) -> float:
+        done = trial.load_checkpoint() or {"step": -1}
+        began.append(done["step"] + 1)
+        for step in range(done["step"] + 1, 4):
+            trial.report(float(step), step)
+            if early:
+                trial.save_checkpoint({"step": step})
+            if trial.should_prune():
+                raise optuna.TrialPruned
+            trial.save_checkpoint({"step": step})
+        return 9.0
+
+    with opened(studies) as (view,):
+        paused = replace(view, scheduler=PauseAll(2))
+        assert run(paused, objective).paused
+        view.storage.resume(stored(view)._trial_id)
+        trial_id = stored(view)._trial_id
+        trial = optuna.Trial(view.study, trial_id)
+        code = FunctionCode(lambda session: objective(ScriptTrial(session, trial)))
+        again = replace(view, scheduler=PrunerScheduler())
+        report = TrialRun(again, trial, code, torch.device("cpu"), StopRequest(), lambda _: None).run()
+        assert (report.outcome, report.value) == (Outcome.COMPLETE, 9.0)
+        assert began == [0, 2]
+        assert stored(view).intermediate_values == {epoch: float(epoch - 1) for epoch in range(1, 5)}
+
+
+def test_an_attribute_of_hpos_own_is_refused(studies: Studies) -> None:
+    with opened(studies) as (view,):
+        report = run(view, lambda trial: trial.set_user_attr("hpo:best", 1))
+        assert "begins with 'hpo:', as those of hpo do" in report.reason
+
+
+def test_callbacks_of_other_libraries_take_it_as_they_take_a_session(studies: Studies) -> None:
+    def objective(trial: ScriptTrial) -> float:
+        assert session_of(trial) is trial.session is session_of(trial.session)
+        session_of(trial).report(1, value=0.5)
+        return 0.25
+
+    with opened(studies) as (view,):
+        assert run(view, objective).value == 0.25
+
+
+def test_a_fixed_trial_says_which_parameter_is_new(studies: Studies) -> None:
+    session: Any = SimpleNamespace(params={"x": 0.5})
+    trial = ScriptTrial(session, FixedTrial({"x": 0.5}))
+    assert trial.suggest_float("x", 0, 1) == 0.5
+    with pytest.raises(StudyError, match="asks for a parameter `y`, which the trial does not have; it has x"):
+        trial.suggest_int("y", 0, 1)

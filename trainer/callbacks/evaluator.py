@@ -1,0 +1,163 @@
+"""Evaluator: a validation set that is evaluated at times of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from trainer.callback import Callback, TrainerView
+from trainer.state import CONTINUED, DIVERGED, ERROR, PRUNED
+from trainer.step_log import StepRecord
+
+logger = logging.getLogger(__name__)
+
+#: Reasons to end after which nothing more is evaluated.
+_BROKEN_OFF = CONTINUED | {ERROR, DIVERGED, PRUNED}
+
+
+class Evaluator(Callback):
+    """Evaluates one of the fit's validation sets at steps of its own, at the start and at the end.
+
+    The fit is given several sets by name. The first one is evaluated at each epoch's end as ever, and an Evaluator
+    adds to that. Another one that has an Evaluator is evaluated when that says so, and at no epoch's end unless
+    ``every_epoch``. The epoch's metrics then hold the latest numbers measured in that epoch; an epoch without any
+    lacks them. Numbers at the start are in the first epoch's metrics, as ``start_val_<set>_loss``. Those of single
+    steps are in the records of `StepMetrics`, where that records the same steps, and all of them in ``history``.
+
+    What is evaluated inside an epoch are the weights that are being trained; an average (`EMA`) comes into the
+    model at the epoch's end. An optimizer that has weights of its own for evaluation is switched there and back,
+    which may round.
+
+    Example::
+
+        noisy_too = Evaluator("noisy", every_n_steps=100, max_batches=20)
+        trainer = Trainer(model, optimizer, loss, callbacks=[noisy_too])
+        trainer.fit(train, {"clean": clean, "noisy": noisy})
+
+        callbacks: {evaluator: {data: noisy, every_n_steps: 100, at_end: true}}  # in a study file
+
+    Args:
+        data: Name of the set; empty: the first one.
+        every_n_steps: Evaluate after every so many optimizer steps; None: not.
+        at_steps: Evaluate after these optimizer steps.
+        every_epoch: Evaluate at each epoch's end; the first set always is.
+        at_start: Evaluate before the first step.
+        at_end: Evaluate after the last epoch. Where the run ends early that shows after the epoch was logged: the
+            numbers are then in ``history`` and in the log alone. A run that is interrupted, fails, diverges or is
+            pruned is not evaluated.
+        max_batches: The first batches alone; None: all.
+        stop_after_first: Stop the run after the first evaluation, with the reason ``"evaluated"``.
+
+    Attributes:
+        history: The numbers of each evaluation by name, with its ``step``, the latest last.
+
+    Raises:
+        ValueError: A number is out of range, or no time is given; at fit start, if there is no such set.
+    """
+
+    priority = 30
+    graph_safe = True
+
+    def __init__(
+        self,
+        data: str = "",
+        *,
+        every_n_steps: int | None = None,
+        at_steps: Collection[int] = (),
+        every_epoch: bool = False,
+        at_start: bool = False,
+        at_end: bool = False,
+        max_batches: int | None = None,
+        stop_after_first: bool = False,
+    ) -> None:
+        counts = {"every_n_steps": every_n_steps, "max_batches": max_batches}
+        counts |= {f"at_steps[{place}]": step for place, step in enumerate(at_steps)}
+        for name, value in counts.items():
+            if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+                raise ValueError(f"{name} is {value!r}: give a whole number of at least 1")
+        if not (every_n_steps or at_steps or every_epoch or at_start or at_end):
+            raise ValueError("no time is given: give every_n_steps, at_steps, every_epoch, at_start or at_end")
+        self.data = data
+        self.every_n_steps = every_n_steps
+        self.at_steps = frozenset(at_steps)
+        self.every_epoch = every_epoch
+        self.at_start = at_start
+        self.at_end = at_end
+        self.max_batches = max_batches
+        self.stop_after_first = stop_after_first
+        self.writes = (f"val_{data}_*", f"start_val_{data}_*") if data else ("start_val_*",)
+        self.history: list[dict[str, float]] = []
+        self._latest: dict[str, float] = {}  # what the running epoch is to record
+        self._prefix = ""
+
+    @property
+    def name(self) -> str:
+        """One for each set."""
+        return f"Evaluator({self.data})" if self.data else "Evaluator"
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Find the set, and take it out of the epochs' ends."""
+        if trainer.state.is_new:
+            self.history, self._latest = [], {}
+        names = trainer.evaluation.names
+        if self.data not in names:
+            known = ", ".join(repr(name) for name in names if name) or "one without a name"
+            raise ValueError(f"no validation set is called {self.data!r}: fit was given {known}")
+        self._prefix = names[self.data]
+        if self._prefix != names[""] and not self.every_epoch:
+            trainer.evaluation.own_times.add(self._prefix)
+
+    def on_train_epoch_start(self, trainer: TrainerView) -> None:
+        """Evaluate what nothing is trained of yet."""
+        if self.at_start and not trainer.state.step and not trainer.state.epoch:
+            self._latest |= {f"start_{name}": value for name, value in self._evaluate(trainer).items()}
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Evaluate after a step that is due."""
+        state = trainer.state
+        every = self.every_n_steps is not None and state.step % self.every_n_steps == 0
+        if not state.skipped_step and (every or state.step in self.at_steps):
+            self._latest |= self._evaluate(trainer)
+
+    def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
+        """Add the numbers of the steps that are recorded."""
+        measured = {int(item["step"]): item for item in self.history}
+        for record in records:
+            found = measured.get(record.step, {})
+            record.values.update({name: value for name, value in found.items() if name != "step"})
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:
+        """Record the latest numbers, unless the epoch's end has some of its own."""
+        latest, self._latest = self._latest, {}
+        if self.at_end and trainer.plan.reached(trainer.state) and self._is_apart(trainer):
+            latest |= self._evaluate(trainer)
+        trainer.state.metrics.update({**latest, **trainer.state.metrics})
+
+    def on_fit_end(self, trainer: TrainerView) -> None:
+        """Evaluate a run that has ended before its length."""
+        reason, steps = trainer.state.stop_reason, [item["step"] for item in self.history]
+        early = reason is not None and reason not in _BROKEN_OFF and trainer.state.step not in steps
+        if self.at_end and early and self._is_apart(trainer):
+            found = self._evaluate(trainer)
+            logger.info("step %d: %s", trainer.state.step, ", ".join(f"{n} {v:g}" for n, v in found.items()))
+
+    def state_dict(self) -> dict[str, Any]:
+        """What was measured, and what of it no epoch has recorded yet."""
+        return {"history": [dict(item) for item in self.history], "latest": dict(self._latest)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it."""
+        self.history = [dict(item) for item in state["history"]]
+        self._latest = dict(state["latest"])
+
+    def _is_apart(self, trainer: TrainerView) -> bool:
+        """Whether the epochs' ends do not evaluate the set."""
+        return self._prefix in trainer.evaluation.own_times
+
+    def _evaluate(self, trainer: TrainerView) -> dict[str, float]:
+        found = trainer.evaluation.now(self._prefix, self.max_batches)
+        self.history.append({"step": trainer.state.step, **found})
+        if self.stop_after_first:
+            trainer.state.stop("evaluated", now=True)
+        return found

@@ -1,0 +1,122 @@
+"""Freeze: parts of a model that do not train, for a while or for the whole run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import nn
+
+from trainer.callback import Callback, TrainerView
+from trainer.step.groups import matches, parameters_of
+from trainer.step.modes import Modes, apply_modes, modes_of
+from trainer.step.parts import bare_model
+
+
+class Freeze(Callback):
+    """Keeps parts of the model as they are between two points of a run; before and after they train.
+
+    Frozen parameters require no gradients, so that the backward pass ends above them, and have none, so that
+    torch's optimizers pass over them: neither momentum nor weight decay moves them, and what the optimizer
+    keeps of them stays. Their modules are in eval mode meanwhile: statistics of batches stay, dropout is off. What
+    is to be frozen follows from the epoch and the step, so a resumed run needs no state of it. When the fit is
+    over, everything requires gradients as before. Several of them, each of other parts, unfreeze a model by parts.
+
+    Args:
+        parts: Names of modules or parameters, or patterns, see `trainer.step.groups.parameters_of`.
+        from_epoch: Finished epochs after which they are frozen; 0: from the beginning.
+        until_epoch: Finished epochs after which they train again; None: never.
+        from_step: Optimizer steps after which they are frozen, in place of epochs.
+        until_step: Optimizer steps after which they train again, in place of epochs.
+        eval_mode: Whether frozen modules are in eval mode.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[Freeze("encoder", until_epoch=3)])
+
+        callbacks: {freeze: {parts: encoder, until_epoch: 3}}
+
+    Raises:
+        ValueError: ``parts`` is empty, an end comes before its beginning, epochs and steps are mixed, a pattern
+            matches no parameter, nothing would be left to train, or the optimizer does not hold what is to train
+            later.
+    """
+
+    priority = 4
+    transient = ("_frozen", "_parameters", "_modules", "_modes")
+
+    def __init__(
+        self,
+        parts: str | Sequence[str],
+        *,
+        from_epoch: int = 0,
+        until_epoch: int | None = None,
+        from_step: int = 0,
+        until_step: int | None = None,
+        eval_mode: bool = True,
+    ) -> None:
+        by_epochs, by_steps = from_epoch or until_epoch is not None, from_step or until_step is not None
+        if by_epochs and by_steps:
+            raise ValueError("give epochs or steps: from_epoch and until_epoch, or from_step and until_step")
+        begin, end = (from_step, until_step) if by_steps else (from_epoch, until_epoch)
+        if begin < 0 or (end is not None and end <= begin):
+            raise ValueError(f"nothing is frozen from {begin} until {end}: give an end after the beginning")
+        self.parts = (parts,) if isinstance(parts, str) else tuple(parts)
+        if not self.parts:
+            raise ValueError("parts is empty: name what is to be frozen, or leave the callback out")
+        self.begin, self.end, self.by_steps, self.eval_mode = begin, end, bool(by_steps), eval_mode
+        self._frozen = False
+        self._parameters: list[nn.Parameter] = []
+        self._modules: list[nn.Module] = []
+        self._modes: Modes = []
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Find the parts, and freeze them where that is due."""
+        found = parameters_of(trainer.model, self.parts)
+        self._parameters = [parameter for parameter in found.values() if parameter.requires_grad]
+        modules = bare_model(trainer.model).named_modules()
+        self._modules = [each for name, each in modules if any(matches(name, pattern) for pattern in self.parts)]
+        self._frozen = False
+        if self.begin or self.end is not None:
+            self._check_held(trainer, found)
+        self._settle(trainer)
+
+    def on_before_zero_grad(self, trainer: TrainerView) -> None:
+        """Freeze or unfreeze where that is due; gradients that add up to one step all know the same parts."""
+        if self._is_due(trainer) is not self._frozen:
+            self._settle(trainer)
+
+    def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
+        """Let everything require gradients as before the fit."""
+        self._set(frozen=False)
+
+    def _is_due(self, trainer: TrainerView) -> bool:
+        now = trainer.state.step if self.by_steps else trainer.state.epoch
+        return self.begin <= now and (self.end is None or now < self.end)
+
+    def _settle(self, trainer: TrainerView) -> None:
+        self._set(frozen=self._is_due(trainer))
+        if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
+            raise ValueError(f"{', '.join(self.parts)}: with these frozen nothing is left to train")
+
+    def _set(self, *, frozen: bool) -> None:
+        if frozen is self._frozen:
+            return
+        self._frozen = frozen
+        for parameter in self._parameters:
+            parameter.requires_grad_(not frozen)
+            if frozen:
+                parameter.grad = None
+        if self.eval_mode and frozen:
+            self._modes = [mode for module in self._modules for mode in modes_of(module)]
+            for module in self._modules:
+                module.eval()
+        elif self.eval_mode:
+            apply_modes(self._modes)
+
+    def _check_held(self, trainer: TrainerView, found: dict[str, nn.Parameter]) -> None:
+        held = {id(item) for group in trainer.optimizer.param_groups for item in group["params"]}
+        if missed := [name for name, item in found.items() if item.requires_grad and id(item) not in held]:
+            raise ValueError(
+                f"the optimizer does not hold {missed[0]}, which is to train before or after it is frozen: "
+                "build it over model.parameters()"
+            )

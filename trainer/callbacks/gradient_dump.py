@@ -1,0 +1,104 @@
+"""GradientDump: the gradients of chosen steps as files."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trainer.callback import Callback, TrainerView
+from trainer.callbacks.tensor_statistics import pattern
+
+logger = logging.getLogger(__name__)
+
+
+class GradientDump(Callback):
+    """Writes the gradients of chosen optimizer steps to ``gradients-step-<step>.pt``, to be looked at afterwards.
+
+    A file is a mapping from the names of parameters to their gradients before clipping, unscaled, in the host's
+    memory; ``torch.load`` reads it. The steps are ``first_step``, and every ``every_n_steps`` after it up to
+    ``last_step``, at most ``max_files`` of them, which bounds the disk that they take. A step that is written
+    waits for the device and the disk; the others do nothing. A resumed run writes the same files again. A file
+    that can't be written is left out with a warning.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[GradientDump("gradients", first_step=100, names="^encoder")])
+
+        callbacks: {gradient_dump: {every_n_steps: 100, max_files: 20}}
+
+    Args:
+        folder: Where the files go; made when the first is written.
+        every_n_steps: Steps from one file to the next, at least 1.
+        first_step: The first step that is written, from 1.
+        last_step: No step after this one is written; None: there is no such limit.
+        max_files: Files in all, at least 1.
+        first_elements: Of each gradient only so many elements are kept, as one row; None: all, in its shape.
+        names: Regular expression that must be found in the name of a parameter; None: all.
+
+    Raises:
+        ValueError: A number is below 1, or ``names`` is no regular expression.
+    """
+
+    priority = 12
+    graph_safe = True
+    rank_zero_only = True
+
+    def __init__(
+        self,
+        folder: Path | str,
+        every_n_steps: int = 1,
+        first_step: int = 1,
+        last_step: int | None = None,
+        max_files: int = 100,
+        first_elements: int | None = None,
+        names: str | None = None,
+    ) -> None:
+        given = {
+            "every_n_steps": every_n_steps,
+            "first_step": first_step,
+            "last_step": last_step,
+            "max_files": max_files,
+            "first_elements": first_elements,
+        }
+        for name, value in given.items():
+            if value is not None and value < 1:
+                raise ValueError(f"{name} is {value}: give at least 1")
+        self.folder = Path(folder)
+        self.every_n_steps = every_n_steps
+        self.first_step = first_step
+        self.max_files = max_files
+        self.last_step = last_step
+        self.first_elements = first_elements
+        self.names: re.Pattern[str] | None = pattern(names)
+
+    def on_before_optimizer_step(self, trainer: TrainerView) -> None:
+        """Write the step, if it is one of those."""
+        step = trainer.state.step + 1
+        number, rest = divmod(step - self.first_step, self.every_n_steps)
+        late = self.last_step is not None and step > self.last_step
+        if number < 0 or rest or number >= self.max_files or late:
+            return
+        gradients = {
+            name: self._kept(parameter.grad)
+            for name, parameter in trainer.model.named_parameters()
+            if parameter.grad is not None and (self.names is None or self.names.search(name))
+        }
+        path = self.folder / f"gradients-step-{step:08d}.pt"
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            aside = path.with_suffix(".part")
+            torch.save(gradients, aside)
+            aside.replace(path)
+        except (OSError, RuntimeError) as error:  # torch's writer has errors of its own for a full disk
+            logger.warning("%s can't be written: %s", path, error)
+
+    def _kept(self, gradient: Tensor) -> Tensor:
+        kept = gradient.detach().to_dense() if gradient.is_sparse else gradient.detach()
+        if self.first_elements is not None:
+            kept = kept.flatten()[: self.first_elements]
+        # A copy: a file of a view would hold all that it is a view of.
+        return kept.cpu().clone()

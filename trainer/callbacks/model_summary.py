@@ -1,0 +1,50 @@
+"""ModelSummary: the model's modules, the shapes of their outputs and their parameters, in the log."""
+
+from __future__ import annotations
+
+import logging
+
+from trainer.callback import Callback, TrainerView
+from trainer.model_summary import summary
+
+logger = logging.getLogger(__name__)
+
+
+class ModelSummary(Callback):
+    """Logs a table of the model with the first batch of a fit: modules, shapes of outputs, parameters.
+
+    The shapes come from one more call of the step, in eval mode and without gradients, which changes nothing of
+    the run, unless the step itself counts its calls. In code without a trainer `trainer.summary` makes the table.
+
+    Args:
+        depth: Modules below this depth are part of those around them.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[ModelSummary(depth=3)])
+
+        callbacks: {model_summary: {depth: 3}}
+
+    Raises:
+        ValueError: ``depth`` is below 0.
+    """
+
+    rank_zero_only = True
+    transient = ("_logged",)
+
+    def __init__(self, depth: int = 2) -> None:
+        if depth < 0:
+            raise ValueError(f"depth is {depth}: give at least 0")
+        self.depth = depth
+        self._logged = False
+
+    def on_fit_start(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
+        """The next batch is the first."""
+        self._logged = False
+
+    def on_train_batch_start(self, trainer: TrainerView) -> None:
+        """Log the table, once."""
+        if not self._logged:
+            self._logged = True
+            found = summary(trainer.model, trainer.state.batch, step=trainer.step, depth=self.depth)
+            logger.info("the model\n%s", found)

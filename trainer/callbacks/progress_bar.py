@@ -1,0 +1,129 @@
+"""ProgressBar: how far an epoch is, on a terminal or in lines of text."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from shutil import get_terminal_size
+from time import monotonic
+
+from trainer.callback import Callback, TrainerView
+from trainer.callbacks.step_metrics import chosen_names
+from trainer.events import LOG_PRIORITY
+from trainer.state import TrainState
+from trainer.step_log import StepRecord
+
+# Seconds between two drawings, and characters of the bar itself.
+_REFRESH_S = 0.2
+_WIDTH = 20
+
+
+class ProgressBar(Callback):
+    """Shows on the error output how far the running epoch is, its batches per second, and chosen metrics.
+
+    On a terminal a line is drawn anew a few times a second, and cleared for what others print. Where there is
+    none, or only one that can't go back in a line (``TERM=dumb``), a line is printed at each tenth of an epoch,
+    for data of unknown length none. The metrics are those of the latest epoch, with `StepMetrics` those of the
+    latest steps that came over: nothing is read from the device for them.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[ProgressBar(["train_loss", "val_accuracy"])])
+
+        callbacks: {progress_bar: true, console: false}
+
+    Args:
+        metrics: Patterns such as ``val_*`` for the metrics to show.
+    """
+
+    priority = LOG_PRIORITY - 1
+    reads = ("*",)
+    reads_in = "on_log_metrics"
+    rank_zero_only = True
+    transient = ("_drawn", "_length", "_tenth", "_values", "_started", "_first", "_live")
+
+    def __init__(self, metrics: Sequence[str] = ("train_loss", "val_loss")) -> None:
+        self.metrics = chosen_names(metrics)
+        self._live = False
+        self._values: dict[str, float] = {}
+        self._drawn = self._started = 0.0
+        self._length = 0  # of the line on the terminal
+        self._tenth = 0
+        self._first = 0  # batches of the epoch that were there before the clock started
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Look at what is written to."""
+        self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        self._values = dict(trainer.state.metrics)
+        self._begin(trainer.state)
+
+    def on_train_epoch_start(self, trainer: TrainerView) -> None:
+        """Start the epoch's clock."""
+        self._begin(trainer.state)
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Draw, where it is time."""
+        state = trainer.state
+        if self._live:
+            now = monotonic()
+            if now - self._drawn >= _REFRESH_S:
+                self._drawn = now
+                self._draw(state)
+        elif state.batches_per_epoch:
+            tenth = 10 * state.batch_index // state.batches_per_epoch
+            if tenth > self._tenth:
+                self._tenth = tenth
+                print(self._line(state), file=sys.stderr, flush=True)
+
+    def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
+        """Take over the latest numbers, and make room for what others print of them."""
+        self._values.update(records[-1].values)
+        self._clear()
+
+    def on_train_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Make room for the epoch's own line."""
+        self._clear()
+
+    def on_log_metrics(self, trainer: TrainerView, metrics: Mapping[str, float]) -> None:  # noqa: ARG002
+        """Take over the latest numbers."""
+        self._values = dict(metrics)
+
+    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Leave nothing behind."""
+        self._clear()
+
+    def _begin(self, state: TrainState) -> None:
+        self._drawn = self._started = monotonic()
+        self._first = state.batch_index
+        self._tenth = 10 * state.batch_index // state.batches_per_epoch if state.batches_per_epoch else 0
+
+    def _draw(self, state: TrainState) -> None:
+        line = self._line(state)[: get_terminal_size().columns - 1]
+        sys.stderr.write("\r" + line.ljust(self._length))
+        sys.stderr.flush()
+        self._length = len(line)
+
+    def _clear(self) -> None:
+        if self._length:
+            sys.stderr.write("\r" + " " * self._length + "\r")
+            sys.stderr.flush()
+            self._length = 0
+
+    def _line(self, state: TrainState) -> str:
+        done, total = state.batch_index, state.batches_per_epoch
+        if total:
+            share = min(1.0, done / total)
+            bar = ("#" * int(share * _WIDTH)).ljust(_WIDTH, ".")
+            where = f"{share:4.0%} [{bar}] {done}/{total}"
+        else:
+            where = f"batch {done}"
+        seconds = monotonic() - self._started
+        pace = f"  {(done - self._first) / seconds:.3g} batches/s" if seconds > 0 else ""
+        chosen = [(name, value) for name, value in self._values.items() if self._wants(name)]
+        numbers = "".join(f"  {name} {value:.4g}" for name, value in chosen)
+        return f"epoch {state.epoch + 1}/{state.max_epochs}  {where}{pace}{numbers}"
+
+    def _wants(self, name: str) -> bool:
+        return any(fnmatchcase(name, pattern) for pattern in self.metrics)

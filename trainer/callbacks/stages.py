@@ -1,0 +1,39 @@
+"""Stages: whole numbers by when they begin to hold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+class Stages(dict[int, int]):
+    """Whole numbers by the count of passes or steps from which on they hold.
+
+    Args:
+        name: What an error calls them.
+        stages: The numbers, at least 1, by that count; 0 must be among them. Text such as ``"10"`` will do for a
+            number, since the keys of a study file are text.
+
+    Raises:
+        ValueError: 0 is missing, or a number is out of range or none.
+    """
+
+    def __init__(self, name: str, stages: Mapping[int, int] | Mapping[str, int]) -> None:
+        found = {_whole(start, name, stages): _whole(value, name, stages) for start, value in stages.items()}
+        if 0 not in found:
+            raise ValueError(f"{name} is {dict(stages)}: give the one to begin with under 0")
+        for start, value in found.items():
+            if start < 0 or value < 1:
+                raise ValueError(f"{name} has {start}: {value}: give counts from 0 on, and numbers of at least 1")
+        super().__init__(sorted(found.items()))
+
+    def at(self, count: int) -> int:
+        """The number that holds after so many passes or steps."""
+        return [value for start, value in self.items() if start <= count][-1]
+
+
+def _whole(value: Any, name: str, stages: Mapping[Any, int]) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise ValueError(f"{name} is {dict(stages)}: {value!r} is no whole number") from None

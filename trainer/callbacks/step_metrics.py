@@ -1,0 +1,267 @@
+"""StepMetrics: the numbers of single optimizer steps, for every logger and tracker of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from torch import Tensor
+
+from trainer.callback import Callback, TrainerView
+from trainer.events import LOG_PRIORITY
+from trainer.metrics.epoch import Recorded
+from trainer.state import TrainState
+from trainer.step_log import StepLog, StepRecord
+
+_SUFFIXES: Final = {"csv": ".csv", "json": ".jsonl"}
+
+
+class StepMetrics(Callback):
+    """Records single optimizer steps: whatever an epoch records of its batches, gradient norms, the learning rate.
+
+    That is ``train_loss``, the functions among the metrics, the step's further scalars, and what callbacks hand
+    to ``trainer.recorder.record`` while training; a value of a step is the mean, sum or maximum of its batches',
+    as that of an epoch is. Batches whose step was left out count to the next one. ``grad_norm`` is there where a
+    callback measures it (`GradientMonitor` does), ``lr`` is the rate that the step was taken with. Metric
+    objects have no numbers of single steps.
+
+    A step keeps what is recorded anyway and waits for nothing: the numbers lie on the device until
+    ``transfer_every_n_steps`` steps are over or the epoch is, and come over in one transfer. They are then
+    appended to ``steps.csv`` or ``steps.jsonl``, and shown by the callbacks that listen to ``on_log_steps``: the
+    console (``every_n_steps``), the progress bar, TensorBoard, W&B and MLflow, the trackers under names that
+    begin with ``step/``. A checkpoint holds what waits. A run that resumes cuts the file back to what the
+    checkpoint knows, and trackers are sent what they lack of it: no step is there twice, and none is missing.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[StepMetrics("run", every_n_steps=10)])
+
+        callbacks: {step_metrics: {every_n_steps: 10}}
+
+    Args:
+        folder: Where the file goes; made if needed.
+        every_n_steps: Steps from one that is recorded to the next, at least 1.
+        transfer_every_n_steps: Steps whose numbers come over together, at least 1; a killed run that resumes
+            trains these again.
+        metrics: Patterns such as ``train_*``; of the names, those that match one are recorded. None: all.
+        format: ``"csv"``, or ``"json"`` for one object a line.
+        earlier: The ``folder`` of each earlier attempt at this run.
+
+    Raises:
+        OSError: The file can't be written when a fit starts.
+        ValueError: A number is out of range, there is no such format, or a metric is called ``step`` or ``epoch``.
+    """
+
+    priority = LOG_PRIORITY - 1
+    rank_zero_only = True
+    graph_safe = True
+
+    def __init__(
+        self,
+        folder: Path | str,
+        every_n_steps: int = 1,
+        transfer_every_n_steps: int = 100,
+        metrics: Sequence[str] | None = None,
+        format: Literal["csv", "json"] = "csv",  # noqa: A002 - the word for it
+        earlier: Sequence[Path | str] = (),
+    ) -> None:
+        for name, value in (
+            ("every_n_steps", every_n_steps),
+            ("transfer_every_n_steps", transfer_every_n_steps),
+        ):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} is {value!r}: give an integer of at least 1")
+        if format not in _SUFFIXES:
+            raise ValueError(f"format is {format!r}: give 'csv' or 'json'")
+        self.every_n_steps = every_n_steps
+        self.transfer_every_n_steps = transfer_every_n_steps
+        self.metrics = None if metrics is None else chosen_names(metrics)
+        name = f"steps{_SUFFIXES[format]}"
+        self.log = StepLog(Path(folder) / name, [Path(other) / name for other in earlier])
+        self._wants = cache(self._is_wanted)
+        self._tap: list[Recorded] = []
+        self._of_batches = 0
+        self._lr: Tensor | float = 0.0
+        self._forget()
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Cut the file back to where this run resumes."""
+        state = trainer.state
+        if state.is_new:
+            self._forget()
+        self._step, self._of_batches = state.step, len(self._tap)
+        trainer.recorder.tap = self._tap if state.batch_index else None
+        self.log.cut(self._logged)
+        state.step_log = self.log
+
+    def on_train_epoch_start(self, trainer: TrainerView) -> None:
+        """From here on what is recorded belongs to steps."""
+        trainer.recorder.tap = self._tap
+
+    def on_before_optimizer_step(self, trainer: TrainerView) -> None:
+        """Keep the rate; a scheduler may change it before the batch ends, in place with a CUDA graph."""
+        rate = trainer.optimizer.param_groups[0]["lr"]
+        self._lr = rate.clone() if isinstance(rate, Tensor) else rate
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Take what the step recorded, if there was one, and hand on the steps that are due."""
+        self._of_batches = len(self._tap)
+        before = self._take(trainer.state)
+        if self._step // self.transfer_every_n_steps > before // self.transfer_every_n_steps:
+            self._hand_on(trainer)
+
+    def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
+        """Write the file, once callbacks before this one have added to the records."""
+        self._logged = records[-1].step
+        self.log.append(records)
+
+    def on_train_epoch_end(self, trainer: TrainerView) -> None:
+        """Hand on the epoch's last steps, before its metrics are logged."""
+        trainer.recorder.tap = None
+        self._take(trainer.state)  # the step of what was left to accumulate
+        self._tap.clear()
+        self._hand_on(trainer)
+        self.log.epoch_ends[trainer.state.epoch + 1] = trainer.state.step
+
+    def on_fit_end(self, trainer: TrainerView) -> None:
+        """Hand on what is left of a run that ends inside an epoch."""
+        trainer.recorder.tap = None
+        if (
+            trainer.state.step_log is self.log
+        ):  # else the fit failed before it came here: the file is another run's
+            self._hand_on(trainer)
+
+    def teardown(self, trainer: TrainerView) -> None:
+        """The file is this fit's."""
+        trainer.state.step_log = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """What waits, and the last step that is in the file."""
+        self._transfer()
+        held = [*self.log.unwritten, *self._records]
+        return {
+            "logged": self._logged,
+            "records": [(record.step, record.epoch, record.values) for record in held],
+            "tap": [list(item) for item in self._tap],
+            "epoch_ends": dict(self.log.epoch_ends),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore it; the file is cut as the fit starts."""
+        self._forget()
+        self._records += [StepRecord(step, epoch, dict(values)) for step, epoch, values in state["records"]]
+        self._logged = min([state["logged"], *(record.step - 1 for record in self._records)])
+        self._tap.extend(tuple(item) for item in state["tap"])
+        self.log.epoch_ends = dict(state["epoch_ends"])
+
+    def _forget(self) -> None:
+        self._step = 0
+        self._logged = 0
+        self._tap.clear()
+        self._waiting: list[_Taken] = []
+        self._records: list[StepRecord] = []
+        self.log.epoch_ends = {}
+
+    def _is_wanted(self, name: str) -> bool:
+        return self.metrics is None or any(fnmatchcase(name, pattern) for pattern in self.metrics)
+
+    def _take(self, state: TrainState) -> int:
+        """Keep the numbers of the step, if there was one since the last look; returns what that saw."""
+        before, self._step = self._step, state.step
+        if self._step == before:
+            return before
+        if self._step // self.every_n_steps > before // self.every_n_steps:
+            # Not what was recorded after the last batch, of the epoch as a whole.
+            wanted = [item for item in self._tap[: self._of_batches] if self._wants(item[0])]
+            wanted += [(name, norm, 1.0, "mean") for name, norm in state.grad_norms.items() if self._wants(name)]
+            self._waiting.append(_Taken(self._step, state.epoch + 1, self._lr, wanted))
+        self._tap.clear()
+        return before
+
+    def _transfer(self) -> None:
+        """Bring over what lies on the device."""
+        waiting, self._waiting = self._waiting, []
+        numbers = to_host([tensor for step in waiting for tensor in step.tensors()])
+        self._records += [step.record(numbers, self._wants) for step in waiting]
+
+    def _hand_on(self, trainer: TrainerView) -> None:
+        self._transfer()
+        records, self._records = self._records, []
+        if records:
+            trainer.fire("on_log_steps", records)
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What one step recorded, still on the device."""
+
+    step: int
+    epoch: int
+    lr: Tensor | float
+    values: Sequence[Recorded]
+
+    def tensors(self) -> Iterator[Tensor]:
+        """Everything that has to come over, in the order in which `record` takes it back."""
+        for _, value, weight, _ in self.values:
+            yield value
+            if isinstance(weight, Tensor):
+                yield weight
+        if isinstance(self.lr, Tensor):
+            yield self.lr
+
+    def record(self, numbers: Iterator[float], wants: Callable[[str], bool]) -> StepRecord:
+        """The step's numbers, from those of all tensors."""
+        found: dict[str, tuple[str, list[float], list[float]]] = {}
+        for name, _, weight, reduce in self.values:
+            _, values, weights = found.setdefault(name, (reduce, [], []))
+            values.append(next(numbers))
+            weights.append(next(numbers) if isinstance(weight, Tensor) else weight)
+        reduced = {name: _reduced(*item) for name, item in found.items()}
+        rate = next(numbers) if isinstance(self.lr, Tensor) else float(self.lr)
+        return StepRecord(self.step, self.epoch, {**reduced, "lr": rate} if wants("lr") else reduced)
+
+
+def _reduced(reduce: str, values: Sequence[float], weights: Sequence[float]) -> float:
+    """One number of a step's batches; NaN of a mean where no batch has weight."""
+    if reduce == "max":
+        return float(torch.tensor(values, dtype=torch.float64).max())  # of which one NaN makes a NaN
+    if reduce == "sum":
+        return sum(values)
+    if len(values) == 1 and weights[0]:
+        return values[0]
+    counted = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight]
+    total = sum(weight for _, weight in counted)
+    return sum(value * weight for value, weight in counted) / total if total else float("nan")
+
+
+def to_host(tensors: Sequence[Tensor]) -> Iterator[float]:
+    """The numbers of tensors with one element each, in their order, in one transfer."""
+    if not tensors:
+        return iter(())
+    device = tensors[0].device
+    dtype = torch.float32 if device.type == "mps" else torch.float64  # Apple's GPU has no float64
+    alike: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        alike.setdefault((tensor.dtype, tensor.device), []).append(place)
+    stacked = [torch.stack([tensors[place].reshape(()) for place in places]) for places in alike.values()]
+    numbers = torch.cat([part.to(device, dtype) for part in stacked]).tolist()
+    places = [place for group in alike.values() for place in group]
+    return iter([number for _, number in sorted(zip(places, numbers, strict=True), key=lambda item: item[0])])
+
+
+def chosen_names(patterns: Iterable[str]) -> tuple[str, ...]:
+    """Patterns for names of metrics, as ``fnmatch`` reads them.
+
+    Raises:
+        ValueError: It is one text in place of a list, or empty.
+    """
+    if isinstance(patterns, str):
+        raise ValueError(f"metrics is {patterns!r}: give a list, [{patterns}]")  # noqa: TRY004 - as for others
+    if not (names := tuple(patterns)):
+        raise ValueError("metrics is an empty list: give patterns such as train_*, or leave it out for all")
+    return names

@@ -1,0 +1,153 @@
+"""WeightMerging: means of the weights over stretches of a run, saved as files while training continues."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import get_swa_multi_avg_fn
+
+from trainer.callback import TrainerView
+from trainer.callbacks.averaged import AfterEachStep, averaged_places, precise
+from trainer.checkpoint.manager import CheckpointWriteError, write_whole
+from trainer.checkpoint.rules import check_counts
+from trainer.step.parts import bare_model
+
+logger = logging.getLogger(__name__)
+
+
+class WeightMerging(AfterEachStep):
+    """Saves the mean of the weights over the last steps, at chosen steps; training continues with its own weights.
+
+    A merge at step t is the mean of the weights after each of the steps t - ``last_steps`` + 1 to t, all counting
+    the same, in 32 bits or more; the running statistics of normalisation layers are averaged with them, other
+    buffers are those of step t. It lies in ``folder`` as ``merged-step-00001000.pt``, for `trainer.load_weights`:
+    ``model`` are the weights, ``step`` is t, and ``steps`` says how many were averaged. These are fewer where the
+    run had no more, and, with a warning, where it took this callback on inside the stretch. A file of the same
+    step is replaced.
+
+    Costs one copy of the weights for each stretch that is under way, and an in-place update a step that waits for
+    nothing. What has been averaged is part of a checkpoint, so a resumed run saves the same files to the bit. To
+    train on with an average, or validate it, use `EMA` or `WeightAveraging`.
+
+    Example::
+
+        Trainer(model, optimizer, loss, callbacks=[WeightMerging("merged", 500, every_n_steps=5000)])
+
+        callbacks: {weight_merging: {last_steps: 500, every_n_steps: 5000}}
+
+    Args:
+        folder: Where the files go; made if needed.
+        last_steps: Optimizer steps that a merge averages, at least 1; stretches may overlap.
+        every_n_steps: Optimizer steps between merges; None: only ``at_steps``.
+        at_steps: Optimizer steps at which there is one, too.
+
+    Raises:
+        ValueError: An argument is out of range; nothing says when to merge; the saved state is another model's.
+        CheckpointWriteError: A file can't be written.
+    """
+
+    priority = 10
+    graph_safe = True
+    rank_zero_only = True
+
+    def __init__(
+        self,
+        folder: Path | str,
+        last_steps: int = 500,
+        every_n_steps: int | None = None,
+        at_steps: Sequence[int] = (),
+    ) -> None:
+        counts = [("last_steps", last_steps), *(("a step in at_steps", step) for step in at_steps)]
+        check_counts(counts + ([] if every_n_steps is None else [("every_n_steps", every_n_steps)]))
+        if every_n_steps is None and not at_steps:
+            raise ValueError("nothing says when to merge: give every_n_steps or at_steps")
+        self.folder = Path(folder)
+        self.last_steps = last_steps
+        self.every_n_steps = every_n_steps
+        self.at_steps = frozenset(at_steps)
+        self._means: dict[int, dict[str, Tensor]] = {}
+        self._counts: dict[int, int] = {}
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """Look the weights up, and bring what a resumed run has averaged to their devices."""
+        self._places = averaged_places(bare_model(trainer.model))
+        if trainer.state.step == 0:
+            self._means, self._counts = {}, {}
+        weights = self._weights()
+        for mean in self._means.values():
+            if mean.keys() != weights.keys():
+                names = ", ".join(sorted(mean.keys() ^ weights.keys()))
+                raise ValueError(
+                    f"the saved merge and the model differ in {names}: load a checkpoint of this model"
+                )
+            mean.update({name: tensor.to(weights[name].device) for name, tensor in mean.items()})
+
+    @torch.no_grad()
+    def _after_step(self, trainer: TrainerView, step: int) -> None:
+        """Take the new weights into each mean that is under way, and save the one that is complete."""
+        for target in self._targets(step):
+            self._add(target)
+        if step in self._means:
+            self._save(bare_model(trainer.model), step)
+
+    def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Let the model go."""
+        self._places = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        """The means under way, and of how many steps each is."""
+        return {"means": self._means, "counts": self._counts}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Resume the means; copied, because updates change them in place."""
+        self._means = {
+            step: {name: tensor.clone() for name, tensor in mean.items()} for step, mean in state["means"].items()
+        }
+        self._counts = dict(state["counts"])
+
+    def _targets(self, step: int) -> Iterator[int]:
+        """Steps with a merge to which this step belongs."""
+        until = step + self.last_steps
+        targets = {target for target in self.at_steps if step <= target < until}
+        if every := self.every_n_steps:
+            targets.update(range(-(-step // every) * every, until, every))
+        yield from sorted(targets)
+
+    def _add(self, target: int) -> None:
+        weights, mean = self._weights(), self._means.get(target)
+        if mean is None:
+            self._means[target] = {name: weight.to(precise(weight), copy=True) for name, weight in weights.items()}
+            self._counts[target] = 1
+            return
+        values = [weights[name].to(tensor.dtype) for name, tensor in mean.items()]
+        get_swa_multi_avg_fn()(list(mean.values()), values, self._counts[target])  # type: ignore[no-untyped-call]
+        self._counts[target] += 1
+
+    def _save(self, model: nn.Module, step: int) -> None:
+        mean, count = self._means.pop(step), self._counts.pop(step)
+        if count < min(self.last_steps, step):
+            logger.warning("the merge at step %d is the mean of the last %d steps, not of more", step, count)
+        # By identity: tied weights have two names.
+        merged = {id(getattr(*place)): mean[name] for name, place in self._places.items()}
+        weights = {
+            name: merged[id(value)].to(value.dtype) if id(value) in merged else value
+            for name, value in model.state_dict(keep_vars=True).items()
+        }
+        plain = {name: value.detach() if isinstance(value, Tensor) else value for name, value in weights.items()}
+        path = self.folder / f"merged-step-{step:08d}.pt"
+        try:
+            write_whole({"model": plain, "step": step, "steps": count}, path)
+        except OSError as error:
+            fix = "free some room or choose another folder"
+            text = f"merged weights {path} can't be written: {error.strerror or error}; {fix}"
+            raise CheckpointWriteError(error.errno, text) from error
+
+    def _weights(self) -> dict[str, Tensor]:
+        # Looked up each time: a layer may put a new tensor in the place of a buffer.
+        return {name: getattr(*place).detach() for name, place in self._places.items()}

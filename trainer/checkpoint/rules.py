@@ -1,0 +1,85 @@
+"""SaveRules: when a checkpoint is due, by epochs, steps and seconds."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from trainer.state import TrainState
+
+
+@dataclass(frozen=True)
+class SaveRules:
+    """When a checkpoint is due; described, with the errors, at `trainer.callbacks.Checkpoint`.
+
+    Attributes:
+        every_n_epochs: Epochs between checkpoints that may be removed.
+        every_n_steps: Optimizer steps between those inside epochs.
+        every_seconds: Seconds after which one is due.
+        cooldown_steps: Steps after any checkpoint in which none that may be removed is written inside an epoch.
+        keep_every_n_epochs: Epochs between permanent ones.
+        keep_every_n_steps: Optimizer steps between permanent ones.
+        at_steps: Optimizer steps of permanent ones, sorted.
+    """
+
+    every_n_epochs: int
+    every_n_steps: int | None
+    every_seconds: float | None
+    cooldown_steps: int
+    keep_every_n_epochs: int | None
+    keep_every_n_steps: int | None
+    at_steps: Sequence[int]
+
+    def __post_init__(self) -> None:
+        counts: list[tuple[str, int | None]] = [("every_n_epochs", self.every_n_epochs)]
+        for name in ("every_n_steps", "keep_every_n_epochs", "keep_every_n_steps"):
+            counts += [] if getattr(self, name) is None else [(name, getattr(self, name))]
+        check_counts(counts + [("a step in at_steps", step) for step in self.at_steps])
+        check_counts([("cooldown_steps", self.cooldown_steps)], least=0)
+        if self.every_seconds is not None and not 0 < self.every_seconds < math.inf:
+            raise ValueError(f"every_seconds is {self.every_seconds!r}: give a finite number above 0")
+
+    @property
+    def look_inside(self) -> bool:
+        """Whether a batch inside an epoch may be due at all."""
+        return bool(self.at_steps or self.every_n_steps or self.every_seconds or self.keep_every_n_steps)
+
+    def permanent(self, state: TrainState, looked: int) -> bool:
+        """Whether a permanent one is due: of this epoch's end, or of a step since the last look, at ``looked``."""
+        ends = state.batch_index == 0 and state.epoch > 0
+        if self.keep_every_n_epochs is not None and ends and state.epoch % self.keep_every_n_epochs == 0:
+            return True
+        return bisect_right(self.at_steps, state.step) > bisect_right(self.at_steps, looked) or _passed(
+            self.keep_every_n_steps, state.step, looked
+        )
+
+    def by_steps(self, state: TrainState, looked: int, saved: int) -> bool:
+        """Whether ``every_n_steps`` asks for one; ``saved`` is the step of the latest checkpoint."""
+        return _passed(self.every_n_steps, state.step, looked) and state.step - saved >= self.cooldown_steps
+
+    def by_seconds(self, state: TrainState, waited: float, saved: int) -> bool:
+        """Whether ``every_seconds`` asks for one, ``waited`` seconds after the latest."""
+        limit = self.every_seconds
+        return limit is not None and waited >= limit and state.step - saved >= self.cooldown_steps
+
+    def by_epochs(self, state: TrainState) -> bool:
+        """Whether ``every_n_epochs`` asks for the end of this epoch."""
+        return state.epoch % self.every_n_epochs == 0
+
+
+def check_counts(counts: Sequence[tuple[str, int | None]], *, least: int = 1) -> None:
+    """Refuse what is no integer of at least ``least``.
+
+    Raises:
+        ValueError: One is not; names it.
+    """
+    for name, value in counts:
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise ValueError(f"{name} is {value!r}: give an integer of at least {least}")
+
+
+def _passed(every: int | None, step: int, looked: int) -> bool:
+    """Whether a multiple of ``every`` lies in (looked, step]."""
+    return every is not None and step // every > looked // every

@@ -1,0 +1,121 @@
+"""How much of the data is used: the first batches of a pass, or a few that are trained on again and again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+
+from trainer.data.batches import Batches, close_batches, make_batches, map_tensors, pass_length
+from trainer.data.options import BatchOptions, Limit
+from trainer.data.random_state import kept_rng, seed_all
+
+
+def train_batches(data: Any, options: BatchOptions, device: torch.device, *, seed: int = 0) -> Batches:
+    """The batches to train on, as far as the options use them; see `trainer.data.batches.make_batches`."""
+    batches = make_batches(data, options, device, train=True, seed=seed)
+    if options.overfit_batches is not None:
+        return SameBatches(batches, options.overfit_batches, seed)
+    return limited(batches, options.limit_train_batches, "limit_train_batches")
+
+
+def eval_batches(data: Any, options: BatchOptions, device: torch.device, kind: str, *, seed: int = 0) -> Batches:
+    """The batches to evaluate, as far as the options use them.
+
+    Args:
+        data: See `trainer.data.batches.make_batches`.
+        options: How to batch it.
+        device: Where the batches are to lie.
+        kind: ``"val"`` or ``"test"``: whose limit holds.
+        seed: Seed of the order of a DataLoader that shuffles.
+    """
+    name = f"limit_{kind}_batches"
+    return limited(make_batches(data, options, device, train=False, seed=seed), getattr(options, name), name)
+
+
+def limited(batches: Batches, limit: Limit, name: str) -> Batches:
+    """The first batches of each pass; all of them without a limit.
+
+    Args:
+        batches: All batches.
+        limit: How many, or which fraction of them, at least one.
+        name: What an error calls the limit.
+
+    Raises:
+        ValueError: The limit is a fraction of an unknown length.
+    """
+    if isinstance(limit, float):
+        length = pass_length(batches)
+        if length is None:
+            raise ValueError(f"{name} is {limit}, but the data has no length: give a number of batches")
+        limit = max(1, int(length * limit))
+    return batches if limit is None else FirstBatches(batches, limit)
+
+
+class FirstBatches:
+    """The first batches of each pass.
+
+    Args:
+        batches: All batches.
+        count: How many of them.
+    """
+
+    def __init__(self, batches: Batches, count: int) -> None:
+        self._batches = batches
+        self._count = count
+
+    def __len__(self) -> int:
+        length = pass_length(self._batches)
+        if length is None:
+            raise TypeError("the data has no length, and may have less than the limit")
+        return min(length, self._count)
+
+    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
+        """See `Batches.epoch`."""
+        if skip >= self._count:
+            return iter(())
+        return islice(self._batches.epoch(epoch, skip), self._count - skip)
+
+    def close(self) -> None:
+        """Free what the batches hold."""
+        close_batches(self._batches)
+
+
+class SameBatches:
+    """A few batches of the first pass, drawn once and given in every pass.
+
+    Args:
+        batches: All batches.
+        count: How many of them.
+        seed: Seed of what drawing them needs of random numbers.
+    """
+
+    def __init__(self, batches: Batches, count: int, seed: int) -> None:
+        self._batches = batches
+        self._count = count
+        self._seed = seed
+        self._drawn: list[Any] | None = None
+
+    def __len__(self) -> int:
+        length = pass_length(self._batches)
+        return len(self._kept) if length is None else min(length, self._count)
+
+    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:  # noqa: ARG002 - one pass is as the other
+        """See `Batches.epoch`."""
+        # Copies: a model that changes its inputs in place would change the data.
+        return (map_tensors(torch.clone, batch) for batch in self._kept[skip:])
+
+    def close(self) -> None:
+        """Free what the batches hold."""
+        close_batches(self._batches)
+
+    @property
+    def _kept(self) -> list[Any]:
+        if self._drawn is None:
+            with kept_rng():
+                seed_all(self._seed)
+                self._drawn = list(islice(self._batches.epoch(0), self._count))
+            close_batches(self._batches)
+        return self._drawn

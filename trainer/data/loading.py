@@ -1,0 +1,125 @@
+"""DataLoaders of data sets, whose workers draw random numbers that depend on (seed, pass, batch) alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    get_worker_info,
+)
+
+from trainer.data.options import BatchOptions
+from trainer.data.random_state import seed_all
+from trainer.data.seeding import derive_seed
+
+# Keeps the random streams of workers apart from other uses of the same seed.
+_WORKER_STREAM = 0x30AD
+
+
+class Rows(list[int]):
+    """Indices of one batch, with the pass and the place of its first sample in that."""
+
+    place: tuple[int, int] = (0, 0)
+
+
+class SeededBatches(BatchSampler):
+    """Batches of indices that know their place.
+
+    Args:
+        sampler: The order of the samples.
+        batch_size: Samples a batch.
+        drop_last: Leave out a last, smaller batch.
+
+    Attributes:
+        offset: Samples at the beginning of the next pass that are left out.
+    """
+
+    def __init__(self, sampler: Sampler[int], batch_size: int, *, drop_last: bool) -> None:
+        super().__init__(sampler, batch_size, drop_last)
+        self.offset = 0
+        self._epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which pass comes next."""
+        self._epoch = epoch
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order, start = islice(self.sampler, self.offset, None), self.offset
+        while rows := Rows(islice(order, self.batch_size)):
+            if self.drop_last and len(rows) < self.batch_size:
+                return
+            rows.place = self._epoch, start
+            start += len(rows)
+            yield rows
+
+
+class SeededData(Dataset[Any]):
+    """A data set whose worker processes seed the global generators for each batch that they load.
+
+    Args:
+        data: The data set.
+        seed: The run's seed.
+    """
+
+    def __init__(self, data: Any, seed: int) -> None:
+        self._data = data
+        self._seed = seed
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def __getitems__(self, rows: Rows) -> list[Any]:
+        """The samples of a batch; torch's fetcher prefers this method."""
+        if get_worker_info() is not None:
+            seed_all(derive_seed(self._seed, _WORKER_STREAM, *rows.place))
+        together = getattr(self._data, "__getitems__", None)
+        samples: list[Any] = [self._data[row] for row in rows] if together is None else together(rows)
+        return samples
+
+
+def loader_of(
+    data: Dataset[Any], options: BatchOptions, device: torch.device, *, train: bool, seed: int
+) -> DataLoader[Any]:
+    """A DataLoader over a data set, as the options say.
+
+    Without worker processes, and for iterable data, what is drawn while loading comes from generators that each
+    pass seeds anew; workers of other data are seeded batch by batch, so that they may live on from pass to pass,
+    and a resumed pass need not load what is trained already.
+
+    Raises:
+        ValueError: ``persistent_workers`` are asked for of iterable data, which draws its order in them.
+    """
+    size = options.batch_size if train else options.eval_batch_size
+    how: dict[str, Any] = {
+        "num_workers": options.num_workers,
+        "pin_memory": device.type == "cuda" if options.pin_memory is None else options.pin_memory,
+        "collate_fn": options.collate_fn,
+        "generator": torch.Generator(),
+        "persistent_workers": options.persistent_workers,
+        "prefetch_factor": options.prefetch_factor,
+        "timeout": options.timeout,
+        "worker_init_fn": options.worker_init_fn,
+        "multiprocessing_context": options.multiprocessing_context,
+    }
+    drop_last, shuffle = train and options.drop_last, train and options.shuffle
+    if isinstance(data, IterableDataset):
+        if options.persistent_workers:
+            raise ValueError(
+                "persistent_workers can't be used with an iterable data set: its workers would continue the "
+                "random numbers of the passes before, which a resumed run has not drawn; leave it out"
+            )
+        return DataLoader(data, size, drop_last=drop_last, **how)
+    samples: Any = data
+    order = RandomSampler(samples, generator=torch.Generator()) if shuffle else SequentialSampler(samples)
+    batches = SeededBatches(order, size, drop_last=drop_last)
+    return DataLoader(SeededData(data, seed), batch_sampler=batches, **how)

@@ -1,0 +1,76 @@
+"""BatchOptions: how data sets are batched, and how much of them is used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+#: A number of batches, or a fraction of them; None: all.
+Limit = int | float | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchOptions:
+    """How data sets are batched, and how much of them is used.
+
+    Attributes:
+        batch_size: Samples per training batch.
+        eval_batch_size: Samples per validation or test batch. It follows no other number, so that a search of
+            ``batch_size`` does not change what validation needs and gives.
+        shuffle: A new order each epoch, for training.
+        drop_last: Leave out a last, smaller training batch.
+        num_workers: Worker processes of the DataLoader; unused for tensors in memory, as all that follows up to
+            ``multiprocessing_context``. Each is DataLoader's argument of that name.
+        persistent_workers: The workers live from pass to pass. What they draw follows from (seed, pass, batch).
+        prefetch_factor: Batches that each worker loads ahead; None: two.
+        pin_memory: Load into pinned memory; None: on a CUDA device.
+        timeout: Seconds to wait for a batch of a worker; 0: without end.
+        collate_fn: Makes a batch of a list of samples; tensors in memory then go through a DataLoader, too.
+        worker_init_fn: Called in each worker with its number.
+        multiprocessing_context: How workers are started, such as ``"spawn"``.
+        limit_train_batches: Batches of each pass over the training data, or a fraction of them; a shuffled pass
+            has others each time. None: all, as for the next two.
+        limit_val_batches: The first batches of each validation set.
+        limit_test_batches: The first batches of each test set.
+        overfit_batches: So many batches of the training data, chosen once, are each pass and the validation too:
+            a model and a step that work bring their loss close to 0. None: everything is used.
+
+    Raises:
+        ValueError: A number is out of range, or an option needs workers and there are none.
+    """
+
+    batch_size: int = 32
+    eval_batch_size: int = 256
+    shuffle: bool = True
+    drop_last: bool = False
+    num_workers: int = 0
+    persistent_workers: bool = False
+    prefetch_factor: int | None = None
+    pin_memory: bool | None = None
+    timeout: float = 0
+    collate_fn: Callable[[list[Any]], Any] | None = None
+    worker_init_fn: Callable[[int], None] | None = None
+    multiprocessing_context: str | None = None
+    limit_train_batches: Limit = None
+    limit_val_batches: Limit = None
+    limit_test_batches: Limit = None
+    overfit_batches: int | None = None
+
+    def __post_init__(self) -> None:
+        lowest = {"batch_size": 1, "eval_batch_size": 1, "num_workers": 0}
+        lowest |= {name: 1 for name in ("overfit_batches", "prefetch_factor") if getattr(self, name) is not None}
+        for name, least in lowest.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{name} is {value!r}: give a whole number of at least {least}")
+        for name in ("persistent_workers", "prefetch_factor", "timeout", "worker_init_fn"):
+            if getattr(self, name) and not self.num_workers:
+                raise ValueError(f"{name} needs worker processes: give num_workers too, or leave it out")
+        for name in ("limit_train_batches", "limit_val_batches", "limit_test_batches"):
+            value = getattr(self, name)
+            whole = isinstance(value, int) and not isinstance(value, bool) and value >= 1
+            if not (value is None or whole or (isinstance(value, float) and 0 < value < 1)):
+                raise ValueError(
+                    f"{name} is {value!r}: give batches (an integer of at least 1), or a fraction in (0, 1)"
+                )

@@ -1,0 +1,198 @@
+"""Evaluation: data goes through the model without training, for its numbers or its outputs, in a fit or alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from trainer.callback import TrainerView
+from trainer.data.batches import Batches, close_batches, make_batches
+from trainer.data.limits import FirstBatches, eval_batches
+from trainer.data.options import BatchOptions
+from trainer.data.random_state import kept_rng
+from trainer.data.sets import check_distinct, data_sets
+from trainer.outputs import Outputs, collecting
+from trainer.recorded import Metrics
+from trainer.step.compute import Compute
+from trainer.step.modes import kept_modes
+
+#: What the state says of the batch being worked on.
+_OF_BATCH = ("batch", "outputs", "loss", "weight", "scalars")
+
+
+class Evaluated(TrainerView, Protocol):
+    """What an evaluation needs of the Trainer."""
+
+    batching: BatchOptions
+    compute: Compute
+    running: bool
+
+    def run_alone(self, work: Callable[[], None]) -> None:
+        """Run ``work`` between the events of a run's beginning and end."""
+        ...
+
+
+class Evaluation:
+    """Evaluates with the model of a trainer, its step and its metrics.
+
+    Args:
+        trainer: Whose they are.
+    """
+
+    def __init__(self, trainer: Evaluated) -> None:
+        self._trainer = trainer
+        self._sets: dict[str, Batches] = {}
+        self._names: dict[str, str] = {}
+        self.own_times: set[str] = set()
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """What the names of each set's numbers begin with, by the set's name; the first is called ``""`` too."""
+        return self._names
+
+    def take(self, val: Any) -> None:
+        """Take over the validation data of a fit: one data set, or several by name; None: there is none."""
+        self._sets = {} if val is None else self._batches(val, "val")
+        given = val if isinstance(val, Mapping) else ()
+        first = dict(zip(("",), self._sets, strict=False))
+        self._names = {**first, **dict(zip(given, self._sets, strict=False))}
+        self.own_times.clear()
+
+    def validate(self) -> None:
+        """Evaluate the validation data of the fit, set by set, without those that have times of their own."""
+        self._trainer.recorder.forget("val_")  # of a validation that was broken off
+        for prefix, batches in self._sets.items():
+            if prefix not in self.own_times:
+                self._run(batches, prefix, "validation")
+
+    def now(self, prefix: str, batches: int | None = None) -> dict[str, float]:
+        """Evaluate a validation set of the running fit, which then continues as if nothing had been.
+
+        Args:
+            prefix: Which one, of ``names``.
+            batches: How many of its first batches; None: all.
+
+        Returns:
+            Its numbers by name.
+        """
+        data = self._sets[prefix]
+        with self._aside():
+            self._run(data if batches is None else FirstBatches(data, batches), prefix, "validation")
+            return self._trainer.recorder.compute()
+
+    def close(self) -> None:
+        """Free what the validation data holds."""
+        for batches in self._sets.values():
+            close_batches(batches)
+
+    def alone(self, data: Any, prefix: str, scope: str) -> dict[str, float]:
+        """Evaluate data for itself, also inside a fit, which then continues as if nothing had been.
+
+        Args:
+            data: One data set, or several by name.
+            prefix: What the names of the numbers begin with: ``"val"`` or ``"test"``.
+            scope: Whose events fire: ``"validation"`` or ``"test"``.
+        """
+        trainer, sets = self._trainer, self._batches(data, prefix)
+        try:
+            with self._aside():
+                if trainer.running:  # inside a fit, whose callbacks are set up already
+                    self._run_all(sets, scope)
+                else:
+                    trainer.run_alone(lambda: self._run_all(sets, scope))
+                return trainer.recorder.compute()
+        finally:
+            for batches in sets.values():
+                close_batches(batches)
+
+    def predict(self, data: Any, path: Path | str | None = None) -> Any:
+        """Outputs for data, in its order, also inside a fit, which then continues as if nothing had been.
+
+        Of a Trainer with a ``loss`` they are what the model returns for the first part of each batch, whose
+        targets may be missing; with a ``step`` what that returns as outputs, or its method ``predict(model,
+        batch)`` if it has one. The model is in eval mode, and an optimizer with weights of its own for evaluation
+        has these.
+
+        Args:
+            data: See `trainer.data.batches.make_batches`.
+            path: A file to write them to, ``.pt`` or ``.csv``, see `trainer.outputs.collecting`; None: none.
+
+        Returns:
+            The outputs on the CPU, joined along the first dimension; None with a path.
+
+        Raises:
+            TypeError: The outputs hold no tensor, or are no table of numbers for a ``.csv``.
+            ValueError: The data gave no batch, or the path ends otherwise.
+        """
+        trainer = self._trainer
+        batches = make_batches(data, trainer.batching, trainer.device, train=False, seed=trainer.seed)
+        try:
+            with self._aside(), collecting(path) as outputs:
+                if trainer.running:
+                    self._predict(batches, outputs)
+                else:
+                    trainer.run_alone(lambda: self._predict(batches, outputs))
+            return outputs.joined() if path is None else None
+        finally:
+            close_batches(batches)
+
+    def _predict(self, batches: Batches, outputs: Outputs) -> None:
+        trainer, done = self._trainer, False
+        with torch.no_grad(), kept_modes(trainer.model):
+            trainer.model.eval()
+            trainer.fire("on_predict_start")
+            for batch in batches.epoch(0):
+                done = True
+                outputs.add(trainer.compute.predict(batch))
+            if not done:
+                raise ValueError("the data to predict for gave no batch")
+            trainer.fire("on_predict_end")
+
+    @contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Record for itself, and put back, at the end, the random generators and the batch being worked on."""
+        trainer, state = self._trainer, self._trainer.state
+        kept, trainer.recorder = trainer.recorder, trainer.recorder.fresh()
+        before = {name: getattr(state, name) for name in _OF_BATCH}
+        skips = set(state.skips)
+        try:
+            with kept_rng():
+                yield
+        finally:
+            trainer.recorder = kept
+            for name, value in before.items():
+                setattr(state, name, value)
+            state.skips = skips
+
+    def _run_all(self, sets: Mapping[str, Batches], scope: str) -> None:
+        for prefix, batches in sets.items():
+            self._run(batches, prefix, scope)
+
+    def _run(self, batches: Batches, prefix: str, scope: str) -> None:
+        """Evaluate one set; its numbers are recorded, and on the state when the end's event fires."""
+        trainer = self._trainer
+        trainer.state.evaluating = prefix
+        with torch.no_grad(), kept_modes(trainer.model):
+            trainer.model.eval()
+            trainer.fire(f"on_{scope}_start")
+            done = False
+            for batch in batches.epoch(0):
+                done = True
+                trainer.compute.evaluate(batch, prefix, scope)
+            if not done:
+                raise ValueError(f"the {scope} data gave no batch")
+            numbers = trainer.recorder.compute().items()
+            trainer.state.evaluated = Metrics((name, it) for name, it in numbers if name.startswith(f"{prefix}_"))
+            trainer.fire(f"on_{scope}_end")
+
+    def _batches(self, data: Any, prefix: str) -> dict[str, Batches]:
+        trainer, sets = self._trainer, data_sets(data, prefix)
+        check_distinct(sets, trainer.metrics)
+        return {
+            name: eval_batches(item, trainer.batching, trainer.device, prefix, seed=trainer.seed)
+            for name, item in sets.items()
+        }

@@ -1,0 +1,125 @@
+"""Outputs of a whole data set: joined in memory, or written to a file batch by batch."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from trainer.data.batches import map_tensors, tensors_in
+from trainer.files import replacing
+
+
+class Outputs(Protocol):
+    """Takes the outputs of one batch after the other."""
+
+    def add(self, outputs: Any) -> None:
+        """Take those of the next batch."""
+        ...
+
+    def joined(self) -> Any:
+        """Those of all batches, where they are kept."""
+        ...
+
+
+class KeptOutputs:
+    """Outputs on the CPU: a tensor, or tuples, lists and mappings of tensors, whose first dimension is samples."""
+
+    def __init__(self) -> None:
+        self._shape: Any = None
+        self._kept: list[list[Tensor]] = []
+
+    def add(self, outputs: Any) -> None:
+        """Keep those of the next batch.
+
+        Raises:
+            TypeError: There is no tensor in them.
+        """
+        leaves = [tensor.detach().cpu() for tensor in tensors_in(outputs)]
+        if not leaves:
+            raise TypeError(
+                f"what is predicted for a batch is a {type(outputs).__name__} without a tensor: let the step "
+                "return its predictions under 'outputs', or give it a method `predict(model, batch)`"
+            )
+        if not self._kept:
+            self._shape, self._kept = (
+                map_tensors(lambda tensor: tensor.new_empty(0), outputs),
+                [[] for _ in leaves],
+            )
+        for kept, tensor in zip(self._kept, leaves, strict=True):
+            kept.append(tensor if tensor.dim() else tensor.reshape(1))
+
+    def joined(self) -> Any:
+        """Those of all batches, joined along the first dimension."""
+        whole = iter([torch.cat(kept) for kept in self._kept])
+        return map_tensors(lambda _: next(whole), self._shape)
+
+
+class CsvOutputs:
+    """A row for each sample, as they come: nothing is kept.
+
+    Args:
+        rows: Writes a row.
+    """
+
+    def __init__(self, rows: Any) -> None:
+        self._rows = rows
+        self._width = 0
+
+    def add(self, outputs: Any) -> None:
+        """Write the rows of the next batch.
+
+        Raises:
+            TypeError: They are no single tensor of numbers.
+        """
+        if not isinstance(outputs, Tensor) or outputs.is_complex() or not outputs.dim():
+            raise TypeError(
+                f"what is predicted for a batch is a {type(outputs).__name__}, and a .csv has a row of numbers "
+                "for each sample: write to a .pt file"
+            )
+        table = outputs.detach().reshape(len(outputs), -1)
+        if not self._width:
+            self._width = table.shape[1]
+            self._rows.writerow(["output"] if self._width == 1 else [f"output_{i}" for i in range(self._width)])
+        self._rows.writerows(table.tolist())
+
+    def joined(self) -> None:
+        """Nothing is kept."""
+
+
+@contextmanager
+def collecting(path: Path | str | None) -> Iterator[Outputs]:
+    """What takes the outputs; a file is in its place, whole, when the block ends.
+
+    Args:
+        path: None: they are kept. ``….pt``: written as `torch.load` reads them. ``….csv``: a row for each sample.
+
+    Raises:
+        ValueError: The file has another ending.
+        OSError: It can't be written.
+    """
+    if path is None:
+        yield KeptOutputs()
+        return
+    path = Path(path)
+    if path.suffix not in (".pt", ".csv"):
+        raise ValueError(f"{path}: predictions are written to .pt (tensors) or .csv (a row for each sample)")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix == ".csv":
+        with replacing(path) as file:
+            yield CsvOutputs(csv.writer(file))
+        return
+    kept = KeptOutputs()
+    yield kept
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        torch.save(kept.joined(), aside)
+        aside.replace(path)
+    finally:
+        aside.unlink(missing_ok=True)

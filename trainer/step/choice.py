@@ -1,0 +1,37 @@
+"""What computes a run's batches: chosen by the optimizer, the step and the options."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim import Optimizer
+
+from trainer.step.closure import ClosureCompute
+from trainer.step.compute import Compute
+from trainer.step.graph import GraphedCompute
+from trainer.step.manual import ManualCompute, makes_updates
+from trainer.step.optimizers import Optimizers, each_of, needs_closure
+from trainer.step.supervised import Step
+
+
+def compute_class(device: torch.device, optimizer: Optimizer, step: Step, *, cuda_graph: bool) -> type[Compute]:
+    """What computes on a device, with this optimizer and step.
+
+    Raises:
+        ValueError: A CUDA graph is asked for without a CUDA device, or with a step that makes its own updates; or
+            an optimizer that takes a closure is one of several that step together.
+    """
+    if cuda_graph and device.type != "cuda":
+        raise ValueError(f"cuda_graph needs a CUDA device, and this run is on {device}: set it to false")
+    if makes_updates(step):
+        if cuda_graph:
+            raise ValueError("cuda_graph can't record a step that makes its own updates: set it to false")
+        return ManualCompute
+    if cuda_graph:
+        return GraphedCompute
+    closures = [name for name, each in each_of(optimizer).items() if needs_closure(each)]
+    if closures and isinstance(optimizer, Optimizers):
+        raise ValueError(
+            f"optimizer {closures[0]!r} takes a closure, and can't step together with others: give a `step` that "
+            "takes `update` and updates each by its name"
+        )
+    return ClosureCompute if closures else Compute

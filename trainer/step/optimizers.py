@@ -1,0 +1,229 @@
+"""Several optimizers of one model by name, and several schedulers, each seen as one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from inspect import Parameter, signature
+from typing import Any, Literal
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from trainer.lr_schedulers import check_interval
+
+Interval = Literal["epoch", "step"]
+
+
+class Optimizers(Optimizer):
+    """Several optimizers as one: its parameter groups are those of all, in order.
+
+    A Trainer makes it of the mapping that it is given; ``trainer.optimizer["generator"]`` is one of them.
+
+    Args:
+        optimizers: The optimizers by name. A name has no dot: it becomes part of the names of metrics.
+
+    Raises:
+        TypeError: One of them is no optimizer.
+        ValueError: There is none, or a name is not one.
+    """
+
+    def __init__(self, optimizers: Mapping[str, Optimizer]) -> None:
+        # Not torch's own __init__, which would make groups and state that belong to no optimizer.
+        if not optimizers:
+            raise ValueError("optimizer is an empty mapping: give each optimizer by its name")
+        for name, optimizer in optimizers.items():
+            if not isinstance(name, str) or not name.isidentifier():
+                raise ValueError(f"an optimizer is called {name!r}: give a name such as 'generator'")
+            if not isinstance(optimizer, Optimizer):
+                raise TypeError(f"optimizer {name!r} is no torch.optim.Optimizer: {optimizer!r}")
+        self.by_name = dict(optimizers)
+        self.defaults = {}
+
+    def __getitem__(self, name: str) -> Optimizer:
+        """One of them."""
+        return self.by_name[name]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The parameter groups of all; the very mappings that the optimizers hold."""
+        return [group for optimizer in self.by_name.values() for group in optimizer.param_groups]
+
+    @property
+    def state(self) -> dict[Any, Any]:  # type: ignore[override]
+        """What they keep of each parameter; of one that two of them train, what the later keeps."""
+        return {key: value for optimizer in self.by_name.values() for key, value in optimizer.state.items()}
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear the gradients of all."""
+        for optimizer in self.by_name.values():
+            optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
+        """Take a step of each, with the gradients there are.
+
+        Raises:
+            ValueError: A closure is given, which would be evaluated between their steps.
+        """
+        if closure is not None:
+            raise ValueError("several optimizers take no closure together: step each by itself")
+        for optimizer in self.by_name.values():
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each by its name."""
+        return {"by_name": {name: optimizer.state_dict() for name, optimizer in self.by_name.items()}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Restore each.
+
+        Raises:
+            ValueError: The state is that of others.
+        """
+        saved: Mapping[str, Any] = state_dict.get("by_name", {})
+        if saved.keys() != self.by_name.keys():
+            raise ValueError(
+                f"the checkpoint has the optimizers {', '.join(saved) or 'of a run with only one'}, and this run "
+                f"{', '.join(self.by_name)}"
+            )
+        for name, optimizer in self.by_name.items():
+            optimizer.load_state_dict(saved[name])
+
+
+def as_optimizer(optimizer: Optimizer | Mapping[str, Optimizer]) -> Optimizer:
+    """The optimizer, or several as one."""
+    return Optimizers(optimizer) if isinstance(optimizer, Mapping) else optimizer
+
+
+def each_of(optimizer: Optimizer) -> Mapping[str, Optimizer]:
+    """The optimizers by name; one that stands alone has the name ``""``."""
+    return optimizer.by_name if isinstance(optimizer, Optimizers) else {"": optimizer}
+
+
+def learning_rates(optimizer: Optimizer) -> dict[str, float]:
+    """The first parameter group's learning rate, as ``lr``; of several optimizers also each ``lr_<name>``."""
+    rates = {"lr": float(optimizer.param_groups[0]["lr"])}
+    if isinstance(optimizer, Optimizers):
+        rates |= {f"lr_{name}": float(each.param_groups[0]["lr"]) for name, each in optimizer.by_name.items()}
+    return rates
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether its ``step`` can't do without a closure: LBFGS, and classes that say ``needs_closure = True``."""
+    declared = getattr(optimizer, "needs_closure", None)
+    if isinstance(declared, bool):
+        return declared
+    parameter = signature(type(optimizer).step).parameters.get("closure")
+    return parameter is not None and parameter.default is Parameter.empty
+
+
+class Schedulers:
+    """Several schedulers by name, each over one of a trainer's optimizers, stepped at its own interval.
+
+    Args:
+        schedulers: The schedulers by name; two may be over one optimizer and step in this order.
+        intervals: When each steps: by name, or one for all.
+        optimizer: What they are over.
+
+    Raises:
+        ValueError: A name of ``intervals`` is no scheduler's, or a scheduler is over another optimizer.
+    """
+
+    def __init__(
+        self,
+        schedulers: Mapping[str, LRScheduler],
+        intervals: Interval | Mapping[str, Interval],
+        optimizer: Optimizer,
+    ) -> None:
+        if isinstance(intervals, str):
+            intervals = dict.fromkeys(schedulers, intervals)
+        if unknown := intervals.keys() - schedulers.keys():
+            raise ValueError(
+                f"scheduler_interval names {', '.join(sorted(unknown))}, and the schedulers are "
+                f"{', '.join(schedulers)}"
+            )
+        self.by_name = dict(schedulers)
+        self.intervals: dict[str, Interval] = {name: intervals.get(name, "epoch") for name in schedulers}
+        self._groups = {name: _groups_of(name, each, optimizer) for name, each in schedulers.items()}
+
+    @property
+    def _schedulers(self) -> list[LRScheduler]:
+        """As torch's ChainedScheduler has those that it is made of."""
+        return list(self.by_name.values())
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state of each by its name, with the places of its parameter groups among those of all optimizers."""
+        return {
+            "by_name": {
+                name: {"groups": list(self._groups[name]), "state": each.state_dict()}
+                for name, each in self.by_name.items()
+            }
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Restore each that was saved."""
+        for name, each in self.by_name.items():
+            if name in state_dict["by_name"]:
+                each.load_state_dict(state_dict["by_name"][name]["state"])
+
+
+Scheduler = LRScheduler | Schedulers
+
+
+def as_scheduler(
+    scheduler: LRScheduler | Mapping[str, LRScheduler] | None,
+    interval: Interval | Mapping[str, Interval],
+    optimizer: Optimizer,
+) -> Scheduler | None:
+    """The scheduler, or several as one.
+
+    Raises:
+        ValueError: Intervals by name are given for one scheduler, or see `Schedulers`.
+    """
+    if isinstance(scheduler, Mapping):
+        return Schedulers(scheduler, interval, optimizer) if scheduler else None
+    if isinstance(interval, Mapping):
+        raise ValueError(f"scheduler_interval is {interval!r}: by name it goes with schedulers by name")  # noqa: TRY004
+    return scheduler
+
+
+def check_intervals(scheduler: Scheduler | None, interval: Any) -> None:
+    """Refuse an interval at which a scheduler can't step; see `trainer.lr_schedulers.check_interval`.
+
+    Raises:
+        ValueError: There is one.
+    """
+    if isinstance(scheduler, Schedulers):
+        for name, each in scheduler.by_name.items():
+            check_interval(each, scheduler.intervals[name])
+    else:
+        check_interval(scheduler, interval)
+
+
+def due(scheduler: Scheduler | None, interval: Any, moment: Interval, optimizer: Optimizer) -> list[LRScheduler]:
+    """The schedulers that step at a moment: of a step those over the optimizer that took it.
+
+    Args:
+        scheduler: What the trainer has.
+        interval: When it steps, where there is only one.
+        moment: An epoch's end, or an optimizer's step.
+        optimizer: Which has taken the step; several as one, where all have.
+    """
+    if not isinstance(scheduler, Schedulers):
+        return [] if scheduler is None or interval != moment else [scheduler]
+    over = (optimizer, *each_of(optimizer).values())
+    return [
+        each
+        for name, each in scheduler.by_name.items()
+        if scheduler.intervals[name] == moment and each.optimizer in over
+    ]
+
+
+def _groups_of(name: str, scheduler: LRScheduler, optimizer: Optimizer) -> tuple[int, int]:
+    """Where, among the parameter groups of all optimizers, those of a scheduler begin and end."""
+    begin = 0
+    for each in each_of(optimizer).values():
+        end = begin + len(each.param_groups)
+        if getattr(scheduler, "optimizer", None) is each:
+            return begin, end
+        begin = end
+    raise ValueError(f"scheduler {name!r} was built over another optimizer: build it over one of the trainer's")

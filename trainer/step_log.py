@@ -1,0 +1,166 @@
+"""StepLog: the file of what single optimizer steps recorded, from which trackers are sent what they lack."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TextIO
+
+from trainer.files import json_line, replacing
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class StepRecord:
+    """The numbers of one optimizer step.
+
+    Attributes:
+        step: Its number, from 1.
+        epoch: The epoch that it belongs to, from 1.
+        values: Metrics by name; hooks of ``on_log_steps`` may add to them.
+    """
+
+    step: int
+    epoch: int
+    values: dict[str, float] = field(default_factory=dict)
+
+    def flat(self, prefix: str = "") -> dict[str, float]:
+        """``step``, ``epoch`` and the metrics, whose names get the prefix.
+
+        Raises:
+            ValueError: A metric is called ``step`` or ``epoch``.
+        """
+        taken = {"step", "epoch"} & self.values.keys()
+        if taken:
+            name = min(taken)
+            raise ValueError(f"a metric is called {name!r}, as the number of the {name} is: give it another name")
+        return {
+            "step": self.step,
+            "epoch": self.epoch,
+            **{f"{prefix}{name}": float(value) for name, value in self.values.items()},
+        }
+
+
+class StepLog:
+    """One line per recorded step, in CSV or JSON Lines by the suffix of the file.
+
+    It is cut back to where a run resumes, so that it never holds a step twice nor one that the run has forgotten.
+    While the disk refuses, the records wait in memory, with one warning.
+
+    Args:
+        path: The file, ``….csv`` or ``….jsonl``; its folder is made if needed.
+        earlier: The same file of each earlier attempt at this run.
+
+    Attributes:
+        epoch_ends: By the number of an epoch, the last step of it.
+        unwritten: The records that wait.
+    """
+
+    def __init__(self, path: Path, earlier: Iterable[Path] = ()) -> None:
+        self.path = path
+        self.earlier = tuple(earlier)
+        self.epoch_ends: dict[int, int] = {}
+        self.unwritten: list[StepRecord] = []
+        self._columns: list[str] = []
+        self._is_csv = path.suffix == ".csv"
+        self._size = 0
+        self._refused = False
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        """What the file holds, in order; what waits is not in it."""
+        return _read(self.path)
+
+    def cut(self, last: int) -> int:
+        """Begin with the steps up to ``last`` that this file, or one of an earlier attempt, holds.
+
+        Returns:
+            The last step that is there; 0 for none.
+
+        Raises:
+            OSError: The file can't be written.
+        """
+        self.unwritten, self._refused = [], False
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        source = max((self.path, *self.earlier), key=lambda path: _last_step(path, last))
+        reached = _last_step(source, last)
+        kept = (record for record in _read(source) if record.step <= reached)
+        self._rewrite(kept, _header(source) if reached and self._is_csv else [])
+        return reached
+
+    def append(self, records: Sequence[StepRecord]) -> None:
+        """Write the records, and those that wait before them."""
+        self.unwritten += records
+        try:
+            columns = self._needed_columns()
+            if columns != self._columns or not self.path.exists():
+                self._rewrite(_read(self.path), columns)
+            self._add()
+        except OSError as error:
+            if not self._refused:
+                logger.warning("%s can't be written, and lacks steps until it can: %s", self.path, error)
+            self._refused = True
+        else:
+            self.unwritten, self._refused = [], False
+
+    def _needed_columns(self) -> list[str]:
+        if not self._is_csv:
+            return []
+        return list(
+            dict.fromkeys((*self._columns, *(name for record in self.unwritten for name in record.flat())))
+        )
+
+    def _add(self) -> None:
+        # Not mode "a": what a write that failed has left of a line is overwritten.
+        with self.path.open("r+", encoding="utf-8", newline="") as file:
+            file.seek(self._size)
+            file.truncate()
+            self._write(file, self.unwritten, self._columns)
+            file.flush()
+            size = file.tell()
+        self._size = size
+
+    def _rewrite(self, records: Iterable[StepRecord], columns: list[str]) -> None:
+        with replacing(self.path) as file:
+            if columns:
+                csv.DictWriter(file, columns).writeheader()
+            self._write(file, records, columns)
+        self._size, self._columns = self.path.stat().st_size, columns
+
+    def _write(self, file: TextIO, records: Iterable[StepRecord], columns: list[str]) -> None:
+        if self._is_csv:
+            csv.DictWriter(file, columns).writerows(record.flat() for record in records)
+        else:
+            file.writelines(json_line(record.flat()) for record in records)
+
+
+def _read(path: Path) -> Iterator[StepRecord]:
+    """The records of a file; none where there is no file."""
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8", newline="") as file:
+        lines = _whole_lines(file)
+        rows: Iterator[Mapping[str, Any]]
+        rows = csv.DictReader(lines) if path.suffix == ".csv" else map(json.loads, lines)
+        for row in rows:
+            values = {name: float(value) for name, value in row.items() if value != ""}
+            yield StepRecord(int(values.pop("step")), int(values.pop("epoch")), values)
+
+
+def _whole_lines(file: TextIO) -> Iterator[str]:
+    """The lines but for one that a killed process has left unfinished."""
+    return (line for line in file if line.endswith("\n"))
+
+
+def _last_step(path: Path, limit: int) -> int:
+    """The last step up to ``limit`` in a file; 0 for none."""
+    return max((record.step for record in _read(path) if record.step <= limit), default=0) if limit else 0
+
+
+def _header(path: Path) -> list[str]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return next(csv.reader(file))
