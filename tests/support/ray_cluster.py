@@ -117,7 +117,7 @@ def running_ray(**environment: str) -> Iterator[RayCluster]:
             stdout=subprocess.PIPE,
             stderr=log,
             text=True,
-            env={**os.environ, **environment, **_ENVIRONMENT},
+            env={**os.environ, **environment, **_ENVIRONMENT, "RAY_TMPDIR": folder},
         )
     try:
         try:
@@ -178,7 +178,9 @@ def _main(folder: str) -> None:
         fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh14x", b"lo", _UP))
     cluster = Cluster()
     serving = {"include_dashboard": True, "dashboard_port": 8265, "ray_client_server_port": 10001}
-    settings = {"temp_dir": folder, "no_monitor": True, "_system_config": _SYSTEM, **serving}
+    own = Path(folder) / "ray"  # Ray's default under RAY_TMPDIR, where a first node notes its address
+    own.mkdir()
+    settings = {"temp_dir": str(own), "no_monitor": True, "_system_config": _SYSTEM, **serving}
     for line in sys.stdin:
         host = line.strip()
         print(_add_node(cluster, host, **(settings if cluster.head_node is None else {})), flush=True)
