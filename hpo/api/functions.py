@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from hpo.checks.findings import Finding
+    from hpo.execution.placing import Placing
     from hpo.execution.run import Listener
     from hpo.study.open_study import OpenStudy
 
@@ -63,7 +64,8 @@ def run(
     needs no ``search_space``. A run writes its study file, as it does for an `hpo.Study`.
 
     Workers are processes of their own, which do not run the calling script: no ``if __name__ == "__main__":`` is
-    needed, unless the study's own classes or its function stand in that script.
+    needed, unless the study's own classes or its function stand in that script. Where the study names an engine
+    (``run.on``), agents elsewhere train, as with ``hpo run --on``.
 
     Args:
         study: The study file, an `hpo.Study`, a module's function, or ``hpo.Call(function, …)`` with arguments.
@@ -87,23 +89,29 @@ def run(
         InputError: The study or an argument can't be used; nothing has been started.
         StudyError: The study failed, or all its trials have ended and none of them is complete.
         KeyboardInterrupt: Ctrl-C or a signal, after each worker has finished its batch and saved; the same call
-            resumes the study. A second Ctrl-C stops them immediately.
+            resumes the study. A second Ctrl-C stops them immediately. Signals but Ctrl-C leave agents of an engine
+            at work: the result's ``ending`` is ``detached`` then.
     """
     options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
     of_function = {"search_space": search_space, "metric": metric, "direction": direction, "name": name, **section}
     with _spoken_in_python():
         study = _known(study, of_function, n_trials)
         spec = _spec(study, overrides, search=True, storage=storage, output_dir=output_dir, **options)
-        ending = _ran(study, spec, progress=progress, accept_code_change=accept_code_change, widen=widen)
+        plan = _plan(study, overrides, spec)
+        ending = _ran(study, plan, progress=progress, accept_code_change=accept_code_change, widen=widen)
     if ending == "interrupted":
         raise KeyboardInterrupt
     return _result(spec, ending)
 
 
 def _ran(
-    study: str | Path | Study, spec: StudySpec, *, progress: bool, accept_code_change: bool, widen: bool
+    study: str | Path | Study, plan: StudySpec | Placing, *, progress: bool, accept_code_change: bool, widen: bool
 ) -> str:
-    """Run a study; why the run has ended. The file of an `hpo.Study` is written once nothing is refused."""
+    """Run a study here, or where it is placed; why that has ended.
+
+    The file of an `hpo.Study` is written once nothing is refused.
+    """
+    from hpo.execution.placing import Placing, run_on
     from hpo.execution.run import run_study
 
     def listen(opened: OpenStudy) -> Listener:
@@ -113,7 +121,18 @@ def _ran(
 
         return Reporter(opened, quiet=not progress)
 
-    return run_study(spec, listen, _warn, accept_code_change=accept_code_change, widen=widen).value
+    if isinstance(plan, Placing):
+        return run_on(plan, listen, _warn, accept_code_change=accept_code_change, widen=widen).value
+    return run_study(plan, listen, _warn, accept_code_change=accept_code_change, widen=widen).value
+
+
+def _plan(study: str | Path | Study, overrides: Overrides, spec: StudySpec) -> StudySpec | Placing:
+    """The study for workers here; or where agents are to work, and what they get of this call."""
+    if spec.run.on is None:
+        return spec
+    from hpo.execution.placing import placing_of
+
+    return placing_of(spec, _texts(overrides), lambda texts: _spec(study, texts))
 
 
 def load_study(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hpo.config.spec import STORAGE_ENV, StudySpec, load_spec
@@ -47,12 +48,17 @@ class Placing:
         return engine.script(self.order, self.agents(engine)[1])
 
 
-def placing_of(spec: StudySpec, overrides: Sequence[str] = ()) -> Placing:
+def placing_of(
+    spec: StudySpec,
+    overrides: Sequence[str] = (),
+    read: Callable[[Sequence[str]], StudySpec] | None = None,
+) -> Placing:
     """Where a study is to be placed.
 
     Args:
         spec: The study, with the options of the command; it names an engine.
         overrides: Those of the command line, which agents get as they are.
+        read: Gives the study with overrides, and without options; None: from its file.
 
     Raises:
         InputError: The text names no engine; or the study's database is not one that other machines reach, or can
@@ -70,7 +76,7 @@ def placing_of(spec: StudySpec, overrides: Sequence[str] = ()) -> Placing:
             value=spec.run.storage or "",
             fix=f"give the URL of a PostgreSQL or MariaDB server, there or in the environment as {STORAGE_ENV}",
         )
-    return Placing(spec, address, _order(spec, overrides))
+    return Placing(spec, address, _order(spec, overrides, read or partial(load_spec, spec.path)))
 
 
 def run_on(
@@ -138,7 +144,7 @@ def submit(placing: Placing, *, dry_run: bool) -> str:
         engine.close()
 
 
-def _order(spec: StudySpec, overrides: Sequence[str]) -> AgentOrder:
+def _order(spec: StudySpec, overrides: Sequence[str], read: Callable[[Sequence[str]], StudySpec]) -> AgentOrder:
     asked, workers = spec.run.resources, spec.run.workers
     if workers is None and any(each is not None for each in (asked.gpu, asked.cpu, asked.memory)):
         workers = 1  # an agent gets what its workers need together
@@ -154,16 +160,15 @@ def _order(spec: StudySpec, overrides: Sequence[str]) -> AgentOrder:
         study=spec.path,
         name=spec.study.name,
         logs=spec.output_dir / "agents",
-        arguments=(*overrides, *_arguments(spec, overrides)),
+        arguments=(*overrides, *_arguments(spec, read(overrides))),
         workers=workers,
         resources=resources,
         environment=_environment(),
     )
 
 
-def _arguments(spec: StudySpec, overrides: Sequence[str]) -> list[str]:
+def _arguments(spec: StudySpec, plain: StudySpec) -> list[str]:
     """What options of the command say, as agents need it."""
-    plain = load_spec(spec.path, overrides)
     given: list[str] = []
     if spec.study.n_trials != plain.study.n_trials:
         given.append(f"study.n_trials={spec.study.n_trials}")

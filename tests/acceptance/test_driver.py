@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import sys
+import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,6 +113,32 @@ def test_agents_are_asked_to_leave(study: Path, how: str) -> None:
     status = hpo_json("status", study)
     assert (status["running"], status["agents"]) == (0, [])
     assert {each.outcome for each in ledger_of(study)} <= {"requeued", "complete"}
+
+
+def test_a_study_in_python_is_run_by_agents_elsewhere(tmp_path: Path) -> None:
+    made = make_study(tmp_path)
+    made.unlink()
+    code = """
+        import hpo, parts
+        from torch import nn, optim
+
+        space = {"optimizer.lr": hpo.Float(1e-3, 1e-1, log=True)}
+        study = hpo.Study(
+            "tiny", data=parts.load, model=parts.Net, loss=nn.MSELoss, optimizer=hpo.Call(optim.AdamW, lr=1e-2),
+            trainer={"max_epochs": 1}, search_space=space, n_trials=9, run={"on": "local", "agents": 2},
+        )
+        result = hpo.run(study, {"model.hidden": 3}, n_trials=3, workers=1, output_dir="results")
+        print(result.ending, result.outcomes["complete"])
+    """
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(code))
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith("\ndone 3\n"), done.stdout
+    assert "study tiny: 3 trials, up to 2 agents on local" in done.stdout
+    assert list((tmp_path / "results" / "agents").glob("agent-*.log"))
+    config = next((tmp_path / "results").rglob("config.yaml")).read_text()
+    assert "hidden: 3" in config
 
 
 def test_a_detached_run_leaves_its_agents_at_work(study: Path) -> None:

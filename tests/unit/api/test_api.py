@@ -20,6 +20,8 @@ import pytest
 import torch
 
 import hpo
+from hpo.execution.placing import Placing
+from hpo.execution.supervisor import Ending
 from hpo.study.open_study import load_study
 from hpo.study.status import study_best, study_status
 from tests.support.commands import STUDY, hpo_json, make_study, wait_until
@@ -48,6 +50,28 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Done:
 
 
 OVERRIDES = ["trainer.max_epochs=1", "model.dropout=0.0"]
+
+
+def test_an_engine_that_the_study_names_gets_what_the_call_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[Placing, Any]] = []
+
+    def run_on(placing: Placing, listen: object, warn: object, **how: bool) -> Ending:
+        asked.append((placing, how))
+        raise hpo.StudyError("there is no engine in a test")
+
+    monkeypatch.setattr("hpo.execution.placing.run_on", run_on)
+    path = make_study(tmp_path)
+    overrides = {"run.on": "local", "run.agents": 3, "model.hidden": 3}
+    with pytest.raises(hpo.StudyError, match="no engine in a test"):
+        hpo.run(path, overrides, n_trials=2, workers=2, widen=True)
+    ((placing, how),) = asked
+    assert how == {"accept_code_change": False, "widen": True}
+    assert (placing.address.kind, placing.spec.run.agents, placing.order.workers) == ("local", (3, 3), 2)
+    assert placing.order.arguments == ('run.on="local"', "run.agents=3", "model.hidden=3", "study.n_trials=2")
+    with pytest.raises(hpo.InputError, match="a SQLite file can't be shared"):
+        hpo.run(path, {"run.on": "slurm"})
 
 
 def test_a_run_says_what_it_has_come_to(done: Done) -> None:
