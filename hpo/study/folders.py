@@ -11,6 +11,8 @@ from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 
 _STOP_NOTE: Final = "stopped.txt"
+#: Said for a note that a full disk has left empty.
+_CUT_OFF: Final = "the disk was full"
 
 
 def make_output_folder(spec: StudySpec) -> None:
@@ -100,7 +102,7 @@ def stop_note(spec: StudySpec, number: int, attempt: int) -> str | None:
     """Why an attempt ended that was no fault of its trial and could not be stored; None where there is no note."""
     file = trial_folder(spec, number) / f"attempt-{attempt}" / _STOP_NOTE
     try:
-        return file.read_text(encoding="utf-8")
+        return file.read_text(encoding="utf-8", errors="replace") or _CUT_OFF
     except OSError:
         return None
 

@@ -13,7 +13,7 @@ import torch
 from hpo.storage.ledger import Heartbeat, Owner
 from hpo.storage.outage import DatabaseGoneError
 from hpo.storage.recovery import STOPPED
-from hpo.study.folders import stop_note
+from hpo.study.folders import attempt_folder, note_stop, stop_note
 from hpo.study.outcome import Outcome
 from hpo.trial.builder import Builder
 from hpo.trial.progress import RunProgress
@@ -126,3 +126,15 @@ def test_a_trial_whose_database_is_gone_ends_with_a_checkpoint_and_costs_no_retr
         (settled,) = other.requeue_dead()
         assert (settled.outcome, settled.state.name) == (STOPPED, "WAITING")
         assert run(other).outcome == Outcome.COMPLETE
+
+
+@pytest.mark.parametrize(("left", "reason"), [(b"", "the disk was full"), (b"no room: \xc3", "no room: \ufffd")])
+def test_a_note_that_a_full_disk_has_cut_off_still_spares_the_trial_a_retry(
+    studies: Studies, left: bytes, reason: str
+) -> None:
+    with studies.open() as (opened,):
+        folder = attempt_folder(opened.spec, 0, 1)
+        note_stop(opened.spec, 0, 1, "no room: é")
+        (file,) = folder.iterdir()
+        file.write_bytes(left)
+        assert opened.stop_note(0, 1) == reason
