@@ -14,7 +14,7 @@ from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFil
 from hpo.console.output import read_by_others
 from hpo.console.slow import slow_steps
 from hpo.errors import HpoError, InputError, each_error
-from hpo.wording import count_of, duration
+from hpo.wording import count_of, duration, listed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -32,6 +32,7 @@ _LONG = {
     "meaning": "looking at what is searched",
     "preflight": "loading the data, and training a few batches on each device",
 }
+_ELSEWHERE = "each agent that `{}` places checks its own machine's devices before it takes a trial"
 _NO_PREFLIGHT = "`objective` trains by itself, so only a trial shows whether it runs; try `--n-trials 1`"
 
 
@@ -44,6 +45,7 @@ class _Stage:
     error: HpoError | None = None
     reached: bool = False
     left_out: str = ""
+    note: str = ""
 
     @property
     def errors(self) -> list[HpoError]:
@@ -67,6 +69,7 @@ class _Stage:
             "stage": self.name,
             "status": self.status,
             "warnings": [asdict(item) for item in self.warnings],
+            "note": self.left_out or self.note,
             "error": None if self.error is None else _error_json(self.error),
             "errors": [_error_json(error) for error in self.errors],
         }
@@ -74,14 +77,24 @@ class _Stage:
 
 @dataclass
 class _Checkup:
-    """All stages, each after those it builds on."""
+    """All stages, each after those it builds on.
+
+    Attributes:
+        named: The command names the devices to try.
+        engine: What places agents on other machines, whose devices are not asked for here; empty where there is
+            none, or the command names devices.
+        lacking: The devices of the study that are not here.
+    """
 
     read: Callable[[], StudySpec]
     debug: bool
+    named: bool
     said: Callable[[_Stage], None]
     stages: list[_Stage] = field(default_factory=list)
     spec: StudySpec | None = None
     slots: list[Slot] = field(default_factory=list)
+    lacking: list[str] = field(default_factory=list)
+    engine: str = ""
     devices: list[DevicePreflight] = field(default_factory=list)
 
     def run(self) -> None:
@@ -90,8 +103,10 @@ class _Checkup:
         for name, examine in {**work, "preflight": self._preflight}.items():
             stage = _Stage(name)
             self.stages.append(stage)
-            if name == "preflight" and self.spec is not None and self.spec.config.objective is not None:
-                stage.left_out, examine = _NO_PREFLIGHT, list
+            if name == "preflight" and self.spec is not None and (why := self._untried(self.spec)):
+                stage.left_out, examine = why, list
+            elif name == "preflight" and self.engine:
+                stage.note = _ELSEWHERE.format(self.engine)
             if going or (name == "meaning" and self.spec is not None):  # it needs no imports
                 going = self._examined(stage, examine) and going
             self.said(stage)
@@ -112,12 +127,22 @@ class _Checkup:
             stage.error = error
         return stage.error is None
 
+    def _untried(self, spec: StudySpec) -> str:
+        """Why no batches are trained; empty where they are."""
+        if spec.config.objective is not None:
+            return _NO_PREFLIGHT
+        if not self.lacking:
+            return ""
+        missing = f"{listed(self.lacking)} is not on this machine"
+        return f"{missing}; {_ELSEWHERE.format(self.engine)}; `--device cpu` tries a few batches here"
+
     def _structure(self) -> list[Finding]:
         spec = self.read()
         if spec.run.on is not None:
             from hpo.execution.placing import placing_of
 
-            placing_of(spec)
+            kind = placing_of(spec).address.kind
+            self.engine = "" if self.named or kind == "local" else kind
         self.spec = spec
         return []
 
@@ -130,11 +155,14 @@ class _Checkup:
     def _meaning(self) -> list[Finding]:
         from hpo.checks.checks import check_search
         from hpo.checks.meaning import check_meaning
-        from hpo.trial.resources import study_slots
+        from hpo.trial.resources import devices_elsewhere, study_slots
 
         assert self.spec is not None
         check_search(self.spec)
-        self.slots = study_slots(self.spec)
+        if self.engine:  # its machines have what this one may lack
+            self.lacking = devices_elsewhere(self.spec)
+        if not self.lacking:
+            self.slots = study_slots(self.spec)
         return check_meaning(self.spec)
 
     def _preflight(self) -> list[Finding]:
@@ -160,7 +188,8 @@ def check(
 ) -> None:
     """Check a study before it runs: its structure, imports, meaning, and a few batches on each device.
 
-    Writes nothing: neither to the output folder nor to the storage. Exit code 2 if a stage finds an error.
+    Writes nothing: neither to the output folder nor to the storage. Exit code 2 if a stage finds an error. Where
+    agents train elsewhere (run.on), devices that are not here are left to them; --device tries others.
 
     Example: hpo check studies/digits/study.yaml --device cpu
     """
@@ -169,7 +198,7 @@ def check(
         options = {"devices": devices, "workers": workers, "storage": storage, "output_dir": output_dir}
         return read_spec(study, overrides, require_search_space=True, **options)
 
-    checkup = _Checkup(read, debug, (lambda _: None) if json_ else _print_stage)
+    checkup = _Checkup(read, debug, devices is not None, (lambda _: None) if json_ else _print_stage)
     # What the study's own code prints is not what a program reads.
     with contextlib.redirect_stdout(sys.stderr) if json_ else contextlib.nullcontext():
         checkup.run()
@@ -223,6 +252,8 @@ def _print_stage(stage: _Stage) -> None:
         summary = f"left out: {stage.left_out}"
     with read_by_others():
         print(f"{stage.name:<10} {summary}")
+        if stage.note and stage.reached and not stage.left_out:
+            print(_indented(f"note: {stage.note}"))
         for item in stage.warnings:
             print(_indented(f"warning: {item}"))
         for error in stage.errors:

@@ -36,7 +36,8 @@ def checked(spec: StudySpec, *, here: bool = True) -> Checked:
 
     Args:
         spec: The study; the fork server, which has imported torch, has been started with it.
-        here: It is to train on this machine; otherwise nothing is asked of devices, and there are no slots.
+        here: It is to train on this machine; otherwise devices need a name that some machine has, and there are
+            no slots.
 
     Raises:
         HpoError: What the checks raise.
@@ -70,12 +71,15 @@ def _check(spec: StudySpec, channel: Connection[Checked | HpoError, None], here:
     os.dup2(2, 1)  # what the study's code prints when it is imported is no line, and no event, of the run
     from hpo.checks.checks import check_study
     from hpo.trial.forks import only_in
-    from hpo.trial.resources import study_slots
+    from hpo.trial.resources import devices_elsewhere, study_slots
 
     answer: Checked | HpoError
     with only_in(os.getpid()):
         try:
-            answer = Checked(check_study(spec), study_slots(spec) if here else [])
+            findings = check_study(spec)
+            if not here:
+                devices_elsewhere(spec)
+            answer = Checked(findings, study_slots(spec) if here else [])
         except HpoError as error:
             answer = error
     with contextlib.suppress(OSError):  # the other side is gone

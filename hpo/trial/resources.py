@@ -1,6 +1,7 @@
 """Dealing devices to workers."""
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +11,7 @@ from hpo.errors import InputError
 
 # A container's share of the processors: microseconds of each period, or "max" (Linux cgroups, version 2).
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,4})?")
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,10 @@ def study_slots(spec: StudySpec) -> list[Slot]:
     Raises:
         InputError: There is no such device, or one that can't do what the study asks of it.
     """
-    own = None if spec.trainer.device is None else [spec.trainer.device]
-    slots = deal(spec.run.devices or own, spec.run.workers)
+    try:
+        slots = deal(_asked_for(spec), spec.run.workers)
+    except InputError as error:
+        raise spec.error(error.problem, path=_place(spec), value=error.value, fix=error.fix) from error
     for slot in slots:
         if spec.trainer.cuda_graph and not slot.device.startswith("cuda"):
             fix = "set it to false, or give GPUs with `run.devices`"
@@ -60,6 +64,29 @@ def study_slots(spec: StudySpec) -> list[Slot]:
                 f"needs CUDA devices, and a worker is on {slot.label}", path="trainer.cuda_graph", fix=fix
             )
     return slots
+
+
+def devices_elsewhere(spec: StudySpec) -> list[str]:
+    """The study's devices that this machine lacks, and others have to have; empty where it has them all.
+
+    Raises:
+        InputError: A name that no machine has.
+    """
+    names, gpus = _asked_for(spec) or (["cuda"] if spec.trainer.cuda_graph else []), _gpus()
+    for name in names:
+        if not _DEVICE.fullmatch(name):
+            fix = "write cpu, cuda (every GPU), cuda:0, cuda:1, … or mps"
+            raise spec.error("is no name of a device", path=_place(spec), value=name, fix=fix)
+    return [name for name in names if not _is_here(name, gpus) and not (name == "cuda" and gpus)]
+
+
+def _asked_for(spec: StudySpec) -> Sequence[str] | None:
+    own = None if spec.trainer.device is None else [spec.trainer.device]
+    return spec.run.devices or own
+
+
+def _place(spec: StudySpec) -> str:
+    return "run.devices" if spec.run.devices or spec.trainer.device is None else "trainer.device"
 
 
 def cores() -> int:
@@ -100,10 +127,14 @@ def _has_mps() -> bool:
     return torch.backends.mps.is_available()
 
 
-def _check(name: str, gpus: int) -> None:
+def _is_here(name: str, gpus: int) -> bool:
     kind, _, index = name.partition(":")
     known = name == "cpu" or (name == "mps" and _has_mps())
-    if known or (kind == "cuda" and index.isdecimal() and int(index) < gpus):
+    return known or (kind == "cuda" and index.isdecimal() and int(index) < gpus)
+
+
+def _check(name: str, gpus: int) -> None:
+    if _is_here(name, gpus):
         return
     there = ["cpu", *(f"cuda:{number}" for number in range(gpus))]
     raise InputError("no such device here", path="devices", value=name, fix=f"there are {', '.join(there)}")

@@ -353,7 +353,7 @@ def test_a_changed_config_is_refused_with_the_ways_out(tmp_path: Path) -> None:
         (("study.sampler.name=grid",), "optimizer.lr"),
         (("callbacks={early_stoping: {}}",), "command line: callbacks.early_stoping: "),
         (("callbacks={checkpoint: false}",), "command line: callbacks.checkpoint: can't be switched off"),
-        (("--devices", "cuda:7"), "devices: no such device here"),
+        (("--devices", "cuda:7"), "command line: run.devices: no such device here"),
     ],
 )
 def test_bad_input_ends_with_2_and_leaves_nothing(

@@ -224,7 +224,11 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
         (lambda path: hpo.run(path, {"search_space": {}}), "this call: search_space: there is nothing", "add for"),
         (lambda path: hpo.best_params(path, trial="first"), "trial: is neither `best` nor a number", "hpo trials"),
         (lambda path: hpo.load_best_model(path, trial=-1), "trial: is neither `best` nor a number", "hpo trials"),
-        (lambda path: hpo.run(path, devices="cuda:99"), "devices: no such device here", "there are cpu"),
+        (
+            lambda path: hpo.run(path, devices="cuda:99"),
+            "this call: run.devices: no such device here",
+            "there are cpu",
+        ),
     ],
 )
 def test_errors_name_what_is_wrong_and_leave_nothing(tmp_path: Path, call: Any, said: str, fix: str) -> None:

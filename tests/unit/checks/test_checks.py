@@ -132,7 +132,7 @@ def test_a_good_study_passes_all_stages_and_leaves_nothing(file: Path) -> None:
         ("study.n_trials=none", "structure", "study.n_trials"),
         ("model._target_=parts.Nte", "imports", "model._target_"),
         ("study.sampler=grid", "meaning", "search_space[optimizer.lr]"),
-        ("run.devices=cuda:99", "meaning", "devices"),
+        ("run.devices=cuda:99", "meaning", "run.devices"),
         ("data.broken=true", "preflight", "data._target_"),
     ],
 )
@@ -197,3 +197,30 @@ def test_a_file_without_a_search_space_is_refused(tmp_path: Path) -> None:
     assert "structure  error" in result.stdout
     assert "there is nothing to search" in result.stdout
     assert "imports    not reached" in result.stdout
+
+
+@pytest.mark.parametrize(
+    "override", ["run.devices=[cuda:0, cuda:1]", "trainer.device=cuda", "trainer.cuda_graph=true"]
+)
+def test_devices_of_other_machines_are_left_to_the_agents_there(
+    file: Path, monkeypatch: pytest.MonkeyPatch, override: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
+    monkeypatch.setenv("HPO_STORAGE", "postgresql://user@host/db")
+    said = hpo("check", file, "run.on=slurm", override).stdout
+    assert "preflight  left out: cuda" in said
+    assert "each agent that `slurm` places checks its own machine's devices" in said
+    stage = checked(file, "run.on=slurm", override, code=2 if "graph" in override else 0)[0]["stages"][-1]
+    assert stage["status"] == ("not reached" if "graph" in override else "ok")  # the processor was asked for
+    for local in ("run.on=local", "study.n_trials=2"):
+        assert "fix: " in hpo("check", file, override, local, code=2).stdout
+
+
+def test_what_is_here_of_the_devices_is_tried_and_the_rest_is_said(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HPO_STORAGE", "postgresql://user@host/db")
+    said = hpo("check", file, "run.on=slurm", "run.devices=cpu").stdout
+    assert "preflight  ok\n  note: each agent that `slurm` places checks" in said
+    refused = hpo("check", file, "run.on=slurm", "run.devices=gpu0", code=2).stdout
+    assert "command line: run.devices: is no name of a device\n    value: gpu0" in refused

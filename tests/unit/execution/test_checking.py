@@ -70,3 +70,10 @@ def test_the_modules_are_not_imported_here(tmp_path: Path) -> None:
     before = set(sys.modules)
     check(tmp_path)
     assert not [name for name in set(sys.modules) - before if name.endswith("parts")]
+
+
+def test_a_driver_refuses_devices_that_no_machine_has(tmp_path: Path) -> None:
+    spec = load_spec(make_study(tmp_path), ["run.devices=[cuda:7]"])
+    assert checked(spec, here=False).slots == []
+    with pytest.raises(InputError, match="is no name of a device"):
+        checked(load_spec(spec.path, ["run.devices=[gpu]"]), here=False)
