@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from hpo.config.schema import OF_THE_TRAINER, REQUIRED
+from hpo.config.schema_study import AUTO
 from hpo.config.spec import json_schema
 from hpo.config.targets import TARGET
-from hpo.search.auto_sampler import AUTO
 from hpo.search.hub import PREFIX
 from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS

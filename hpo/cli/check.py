@@ -260,6 +260,14 @@ def _print_stage(stage: _Stage) -> None:
             print(_indented(f"error: {error}"))
 
 
+def _scheduler(spec: StudySpec) -> str:
+    section = spec.study.scheduler
+    assert section is not None
+    if spec.is_written("study.scheduler"):
+        return section.name
+    return f"{section.name} (`epochs` alone is given; with `n_trials` beside it there would be none)"
+
+
 def _indented(text: str) -> str:
     return "\n".join(f"  {line}" for line in text.splitlines())
 
@@ -272,6 +280,8 @@ def _print_costs(checkup: _Checkup) -> None:
     with read_by_others():
         if checkup.spec is not None and (sampler := chosen_sampler(checkup.spec)).why:
             print(f"sampler    {sampler}")
+        if checkup.spec is not None and checkup.spec.study.scheduler is not None:
+            print(f"scheduler  {_scheduler(checkup.spec)}")
         if checkup.spec is not None and checkup.spec.where and not checkup.failed:
             share = check_where(checkup.spec, SearchSpace.from_spec(checkup.spec))
             print(f"where      {share:.1%} of evenly drawn points satisfy what holds between parameters")

@@ -13,20 +13,21 @@ from hpo.config.schema import (
     StudySection,
     TrainerSection,
 )
-from hpo.config.schema_study import NO_PRUNER, OWN_METRIC
+from hpo.config.schema_study import AUTO, NO_PRUNER, OWN_METRIC
 
-#: Key of `study` → the keys whose defaults don't hold beside it.
-_IN_PLACE_OF: Final = {"objectives": ("metric", "pruner"), "scheduler": ("pruner",), "epochs": ("n_trials",)}
+#: Keys of `study` whose defaults depend on its other keys.
+_DEPENDENT: Final = ("metric", "n_trials", "pruner", "scheduler")
+#: The scheduler of a study that is given nothing but epochs (docs/search.md).
+_OF_EPOCHS: Final = "freeze_thaw"
 
 
-def without_replaced(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
-    """Without the defaults that don't hold beside another key of `study`, where an override has brought that."""
+def without_dependent(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    """Without the defaults that an override of another key may have changed; `complete` fills them in again."""
     study = raw.get("study")
-    if not isinstance(study, dict):
-        return raw
-    for name in (name for key, names in _IN_PLACE_OF.items() if study.get(key) is not None for name in names):
-        if not marks.is_written(("study", name)) and not marks.is_written(("study", name, "name")):
-            study.pop(name, None)
+    if isinstance(study, dict):
+        for name in _DEPENDENT:
+            if not marks.is_written(("study", name)):
+                study.pop(name, None)
     return raw
 
 
@@ -37,23 +38,37 @@ def complete(raw: dict[str, Any]) -> dict[str, Any]:
             raw.pop(name, None)
     _fill_run(raw)
     _fill_training(raw)
-    study = raw.get("study")
-    if isinstance(study, dict):
-        if raw.get("objective") is not None and not raw.get("search_space") and study.get("objectives") is None:
-            study.setdefault("metric", OWN_METRIC)
-        for name in ("sampler", "pruner"):
-            if name in study and isinstance(study[name], str | None):
-                study[name] = {"name": study[name] or "none"}
-        _fill(study, "sampler", SamplerSection().model_dump())
-        several = study.get("objectives") is not None
-        unpruned = several or study.get("scheduler") is not None
-        _fill(study, "pruner", {"name": NO_PRUNER} if unpruned else PrunerSection().model_dump())
-        if study.get("epochs") is not None:
-            study.setdefault("n_trials", study["epochs"])  # each has one at least
-        for name, field_info in StudySection.model_fields.items():
-            if name not in ("name", "direction", "sampler", "pruner") and not (several and name == "metric"):
-                study.setdefault(name, copy_plain(field_info.default))
+    if isinstance(study := raw.get("study"), dict):
+        _fill_study(raw, study)
     return raw
+
+
+def _fill_study(raw: dict[str, Any], study: dict[str, Any]) -> None:
+    if raw.get("objective") is not None and not raw.get("search_space") and study.get("objectives") is None:
+        study.setdefault("metric", OWN_METRIC)
+    for name in ("sampler", "pruner"):
+        if name in study and isinstance(study[name], str | None):
+            study[name] = {"name": study[name] or "none"}
+    _fill(study, "sampler", SamplerSection().model_dump())
+    several = study.get("objectives") is not None
+    if _is_given_epochs_alone(raw, study):
+        study["scheduler"] = {"name": _OF_EPOCHS}
+    unpruned = several or study.get("scheduler") is not None
+    _fill(study, "pruner", {"name": NO_PRUNER} if unpruned else PrunerSection().model_dump())
+    if study.get("epochs") is not None:
+        study.setdefault("n_trials", study["epochs"])  # each has one at least
+    for name, field_info in StudySection.model_fields.items():
+        if name not in ("name", "direction", "sampler", "pruner") and not (several and name == "metric"):
+            study.setdefault(name, copy_plain(field_info.default))
+
+
+def _is_given_epochs_alone(raw: dict[str, Any], study: dict[str, Any]) -> bool:
+    """Whether a study of the Trainer leaves it open how its epochs are shared out."""
+    if raw.get("objective") is not None or study.get("objectives") is not None or study.get("epochs") is None:
+        return False
+    if any(key in study for key in ("n_trials", "pruner", "scheduler")):
+        return False
+    return isinstance(study["sampler"], dict) and study["sampler"].get("name") == AUTO
 
 
 def _fill_run(raw: dict[str, Any]) -> None:

@@ -31,8 +31,8 @@ class Marks:
         return replace(self, lines=lines, overridden=self.overridden | {keys})
 
     def is_written(self, keys: Keys) -> bool:
-        """Whether a person wrote these keys themselves, in the file or as an override."""
-        return keys in self.overridden or keys in self.lines
+        """Whether a person wrote these keys, or some below them, in the file or as an override."""
+        return any(known[: len(keys)] == keys for known in (*self.overridden, *self.lines))
 
     def locate(self, keys: Keys) -> tuple[str, int | None]:
         """The file and line of a key, or of the nearest key above it that was written somewhere."""

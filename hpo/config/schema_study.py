@@ -19,6 +19,8 @@ from hpo.config.schema_types import (
 
 Direction = Literal["minimize", "maximize"]
 
+#: The sampler that is chosen by the search space.
+AUTO: Final = "auto"
 #: The pruner that prunes nothing.
 NO_PRUNER: Final = "none"
 #: The metric of a function that draws its parameters itself, where the file names none.
@@ -111,7 +113,7 @@ class SamplerSection(Section):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str = Field(default="auto", description="The sampler's name.", examples=["tpe"])
+    name: str = Field(default=AUTO, description="The sampler's name.", examples=["tpe"])
     seed: int = Field(default=0, ge=0, le=MAX_SEED, description="Seed of the study's randomness.", examples=[0])
     allow_pickle: bool = Field(
         default=False, description="Let the sampler keep pickled state in the storage.", examples=[False]
@@ -192,7 +194,7 @@ class StudySection(Section):
         default=100,
         ge=1,
         le=MAX_NUMBER,
-        description="Trials to finish.",
+        description="Trials to finish; as many as `epochs` where only that is given.",
         examples=[100],
     )
     epochs: Annotated[int | None, MAY_CHANGE] = Field(
@@ -229,7 +231,8 @@ class StudySection(Section):
     pruner: Pruner = Field(default=PrunerSection(), description="A name, or a mapping.", examples=["median"])
     scheduler: Scheduler = Field(
         default=None,
-        description="Pauses trials and resumes the promising ones, in place of a pruner. A name, or a mapping.",
+        description="Pauses trials and resumes the promising ones, in place of a pruner. A name, or a mapping. "
+        "`freeze_thaw` where a study of the Trainer gives `epochs` and no `n_trials`, sampler or pruner.",
         examples=["asha"],
     )
 

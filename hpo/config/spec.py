@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from hpo.config.conditions import Condition, conditions_of, refuse_interpolated, widest
-from hpo.config.defaults import complete, without_replaced
+from hpo.config.defaults import complete, without_dependent
 from hpo.config.identity import identity
 from hpo.config.interpolation import check_interpolations, plainly_resolved, sections_involved
 from hpo.config.lengths import with_lengths, without_lengths
@@ -279,7 +279,7 @@ def _read(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Marks]:
     raw = complete(source.data)
     for text in overrides:
         raw, marks = apply_override(raw, marks, text)
-        raw = complete(without_replaced(raw, marks))
+        raw = complete(without_dependent(raw, marks))
     return raw, marks
 
 

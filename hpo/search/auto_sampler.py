@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
+from hpo.config.schema_study import AUTO
 from hpo.config.spec import StudySpec
-
-AUTO: Final = "auto"
 
 
 @dataclass(frozen=True)

@@ -13,12 +13,12 @@ from optuna import Study, samplers
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial
 
-from hpo.config.schema_study import NO_PRUNER
+from hpo.config.schema_study import AUTO, NO_PRUNER
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.search.as_predicted import as_predicted
-from hpo.search.auto_sampler import AUTO, chosen_sampler
+from hpo.search.auto_sampler import chosen_sampler
 from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
 from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.distinct import DRAWS, WholePointSampler

@@ -9,6 +9,7 @@ import sys
 import textwrap
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -464,6 +465,46 @@ def test_steps_alone_limit_a_run_that_names_only_them(
     spec = load_spec(tmp_path / "study.yaml", overrides)
     assert spec.trainer.max_epochs == epochs
     assert spec.resolve()["trainer"]["max_epochs"] == epochs
+
+
+@pytest.mark.parametrize(
+    ("written", "overrides", "expected"),
+    [
+        ({"epochs": 50}, (), ("freeze_thaw", "none", 50)),
+        ({"epochs": 50, "sampler": {"seed": 3}}, (), ("freeze_thaw", "none", 50)),
+        ({"epochs": 50, "sampler": "tpe"}, (), (None, "median", 50)),
+        ({"epochs": 50, "pruner": "hyperband"}, (), (None, "hyperband", 50)),
+        ({"epochs": 50, "scheduler": None}, (), (None, "median", 50)),
+        ({"epochs": 50, "scheduler": "asha"}, (), ("asha", "none", 50)),
+        ({"epochs": 50, "n_trials": 7}, (), (None, "median", 7)),
+        ({"epochs": 50}, ("study.n_trials=7",), (None, "median", 7)),
+        ({"epochs": 50}, ("study.pruner=median",), (None, "median", 50)),
+        ({"epochs": 50}, ("study.pruner.n_warmup_steps=2", "study.pruner.name=median"), (None, "median", 50)),
+        ({"epochs": 50}, ("study.scheduler.switch=0",), ("freeze_thaw", "none", 50)),
+        ({"epochs": 50}, ("study.epochs=60",), ("freeze_thaw", "none", 60)),
+        ({"epochs": 50}, ("study.epochs=null",), (None, "median", 100)),
+        ({"epochs": 50}, ("study.sampler=tpe",), (None, "median", 50)),
+        ({}, ("study.epochs=50",), ("freeze_thaw", "none", 50)),
+        ({"n_trials": 7}, ("study.epochs=50",), (None, "median", 7)),
+        ({}, (), (None, "median", 100)),
+    ],
+)
+def test_a_study_that_is_given_epochs_alone_is_scheduled(
+    tmp_path: Path,
+    written: dict[str, Any],
+    overrides: tuple[str, ...],
+    expected: tuple[str | None, str, int],
+) -> None:
+    lines = [line for line in STUDY.splitlines() if not line.startswith("study:")]
+    (tmp_path / "study.yaml").write_text("\n".join([f"study: {json.dumps({'name': 'x', **written})}", *lines]))
+    study = load_spec(tmp_path / "study.yaml", overrides).study
+    assert (study.scheduler and study.scheduler.name, study.pruner.name, study.n_trials) == expected
+
+
+def test_a_function_s_epochs_are_not_scheduled_unasked(tmp_path: Path) -> None:
+    # It may start again where it would resume.
+    (tmp_path / "study.yaml").write_text("{study: {name: x, epochs: 50, metric: loss}, objective: {_target_: fit.run, lr: 1}}")
+    assert load_spec(tmp_path / "study.yaml").study.scheduler is None
 
 
 def test_objectives_by_an_override_take_the_place_of_defaults(tmp_path: Path) -> None:
