@@ -503,7 +503,8 @@ def test_a_study_that_is_given_epochs_alone_is_scheduled(
 
 def test_a_function_s_epochs_are_not_scheduled_unasked(tmp_path: Path) -> None:
     # It may start again where it would resume.
-    (tmp_path / "study.yaml").write_text("{study: {name: x, epochs: 50, metric: loss}, objective: {_target_: fit.run, lr: 1}}")
+    study = "{name: x, epochs: 50, metric: loss}"
+    (tmp_path / "study.yaml").write_text(f"{{study: {study}, objective: {{_target_: fit.run, lr: 1}}}}")
     assert load_spec(tmp_path / "study.yaml").study.scheduler is None
 
 
