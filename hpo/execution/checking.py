@@ -13,7 +13,8 @@ from multiprocessing.connection import Connection
 from hpo.checks.findings import Finding
 from hpo.config.spec import StudySpec
 from hpo.errors import HpoError, StudyError
-from hpo.execution.launchers.mainless import MainlessContext
+from hpo.execution.launchers.forkserver import without_interrupt
+from hpo.execution.launchers.mainless import LoneContext, MainlessContext
 from hpo.execution.limits import death_of, oom_kills
 from hpo.trial.resources import Slot
 
@@ -35,7 +36,8 @@ def checked(spec: StudySpec, *, here: bool = True) -> Checked:
     """Check a study, and find its devices, in a process of its own that has ended when this returns.
 
     Args:
-        spec: The study; the fork server, which has imported torch, has been started with it.
+        spec: The study; where it is to train here, the fork server, which has imported torch, has been started
+            with it. Otherwise there is none: a driver would hold its memory for as long as agents work.
         here: It is to train on this machine; otherwise devices need a name that some machine has, and there are
             no slots.
 
@@ -43,11 +45,12 @@ def checked(spec: StudySpec, *, here: bool = True) -> Checked:
         HpoError: What the checks raise.
         StudyError: The process died.
     """
-    context = MainlessContext()
+    context = MainlessContext() if here else LoneContext()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_check, args=(spec, theirs, here), name="checks")
     struck = oom_kills()
-    process.start()
+    with without_interrupt():
+        process.start()
     theirs.close()
     answer: Checked | HpoError | None = None
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -130,11 +129,11 @@ def prepared(spec: StudySpec, warn: Callable[[Finding], None], *, here: bool = T
     refuse_other_systems()
     _refuse_odd_places()
     forget_modules(spec.folder)
-    from hpo.execution.launchers.forkserver import start_fork_server
+    from hpo.execution.launchers.forkserver import start_fork_server, without_interrupt
 
-    # Its imports run beside ours; at a Ctrl-C it would end them with a traceback.
-    with _without_interrupt():
-        start_fork_server(spec)
+    if here:  # its imports run beside ours; at a Ctrl-C it would end them with a traceback
+        with without_interrupt():
+            start_fork_server(spec)
     from hpo.execution.checking import checked
 
     found = checked(spec, here=here)
@@ -231,24 +230,6 @@ def _refuse_odd_places() -> None:
             "a study is run from a program's main thread, which hears signals\n"
             "  fix: call it there, or start the command `hpo run`"
         )
-
-
-@contextlib.contextmanager
-def _without_interrupt() -> Iterator[None]:
-    """What is started inside hears no Ctrl-C; one that comes meanwhile is heard here afterwards."""
-    from multiprocessing import resource_tracker
-
-    from hpo.execution.launchers.forkserver import ignored
-    from hpo.execution.messages import REQUESTS
-
-    # Its start would let the signal through again.
-    with ignored(*REQUESTS):
-        resource_tracker.ensure_running()
-    kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, kept)
 
 
 @contextlib.contextmanager

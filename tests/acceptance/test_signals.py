@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
+from tests.support.commands import MODEL, hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
 
 LONG = ("model.delay=0.05", "trainer.max_epochs=40")
 
@@ -86,12 +86,25 @@ def test_a_pipe_whose_reader_is_gone_ends_the_run_in_order(tmp_path: Path) -> No
     assert status["finished"] < 6
 
 
+@pytest.mark.parametrize("on", [(), ("--on", "local")], ids=["here", "on local"])
 @pytest.mark.parametrize("library", ["_pydantic_core", "sqlalchemy"])
-def test_ctrl_c_while_libraries_are_loaded_shows_no_traceback(tmp_path: Path, library: str) -> None:
+def test_ctrl_c_while_libraries_are_loaded_shows_no_traceback(
+    tmp_path: Path, library: str, on: tuple[str, ...]
+) -> None:
     study = make_study(tmp_path)
-    process = start_hpo("run", study)
+    process = start_hpo("run", study, *on)
     wait_until(lambda: library in Path(f"/proc/{process.pid}/maps").read_text())
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the fork server as well
     printed, errors = process.communicate(timeout=60)
     assert (process.returncode, errors) == (130, "")
     assert printed in ("", f"checking {study}\n")
+
+
+def test_ctrl_c_while_a_driver_checks_the_study_shows_no_traceback(tmp_path: Path) -> None:
+    study = make_study(tmp_path, code=f"open('{tmp_path}/imported', 'w')\nimport time\ntime.sleep(5)\n{MODEL}")
+    process = start_hpo("run", study, "--on", "local")
+    wait_until((tmp_path / "imported").exists)
+    os.killpg(process.pid, signal.SIGINT)
+    printed, errors = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (130, f"checking {study}\n")
+    assert errors in ("", "importing torch and what the study names …\n")

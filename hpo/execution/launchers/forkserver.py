@@ -8,7 +8,7 @@ import multiprocessing
 import os
 import signal
 from collections.abc import Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from typing import Any, Final
 
 from hpo.config.schema import FREE_SECTIONS
@@ -74,6 +74,19 @@ def ignored(*numbers: signal.Signals) -> Iterator[None]:
     finally:
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def without_interrupt() -> Iterator[None]:
+    """What is started inside hears no Ctrl-C; one that comes meanwhile is heard here afterwards."""
+    # Its start would let the signal through again.
+    with ignored(*REQUESTS):
+        resource_tracker.ensure_running()
+    kept = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, kept)
 
 
 @contextlib.contextmanager

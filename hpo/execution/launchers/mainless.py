@@ -1,9 +1,11 @@
-"""Worker processes that leave the script which starts them alone."""
+"""Processes of our own that leave the script which starts them alone."""
 
 from __future__ import annotations
 
+import contextlib
 import sys
-from multiprocessing.context import ForkServerContext, ForkServerProcess
+from collections.abc import Iterator
+from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
 from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
@@ -18,16 +20,37 @@ class MainlessProcess(ForkServerProcess):
 
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 - multiprocessing's name
-        main = sys.modules["__main__"]
-        # One without a file and a spec: there is nothing to run then.
-        sys.modules["__main__"] = ModuleType("__main__")
-        try:
+        with _without_main():
             return ForkServerProcess._Popen(process_obj)  # noqa: SLF001
-        finally:
-            sys.modules["__main__"] = main
 
 
 class MainlessContext(ForkServerContext):
     """The fork server's context with such processes."""
 
     Process = MainlessProcess
+
+
+class LoneProcess(SpawnProcess):
+    """Such a process that is started anew, and needs no fork server."""
+
+    @staticmethod
+    def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 - multiprocessing's name
+        with _without_main():
+            return SpawnProcess._Popen(process_obj)  # noqa: SLF001
+
+
+class LoneContext(SpawnContext):
+    """The context of processes that are started anew: nothing of them stays when they have ended."""
+
+    Process = LoneProcess
+
+
+@contextlib.contextmanager
+def _without_main() -> Iterator[None]:
+    """Without a file and a spec there is nothing to run."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main

@@ -11,6 +11,7 @@ import pytest
 from hpo.config.spec import load_spec
 from hpo.errors import InputError, StudyError
 from hpo.execution.checking import Checked, checked
+from hpo.execution.run import prepared
 from tests.support.commands import MODEL, make_study
 
 
@@ -70,6 +71,16 @@ def test_the_modules_are_not_imported_here(tmp_path: Path) -> None:
     before = set(sys.modules)
     check(tmp_path)
     assert not [name for name in set(sys.modules) - before if name.endswith("parts")]
+
+
+def test_the_checks_of_a_driver_leave_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("a fork server, which has imported torch, would live as long as the driver")
+
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", refuse)
+    monkeypatch.setattr("multiprocessing.forkserver.connect_to_new_process", refuse)
+    assert prepared(load_spec(make_study(tmp_path)), refuse, here=False) == []
+    assert not multiprocessing.active_children()
 
 
 def test_a_driver_refuses_devices_that_no_machine_has(tmp_path: Path) -> None:
