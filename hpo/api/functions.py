@@ -89,8 +89,8 @@ def run(
         InputError: The study or an argument can't be used; nothing has been started.
         StudyError: The study failed, or all its trials have ended and none of them is complete.
         KeyboardInterrupt: Ctrl-C or a signal, after each worker has finished its batch and saved; the same call
-            resumes the study. A second Ctrl-C stops them immediately. Signals but Ctrl-C leave agents of an engine
-            at work: the result's ``ending`` is ``detached`` then.
+            resumes the study. A second Ctrl-C at a terminal stops them immediately. Signals but Ctrl-C leave an
+            engine's agents at work: the result's ``ending`` is ``detached`` then.
     """
     options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
     of_function = {"search_space": search_space, "metric": metric, "direction": direction, "name": name, **section}

@@ -15,7 +15,7 @@ from hpo.execution.engines.engine import AgentOrder, Engine
 from hpo.execution.fleet import Fleet
 from hpo.execution.messages import Heard, Notice, Tick
 from hpo.execution.observer import Observer
-from hpo.execution.signals import Signals, heard
+from hpo.execution.signals import Signals, at_terminal, heard
 from hpo.execution.supervisor import Ending, Reporter
 from hpo.execution.upkeep import Upkeep
 from hpo.storage.outage import DatabaseAwayError
@@ -26,7 +26,7 @@ from hpo.study.open_study import OpenStudy
 _TICK: Final = 1.0
 #: A look at the study takes no more than one part in so many of the time.
 _LOOK_SHARE: Final = 20
-_STOPPING: Final = "stopping: agents checkpoint their trials and leave; a second Ctrl-C stops them immediately"
+_STOPPING: Final = "stopping: agents checkpoint their trials and leave"
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
@@ -66,14 +66,14 @@ class Driver:
         self._observer: Observer | None = None
         self._ending: Ending | None = None
         self._leaving = False
-        self._asked = 0
         self._stop_request: str | None = None
         self._next_look = 0.0
 
     def run(self) -> Ending:
         """Have agents work until every trial has ended, the time is over, or a signal comes.
 
-        A first Ctrl-C drains the agents, a second one kills them. At SIGTERM and SIGHUP they are left at work.
+        A first Ctrl-C drains the agents, a second one at a terminal kills them. At SIGTERM and SIGHUP they are
+        left at work.
 
         Raises:
             DatabaseError: The database fails permanently; agents are left.
@@ -104,7 +104,7 @@ class Driver:
             self._leaving |= self._detach and self._fleet.count > 0
         self._notify("", Tick())
         for number in [] if self._leaving else signals.wait(_TICK):
-            self._hear(signal.Signals(number))
+            self._hear(number, insisted=signals.insisted)
 
     def _take_changes(self) -> None:
         try:
@@ -177,17 +177,16 @@ class Driver:
         self._ending = ending
         self._fleet.drain()
 
-    def _hear(self, number: signal.Signals) -> None:
+    def _hear(self, number: signal.Signals, *, insisted: bool) -> None:
         if number is not signal.SIGINT:
             self._leaving = True
-            return
-        self._asked += 1
-        if self._asked == 1:
-            self._stop(Ending.INTERRUPTED)
-            self._notify("", Notice(_STOPPING))
-        else:
+        elif insisted:
             for placement in self._fleet.kill():
                 self._upkeep.settle_agent(placement.id, Verdict(STOPPED, "its agent was stopped immediately"))
+        elif self._ending is not Ending.INTERRUPTED:
+            self._stop(Ending.INTERRUPTED)
+            more = "; a second Ctrl-C stops them immediately" if at_terminal() else ""
+            self._notify("", Notice(_STOPPING + more))
 
     # ---- what is said
 

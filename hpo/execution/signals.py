@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import signal
 import socket
@@ -11,24 +12,40 @@ from collections.abc import Collection, Iterator
 
 
 class Signals:
-    """The signals that came in since somebody last looked."""
+    """The signals that came in since somebody last looked.
+
+    Attributes:
+        wake: A socket that can be read when there are any.
+    """
 
     def __init__(self) -> None:
-        self._wake, self._waker = socket.socketpair()
+        self.wake, self._waker = socket.socketpair()
+        self._presses = 0
 
-    def wait(self, seconds: float) -> list[int]:
-        """Wait for signals, at most so long; their numbers in their order."""
-        if not select.select([self._wake], [], [], max(0.0, seconds))[0]:
-            return []
-        return list(self._wake.recv(64))
+    @property
+    def insisted(self) -> bool:
+        """A person has pressed Ctrl-C at this process's terminal for a second time.
+
+        Systems, engines and scripts repeat a signal, and mean no more than at first.
+        """
+        return self._presses > 1
+
+    def wait(self, seconds: float) -> list[signal.Signals]:
+        """Wait for signals, at most so long; those that came, in their order."""
+        return self.take() if select.select([self.wake], [], [], max(0.0, seconds))[0] else []
+
+    def take(self) -> list[signal.Signals]:
+        """Those that came, in their order; waits for the first."""
+        return [signal.Signals(number) for number in self.wake.recv(64)]
 
     def send(self, number: int) -> None:
         """Add a signal as if it had come."""
+        self._presses += number == signal.SIGINT and at_terminal()
         self._waker.send(bytes([number]))
 
     def close(self) -> None:
         """Let go of the sockets."""
-        self._wake.close()
+        self.wake.close()
         self._waker.close()
 
 
@@ -49,3 +66,17 @@ def heard(numbers: Collection[signal.Signals]) -> Iterator[Signals]:
         for number, handler in kept.items():
             signal.signal(number, handler)
         signals.close()
+
+
+def at_terminal() -> bool:
+    """Whether Ctrl-C reaches this process from a terminal: it runs in the foreground of its controlling one."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:  # it has none
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:  # it has been closed
+        return False
+    finally:
+        os.close(terminal)

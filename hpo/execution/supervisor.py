@@ -5,10 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import signal
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -17,6 +15,7 @@ from hpo.execution.launchers.launcher import Ended, Launcher, Said
 from hpo.execution.limits import Limits
 from hpo.execution.messages import REQUESTS, Heard, Leaving, Notice, Order, Ready, Tick
 from hpo.execution.registered import FAILED, Registered
+from hpo.execution.signals import Signals, at_terminal, heard
 from hpo.execution.supervised import Supervised
 from hpo.execution.upkeep import Upkeep
 from hpo.storage.outage import DatabaseError
@@ -27,9 +26,7 @@ from hpo.trial.report import TrialReport
 _TICK: Final = 1.0
 #: Seconds that a worker has to end a trial that broke a limit.
 _GRACE: Final = 30.0
-_CTRL_C: Final = b"!"
-_REQUEST: Final = b"r"
-_SIGNALS: Final = {signal.SIGINT: _CTRL_C, **dict.fromkeys(REQUESTS, _REQUEST)}
+_SIGNALS: Final = (signal.SIGINT, *REQUESTS)
 
 
 #: Called with who says it and what is said, and with a `Tick` every second.
@@ -88,12 +85,10 @@ class Supervisor:
         self._failures = Failures(opened, len(launcher.slots))
         self._workers: dict[str, Supervised] = {}
         self._ending = Ending.DONE
-        self._asked = 0
         self._ended_one = False
         self._next_tick = 0.0
         self._failed: DatabaseError | None = None
         self._kill_at = math.inf
-        self._wake, self._waker = socket.socketpair()
 
     def run(self) -> Ending:
         """Work until every trial has ended, the time is over, or a signal comes.
@@ -106,7 +101,7 @@ class Supervisor:
             DatabaseError: The database fails permanently. Workers have been asked to checkpoint and leave.
             StudyError: The study failed: its trials fail alike from the start, or workers keep dying.
         """
-        with self._handled_signals():
+        with heard(_SIGNALS) as signals:
             try:
                 for note in self._opened.notes:
                     self._notify("", Notice(note))
@@ -114,7 +109,7 @@ class Supervisor:
                 self._refill()
                 while self._workers or (self._ending is Ending.DONE and not self._has_ended()):
                     try:
-                        self._wait()
+                        self._wait(signals)
                     except DatabaseError as error:
                         self._give_up(error)
             finally:
@@ -138,12 +133,12 @@ class Supervisor:
 
     # ---- what happens
 
-    def _wait(self) -> None:
+    def _wait(self, signals: Signals) -> None:
         """Wait for the next thing to happen, and deal with all that has."""
         now = time.monotonic()
         until = self._next_tick if self._deadline is None else min(self._next_tick, self._deadline)
-        if self._launcher.wait(max(0.0, until - now), self._wake):
-            self._on_signal(self._wake.recv(64))
+        if self._launcher.wait(max(0.0, until - now), signals.wake):
+            self._hear_signals(signals)
         self._take_changes()
         if self._ended_one:
             self._stop_at_goal()
@@ -248,25 +243,19 @@ class Supervisor:
         self._ending = ending
         self._launcher.drain()
 
-    def _on_signal(self, received: bytes) -> None:
-        # Systems and engines repeat themselves; a person who presses Ctrl-C again means more than at first.
-        self._asked += received.count(_CTRL_C)
-        if self._asked > 1:
+    def _hear_signals(self, signals: Signals) -> None:
+        signals.take()
+        if signals.insisted:
             self._ending = Ending.INTERRUPTED
             self._kill_all()
         else:
             self._interrupt()
 
-    def _wake_up(self, number: int, _: object) -> None:
-        self._waker.send(_SIGNALS[signal.Signals(number)])
-
     def _interrupt(self) -> None:
         if self._ending is not Ending.INTERRUPTED:
             self._ask_to_stop(Ending.INTERRUPTED)
-            how = (
-                "stopping: each worker finishes its batch and checkpoints; a second Ctrl-C stops them immediately"
-            )
-            self._notify("", Notice(how))
+            more = "; a second Ctrl-C stops them immediately" if at_terminal() else ""
+            self._notify("", Notice(f"stopping: each worker finishes its batch and checkpoints{more}"))
 
     def _kill_all(self) -> None:
         """End every worker left, with its children, and give their trials back."""
@@ -281,21 +270,3 @@ class Supervisor:
             with contextlib.suppress(DatabaseError):  # a full disk; the others are settled all the same
                 if verdict is not None:
                     self._upkeep.settle(change.worker.label, change.worker.trial_pid, verdict)
-
-    @contextlib.contextmanager
-    def _handled_signals(self) -> Iterator[None]:
-        """Turn signals into bytes on a socket for the time of the run; handlers exist in the main thread only.
-
-        One that is ignored stays so: `nohup` asks for that.
-        """
-        heard: list[signal.Signals] = []
-        if threading.current_thread() is threading.main_thread():
-            heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
-        kept = {number: signal.signal(number, self._wake_up) for number in heard}
-        try:
-            yield
-        finally:
-            for number, handler in kept.items():
-                signal.signal(number, handler)
-            self._wake.close()
-            self._waker.close()

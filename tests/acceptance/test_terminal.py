@@ -14,7 +14,7 @@ from typing import Any
 import pexpect
 import pytest
 
-from tests.support.commands import hpo_json, make_study
+from tests.support.commands import HELD, STUDY, hpo, hpo_json, ledger_of, make_study, wait_until
 
 LONG = ("model.delay=0.05", "trainer.max_epochs=40")
 #: What a terminal is ordered to do, apart from text: cursor, colours, erasing.
@@ -174,3 +174,32 @@ def test_a_study_is_watched_from_another_terminal(tmp_path: Path) -> None:
             assert "Traceback" not in watching.seen.text
         child.sendintr()
         assert ended(child) == 130
+
+
+def test_a_second_ctrl_c_stops_at_once_and_costs_no_retry(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    command = ("run", study, "--workers", 2, "--n-trials", 2, "run.max_retries=0", "trainer.max_epochs=1")
+    with terminal(*command, "model.delay=1", "--quiet") as child:
+        wait_until(lambda: len(list(tmp_path.rglob("log.txt"))) == 2)
+        child.sendintr()
+        child.expect("stopping: each worker finishes its batch and checkpoints; a second Ctrl-C stops them")
+        child.sendintr()
+        assert ended(child) == 130
+        assert "Traceback" not in child.seen.text
+    assert {(each.outcome, each.reason) for each in ledger_of(study)} == {
+        ("stopped", "its worker was stopped immediately")
+    }
+    assert hpo_json("status", study)["waiting"] == 2
+    hpo(*command, "model.delay=1")
+    assert hpo_json("status", study)["outcomes"]["complete"] == 2
+
+
+def test_a_second_ctrl_c_stops_agents_at_once(tmp_path: Path) -> None:
+    study = make_study(tmp_path, STUDY, HELD)
+    with terminal("run", study, "--on", "local", "--workers", 1, "--quiet") as child:
+        wait_until(lambda: list(tmp_path.rglob("metrics.csv")))
+        child.sendintr()
+        child.expect("stopping: agents checkpoint their trials and leave; a second Ctrl-C stops them immediately")
+        child.sendintr()
+        assert ended(child) == 130
+    assert [each.reason for each in ledger_of(study)] == ["its agent was stopped immediately"]
