@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from trainer.callback import TrainerView
-from trainer.data.batches import Batches, close_batches, make_batches
+from trainer.data.batches import Batches, close_batches, make_batches, refuse_shuffled
 from trainer.data.limits import FirstBatches, eval_batches
 from trainer.data.options import BatchOptions
 from trainer.data.random_state import kept_rng
@@ -126,9 +126,10 @@ class Evaluation:
 
         Raises:
             TypeError: The outputs hold no tensor, or are no table of numbers for a ``.csv``.
-            ValueError: The data gave no batch, or the path ends otherwise.
+            ValueError: The data gave no batch, a DataLoader shuffles it, or the path ends otherwise.
         """
         trainer = self._trainer
+        refuse_shuffled(data)
         batches = make_batches(data, trainer.batching, trainer.device, train=False, seed=trainer.seed)
         try:
             with self._aside(), collecting(path) as outputs:

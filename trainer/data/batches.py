@@ -13,6 +13,7 @@ from torch.utils.data import (
     DataLoader,
     Dataset,
     RandomSampler,
+    SubsetRandomSampler,
     TensorDataset,
     WeightedRandomSampler,
 )
@@ -247,6 +248,23 @@ def _with_items(data: Any) -> Any:
     if hasattr(data, "with_format") and isinstance(form, Mapping) and form.get("type") is None:
         raise TypeError('its items hold lists and no tensors: hand over `dataset.with_format("torch")`')
     return data
+
+
+def refuse_shuffled(data: Any) -> None:
+    """Refuse a DataLoader that draws its samples, where the order of what comes of them means something.
+
+    Raises:
+        ValueError: It does.
+    """
+    if not isinstance(data, DataLoader):
+        return
+    for sampler in (data.sampler, getattr(data.batch_sampler, "sampler", None)):
+        drawn = isinstance(sampler, RandomSampler | SubsetRandomSampler | WeightedRandomSampler)
+        if drawn or getattr(sampler, "shuffle", False) is True:  # as that of a DistributedSampler
+            raise ValueError(
+                f"the DataLoader takes samples in the random order of its {type(sampler).__name__}, so "
+                "predictions could not be matched to the data: hand over `loader.dataset`, or a DataLoader with shuffle=False"
+            )
 
 
 def close_batches(batches: Any) -> None:

@@ -10,7 +10,14 @@ import pytest
 import torch
 from schedulefree import SGDScheduleFree
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from tests.unit.trainer.support import At, Recorder, assert_same, frozen, make_model, make_trainer, regression
 from trainer import BatchOptions, Trainer
@@ -44,6 +51,34 @@ def test_outputs_come_in_the_order_of_the_data(data: Any) -> None:
     trainer.fit(regression(), DATA)
     torch.testing.assert_close(trainer.predict(data), by_hand(trainer))
     assert trainer.model.training is False  # as by_hand left it
+
+
+class Drawn(DistributedSampler[Any]):
+    """A sampler of one process, which shuffles unless told not to."""
+
+    def __init__(self, shuffle: bool = True) -> None:
+        super().__init__(DATA, num_replicas=1, rank=0, shuffle=shuffle)
+
+
+@pytest.mark.parametrize(
+    "loader",
+    [
+        DataLoader(DATA, 2, shuffle=True),
+        DataLoader(DATA, 2, sampler=WeightedRandomSampler([1.0] * 9, 9)),
+        DataLoader(DATA, 2, sampler=SubsetRandomSampler(range(9))),
+        DataLoader(DATA, 2, sampler=Drawn()),
+        DataLoader(DATA, batch_sampler=BatchSampler(RandomSampler(DATA), 2, drop_last=False)),
+    ],
+    ids=["shuffle", "weighted", "subset", "distributed", "batch sampler"],
+)
+def test_a_loader_that_shuffles_is_refused(loader: DataLoader[Any], tmp_path: Path) -> None:
+    trainer = build()
+    with pytest.raises(ValueError, match=r"could not be matched to the data: hand over `loader\.dataset`"):
+        trainer.predict(loader, tmp_path / "all.csv")
+    assert not list(tmp_path.iterdir())
+    in_order = by_hand(trainer)
+    torch.testing.assert_close(trainer.predict(loader.dataset), in_order)
+    torch.testing.assert_close(trainer.predict(DataLoader(DATA, 2, sampler=Drawn(shuffle=False))), in_order)
 
 
 def test_a_fit_goes_on_as_if_nothing_had_been_predicted() -> None:
