@@ -263,7 +263,8 @@ def refuse_shuffled(data: Any) -> None:
         if drawn or getattr(sampler, "shuffle", False) is True:  # as that of a DistributedSampler
             raise ValueError(
                 f"the DataLoader takes samples in the random order of its {type(sampler).__name__}, so "
-                "predictions could not be matched to the data: hand over `loader.dataset`, or a DataLoader with shuffle=False"
+                "predictions could not be matched to the data: hand over `loader.dataset`, or a DataLoader with "
+                "shuffle=False"
             )
 
 
