@@ -36,6 +36,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any, TextIO
@@ -66,7 +67,7 @@ class EventWriter:
         self._opened = opened
         self._out = out
 
-    def begin(self, slots: list[Slot], placed: Placed | None = None) -> None:
+    def begin(self, workers: Mapping[str, Slot], placed: Placed | None = None) -> None:
         """The study starts; OSError as in `heard`."""
         spec, status = self._opened.spec, study_status(self._opened)
         self._write(
@@ -76,7 +77,7 @@ class EventWriter:
             n_trials=status["n_trials"],
             n_epochs=status["epochs"]["limit"],
             finished=status["finished"],
-            workers=[slot.label for slot in slots],
+            workers=[slot.label for slot in workers.values()],
             agents=None if placed is None else asdict(placed),
             storage=display_url(spec.storage_url),
             output_dir=str(spec.output_dir),

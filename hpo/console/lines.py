@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,11 +42,11 @@ class Reporter:
         self._pruned_at_end = 0
         self._tally = Tally(opened)
 
-    def begin(self, slots: list[Slot], placed: Placed | None = None) -> None:
+    def begin(self, workers: Mapping[str, Slot], placed: Placed | None = None) -> None:
         """Say what is about to run; OSError as in `heard`."""
         spec, (done, of, unit) = self._opened.spec, self._tally.progress
-        self._tally.begin(slots)
-        where = f"{len(slots)} workers on {', '.join(dict.fromkeys(slot.label for slot in slots))}"
+        self._tally.begin(workers)
+        where = f"{count_of(len(workers), 'worker')} on {', '.join(dict.fromkeys(slot.label for slot in workers.values()))}"
         if placed is not None:
             where = f"up to {count_of(placed.most, 'agent')} on {placed.on}"
         trials = f"{of} {unit}" + (f", {done} of them done" if done else "")
@@ -152,9 +153,9 @@ class LiveReporter(Reporter):
         super().__init__(opened)
         self._screen = Screen()
 
-    def begin(self, slots: list[Slot], placed: Placed | None = None) -> None:
+    def begin(self, workers: Mapping[str, Slot], placed: Placed | None = None) -> None:
         """Say what is about to run, and draw it."""
-        super().begin(slots, placed)
+        super().begin(workers, placed)
         self._screen.open()
         self._screen.show(self._picture, now=True)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -82,13 +82,10 @@ class Tally:
         """Trials that have ended, here or elsewhere."""
         return len(self._outcomes)
 
-    def begin(self, slots: Sequence[Slot]) -> None:
+    def begin(self, workers: Mapping[str, Slot]) -> None:
         """Take note of the workers that there will be; where there are none, all that is shown is read."""
-        self._interval = _LOOK if slots else _LOOK_FROM_AFAR
-        labels = [f"worker-{index}" for index in range(1, len(slots) + 1)]
-        self._rows = {
-            label: _Row(WorkerView(label, slot.label)) for label, slot in zip(labels, slots, strict=True)
-        }
+        self._interval = _LOOK if workers else _LOOK_FROM_AFAR
+        self._rows = {label: _Row(WorkerView(label, slot.label)) for label, slot in workers.items()}
 
     def heard(self, label: str, message: Heard) -> None:
         """Take note of what a worker or the supervisor says."""

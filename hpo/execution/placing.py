@@ -123,7 +123,7 @@ def run_on(
             listener = listen(opened)
             driver = Driver(opened, engine, placing.order, agents, listener.heard, detach=detach)
             placed = Placed(placing.address.text, *agents)
-            return listened_to(opened, listener, lambda: listener.begin([], placed), driver.run)
+            return listened_to(opened, listener, lambda: listener.begin({}, placed), driver.run)
         finally:
             opened.storage.close()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import FrameType
 from typing import TYPE_CHECKING, Protocol
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class Listener(Protocol):
     """Shows a person, or a program, what happens; an OSError of its methods means that the reader is gone."""
 
-    def begin(self, slots: list[Slot], placed: Placed | None = None) -> None:
-        """All is checked and the study is open; workers start, or agents are placed, after this."""
+    def begin(self, workers: Mapping[str, Slot], placed: Placed | None = None) -> None:
+        """All is checked and the study is open; these workers start, or agents are placed, after this."""
 
     def heard(self, label: str, message: Heard) -> None:
         """A worker, or the supervisor, says something."""
@@ -166,7 +166,7 @@ def _supervised(opened: OpenStudy, listener: Listener, slots: list[Slot], leave_
             leave_when_idle=leave_when_idle,
         )
         refuse = leave_when_idle is None
-        return listened_to(opened, listener, lambda: listener.begin(slots), supervisor.run, refuse=refuse)
+        return listened_to(opened, listener, lambda: listener.begin(launcher.labelled), supervisor.run, refuse=refuse)
 
 
 def listened_to(

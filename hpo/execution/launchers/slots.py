@@ -30,12 +30,15 @@ class SlotLauncher(ABC, Generic[W]):
         slots: A device and threads for each worker.
         folder: For what workers print outside of trials, a file each.
         first: Number of the first worker; other agents of the study have the others.
+
+    Attributes:
+        labelled: The slots, each by the name of its worker.
     """
 
     def __init__(self, slots: Sequence[Slot], folder: Path, first: int = 1) -> None:
         self.slots = slots
+        self.labelled = {f"worker-{number}": slot for number, slot in enumerate(slots, first)}
         self._folder = folder
-        self._first = first
         self._workers: list[W] = []
 
     @property
@@ -54,8 +57,7 @@ class SlotLauncher(ABC, Generic[W]):
             StudyError: A worker can't be started.
         """
         taken = {worker.label for worker in self._workers}
-        labelled = [(f"worker-{number}", slot) for number, slot in enumerate(self.slots, self._first)]
-        for label, slot in [each for each in labelled if each[0] not in taken][:count]:
+        for label, slot in [each for each in self.labelled.items() if each[0] not in taken][:count]:
             own = WorkerOrder(order.spec, order.scheduler, label, slot, self.logs(label), agent=order.agent)
             worker = self._start(own)
             self._workers.append(worker)

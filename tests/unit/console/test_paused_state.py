@@ -190,7 +190,7 @@ def test_lines_say_why_a_trial_trains(given: OpenStudy, capsys: pytest.CaptureFi
 
 def test_the_live_view_shows_the_latest_grant(given: OpenStudy) -> None:
     tally = Tally(given)
-    tally.begin([Slot("cpu", "cpu", None, 1)])
+    tally.begin({"worker-1": Slot("cpu", "cpu", None, 1)})
     tally.heard("worker-1", Started(0, 0.0, 2, [_PROMOTED]))
     assert "promotion, best 0.15" in _picture(tally)
     tally.heard("worker-1", Extended(0, [_PROMOTED, _TO_ITS_END]))

@@ -1,0 +1,47 @@
+"""What the listener of a run hears of its workers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from hpo.execution.messages import Heard, Placed
+from hpo.execution.run import _supervised
+from hpo.storage import agents
+from hpo.storage.agents import Joining
+from hpo.storage.ledger import Owner
+from hpo.study.shared import write_mark
+from hpo.trial.resources import Slot
+from tests.support.studies import Studies
+from tests.unit.trial.test_objective import run
+
+
+class Begun:
+    """Takes note of the workers that begin."""
+
+    def __init__(self) -> None:
+        self.labels: list[str] = []
+
+    def begin(self, workers: Mapping[str, Slot], placed: Placed | None = None) -> None:
+        assert placed is None
+        self.labels += workers
+
+    def heard(self, label: str, message: Heard) -> None:
+        pass
+
+    def end(self, ending: str, reason: str | None = None) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def test_workers_beside_another_agents_are_known_by_their_own_numbers(studies: Studies) -> None:
+    """A view that counted them from 1 would show workers that there are not."""
+    with studies.open("study.n_trials=1") as (view,):
+        run(view)
+        with view.storage.transaction() as session:
+            joining = Joining("", "cpu", 3, "code", "config", "mark")
+            write_mark(view.spec, agents.register(session, view.study_id, Owner.current(), joining))
+        begun = Begun()
+        _supervised(view, begun, [Slot("cpu", "cpu", None, 1)] * 2, None)
+        assert begun.labels == ["worker-4", "worker-5"]
