@@ -46,7 +46,8 @@ class Reporter:
         """Say what is about to run; OSError as in `heard`."""
         spec, (done, of, unit) = self._opened.spec, self._tally.progress
         self._tally.begin(workers)
-        where = f"{count_of(len(workers), 'worker')} on {', '.join(dict.fromkeys(slot.label for slot in workers.values()))}"
+        devices = ", ".join(dict.fromkeys(slot.label for slot in workers.values()))
+        where = f"{count_of(len(workers), 'worker')} on {devices}"
         if placed is not None:
             where = f"up to {count_of(placed.most, 'agent')} on {placed.on}"
         trials = f"{of} {unit}" + (f", {done} of them done" if done else "")

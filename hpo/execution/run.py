@@ -166,7 +166,8 @@ def _supervised(opened: OpenStudy, listener: Listener, slots: list[Slot], leave_
             leave_when_idle=leave_when_idle,
         )
         refuse = leave_when_idle is None
-        return listened_to(opened, listener, lambda: listener.begin(launcher.labelled), supervisor.run, refuse=refuse)
+        workers = launcher.labelled
+        return listened_to(opened, listener, lambda: listener.begin(workers), supervisor.run, refuse=refuse)
 
 
 def listened_to(
