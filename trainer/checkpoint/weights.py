@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> 
         What was taken over and what was not.
 
     Raises:
-        CheckpointError: The file can't be read, or holds no weights.
+        CheckpointError: The file can't be read, or holds no weights; the text says what it holds.
         ValueError: Something does not fit, or with ``strict=False`` nothing does. The model is as it was.
     """
     bare = bare_model(model)
@@ -74,30 +75,87 @@ def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> 
         [name for name in found if name not in own],
         [f"{name} {_shape(found[name])} for {_shape(own[name])}" for name in same if name not in set(fits)],
     )
-    if outcome.skipped and strict:
-        raise ValueError(f"{path} does not fit the model; {outcome.skipped}; strict=False takes what fits")
-    if own and not fits:
-        raise ValueError(f"nothing in {path} fits the model; {outcome.skipped}")
+    if outcome.skipped and (strict or (own and not fits)):
+        raise ValueError(_of_another_model(path, outcome, own, found))
     bare.load_state_dict({name: found[name] for name in fits}, strict=False)
     if outcome.skipped:
         logger.warning("%d of %d weights come from %s; %s", len(fits), len(own), path, outcome.skipped)
     return outcome
 
 
+def _of_another_model(path: Path, outcome: LoadedWeights, own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """What does not fit, and what to do about it."""
+    fits = (
+        f"{len(outcome.loaded)} of its {len(found)} weights fit" if outcome.loaded else "none of its weights fits"
+    )
+    return f"{path} holds another model: {fits}; {outcome.skipped}; {_fix(outcome, own, found)}"
+
+
+def _fix(outcome: LoadedWeights, own: Mapping[str, Any], found: Mapping[str, Any]) -> str:
+    """What to do about weights of another model: rename them, make that model, or take those that fit."""
+    for name in outcome.unexpected:
+        prefix = name[: -len(same)] if (same := _end_of(name, own)) else ""
+        if prefix and all(each.startswith(prefix) for each in found):
+            return f"every name in it begins with `{prefix}`: save it without, or the model that has that part"
+    for name in outcome.missing:
+        prefix = name[: -len(same)] if (same := _end_of(name, found)) else ""
+        if prefix and all(each.startswith(prefix) for each in own):
+            return f"every name in the model begins with `{prefix}`: save the file with it, or load the part"
+    if outcome.loaded:
+        return "make the model with the arguments that the file's was made with; strict=False takes those that fit"
+    return "name a file of this model"
+
+
+def _end_of(name: str, names: Mapping[str, Any]) -> str:
+    """The longest of the names that the name ends with, at a dot; empty where there is none."""
+    parts = name.split(".")
+    ends = (".".join(parts[start:]) for start in range(1, len(parts)))
+    return next((end for end in ends if end in names), "")
+
+
 def _read(path: Path) -> Mapping[str, Any]:
     """The weights in a file, by name."""
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no readable weights: there is no such file")
     try:
         content = _safetensors(path) if path.suffix == ".safetensors" else _torch(path)
     except ImportError:
         raise
     except Exception as error:
         # torch, pickle and zipfile raise a dozen types; the reader needs just one.
-        raise CheckpointError(f"{path}: no readable weights: {error}") from error
+        raise CheckpointError(f"{path}: no readable weights: {_unread(error)}") from error
     if isinstance(content, Mapping) and isinstance(content.get("model"), Mapping):
         content = content["model"]
-    if not isinstance(content, Mapping) or not any(isinstance(value, Tensor) for value in content.values()):
-        raise CheckpointError(f"{path}: holds no weights by name, as a state dict does")
+    if not isinstance(content, Mapping) or not _has_weights(content):
+        raise CheckpointError(f"{path}: holds no weights by name, as a state dict does, but {_holds(content)}")
     return content
+
+
+def _has_weights(content: Mapping[Any, Any]) -> bool:
+    return any(isinstance(value, Tensor) for value in content.values())
+
+
+def _unread(error: Exception) -> str:
+    """Why a file was not read; torch's own text advises to run what is in it."""
+    if isinstance(error, OSError):
+        return f"{error.strerror or error}"
+    if found := re.search(r"Unsupported global: GLOBAL (\S+)", str(error)):
+        return f"it holds objects ({found[1]}), which are not unpickled; save `model.state_dict()` instead"
+    why = f"{type(error).__name__}: {error}".partition("\n")[0]
+    return f"it is no file of `torch.save` or safetensors ({why:.80})"
+
+
+def _holds(content: Any) -> str:
+    """What a file without weights holds, and where in it the weights may be."""
+    if isinstance(content, Tensor):
+        return f"one tensor of shape {list(content.shape)}; save `model.state_dict()`"
+    if not isinstance(content, Mapping):
+        return f"a {type(content).__name__}; save `model.state_dict()`"
+    inner = [key for key, value in content.items() if isinstance(value, Mapping) and _has_weights(value)]
+    names = _listed([f"`{key}`" for key in content]) or "nothing"
+    if inner:
+        return f"{names}; its weights are under `{inner[0]}`: save that part alone, or under the name `model`"
+    return f"{names}; save `model.state_dict()`"
 
 
 def _torch(path: Path) -> Any:

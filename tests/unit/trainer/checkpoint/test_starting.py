@@ -153,12 +153,51 @@ class TestWeights:
         assert "b.weight [3, 3] for [4, 3]" in caplog.text
 
     def test_weights_of_which_none_fits_are_refused_even_then(self, tmp_path: Path) -> None:
-        with pytest.raises(ValueError, match="fits the model"):
-            load_weights(network(names="xyz"), as_torch(tmp_path / "w", network()), strict=False)
+        file = as_torch(tmp_path / "w", network())
+        with pytest.raises(
+            ValueError, match=r"w\.pt holds another model: none of its weights fits; .*this model$"
+        ):
+            load_weights(network(names="xyz"), file, strict=False)
 
-    @pytest.mark.parametrize("content", [b"", b"text", None])
-    def test_a_file_without_weights_is_said(self, tmp_path: Path, content: bytes | None) -> None:
-        file = tmp_path / "w.pt"
-        torch.save({"lr": 0.1}, file) if content is None else file.write_bytes(content)
-        with pytest.raises(CheckpointError, match=r"w\.pt"):
+    def test_weights_that_differ_by_what_their_names_begin_with_are_said_so(self, tmp_path: Path) -> None:
+        wrapped = as_torch(tmp_path / "w", nn.ModuleDict({"net": network()}))
+        with pytest.raises(ValueError, match=r"; every name in it begins with `net\.`: save it without"):
+            load_weights(network(), wrapped)
+        with pytest.raises(ValueError, match=r"; every name in the model begins with `net\.`: save the file with"):
+            load_weights(nn.ModuleDict({"net": network()}), as_torch(tmp_path / "w", network()))
+
+    def test_a_model_of_another_size_is_to_be_made_alike(self, tmp_path: Path) -> None:
+        file = as_torch(tmp_path / "w", network(names="abcd"))
+        with pytest.raises(ValueError, match=r"another model: 6 of its 8 weights fit; .*strict=False takes those"):
             load_weights(network(), file)
+
+    @pytest.mark.parametrize(
+        ("content", "holds"),
+        [
+            ({"lr": 0.1, "epochs": 3}, "but `lr`, `epochs`; save `model.state_dict"),
+            ({}, "but nothing; save"),
+            ([1, 2], "but a list; save"),
+            (torch.zeros(3, 2), "but one tensor of shape [3, 2]; save"),
+            (
+                {"epoch": 3, "state_dict": {"a": torch.zeros(2)}},
+                "but `epoch`, `state_dict`; its weights are under `state_dict`: save that part alone",
+            ),
+            (nn.Linear(2, 2), "it holds objects (torch.nn.modules.linear.Linear), which are not unpickled; save"),
+            (b"", "no readable weights: it is no file of `torch.save` or safetensors (EOFError: "),
+            (b"text", "no readable weights: it is no file of `torch.save` or safetensors ("),
+            (None, "no readable weights: there is no such file"),
+        ],
+    )
+    def test_a_file_without_weights_is_said_with_what_it_holds(
+        self, tmp_path: Path, content: Any, holds: str
+    ) -> None:
+        file = tmp_path / "w.pt"
+        if isinstance(content, bytes):
+            file.write_bytes(content)
+        elif content is not None:
+            torch.save(content, file)
+        with pytest.raises(CheckpointError) as raised:
+            load_weights(network(), file)
+        assert str(raised.value).startswith(str(file))
+        assert holds in str(raised.value)
+        assert len(str(raised.value).splitlines()) == 1
