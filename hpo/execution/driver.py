@@ -73,7 +73,7 @@ class Driver:
         """Have agents work until every trial has ended, the time is over, or a signal comes.
 
         A first Ctrl-C drains the agents, a second one at a terminal kills them. At SIGTERM and SIGHUP they are
-        left at work.
+        left at work, and where their engine does not answer at the second Ctrl-C.
 
         Raises:
             DatabaseError: The database fails permanently; agents are left.
@@ -181,12 +181,20 @@ class Driver:
         if number is not signal.SIGINT:
             self._leaving = True
         elif insisted:
-            for placement in self._fleet.kill():
-                self._upkeep.settle_agent(placement.id, Verdict(STOPPED, "its agent was stopped immediately"))
+            self._kill()
         elif self._ending is not Ending.INTERRUPTED:
             self._stop(Ending.INTERRUPTED)
             more = "; a second Ctrl-C stops them immediately" if at_terminal() else ""
             self._notify("", Notice(_STOPPING + more))
+
+    def _kill(self) -> None:
+        """Stop all agents immediately; where their engine does not answer, leave them."""
+        killed = self._fleet.kill()
+        for placement in killed:
+            self._upkeep.settle_agent(placement.id, Verdict(STOPPED, "its agent was stopped immediately"))
+        if self._fleet.count > len(killed):
+            self._notify("", Notice("leaving: the engine does not answer, and stops no agents"))
+            self._leaving = True
 
     # ---- what is said
 

@@ -91,10 +91,10 @@ class Fleet:
         self._draining = None
 
     def kill(self) -> list[Placement]:
-        """End all agents at once; those that are ended so."""
+        """End all agents at once; those that are ended so: none where the engine does not answer."""
         left = list(self._hosts)
         self._asked(lambda: self._engine.kill(left))
-        return left
+        return [] if self._away else left
 
     def take_changes(self) -> list[NodeGone]:
         """Take note of what has become of agents; those whose machine is gone.

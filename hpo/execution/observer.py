@@ -71,16 +71,27 @@ class Observer:
     def look(self) -> Iterator[Said]:
         """What has happened since the last look."""
         for row, trial, lease in self._changed(_READ):
+            held, said = self._seen(row, trial, lease)  # where the database is away, the next look says it
             self._note(row)
-            if row.state == TrialState.RUNNING and row.pause is None:
-                if trial is not None and lease is not None:
-                    yield from self._running(trial, lease)
-                continue
-            held = self._held.pop(row.trial_id, None)
-            if trial is not None and (held is not None or row.state.is_finished()):
-                yield self._ended(row, trial)
-            elif held is not None:
-                yield held.label, self._given_up(row.trial_id, row.number, held)
+            if held is None:
+                self._held.pop(row.trial_id, None)
+            else:
+                self._held[row.trial_id] = held
+            yield from said
+
+    def _seen(
+        self, row: TrialRow, trial: FrozenTrial | None, lease: Attempt | None
+    ) -> tuple[_Held | None, list[Said]]:
+        """The attempt that a trial has now, if it runs, and what has happened to it."""
+        held = self._held.get(row.trial_id)
+        if row.state == TrialState.RUNNING and row.pause is None:
+            if trial is None or lease is None:
+                return held, []
+            now = _held(trial, lease)
+            return now, list(self._running(trial, lease, held, now))
+        if trial is not None and (held is not None or row.state.is_finished()):
+            return None, [self._ended(row, trial)]
+        return None, [] if held is None else [(held.label, self._given_up(row.trial_id, row.number, held))]
 
     def _changed(
         self, states: frozenset[TrialState]
@@ -111,9 +122,8 @@ class Observer:
         else:
             self._paused[row.trial_id] = row.pause
 
-    def _running(self, trial: FrozenTrial, lease: Attempt) -> Iterator[Said]:
-        now, held = _held(trial, lease), self._held.get(lease.trial_id)
-        self._held[lease.trial_id] = now
+    def _running(self, trial: FrozenTrial, lease: Attempt, held: _Held | None, now: _Held) -> Iterator[Said]:
+        """What has happened since ``held`` to a trial that runs ``now``."""
         if held is not None and held.attempt != now.attempt:
             yield held.label, self._given_up(lease.trial_id, trial.number, held)
             held = None

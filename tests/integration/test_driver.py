@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -32,6 +33,7 @@ from hpo.execution.supervisor import Ending
 from hpo.storage import agents
 from hpo.storage.agents import Joining
 from hpo.storage.ledger import Owner
+from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
 from hpo.trial.report import TrialReport
@@ -75,6 +77,8 @@ class PaperEngine:
         self.news += [Ended(each, "left", in_order=True) for each in placements]
 
     def kill(self, placements: Sequence[Placement]) -> None:
+        if self.away:
+            raise EngineAwayError("no route")
         self.asked += [("kill", each) for each in placements]
 
     def logs(self, placement: Placement) -> str:
@@ -139,6 +143,27 @@ def test_what_happens_is_seen_from_the_database_alone(studies: Studies) -> None:
         assert list(observer.look()) == []
 
 
+def test_what_a_database_that_goes_away_keeps_from_being_seen_is_said_by_the_next_look(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: object) -> None:
+        raise DatabaseAwayError("no route")
+
+    with studies.open(views=2) as (watching, working):
+        observer = Observer(watching)
+        ended, requeued = ask(working)[0], ask(working)[0]
+        assert len(list(observer.look())) == 2
+        working.study.tell(ended, 1.5)
+        working.storage.requeue(requeued._trial_id, "interrupted")
+        with monkeypatch.context() as patch:
+            patch.setattr("hpo.storage.ledger.attempts_of_trial", away)
+            for _ in range(2):
+                with pytest.raises(DatabaseAwayError):
+                    list(observer.look())
+        reports = [said for _, said in observer.look() if isinstance(said, TrialReport)]
+        assert [(each.number, each.outcome) for each in reports] == [(0, "complete"), (1, None)]
+
+
 def test_the_leases_of_a_machine_that_is_gone_are_settled_at_once_and_a_false_alarm_is_fenced(
     studies: Studies,
 ) -> None:
@@ -165,6 +190,21 @@ def test_the_leases_of_a_machine_that_is_gone_are_settled_at_once_and_a_false_al
         with watching.storage.engine.connect() as conn:
             found = agents.open_agents(conn, watching.study_id)
         assert [each.placement for each in found] == [engine.placed[1].id]
+
+
+def test_a_second_ctrl_c_leaves_agents_whose_engine_does_not_answer(studies: Studies) -> None:
+    """Otherwise only a kill ends a driver whose engine is away."""
+    heard: list[Any] = []
+    engine = PaperEngine()
+    with studies.open() as (view,):
+        driver = Driver(view, engine, order_of(view), (1, 1), lambda _, said: heard.append(said))
+        driver._fleet.grow(1)
+        engine.away = True
+        driver._hear(signal.SIGINT, insisted=False)
+        assert not driver._leaving
+        driver._hear(signal.SIGINT, insisted=True)
+        assert driver.run() is Ending.DETACHED
+    assert Notice("leaving: the engine does not answer, and stops no agents") in heard
 
 
 def test_agents_that_die_with_nothing_done_end_the_run(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
