@@ -17,6 +17,7 @@ from hpo.search.schedulers.scheduler import Decision
 from hpo.storage.ledger import Lease
 from hpo.storage.outage import DatabaseError
 from hpo.trial.checkpoints import Checkpoints
+from hpo.trial.epoch_errors import out_of_turn, saved_early
 from hpo.trial.forks import end_fork
 from hpo.trial.progress import RunProgress
 from hpo.trial.reports import Reports
@@ -105,6 +106,7 @@ class Session:
     _resumed: bool = False
     _anew: bool = False
     _told: bool = False
+    _saved_early: bool = False  # a checkpoint of no epoch: the code saves an epoch and then reports it
     _last_report: bool = False  # training should have stopped by then
 
     @property
@@ -143,7 +145,8 @@ class Session:
         database fails permanently, the trial is to stop and resumes later.
 
         Raises:
-            ValueError: The epoch is not the one after the last one, or a fork has not loaded its checkpoint.
+            ValueError: The epoch is not the one after the last one, was saved before it is reported, or a fork has
+                not loaded its checkpoint.
             MetricError: A metric is no real number.
             optuna.TrialPruned: The trial is pruned.
             TrainingStoppedError: The training has diverged, or was to stop after the epoch before.
@@ -168,11 +171,11 @@ class Session:
                 f"trial {self.number} is a fork that begins after epoch {self.inherited}: resume from what "
                 "`load_checkpoint` returns"
             )
+        if self._saved_early and self.first_step is None:
+            raise saved_early(epoch)
         if epoch != self.epoch + 1:
-            raise ValueError(
-                f"report({epoch}, …): the epoch after {self.epoch} is {self.epoch + 1}: number epochs from 1, "
-                "report each once and then save it, and let `load_checkpoint` say where a trial resumes"
-            )
+            resumed = self._resumed and not self._anew and self.epoch == self._resumed_at
+            raise out_of_turn(epoch, self.epoch, resumed=resumed)
         self._record(metrics)
         self._last_report = self.stop_reason is not None or self.request.stops(self.number, self.lease)
 
@@ -269,6 +272,7 @@ class Session:
             LeaseLostError: Another attempt has the trial.
         """
         path = self.write_checkpoint(state, batch)
+        self._saved_early |= not (self.history or batch)
         self._end_where_saved(inside=batch > 0)
         return path
 

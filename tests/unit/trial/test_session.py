@@ -325,6 +325,37 @@ def test_a_checkpoint_inside_an_epoch_is_resumed_from(studies: Studies) -> None:
         assert later.history == [{"val_loss": 1.0}]
 
 
+def test_an_epoch_that_is_saved_before_its_report_is_refused_at_the_first_one(studies: Studies) -> None:
+    def train(session: Session) -> None:
+        done = (session.load_checkpoint() or {"epoch": 0})["epoch"]
+        for epoch, loss in enumerate(LOSSES[done:], start=done + 1):
+            session.save_checkpoint({"epoch": epoch})
+            session.report(epoch, val_loss=loss)
+
+    with studies.open() as (view,):
+        report = run(view, train)
+        assert report.outcome == Outcome.ERROR
+        assert "report(1, …) comes after a checkpoint that was saved before any report" in report.reason
+        assert "report an epoch, then save it" in report.reason
+
+
+def test_a_trial_that_resumes_one_epoch_off_says_why(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        session = session_of(view, trial)
+        session.report(1, val_loss=1.0)
+        session.save_checkpoint({"epoch": 2})  # of an epoch that is not reported, and now never will be
+        view.storage.requeue(trial._trial_id)
+        trial, _ = ask(view)
+        later = session_of(view, trial)
+        assert later.load_checkpoint() == {"epoch": 2}
+        with pytest.raises(ValueError, match="resumed from a checkpoint that was saved before its report"):
+            later.report(3, val_loss=0.5)
+        later.report(2, val_loss=0.7)
+        with pytest.raises(ValueError, match=r"say where a trial resumes$"):
+            later.report(4, val_loss=0.5)
+
+
 def test_global_generators_are_put_back_with_a_checkpoint(studies: Studies) -> None:
     with studies.open() as (view,):
         trial, _ = ask(view)

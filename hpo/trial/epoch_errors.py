@@ -1,0 +1,34 @@
+"""What is wrong with the epochs that training code reports, in words that say what to change."""
+
+from __future__ import annotations
+
+from typing import Final
+
+_REPORT_FIRST: Final = (
+    "a checkpoint is that of the epoch reported last, and the trial would resume one epoch off: report an epoch, "
+    "then save it (inside an epoch, give `batch=`)"
+)
+
+
+def saved_early(epoch: int) -> ValueError:
+    """The first report comes after a checkpoint."""
+    return ValueError(
+        f"report({epoch}, …) comes after a checkpoint that was saved before any report; {_REPORT_FIRST}"
+    )
+
+
+def out_of_turn(epoch: int, after: int, *, resumed: bool) -> ValueError:
+    """A report has another number than the next.
+
+    Args:
+        epoch: Its number.
+        after: Finished epochs.
+        resumed: It is the first report since the training has resumed from a checkpoint.
+    """
+    why = ""
+    if resumed and epoch == after + 2:
+        why = f"; it resumed from a checkpoint that was saved before its report; {_REPORT_FIRST}"
+    return ValueError(
+        f"report({epoch}, …): the epoch after {after} is {after + 1}: number epochs from 1, report each once and "
+        f"then save it, and let `load_checkpoint` say where a trial resumes{why}"
+    )
