@@ -49,14 +49,16 @@ def widenings(stored: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     lines = []
     for path, new in now.get("search_space", {}).items():
         old = stored["search_space"][path]
-        added = [choice for choice in new.get("choices", ()) if choice not in old["choices"]]
+        known = old.get("choices", ())
+        added = [choice for choice in new.get("choices", ()) if not any(same(choice, each) for each in known)]
         if added:
             lines.append(f"{path}: also {', '.join(map(show, added))}")
         elif "low" in new and new != old:
             ends = [f"{show(each['low'])} to {show(each['high'])}" for each in (old, new)]
             lines.append(f"{path}: {' → '.join(ends)}")
     gone = [text for text in stored.get("where", ()) if text not in now.get("where", ())]
-    return lines + [f"no longer `{text}`" for text in gone]
+    lines += [f"no longer `{text}`" for text in gone]
+    return lines or ["the same values, written in another way"]
 
 
 def _entry(old: ParamSpec, new: ParamSpec, old_written: ParamSpec, new_written: ParamSpec) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import optuna
 import pytest
@@ -11,7 +11,7 @@ from optuna.trial import TrialState
 
 import hpo as package
 from hpo.config.identity import identity
-from hpo.config.widening import not_wider
+from hpo.config.widening import not_wider, widenings
 from hpo.errors import InputError, OtherCodeError, StudyError
 from hpo.search.as_predicted import as_predicted
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
@@ -64,6 +64,15 @@ def test_what_was_learnt_is_kept(studies: Studies) -> None:
     assert all(view.space.contains(trial.params) for trial in trials)
     view.storage.close()
     start_study(studies.spec(*WIDER)).storage.close()  # from now on this is the study's space
+
+
+@pytest.mark.parametrize(
+    ("choices", "said"),
+    [([2, 1], "the same values, written in another way"), ([1, 2, True], "model.width: also true")],
+)
+def test_what_has_become_wider_is_never_nothing(choices: list[Any], said: str) -> None:
+    entries = [{"search_space": {"model.width": {"choices": each}}} for each in ([1, 2], choices)]
+    assert widenings(*entries) == [said]
 
 
 def test_a_trial_that_was_drawn_before_resumes_with_its_values(studies: Studies) -> None:
