@@ -81,7 +81,7 @@ class SampledStorage(ShownStorage):
         chosen = _chosen(outlines, self._stored.get_study_directions(study_id), self._opened)
         wanted = [state for state in _ALL_STATES if states is None or state in states]
         _, trials = self._stored.read_changes(study_id, after=_LAST_ID, among=chosen, states=wanted)
-        found = [self._light(trial) for trial in map(shown, trials)]
+        found = [self._light(shown(trial, self.unasked(study_id))) for trial in trials]
         return sorted(found, key=lambda trial: (trial.state.is_finished(), trial.number))
 
     def _light(self, trial: FrozenTrial) -> FrozenTrial:

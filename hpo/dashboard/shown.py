@@ -6,11 +6,13 @@ import copy
 from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import sqlalchemy as sa
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage.attributes import (
     BASELINE_ATTR,
     BEST_ATTR,
+    CONFIG_ATTR,
     OUTCOME_ATTR,
     PREFIX,
     REASON_ATTR,
@@ -18,8 +20,8 @@ from hpo.storage.attributes import (
     STARTED_AGAIN_ATTR,
     WORKER_ATTR,
 )
-from hpo.storage.optuna_private import CachedStorage, id_of_trial
-from hpo.study.internals import UNASKED
+from hpo.storage.optuna_private import TRIALS, CachedStorage, id_of_trial
+from hpo.study.internals import UNASKED, unasked_metrics
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -52,6 +54,7 @@ class ShownStorage(CachedStorage):
     def __init__(self, storage: StudyStorage) -> None:
         super().__init__(storage)
         self._stored = storage
+        self._unasked: dict[int, frozenset[str]] = {}
 
     def get_all_studies(self) -> list[Any]:
         """All studies; see `optuna.storages.BaseStorage`."""
@@ -62,11 +65,14 @@ class ShownStorage(CachedStorage):
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """A trial; see `optuna.storages.BaseStorage`."""
-        return shown(self._stored.get_trial(trial_id))
+        with self._stored.single_statements() as conn:
+            study_id = conn.execute(sa.select(TRIALS.c.study_id).where(TRIALS.c.trial_id == trial_id)).scalar()
+        trial = self._stored.get_trial(trial_id)
+        return shown(trial, UNASKED if study_id is None else self.unasked(study_id))
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
         """The best trial; see `optuna.storages.BaseStorage`."""
-        return shown(self._stored.get_best_trial(study_id))
+        return shown(self._stored.get_best_trial(study_id), self.unasked(study_id))
 
     def get_all_trials(
         self,
@@ -75,7 +81,8 @@ class ShownStorage(CachedStorage):
         states: Container[TrialState] | None = None,
     ) -> list[FrozenTrial]:
         """The trials in these states; see `optuna.storages.BaseStorage`."""
-        return [shown(trial) for trial in self._stored.get_all_trials(study_id, deepcopy=False, states=states)]
+        trials = self._stored.get_all_trials(study_id, deepcopy=False, states=states)
+        return [shown(trial, self.unasked(study_id)) for trial in trials]
 
     def create_new_trial(self, study_id: int, template_trial: FrozenTrial | None = None) -> int:
         """Add a trial: a study that is renamed is copied, and each copy has all that its trial has."""
@@ -83,12 +90,19 @@ class ShownStorage(CachedStorage):
             template_trial = self._stored.get_trial(id_of_trial(template_trial))
         return self._stored.create_new_trial(study_id, template_trial)
 
+    def unasked(self, study_id: int) -> frozenset[str]:
+        """The metrics of a study that are left out, as nobody asked for them."""
+        if study_id not in self._unasked:
+            config = self._stored.get_study_user_attrs(study_id).get(CONFIG_ATTR) or {}
+            self._unasked[study_id] = unasked_metrics(config)
+        return self._unasked[study_id]
 
-def shown(trial: FrozenTrial) -> FrozenTrial:
-    """The trial with attributes for people."""
+
+def shown(trial: FrozenTrial, unasked: Container[str]) -> FrozenTrial:
+    """The trial with attributes for people, without the metrics that were not asked for."""
     stored = trial.user_attrs
     best = stored.get(BEST_ATTR) or {}
-    metrics = {name: _rounded(value) for name, value in best.get("metrics", {}).items() if name not in UNASKED}
+    metrics = {name: _rounded(value) for name, value in best.get("metrics", {}).items() if name not in unasked}
     epoch = {"best epoch": best["epoch"]} if best else {}
     named = {name: stored[key] for key, name in _SHOWN.items() if key in stored}
     trial = copy.copy(trial)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
 
 from hpo.config.spec import StudySpec
 
@@ -36,6 +36,15 @@ def wanted_metrics(spec: StudySpec) -> frozenset[str]:
     if spec.config.objective is not None:
         return UNASKED
     return UNASKED & {*spec.study.goals, *spec.study.constraints}
+
+
+def unasked_metrics(config: Mapping[str, Any]) -> frozenset[str]:
+    """The metrics that were not asked for, of a study that is known by its stored config alone."""
+    if config.get("objective") is not None:
+        return frozenset()
+    study = config.get("study") or {}
+    goals = study.get("objectives") or [study.get("metric")]
+    return UNASKED - {*goals, *(study.get("constraints") or ())}
 
 
 def parted(

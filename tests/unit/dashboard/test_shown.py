@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from optuna.trial import TrialState
 
 from hpo.dashboard.shown import ShownStorage
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR, REASON_ATTR
 from hpo.study.open_study import OpenStudy
+from tests.support.commands import STUDY
 from tests.support.studies import Studies, ask
 
 KEPT = {"epoch": 3, "metrics": {"val_loss": 0.123456789, "lr": 0.1, "val_mae": None}, "checkpoint": "a/b.pt"}
@@ -37,6 +39,27 @@ def test_attributes_are_those_that_a_person_reads(studies: Studies) -> None:
         assert study.user_attrs == {}
         assert study.system_attrs["study:metric_names"] == ["val_loss"]
         assert view.study.trials[0].user_attrs[BEST_ATTR] == KEPT, "what is stored stays"
+
+
+FUNCTION = """
+study: {name: own, n_trials: 2, pruner: none}
+objective: {_target_: parts.train, a: 1}
+search_space: {objective.a: {type: int, low: 1, high: 9}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "overrides"),
+    [(FUNCTION, ()), (STUDY, ("study.constraints={lr: '<= 1'}",))],
+    ids=["a function's own", "bounded"],
+)
+def test_an_lr_that_was_asked_for_is_shown(studies: Studies, text: str, overrides: tuple[str, ...]) -> None:
+    with studies.open(*overrides, text=text) as (view,):
+        played(view)
+        shown = ShownStorage(view.storage)
+        trial = shown.get_all_trials(view.study_id)[0]
+        assert trial.user_attrs["lr"] == 0.1
+        assert shown.get_trial(trial._trial_id).user_attrs == trial.user_attrs
 
 
 def test_a_copied_trial_has_all_that_is_stored(studies: Studies) -> None:

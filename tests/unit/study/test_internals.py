@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hpo.study.internals import UNASKED, parted_metrics
+from hpo.study.internals import UNASKED, parted_metrics, unasked_metrics, wanted_metrics
 from hpo.study.open_study import OpenStudy
 from hpo.trial.callbacks import CALLBACKS
 from tests.support.commands import hpo, hpo_json
@@ -26,6 +26,19 @@ def test_what_is_optimised_or_bounded_is_asked_for(studies: Studies) -> None:
     assert parted_metrics(studies.spec(), metrics) == (asked, {"lr": 0.1, "max_grad_norm": 2.0})
     bounded = studies.spec("study.constraints={max_grad_norm: '<= 10'}")
     assert parted_metrics(bounded, metrics) == (asked | {"max_grad_norm": 2.0}, {"lr": 0.1})
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("study.metric=lr", "study.direction=minimize"),
+        ("study.constraints={lr: '<= 1'}",),
+        ("study.objectives={lr: minimize, x: minimize}", "study.pruner=none"),
+    ],
+)
+def test_a_stored_config_asks_for_the_same(studies: Studies, overrides: tuple[str, ...]) -> None:
+    spec = studies.spec(*overrides)
+    assert unasked_metrics(spec.base_config()) == UNASKED - wanted_metrics(spec) == UNASKED - {"lr"}
 
 
 @pytest.fixture(scope="module")
