@@ -7,10 +7,11 @@ import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from hpo.config.study_modules import source_of
 
+_T = TypeVar("_T")
 _DIRECTIONS: Final = ("minimize", "maximize")
 
 
@@ -21,10 +22,12 @@ class Script:
     Attributes:
         directions: Of each value that it returns; empty: it does not say.
         n_trials: How many trials it asks for; None: it does not say.
+        timeout: Seconds that it searches; None: it does not say.
     """
 
     directions: tuple[str, ...] = ()
     n_trials: int | None = None
+    timeout: float | None = None
 
 
 def script_of(function: Callable[..., Any]) -> Script:
@@ -35,10 +38,14 @@ def script_of(function: Callable[..., Any]) -> Script:
     except (OSError, TypeError, SyntaxError, ValueError):  # it comes from no file of Python's
         return Script()
     directions = {_directions(call) for call in _calls(tree, "create_study")}
-    trials = {_n_trials(call) for call in _calls(tree, "optimize")}
-    return Script(
-        next(iter(directions)) if len(directions) == 1 else (), next(iter(trials)) if len(trials) == 1 else None
-    )
+    trials = {_number(call, "n_trials", 1) for call in _calls(tree, "optimize")}
+    timeouts = {_number(call, "timeout", 2) for call in _calls(tree, "optimize")}
+    count = _only(trials)
+    return Script(_only(directions) or (), count if isinstance(count, int) else None, _only(timeouts))
+
+
+def _only(found: set[_T]) -> _T | None:
+    return next(iter(found)) if len(found) == 1 else None
 
 
 def _calls(tree: ast.Module, name: str) -> Iterator[ast.Call]:
@@ -67,8 +74,16 @@ def _direction(node: ast.expr) -> str:
     return said.lower() if isinstance(said, str) and said.lower() in _DIRECTIONS else ""
 
 
-def _n_trials(call: ast.Call) -> int | None:
+def _number(call: ast.Call, name: str, position: int) -> float | None:
+    """A positive argument of `optimize`, also one such as ``2 * 3600``; None where it is computed otherwise."""
     given = {item.arg: item.value for item in call.keywords}
-    node = given.get("n_trials", call.args[1] if len(call.args) > 1 else None)
+    said = _product(given.get(name, call.args[position] if len(call.args) > position else None))
+    return said if said is not None and said > 0 else None
+
+
+def _product(node: ast.expr | None) -> float | None:
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        left, right = _product(node.left), _product(node.right)
+        return None if left is None or right is None else left * right
     said = node.value if isinstance(node, ast.Constant) else None
-    return said if type(said) is int and said > 0 else None
+    return said if isinstance(said, int | float) and not isinstance(said, bool) else None

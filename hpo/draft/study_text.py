@@ -111,7 +111,10 @@ def _script(draft: Draft, script: Script) -> Iterator[str]:
         yield f"  direction: {script.directions[0]}"
     else:
         yield "  direction: minimize    # of what the function returns; `maximize` for such as an accuracy"
-    yield f"  n_trials: {script.n_trials or _TRIALS}"
+    time_alone = "   # the script says no number; a run ends by this or by its timeout" if script.timeout else ""
+    yield f"  n_trials: {script.n_trials or _TRIALS}{'' if script.n_trials else time_alone}"
+    if script.timeout:
+        yield f"run: {{timeout: {script.timeout:.15g}}}   # seconds"
     yield ""
 
 

@@ -358,6 +358,28 @@ def test_an_optuna_objective(
     hpo("check", folder / "study.yaml")
 
 
+@pytest.mark.parametrize(
+    ("optimized", "n_trials", "timeout"),
+    [
+        ("timeout=600", 20, 600),
+        ("7, 0.5 * 60", 7, 30),
+        ("n_trials=7, timeout=2 * 60 * 60", 7, 7200),
+        ("n_trials=7, timeout=wanted", 7, None),
+        ("n_trials=7, timeout=None", 7, None),
+        ("n_trials=3.5", 20, None),
+        ("n_trials=True, timeout=-1", 20, None),
+    ],
+)
+def test_how_long_an_optuna_script_searches(
+    optimized: str, n_trials: int, timeout: float | None, folder: Path
+) -> None:
+    (folder / "digits.py").write_text(SCRIPT.replace("CREATED", "").replace("OPTIMIZED", optimized))
+    hpo("init", "--from", "digits:objective")
+    assert (written().study.n_trials, written().run.timeout) == (n_trials, timeout)
+    said = "the script says no number" in (folder / "study.yaml").read_text()
+    assert said == (timeout is not None and n_trials == 20)
+
+
 def test_an_objective_that_is_an_object_in_a_file_that_is_named_by_its_path(folder: Path) -> None:
     called = "\nclass Called:\n    def __call__(self, trial):\n        return objective(trial)\nitself=Called()\n"
     text = SCRIPT.replace("CREATED", 'direction="maximize"').replace("OPTIMIZED", "7")
