@@ -131,12 +131,12 @@ class Driver:
 
     def _is_over(self) -> bool:
         """Whether nothing is left to be done, and no agent is left to do it; then paused trials are pruned."""
-        if self._ending is None and not self._is_more_to_come():
+        if self._ending is None and not self._upkeep.is_more_to_come():
             self._stop(Ending.DONE)
         if self._ending is None or self._fleet.count:
             return False
         if self._ending is Ending.DONE:
-            if self._is_more_to_come():  # an agent has put a trial back that it took at the last moment
+            if self._upkeep.is_more_to_come():  # an agent has put a trial back that it took at the last moment
                 self._ending = None
                 self._fleet.resume()
                 return False
@@ -144,9 +144,6 @@ class Driver:
                 return False
         self._observe()
         return True
-
-    def _is_more_to_come(self) -> bool:
-        return self._upkeep.running() != 0 or self._upkeep.claimable() > 0 or self._upkeep.away
 
     def _wanted(self) -> int:
         """How many agents there are to be now: enough for the trials that run or wait; none where none waits."""

@@ -22,6 +22,7 @@ from hpo.study.retention import enforce_quota
 from hpo.study.shared import mark_file
 from hpo.study.status import own_trials
 from hpo.study.taking import claimable
+from hpo.wording import count_of
 
 #: Seconds between two looks at most.
 _LOOK: Final = 10.0
@@ -142,14 +143,17 @@ class Upkeep:
         return self._try(lambda: goal_reached(study, own_trials(self._opened)))
 
     def is_more_to_come(self) -> bool:
-        """Whether trials run elsewhere, or can't be counted for now: they may have to resume here."""
-        if self._unsettled:
-            return True
-        running = self.running()
+        """Whether trials run, or could be taken, anywhere; also while that is unknown."""
+        # One that is taken after the first count, and before what could be taken is counted, is seen by the last.
+        return bool(self._unsettled) or self.running() != 0 or self.claimable() > 0 or self.running() != 0
+
+    def waits(self) -> bool:
+        """As `is_more_to_come`, for who has no worker at work; says how many trials run elsewhere."""
+        running = None if self._unsettled else self.running()
         if running and running != self._waiting_for:
-            self._notify("", Notice(f"waiting for {running} trials that run elsewhere"))
+            self._notify("", Notice(f"waiting for {count_of(running, 'trial')} elsewhere"))
             self._waiting_for = running
-        return running is None or running > 0 or self.claimable() > 0
+        return bool(running) or self.is_more_to_come()
 
     def end_study(self) -> bool:
         """Prune what is still paused, as nothing is left to be done; False where the database is away."""

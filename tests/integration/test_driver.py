@@ -30,12 +30,14 @@ from hpo.execution.messages import AgentNews, EpochsEnded, Notice, Started
 from hpo.execution.observer import Observer
 from hpo.execution.placing import placing_of
 from hpo.execution.supervisor import Ending
+from hpo.execution.upkeep import Upkeep
 from hpo.storage import agents
 from hpo.storage.agents import Joining
 from hpo.storage.ledger import Owner
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
+from hpo.study.taking import claimable
 from hpo.trial.report import TrialReport
 from tests.support.commands import hpo, make_study
 from tests.support.studies import Studies, ask
@@ -190,6 +192,19 @@ def test_the_leases_of_a_machine_that_is_gone_are_settled_at_once_and_a_false_al
         with watching.storage.engine.connect() as conn:
             found = agents.open_agents(conn, watching.study_id)
         assert [each.placement for each in found] == [engine.placed[1].id]
+
+
+def test_a_trial_that_is_taken_while_all_are_counted_keeps_the_study_open(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with studies.open("study.n_trials=1", views=2) as (watching, working):
+
+        def taken_meanwhile(opened: OpenStudy) -> int:
+            ask(working)
+            return claimable(opened)
+
+        monkeypatch.setattr("hpo.execution.upkeep.claimable", taken_meanwhile)
+        assert Upkeep(watching, lambda *_: None).is_more_to_come()
 
 
 def test_a_second_ctrl_c_leaves_agents_whose_engine_does_not_answer(studies: Studies) -> None:

@@ -412,7 +412,7 @@ def test_trials_that_run_elsewhere_are_waited_for_and_taken_over(studies: Studie
         assert other.study.ask().number == 0
         ending, heard = supervise(studies, *overrides, launch=InProcessLauncher)
         assert ending is Ending.DONE
-        assert {notice.text for notice in of(Notice, heard)} <= {"waiting for 1 trials that run elsewhere"}
+        assert {notice.text for notice in of(Notice, heard)} <= {"waiting for 1 trial elsewhere"}
         assert [(each.number, each.state) for each in of(Settled, heard)] == [(0, TrialState.WAITING)]
         assert sorted(message.number for message in of(Started, heard)) == [0, 1]
         other.storage.close()
