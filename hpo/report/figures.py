@@ -191,9 +191,14 @@ _TRIAL_TEXT: Final = "trial %{x}: %{y:.6g}%{text}<extra></extra>"
 
 
 def predictions_against_outcomes(compared: Sequence[ComparedPrediction]) -> go.Figure:
-    """Each prediction, with its 80 % interval, over what the trial ended with; right ones lie on the line."""
+    """Each prediction, with its 80 % interval, over what the trial ended with; right ones lie on the line.
+
+    Where no value is negative, as of a loss, no interval is drawn below 0.
+    """
     actual, predicted = [each.actual for each in compared], [each.predicted for each in compared]
-    bars = {"type": "data", "array": [MIDDLE_80 * each.std for each in compared], "color": GREY, "thickness": 1}
+    wide = [MIDDLE_80 * each.std for each in compared]
+    down = wide if min(actual + predicted) < 0 else list(map(min, wide, predicted))
+    bars = {"type": "data", "array": wide, "arrayminus": down, "color": GREY, "thickness": 1}
     label = "trial %{customdata[0]}, predicted at epoch %{customdata[1]}<br>%{y:.6g} for %{x:.6g}<extra></extra>"
     ends = [min(actual + predicted), max(actual + predicted)]
     drawn = go.Figure()

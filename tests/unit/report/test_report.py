@@ -14,10 +14,11 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo.report.data import study_report
-from hpo.report.figures import history, learning_curves
+from hpo.report.figures import history, learning_curves, predictions_against_outcomes
 from hpo.report.page import page, write_report
 from hpo.storage.attributes import OUTCOME_ATTR, PREDICTION_ATTR
 from hpo.study.open_study import OpenStudy
+from hpo.study.pruning_summary import MIDDLE_80, ComparedPrediction
 from hpo.study.status import own_trials
 from tests.support.commands import hpo, hpo_json
 from tests.support.studies import Studies, ask
@@ -295,3 +296,11 @@ def test_a_study_that_is_not_there_is_the_error_of_status(studies: Studies) -> N
     assert (printed.stdout, printed.stderr) == ("", hpo("status", studies.folder / "study.yaml", code=3).stderr)
     assert "hpo run" in printed.stderr
     assert not list(studies.folder.rglob("report.html"))
+
+
+@pytest.mark.parametrize(("actual", "down"), [(0.5, [0.25, 1.0]), (-0.5, [1.0, 1.0])])
+def test_no_interval_is_drawn_below_0_where_no_value_is(actual: float, down: list[float]) -> None:
+    compared = [ComparedPrediction(n, 3, at, 1.0 / MIDDLE_80, actual) for n, at in enumerate((0.25, 2.0))]
+    bars = predictions_against_outcomes(compared).data[1].error_y
+    assert list(bars.array) == [1.0, 1.0]
+    assert list(bars.arrayminus) == down

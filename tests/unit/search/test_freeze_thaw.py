@@ -122,6 +122,22 @@ def test_a_metric_that_is_to_rise_makes_the_mirrored_study() -> None:
     assert whys[-1].incumbent <= best
 
 
+@pytest.mark.parametrize("minimize", [True, False])
+def test_where_no_loss_is_negative_none_is_said_to_come(minimize: bool) -> None:
+    def towards_0(params: Mapping[str, Any], epoch: int) -> float:
+        loss = math.exp(-epoch / 4) * (0.1 + (math.log10(params["optimizer.lr"]) + 2.5) ** 2)
+        return loss if minimize else -loss
+
+    def ends(level: float) -> list[float]:
+        start = standing(n_epochs=120, seed=1, minimize=minimize)
+        _, answers = grown(FreezeThaw(), start, lambda params, epoch: towards_0(params, epoch) + level)
+        found = [each.why for each in answers if not isinstance(each, Wait) and each.why.kind == "model"]
+        return [end if minimize else -end for why in found for end in (why.low, why.high) if end is not None]
+
+    assert min(ends(0.0)) == 0.0
+    assert min(ends(-1e-3 if minimize else 1e-3)) < -1e-3, "a loss below 0 has no such end"
+
+
 def test_what_diverges_is_left_alone_and_teaches_the_model() -> None:
     def steep(params: Mapping[str, Any], epoch: int) -> float:
         return math.nan if params["optimizer.lr"] > 1e-2 else bowl(params, epoch)

@@ -122,7 +122,7 @@ class ModelChoice:
         return float(self._warp(np.array(loss))) - self._table.centre
 
     def _value(self, z: float) -> float:
-        return self._view.as_value(self._warp.loss(z))
+        return self._view.as_value(max(self._warp.loss(z), self._warp.floor))
 
     def _best_paused(self, model: CurveModel, aim: Aim) -> Candidate | None:
         leaders = self._table.curves[:_LEADERS]

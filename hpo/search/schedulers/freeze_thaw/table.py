@@ -30,6 +30,10 @@ class Warp:
 
     With u the distance from the best loss seen, in distances of the median of the trials' last losses from it:
     z = ln((u + .1) / 1.1) / ln 11 up to the median, .3 ln u above it, at most 1. Minus the median of all z.
+
+    Attributes:
+        best: The best loss seen.
+        floor: Nothing below it is said to come: 0 where no loss is negative. The model itself has no such end.
     """
 
     def __init__(self, curves: Sequence[Curve]) -> None:
@@ -37,6 +41,7 @@ class Warp:
         lasts = np.array([curve.last for curve in curves if math.isfinite(curve.last)])
         finite = losses[np.isfinite(losses)]
         self.best = float(finite.min()) if len(finite) else 0.0
+        self.floor = 0.0 if len(finite) and self.best >= 0 else -math.inf
         half = float(np.median(lasts)) if len(lasts) else self.best
         self._scale = max(half - self.best, 1e-12 + 1e-6 * abs(self.best))
 
