@@ -79,7 +79,8 @@ def run(
     On a terminal the bottom lines show what each worker does; `hpo status --watch` shows it elsewhere.
 
     With --on an engine places agents on machines, and this process trains nothing. Ctrl-C asks the agents to
-    leave; a closed terminal or SIGTERM leaves them at work, and the same command finds them again.
+    leave; a closed terminal or SIGTERM leaves them at work, and the same command finds them again. Exit code 75:
+    it was told to leave by such a signal, with work left.
 
     Example: hpo run study.yaml --workers 4 --n-trials 100
     """
@@ -131,7 +132,7 @@ def _say_end(spec: StudySpec, ending: str, arguments: str, *, quiet: bool) -> No
     if interrupted:
         with read_by_others():
             print(f"{ending}; resume with:\n  {same_command()}", file=sys.stderr)
-    if ending == "detached":
+    if ending in ("detached", "left"):
         with read_by_others(), contextlib.suppress(OSError):
             stop = f"`hpo stop {arguments}` ends them"
             print(f"the agents go on working; {stop}; see them again with:\n  {same_command()}", file=sys.stderr)
@@ -141,6 +142,10 @@ def _say_end(spec: StudySpec, ending: str, arguments: str, *, quiet: bool) -> No
             _summarise(spec, arguments, ending)
     if interrupted:
         raise typer.Exit(130)
+    if ending == "left":
+        from hpo.execution.engines.engine import LEFT_EARLY
+
+        raise typer.Exit(LEFT_EARLY)
 
 
 @contextlib.contextmanager

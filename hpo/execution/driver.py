@@ -65,7 +65,7 @@ class Driver:
         self._fleet = Fleet(engine, order, self._most, lambda news: self._notify("", news))
         self._observer: Observer | None = None
         self._ending: Ending | None = None
-        self._leaving = False
+        self._leaving: Ending | None = None
         self._stop_request: str | None = None
         self._next_look = 0.0
 
@@ -73,7 +73,7 @@ class Driver:
         """Have agents work until every trial has ended, the time is over, or a signal comes.
 
         A first Ctrl-C drains the agents, a second one at a terminal kills them. At SIGTERM and SIGHUP they are
-        left at work, and where their engine does not answer at the second Ctrl-C.
+        left at work, and the driver has left; also where their engine does not answer at the second Ctrl-C.
 
         Raises:
             DatabaseError: The database fails permanently; agents are left.
@@ -88,7 +88,7 @@ class Driver:
                     self._step(signals)
             finally:
                 self._engine.close()
-        return Ending.DETACHED if self._leaving else self._ending or Ending.DONE
+        return self._leaving or self._ending or Ending.DONE
 
     def _step(self, signals: Signals) -> None:
         self._take_changes()
@@ -101,7 +101,8 @@ class Driver:
             self._stop_early(now)
         if self._ending is None:
             self._fleet.grow(self._wanted())
-            self._leaving |= self._detach and self._fleet.count > 0
+            if self._detach and self._fleet.count > 0:
+                self._leaving = Ending.DETACHED
         self._notify("", Tick())
         for number in [] if self._leaving else signals.wait(_TICK):
             self._hear(number, insisted=signals.insisted)
@@ -176,7 +177,7 @@ class Driver:
 
     def _hear(self, number: signal.Signals, *, insisted: bool) -> None:
         if number is not signal.SIGINT:
-            self._leaving = True
+            self._leaving = Ending.LEFT
         elif insisted:
             self._kill()
         elif self._ending is not Ending.INTERRUPTED:
@@ -191,7 +192,7 @@ class Driver:
             self._upkeep.settle_agent(placement.id, Verdict(STOPPED, "its agent was stopped immediately"))
         if self._fleet.count > len(killed):
             self._notify("", Notice("leaving: the engine does not answer, and stops no agents"))
-            self._leaving = True
+            self._leaving = Ending.LEFT
 
     # ---- what is said
 
@@ -204,4 +205,4 @@ class Driver:
             self._reporter(label, message)
         except OSError:  # the terminal has been closed, or what read our output has ended
             self._reporter = lambda *_: None
-            self._leaving = True
+            self._leaving = Ending.DETACHED

@@ -103,11 +103,16 @@ class Fleet:
             StudyError: Agents die again and again, with nothing done in the study meanwhile.
         """
         self._drain_rest()
-        changes = self._asked(lambda: list(self._engine.changes())) or ()
-        known = [change for change in changes if change.placement in self._hosts]
-        for change in known:
-            self._take(change)
-        return [change for change in known if isinstance(change, NodeGone)]
+        gone: list[NodeGone] = []
+
+        def take_all() -> None:
+            for change in self._engine.changes():  # one by one: an engine that goes away has said what came before
+                if change.placement in self._hosts:
+                    self._take(change)
+                    gone.extend([change] if isinstance(change, NodeGone) else [])
+
+        self._asked(take_all)
+        return gone
 
     def _take_in(self, placement: Placement, how: str) -> None:
         self._hosts[placement] = ""

@@ -43,6 +43,7 @@ class Ending(Enum):
     STOPPED = "stopped"
     IDLE = "idle"
     DETACHED = "detached"
+    LEFT = "left"
 
 
 class Supervisor:

@@ -12,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from hpo.config.spec import StudySpec, load_spec
 from hpo.execution.engines.engine import (
     AgentOrder,
     Change,
@@ -22,13 +21,10 @@ from hpo.execution.engines.engine import (
     Resources,
     Running,
 )
-from hpo.storage.ledger import Attempt, attempts
-from hpo.study.folders import worker_logs
-from hpo.study.open_study import load_study, start_study
-from tests.acceptance.chaos.audit import audit
-from tests.acceptance.chaos.study import DELAY, make_study
 from tests.support.commands import wait_until
+from tests.support.driving import driving
 from tests.support.engine_host import HostedEngine, hosted
+from tests.support.machines_study import TRIALS, MachinesStudy
 from tests.support.ray_cluster import ADDRESS, HOSTS, RayCluster
 from tests.support.servers import PostgresServer
 
@@ -146,48 +142,26 @@ for listed in (list_actors, list_tasks, list_runtime_envs):
 def test_sixty_trials_on_three_machines_one_of_which_is_lost(
     ray_cluster: RayCluster, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
-    overrides = ["study.n_trials=60", "study.pruner=none", "trainer.max_epochs=3", "callbacks.early_stopping=null"]
-    study = make_study(tmp_path / "study", overrides)
-    url = postgres_server.new_database(ready=True)
-    spec = load_spec(study).with_options(storage=url)
-    start_study(spec).storage.close()
-    order = AgentOrder(
-        study,
-        spec.study.name,
-        worker_logs(spec),
-        workers=2,
-        resources=Resources(cpu=2),
-        environment=("HPO_STORAGE", DELAY),
-    )
-    with hosted(ADDRESS, ray_cluster.command(), HPO_STORAGE=url, **{DELAY: "0.01"}) as engine:
-        placed = engine.place(order, 3)
-        hosts = hosts_of(changes_until(engine, Running, 3))
-        assert set(hosts.values()) == set(HOSTS)
-        lost, host = next((each, host) for each, host in hosts.items() if host != HOSTS[0])
-        wait_until(lambda: any(attempt.ended_at is None for attempt in attempts_of(spec, host)), _PATIENCE)
+    """By the command; each of its agents has a machine to itself, so that a replacement waits for the new one."""
+    study = MachinesStudy(tmp_path, postgres_server.new_database(ready=True))
+    command = (study.path, "--on", ADDRESS, "--workers", 2)
+    with driving(*command, environment=study.environment, within=ray_cluster.command()) as driver:
+        driver.wait(lambda: set(driver.hosts.values()) == set(HOSTS))
+        lost, host = next((each, host) for each, host in driver.hosts.items() if host != HOSTS[0])
+        driver.wait(lambda: host in study.hosts_at_work())
         ray_cluster.lose(host)
-        assert changes_until(engine, NodeGone) == [NodeGone(lost, host)]
-        engine.drain(placed)  # or they might be done with it all before another has started
-        (replacement,) = engine.place(order, 1)
-        ended = {each.placement: each for each in changes_until(engine, Ended, 3) if isinstance(each, Ended)}
-        assert set(ended) == {*placed, replacement} - {lost}
-        assert [each for each, end in ended.items() if end.in_order] == [replacement], ended
-    made = attempts_of(spec)
-    assert len({attempt.trial_id for attempt in made}) == 60
-    assert [attempt for attempt in made if attempt.outcome == "lost"], "it was lost while it trained nothing"
-    assert {attempt.host.split()[0] for attempt in made if attempt.outcome == "lost"} == {host}
-    assert len({attempt.agent for attempt in made}) == 4, "the replacement trained"
-    assert not audit(spec)
-
-
-def attempts_of(spec: StudySpec, host: str = "") -> list[Attempt]:
-    """The attempts at a study's trials, those of one machine only."""
-    opened = load_study(spec)
-    try:
-        with opened.storage.engine.connect() as conn:
-            return [each for each in attempts(conn, opened.study_id) if each.host.startswith(host)]
-    finally:
-        opened.storage.close()
+        driver.wait(lambda: driver.said("agent_lost") and driver.said("trial_requeued"))
+        ray_cluster.add(host)
+        driver.wait(lambda: study.agents_that_trained() == 4)
+        study.hurry()
+        assert driver.end() == 0, driver.output
+        ended = driver.events[-1]
+    assert (ended["ending"], ended["status"]["finished"]) == ("done", TRIALS)
+    assert [(each["placement"], each["host"]) for each in driver.said("agent_lost")] == [(lost, host)]
+    assert len(driver.said("agent_placed")) == 4
+    assert set(study.lost_on()) == {host}
+    assert study.secret not in driver.output + "".join(log.read_text() for log in study.logs.iterdir())
+    study.check()
 
 
 def test_a_driver_is_submitted_and_a_script_submits_agents(

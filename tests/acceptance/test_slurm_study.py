@@ -1,107 +1,56 @@
-"""A study on a real Slurm cluster whose machines are taken away in every way that Slurm knows."""
+"""A study on a real Slurm cluster, by the command, whose machines are taken away in every way that Slurm knows."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from hpo.config.spec import StudySpec, load_spec
-from hpo.execution.engines.engine import AgentOrder, NodeGone, Placement, Preempted, Running
-from hpo.execution.engines.slurm import SlurmEngine
-from hpo.execution.engines.slurm_settings import Settings
-from hpo.storage.ledger import attempts
-from hpo.study.open_study import load_study, start_study
-from tests.acceptance.chaos.audit import audit
-from tests.acceptance.chaos.study import DELAY, make_study
+from tests.support.driving import driving
+from tests.support.machines_study import TRIALS, MachinesStudy
 from tests.support.servers import PostgresServer
 from tests.support.slurm_cluster import SlurmCluster
 
-_TRIALS = 60
-_STUDY = (
-    f"study.n_trials={_TRIALS}",
-    "study.sampler.name=random",
-    "study.pruner=none",
-    "trainer.max_epochs=4",
-    "callbacks.early_stopping=null",
-    "run.max_retries=1",  # of the node that is lost; nothing else may cost one
-)
-
 
 @pytest.fixture
-def spec(
-    slurm_cluster: SlurmCluster, postgres_server: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> StudySpec:
-    """A study in a database whose URL is in the environment, and nowhere else."""
-    url = postgres_server.new_database(ready=True)
-    for name, value in {**slurm_cluster.environment, "HPO_STORAGE": url}.items():
-        monkeypatch.setenv(name, value)
-    spec = load_spec(make_study(tmp_path / "study", _STUDY)).with_options(storage=url)
-    start_study(spec).storage.close()
-    return spec
+def study(postgres_server: PostgresServer, tmp_path: Path) -> MachinesStudy:
+    return MachinesStudy(tmp_path, postgres_server.new_database(ready=True))
 
 
-def finished(spec: StudySpec) -> Iterator[int]:
-    """How many trials have ended, until all have."""
-    opened, deadline = load_study(spec), time.monotonic() + 300
-    try:
-        while True:
-            trials = opened.study.get_trials(deepcopy=False)
-            count = sum(trial.state.is_finished() for trial in trials)
-            if count == _TRIALS:
-                return
-            assert time.monotonic() < deadline, f"{count} of {_TRIALS} trials"
-            yield count
-            time.sleep(0.3)
-    finally:
-        opened.storage.close()
-
-
-def test_nothing_is_lost_by_a_time_limit_preemption_and_a_lost_node(
-    slurm_cluster: SlurmCluster, spec: StudySpec, monkeypatch: pytest.MonkeyPatch
+def test_nothing_is_lost_by_a_killed_driver_preemption_a_time_limit_and_a_lost_node(
+    slurm_cluster: SlurmCluster, study: MachinesStudy
 ) -> None:
-    monkeypatch.setenv(DELAY, "0.08")
-    engine = SlurmEngine(Settings({"exclusive": ""}), interval=0.5)
-    order = AgentOrder(spec.path, spec.study.name, spec.output_dir / "agents", workers=2)
-    first, second = engine.place(order, 2)
-    hosts: dict[Placement, str] = {}
-    taken: list[Placement] = []
-    asked, lost = False, ""
-    for count in finished(spec):
-        if count >= 3 and not asked:
-            asked = True
-            slurm_cluster.limit_time(second.id)
-            slurm_cluster.preempt(hosts[first])
-        for change in engine.changes():
-            if isinstance(change, Running):
-                hosts[change.placement] = change.host
-            elif isinstance(change, Preempted):
-                del hosts[change.placement]
-                taken.append(change.placement)
-                slurm_cluster.lift_time_limit(change.placement.id)
-            elif isinstance(change, NodeGone):
-                slurm_cluster.start_node(change.host)
-                engine.find(order)
-        if not lost and set(taken) == {first, second}:
-            lost = next(iter(hosts.values()), "")
-            if lost:
-                slurm_cluster.lose_node(lost)
-    assert lost
-    assert sorted(taken, key=str) == [first, second]
-    monkeypatch.delenv(DELAY)
-    assert audit(spec) == []
-    assert lost_on(spec) <= {lost}
+    command = (study.path, "--on", "slurm:exclusive=yes,nodes=2", "--workers", 2)
+    environment = {**slurm_cluster.environment, **study.environment}
+    with driving(*command, environment=environment) as driver:
+        driver.wait(lambda: len(driver.hosts) == 2 and driver.said("trial_ended"))
+        (first, host), (second, _) = driver.hosts.items()
+        driver.kill()
+    slurm_cluster.limit_time(second)
+    slurm_cluster.preempt(host)
+    with driving(*command, environment=environment) as again:
+        again.wait(lambda: {each["placement"] for each in again.said("agent_found")} == {first, second})
+        again.wait(lambda: min(slurm_cluster.restarts(first), slurm_cluster.restarts(second)) == 1)
+        slurm_cluster.lift_time_limit(second)
+        again.wait(lambda: len(again.hosts) == 2 and study.agents_at_work() == 2)
+        lost = again.hosts[first]
+        slurm_cluster.lose_node(lost)
+        again.wait(lambda: again.said("agent_lost"))  # the other one has its machine to itself
+        slurm_cluster.start_node(lost)
+        again.wait(lambda: study.agents_that_trained() == 5)
+        study.hurry()
+        assert again.end() == 0, again.output
+        assert not again.said("agent_placed"), "Slurm has started each of them again"
+        ended = again.events[-1]
+    assert (ended["ending"], ended["status"]["finished"]) == ("done", TRIALS)
+    assert [each["placement"] for each in again.said("agent_lost")] == [first]
+    assert [each["reason"] for each in again.said("trial_requeued") if "gone" in each["reason"]] == [
+        f"its machine {lost} is gone"
+    ] * len(study.lost_on())
+    assert set(study.lost_on()) == {lost}
+    study.check()
     for placement in (first, second):
-        assert "left the study chaos: asked by a signal" in Path(engine.logs(placement)).read_text()
-
-
-def lost_on(spec: StudySpec) -> set[str]:
-    """The machines on which attempts were lost."""
-    opened = load_study(spec)
-    try:
-        with opened.storage.engine.connect() as conn:
-            return {each.host.split()[0] for each in attempts(conn, opened.study_id) if each.outcome == "lost"}
-    finally:
-        opened.storage.close()
+        log = study.logs / f"agent-{placement.removeprefix('slurm:')}.log"
+        assert "left the study chaos: asked by a signal" in log.read_text()
+        assert study.secret not in log.read_text()
+    assert study.secret not in again.output

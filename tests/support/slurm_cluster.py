@@ -144,6 +144,11 @@ class SlurmCluster:
         """Let a job take as long as it likes."""
         self.call("scontrol", "update", f"JobId={placement.removeprefix('slurm:')}", "TimeLimit=UNLIMITED")
 
+    def restarts(self, placement: str) -> int:
+        """How often a job was requeued."""
+        job = placement.removeprefix("slurm:")
+        return int(self.call("squeue", "--noheader", "--states=all", f"--jobs={job}", "--Format=RestartCnt"))
+
     def call(self, *command: str) -> str:
         """Run one of Slurm's commands; what it prints.
 

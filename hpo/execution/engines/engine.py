@@ -18,8 +18,8 @@ from hpo.errors import StudyError
 
 #: Environment variable in which an agent finds the id of its placement.
 PLACEMENT_ENV: Final = "HPO_PLACEMENT"
-#: Exit code of an agent that was asked to leave by a signal, or by the end of its standard input, while there was
-#: work left: start it again, here or elsewhere (sysexits' EX_TEMPFAIL).
+#: Exit code of an agent or a driver that was asked to leave by a signal (an agent also by the end of its standard
+#: input) while there was work left: start it again, here or elsewhere (sysexits' EX_TEMPFAIL).
 LEFT_EARLY: Final = 75
 
 
@@ -168,7 +168,8 @@ class Engine(Protocol):
     def changes(self) -> Iterator[Change]:
         """What has changed about placed and found agents since this was last asked, without waiting long.
 
-        The driver asks every second; an engine that is costly to ask asks it less often.
+        The driver asks every second; an engine that is costly to ask asks it less often. Where this raises, what it
+        has yielded before is known, and the next call reports the rest.
         """
 
     def find(self, order: AgentOrder) -> list[Placement]:

@@ -134,12 +134,12 @@ class RayEngine:
         with self._connected(next(iter(self._agents.values())).order) as ray:
             waiting = [ref for each in self._agents.values() for ref in (each.starting, each.ending) if ref]
             ready, _ = ray.wait(waiting, num_returns=len(waiting), timeout=0) if waiting else ([], [])
-            asked = [self._change(ray, placement, agent, ready) for placement, agent in self._agents.items()]
-            changes = [change for change in asked if change is not None]
-            for change in changes:
-                if not isinstance(change, Running):
-                    self._forget(ray, change.placement)
-        yield from changes
+            for placement, agent in list(self._agents.items()):
+                change = self._change(ray, placement, agent, ready)
+                if change is not None:
+                    yield change
+                if change is not None and not isinstance(change, Running):
+                    self._forget(ray, placement)
 
     def find(self, order: AgentOrder) -> list[Placement]:
         """The agents of this study whose actors have not ended."""

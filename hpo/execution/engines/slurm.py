@@ -156,19 +156,22 @@ class SlurmEngine:
             del self._agents[placement]
             yield Ended(placement, "Slurm does not know its job any more", in_order=False)
         elif job.ended:
+            end = self._end(placement, agent, job)
             del self._agents[placement]
-            yield self._end(placement, agent, job)
+            yield end
         elif not job.completing:
             yield from self._lives(placement, agent, job)
 
     def _lives(self, placement: Placement, agent: _Agent, job: Job) -> Iterator[Change]:
         if agent.host and (job.queued or job.restarts > agent.restarts):
-            host, agent.host = agent.host, ""
-            if job.queued and self._slurm.is_down(host):
-                if agent.asked_at == math.inf:  # `find` finds it as a new one
-                    del self._agents[placement]
-                yield NodeGone(placement, host)
+            # One that runs again by now may hold new leases under the same id.
+            if job.queued and self._slurm.is_down(agent.host):
+                if agent.asked_at < math.inf:
+                    self._slurm.cancel([job.id])
+                del self._agents[placement]  # `find` finds one that is still wanted as a new one
+                yield NodeGone(placement, agent.host)
                 return
+            agent.host = ""
             yield Preempted(placement, requeued=True)
         agent.restarts = job.restarts
         if job.runs and not agent.host:

@@ -8,8 +8,8 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 #: Read by the study's code in the processes whose environment has them; the numbers are the same without.
-#: Seconds that a batch sleeps.
-DELAY = "CHAOS_DELAY"
+#: Seconds that a batch sleeps, or a file with that number, which may change; by its name agents get it, too.
+DELAY = "HPO_CHAOS_DELAY"
 #: How likely a process kills itself in one of the hooks where that is hardest to bear, and a file with a byte for
 #: each that has.
 MINES = "CHAOS_MINES"
@@ -20,6 +20,7 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -39,19 +40,23 @@ def load(samples=96):
     }}
 
 
+def delay():
+    given = os.environ.get("{DELAY}", "0")
+    return float(Path(given).read_text() if "/" in given else given)
+
+
 class Net(nn.Module):
     def __init__(self, hidden=4, dropout=0.1):
         super().__init__()
         if dropout > 0.47:
             raise ValueError("so much dropout is refused")
-        self.delay = float(os.environ.get("{DELAY}", "0"))
         self.layers = nn.Sequential(
             nn.Linear(4, hidden), nn.BatchNorm1d(hidden), nn.Tanh(), nn.Dropout(dropout), nn.Linear(hidden, 1)
         )
 
     def forward(self, inputs):
-        if self.training and self.delay:
-            time.sleep(self.delay)
+        if self.training:
+            time.sleep(delay())
         return self.layers(inputs)
 
 
