@@ -25,7 +25,8 @@ Each line is a JSON object with ``event`` (its name), ``time`` (ISO 8601, UTC), 
                    engine starts it again), ``agent_ended``, ``agent_died``, ``agent_lost`` (with its machine)
 ``study_ended``    ``ending`` (``done``, ``timeout``, ``goal``, ``interrupted``, ``stopped`` by `hpo stop`, of an
                    agent also ``idle``, with ``--on`` also ``detached``, or ``left`` after SIGTERM or SIGHUP; or
-                   ``failed``), ``reason`` of a failure, and ``status`` as `hpo status --json` has it (null where it can't be read)
+                   ``failed``), ``reason`` of a failure, and ``status`` as `hpo status --json` has it (null where
+                   it can't be read)
 =================  ====================================================================================
 
 What has no value is null, numbers that are not finite among it. An epoch is reported once: those before the

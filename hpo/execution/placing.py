@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 _FOR_AGENTS: Final = ("HPO_", "PG", "MYSQL_", "WANDB_", "MLFLOW_", "COMET_", "HF_", "AWS_", "GOOGLE_", "AZURE_")
 
 
+_SHOWN: Final = "has a password, which no agent's command line may show"
+_LEAVE_OUT: Final = (
+    f"leave `run.storage` out of the study file, and give the URL in the environment as {STORAGE_ENV}"
+)
+
+
 @dataclass(frozen=True)
 class Placing:
     """Where a study's agents are to work, and what each of them is to do.
@@ -69,14 +75,21 @@ def placing_of(
         address = address_of(spec.run.on)
     except InputError as error:
         raise spec.error(error.problem, path="run.on", value=error.value, fix=error.fix) from error
-    if address.kind != "local" and sqlite_file(normalize_url(spec.storage_url)) is not None:
+    if not address.is_here and sqlite_file(normalize_url(spec.storage_url)) is not None:
         raise spec.error(
             f"a SQLite file can't be shared by the machines of `{address.kind}`",
             path="run.storage",
             value=spec.run.storage or "",
             fix=f"give the URL of a PostgreSQL or MariaDB server, there or in the environment as {STORAGE_ENV}",
         )
-    return Placing(spec, address, _order(spec, overrides, read or partial(load_spec, spec.path)))
+    read = read or partial(load_spec, spec.path)
+    if _sends_the_file(address) and _shows_password(read(()).run.storage):
+        raise spec.error(
+            "has a password, which would be sent to all machines with the study file",
+            path="run.storage",
+            fix=_LEAVE_OUT,
+        )
+    return Placing(spec, address, _order(spec, overrides, read))
 
 
 def run_on(
@@ -151,6 +164,10 @@ def _order(spec: StudySpec, overrides: Sequence[str], read: Callable[[Sequence[s
     each = workers or 1
     # A URL may have a password: the database is handed to agents in a way of its own.
     overrides = [text for text in overrides if text.partition("=")[0].strip() != "run.storage"]
+    plain = read(overrides)
+    if _shows_password(plain.run.storage) and plain.run.storage != read(()).run.storage:  # inside another override
+        fix = f"give the URL as `run.storage=…`, or in the environment as {STORAGE_ENV}"
+        raise InputError(_SHOWN, path="run.storage", fix=fix)
     resources = Resources(
         gpu=None if asked.gpu is None else asked.gpu * each,
         cpu=None if asked.cpu is None else asked.cpu * each,
@@ -160,7 +177,7 @@ def _order(spec: StudySpec, overrides: Sequence[str], read: Callable[[Sequence[s
         study=spec.path,
         name=spec.study.name,
         logs=spec.output_dir / "agents",
-        arguments=(*overrides, *_arguments(spec, read(overrides))),
+        arguments=(*overrides, *_arguments(spec, plain)),
         workers=workers,
         resources=resources,
         environment=_environment(),
@@ -181,13 +198,18 @@ def _arguments(spec: StudySpec, plain: StudySpec) -> list[str]:
     if not has_password(spec.run.storage):
         return [*given, "--storage", spec.run.storage]
     if plain.run.storage is not None:
-        raise InputError(
-            "has a password, which no agent's command line may show",
-            path="--storage",
-            fix=f"leave `run.storage` out of the study file, and give the URL in the environment as {STORAGE_ENV}",
-        )
+        raise InputError(_SHOWN, path="--storage", fix=_LEAVE_OUT)
     os.environ[STORAGE_ENV] = spec.run.storage  # agents get it by its name
     return given
+
+
+def _shows_password(url: str | None) -> bool:
+    return url is not None and has_password(url)
+
+
+def _sends_the_file(address: Address) -> bool:
+    """Whether the engine stores the study's folder, to send it to the machines."""
+    return "ship" in address.options or address.options.get("files") == "configmap"
 
 
 def _environment() -> tuple[str, ...]:

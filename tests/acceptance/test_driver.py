@@ -58,6 +58,7 @@ def test_killed_agents_are_replaced_and_the_study_has_all_its_trials(study: Path
     engine = LocalEngine()
     found(study, engine)
     engine.kill([first])
+    wait_until(lambda: len(set(found(study)) - {first}) == 2)  # or the other one might be done with it all before
     let_train(study)
     out, errors = end_of(driver)
     assert driver.returncode == 0, errors
@@ -86,7 +87,7 @@ def test_the_same_command_finds_the_agents_of_a_driver_that_was_killed(study: Pa
     assert sum(" is found again; " in line for line in seen) == 2, seen
     again.send_signal(signal.SIGTERM)  # leaves the agents, too
     _, errors = end_of(again)
-    assert again.returncode == 0
+    assert again.returncode == 75
     assert "the agents go on working; " in errors
     assert set(found(study)) == agents
     let_train(study)

@@ -2,133 +2,96 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
-from hpo.execution.engines.engine import (
-    AgentOrder,
-    Change,
-    Ended,
-    NodeGone,
-    Placement,
-    Resources,
-    Running,
-)
+from hpo.execution.engines.engine import AgentOrder, Ended, Placement, Resources
 from tests.support.commands import wait_until
 from tests.support.driving import driving
+from tests.support.engine_contract import PATIENCE, MachinesContract, ended, hosts_of, line, until
 from tests.support.engine_host import HostedEngine, hosted
 from tests.support.machines_study import TRIALS, MachinesStudy
 from tests.support.ray_cluster import ADDRESS, HOSTS, RayCluster
 from tests.support.servers import PostgresServer
 
-#: In place of hpo: leaves as an agent does when it is asked to, and says what it has heard.
-STAND_IN = """
-import os, signal, sys, threading, time
-heard = []
-signal.signal(signal.SIGTERM, lambda *_: heard.append("SIGTERM"))
-threading.Thread(target=lambda: (sys.stdin.read(), heard.append("the end of its input")), daemon=True).start()
-where = [os.uname().nodename, os.environ.get("HPO_PLACEMENT", "-"), os.environ["A_SECRET"]]
-print("at", *where, *sys.argv[1:], flush=True)
-while not heard and "done" not in sys.argv:
-    time.sleep(0.02)
-print("heard", *heard, flush=True)
-sys.exit(75 if heard else 0)
-"""
 SECRET = "the-word"
-#: Seconds; agents import torch, all at once.
-_PATIENCE = 240.0
-
-Drivers = Callable[..., AbstractContextManager[HostedEngine]]
 
 
-@pytest.fixture
-def drivers(ray_cluster: RayCluster, tmp_path: Path) -> Drivers:
-    """Starts drivers, whose agents are the stand-in: for an agent only, since the driver's folder comes first."""
-    package = tmp_path / "stand-in" / "hpo"
-    package.mkdir(parents=True)
-    (package / "__init__.py").touch()
-    (package / "__main__.py").write_text(STAND_IN)
+class TestRay(MachinesContract):
+    kind = "ray"
 
-    def driver(text: str = ADDRESS) -> AbstractContextManager[HostedEngine]:
-        return hosted(text, ray_cluster.command(), PYTHONPATH=str(package.parent), A_SECRET=SECRET)
+    @pytest.fixture(autouse=True)
+    def cluster(self, ray_cluster: RayCluster, order: AgentOrder) -> Iterator[None]:
+        """The cluster; the drivers of a test end with it, and what they leave there."""
+        with contextlib.ExitStack() as stack:
+            self.ray, self._drivers = ray_cluster, stack
+            yield
+            for each in (order, replace(order, name="another")):
+                self._latest.kill(self._latest.find(each))
 
-    return driver
+    def make(self) -> HostedEngine:
+        self._latest = self._drivers.enter_context(hosted(ADDRESS, self.ray.command()))
+        return self._latest
 
+    def put_in_place(self, agent: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+        """As a package named hpo: for agents only, since the folder of a driver comes first."""
+        package = agent.with_name("hpo")
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "__main__.py").write_text(f"import runpy; runpy.run_path({str(agent)!r}, run_name='__main__')")
+        monkeypatch.setenv("PYTHONPATH", str(package.parent))
+        return ("PYTHONPATH", "NOT_SET")
 
-@pytest.fixture
-def order(tmp_path: Path) -> AgentOrder:
-    return AgentOrder(
-        tmp_path / "study.yaml",
-        "tiny",
-        tmp_path / "my runs" / "logs",
-        arguments=("--output-dir", str(tmp_path / "my runs")),
-        workers=2,
-        resources=Resources(cpu=3),
-        environment=("PYTHONPATH", "A_SECRET", "NOT_SET"),
-    )
+    def lose(self, placement: Placement, host: str) -> None:
+        self.ray.lose(host)
 
-
-def changes_until(engine: HostedEngine, kind: type[Change], count: int = 1) -> list[Change]:
-    """What an engine reports until there is enough of a kind."""
-    changes: list[Change] = []
-
-    def enough() -> bool:
-        changes.extend(engine.changes())
-        return sum(isinstance(change, kind) for change in changes) >= count
-
-    wait_until(enough, _PATIENCE)
-    return changes
-
-
-def hosts_of(changes: list[Change]) -> dict[Placement, str]:
-    return {change.placement: change.host for change in changes if isinstance(change, Running)}
-
-
-def said(engine: HostedEngine, placement: Placement) -> str:
-    return Path(engine.logs(placement)).read_text()
-
-
-def test_agents_outlive_their_driver_and_obey_the_next(
-    ray_cluster: RayCluster, drivers: Drivers, order: AgentOrder
-) -> None:
-    with drivers() as engine:
-        assert engine.agents == len(HOSTS)
+    def test_who_waits_for_room_is_taken_back_and_ray_shows_no_secret(
+        self, order: AgentOrder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("A_SECRET", SECRET)
+        order = replace(order, resources=Resources(cpu=3))
+        engine = self.make()
         placed = engine.place(order, 4)  # a machine of four cores has room for one
-        hosts = hosts_of(changes_until(engine, Running, 3))
+        hosts = hosts_of(until(engine, lambda found: len(hosts_of(found)) == 3))
         assert set(hosts.values()) == set(HOSTS)
-        for placement, host in hosts.items():
-            wait_until(lambda of=placement: said(engine, of))
-            command = f"worker {order.study} --workers 2 --output-dir {order.logs.parent}"
-            assert said(engine, placement) == f"at {host} {placement.id} {SECRET} {command}\n"
-        listed = _run(ray_cluster, _ALL_THAT_RAY_SHOWS)
+        (queued,) = set(placed) - set(hosts)
+        assert all(f" {SECRET} worker" in line(engine, placement, "pid") for placement in hosts)
+        listed = _run(self.ray, _ALL_THAT_RAY_SHOWS)
         assert placed[0].id in listed
         assert SECRET not in listed + engine.script(order, 4)
-    # The driver was killed.
-    with drivers() as engine:
-        assert engine.find(replace(order, name="another")) == []
-        assert set(engine.find(order)) == set(placed)
-        assert hosts_of(changes_until(engine, Running, 3)) == hosts
-        first, second, third = hosts
-        (queued,) = set(placed) - set(hosts)
-        engine.drain([queued])
-        engine.drain([first])
-        engine.kill([second])
-        changes = changes_until(engine, Ended, 3)
-        assert Ended(queued, "it was taken back before it ran", in_order=True) in changes
-        assert Ended(first, "the agent ended with exit code 75", in_order=False) in changes
-        assert Ended(second, "it was killed", in_order=False) in changes
-        assert said(engine, first).endswith("heard SIGTERM\n")
-        assert engine.find(order) == [third]
-        ray_cluster.lose(hosts[third])
-        assert changes_until(engine, NodeGone) == [NodeGone(third, hosts[third])]
-        assert engine.find(order) == []
+        again = self.make()
+        assert set(again.find(order)) == set(placed)
+        until(again, lambda found: len(hosts_of(found)) == 3)
+        again.drain([queued])
+        assert until(again, ended) == [Ended(queued, "it was taken back before it ran", in_order=True)]
+
+    def test_each_agent_has_a_node_of_its_own_and_leaves_with_its_actor(self, order: AgentOrder) -> None:
+        engine = self.make()
+        (first,) = engine.place(replace(order, name="another"), 1)
+        placed = engine.place(order, 5)
+        assert len(placed) == len(HOSTS) - 1
+        changes = until(engine, lambda found: len(hosts_of(found)) == len(HOSTS))
+        assert set(hosts_of(changes).values()) == set(HOSTS)
+        line(engine, first, "pid")
+        _kill_actor(first)
+        (end,) = until(engine, ended)
+        assert isinstance(end, Ended)
+        assert end.cause.startswith("The actor died unexpectedly"), end.cause
+        assert line(engine, first, "heard") == "heard the end of its input"
+
+    def test_the_driver_is_submitted(self, order: AgentOrder) -> None:
+        order.study.with_name("done").touch()
+        job = self.make().submit(["run", "a b"], order)
+        log = order.logs / f"driver-{job.rpartition('-')[2]}.log"
+        wait_until(lambda: log.exists() and "heard" in log.read_text(), PATIENCE)
+        assert " word run a b\n" in log.read_text()
 
 
 #: What the state API knows of actors and their environments.
@@ -164,28 +127,6 @@ def test_sixty_trials_on_three_machines_one_of_which_is_lost(
     study.check()
 
 
-def test_a_driver_is_submitted_and_a_script_submits_agents(
-    ray_cluster: RayCluster, drivers: Drivers, order: AgentOrder
-) -> None:
-    with drivers() as engine:
-        job = engine.submit(["run", "done"], order)
-        log = order.logs / f"driver-{job.rpartition('-')[2]}.log"
-        wait_until(lambda: "heard" in log.read_text())
-        assert f" {SECRET} run done" in log.read_text()
-        script = engine.script(order, 1)
-    printed = _run(ray_cluster, script)
-    # Of the real hpo, for a job has the environment of its node.
-    missing = f"{order.study}: no such file"
-    wait_until(lambda: missing in _run(ray_cluster, _LOG_OF_JOB, printed.strip()), seconds=240)
-
-
-_LOG_OF_JOB = """
-import sys
-from ray.job_submission import JobSubmissionClient
-print(JobSubmissionClient("http://127.0.0.1:8265").get_job_logs(sys.argv[1]))
-"""
-
-
 def _run(cluster: RayCluster, script: str, *arguments: str) -> str:
     """What a Python script prints that is run beside the cluster."""
     command = cluster.command(sys.executable, "-c", script, *arguments)
@@ -205,20 +146,3 @@ def _environment(process: psutil.Process) -> Collection[str]:
         return process.environ().values()
     except psutil.Error:
         return ()
-
-
-def test_each_agent_has_a_node_of_its_own(drivers: Drivers, order: AgentOrder) -> None:
-    order = replace(order, resources=Resources(), arguments=("done",))
-    stays = replace(order, study=order.study.with_name("another.yaml"), arguments=())
-    with drivers() as engine:
-        (placed,) = engine.place(stays, 1)
-        assert len(engine.place(order, 5)) == len(HOSTS) - 1
-        changes = changes_until(engine, Ended, len(HOSTS) - 1)
-        assert {each.in_order for each in changes if isinstance(each, Ended)} == {True}
-        assert set(hosts_of(changes).values()) == set(HOSTS)
-        assert engine.find(order) == []
-        _kill_actor(placed)
-        (ended,) = changes_until(engine, Ended)
-        assert isinstance(ended, Ended)
-        assert ended.cause.startswith("The actor died unexpectedly"), ended.cause
-        wait_until(lambda: said(engine, placed).endswith("heard the end of its input\n"))

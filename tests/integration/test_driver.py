@@ -273,6 +273,22 @@ def test_an_engine_that_is_away_is_asked_again_and_what_it_requeues_is_drained_a
     assert fleet.count == 0
 
 
+def test_what_an_engine_has_said_before_it_is_away_is_known(tmp_path: Path) -> None:
+    class Breaking(PaperEngine):
+        def changes(self) -> Iterator[Change]:
+            yield from super().changes()
+            raise EngineAwayError("no route")
+
+    fleet = Fleet(Breaking(), AgentOrder(tmp_path, "s", tmp_path), 2, lambda _: None)
+    fleet.grow(2)
+    engine = fleet._engine
+    assert isinstance(engine, PaperEngine)
+    first, second = engine.placed
+    engine.news += [Ended(first, "left", in_order=True), NodeGone(second, "far")]
+    assert fleet.take_changes() == [NodeGone(second, "far")]
+    assert fleet.count == 0
+
+
 def test_what_an_agent_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HPO_STORAGE", raising=False)
     monkeypatch.setenv("PGPASSWORD", "word")
@@ -303,9 +319,26 @@ def test_a_password_reaches_agents_by_the_environment_alone(
     assert "hunter2" not in " ".join(order.command())
     assert "HPO_STORAGE" in order.environment
     assert on.storage_url == secret
+    inside = ["run.on=slurm", f"run={{storage: '{secret}', on: slurm}}"]
+    with pytest.raises(InputError, match=r"^run.storage: has a password(.|\n)*`run.storage=…`") as raised:
+        placing_of(load_spec(study, inside), inside)
+    assert "hunter2" not in str(raised.value)
     study.write_text(study.read_text() + f"run: {{storage: '{SERVER}'}}\n")
     with pytest.raises(InputError, match=r"^--storage: has a password(.|\n)*HPO_STORAGE"):
         placing_of(load_spec(study, ["run.on=slurm"]).with_options(storage=secret))
+
+
+@pytest.mark.parametrize("on", ["ray:auto,ship=study", "k8s:image=i,volume-claim=c,files=configmap"])
+def test_a_password_in_the_study_file_is_not_sent_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on: str
+) -> None:
+    monkeypatch.delenv("HPO_STORAGE", raising=False)
+    study = make_study(tmp_path)
+    study.write_text(study.read_text() + f"run: {{storage: '{SERVER.replace('user@', 'user:hunter2@')}'}}\n")
+    with pytest.raises(InputError, match=r"run.storage: has a password, which would be sent") as raised:
+        placing_of(load_spec(study, [f"run.on={on}"]))
+    assert "hunter2" not in str(raised.value)
+    assert placing_of(load_spec(study, [f"run.on={on.partition(',ship')[0].partition(',files')[0]}"]))
 
 
 @pytest.mark.parametrize(

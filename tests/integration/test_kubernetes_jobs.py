@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,7 +14,6 @@ from hpo.execution.engines.engine import (
     Change,
     Ended,
     Engine,
-    NodeGone,
     Placement,
     Preempted,
     Running,
@@ -23,7 +21,8 @@ from hpo.execution.engines.engine import (
 from hpo.execution.engines.kubectl import Kubectl
 from hpo.execution.engines.kubernetes import KubernetesEngine
 from hpo.execution.engines.kubernetes_settings import Settings
-from tests.support.engine_contract import EngineContract
+from tests.support.commands import wait_until
+from tests.support.engine_contract import PATIENCE, MachinesContract
 from tests.support.kubernetes_cluster import Cluster, cluster_in
 
 pytestmark = [
@@ -51,21 +50,23 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield found
 
 
+@pytest.fixture(autouse=True)
+def each_look_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines look as often as they are asked. Their clock is the real one: agents have their grace to leave."""
+    monkeypatch.setattr("hpo.execution.engines.kubernetes._INTERVAL", 0.0)
+
+
 class Driver:
     """An engine, and what it has said."""
 
     def __init__(self, cluster: Cluster, **settings: str) -> None:
-        ticks = iter(range(0, 1_000_000, 4))  # each look is due
         kubectl = Kubectl("default", [str(cluster.kubectl)])
-        self.engine = KubernetesEngine(Settings("i", "c", **settings), kubectl, lambda: float(next(ticks)))
+        self.engine = KubernetesEngine(Settings("i", "c", **settings), kubectl)
         self.said: list[Change] = []
 
     def hear(self, wanted: Callable[[list[Change]], bool]) -> list[Change]:
         """What is said until it is what is waited for."""
-        until = time.monotonic() + 30
-        while not wanted(self.said):
-            assert time.monotonic() < until, self.said
-            self.said += self.engine.changes()
+        wait_until(lambda: wanted(self.said) or self.said.extend(self.engine.changes()), PATIENCE)
         said, self.said = self.said, []
         return said
 
@@ -89,18 +90,16 @@ class LoggedEngine(KubernetesEngine):
     """Has its agents' output in files, which the contract reads."""
 
     def __init__(self, cluster: Cluster) -> None:
-        ticks = iter(range(0, 1_000_000, 4))  # each look is due
-        kubectl = Kubectl("default", [str(cluster.kubectl)])
-        super().__init__(Settings("i", "c"), kubectl, lambda: float(next(ticks)))
+        super().__init__(Settings("i", "c"), Kubectl("default", [str(cluster.kubectl)]))
         self._folder = cluster.folder
 
     def logs(self, placement: Placement) -> str:
         return str(self._folder / f"{job_of(placement)}.0.0.log")
 
 
-class TestKubernetes(EngineContract):
+class TestKubernetes(MachinesContract):
     kind = "k8s"
-    kill_is_heard = True  # a second before its end
+    kill_is_heard = "SIGTERM"  # a second before its end
 
     @pytest.fixture(autouse=True)
     def of_the_order(self, order: AgentOrder, tmp_path: Path) -> Iterator[None]:
@@ -110,6 +109,13 @@ class TestKubernetes(EngineContract):
 
     def make(self) -> Engine:
         return LoggedEngine(self.cluster)
+
+    def lose(self, placement: Placement, host: str) -> None:
+        self.cluster.lose_node(job_of(placement))
+
+    def test_the_loss_of_a_machine_is_said(self, order: AgentOrder) -> None:
+        super().test_the_loss_of_a_machine_is_said(order)
+        assert not self.cluster.jobs, "it is not started again"
 
 
 def test_a_preempted_agent_is_started_again_and_one_that_fails_is_not(cluster: Cluster, tmp_path: Path) -> None:
@@ -124,18 +130,6 @@ def test_a_preempted_agent_is_started_again_and_one_that_fails_is_not(cluster: C
     assert driver.hear(has(Ended))[-1] == Ended(failing, "hpo ended with exit code 3", in_order=False)
 
 
-def test_a_node_that_is_gone_is_said_and_its_agent_not_started_again(cluster: Cluster, tmp_path: Path) -> None:
-    driver = Driver(cluster)
-    [placement] = driver.engine.place(order(tmp_path), 1)
-    [running] = driver.hear(has(Running))
-    assert isinstance(running, Running)
-    cluster.lose_node(job_of(placement))
-    said = driver.hear(has(NodeGone))
-    assert said[-1] == NodeGone(placement, running.host)
-    assert list(driver.engine.changes()) == []
-    assert not cluster.jobs
-
-
 def test_the_files_are_shipped_once(cluster: Cluster, tmp_path: Path) -> None:
     driver = Driver(cluster, files="configmap")
     driver.engine.place(order(tmp_path), 1)
@@ -148,7 +142,5 @@ def test_the_driver_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
     job = driver.engine.submit(["run", "study.yaml", "leave"], order(tmp_path))
     assert job in cluster.jobs
     assert driver.engine.find(order(tmp_path)) == [], "it is no agent"
-    until = time.monotonic() + 30
-    while not cluster.jobs[job]["status"]:
-        assert time.monotonic() < until
+    wait_until(lambda: cluster.jobs[job]["status"], PATIENCE)
     assert "run study.yaml leave" in cluster.output(job)

@@ -27,10 +27,7 @@ class TestLocal(EngineContract):
         engine.kill(engine.find(order))
 
     @pytest.mark.parametrize("driver", [False, True])
-    def test_a_shell_runs_the_script(
-        self, order: AgentOrder, driver: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("HPO_PLACEMENT", "none")
+    def test_a_shell_runs_the_script(self, order: AgentOrder, driver: bool) -> None:
         engine = self.make()
         order.study.with_name("done").touch()
         script = engine.driver_script(["run", "a b"], order) if driver else engine.script(order, 2)
@@ -41,10 +38,7 @@ class TestLocal(EngineContract):
             wait_until(lambda file=order.logs / name: file.exists() and "heard" in file.read_text())
             assert f"none word {said}\n" in (order.logs / name).read_text()
 
-    def test_the_driver_is_submitted_as_a_process_of_its_own(
-        self, order: AgentOrder, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("HPO_PLACEMENT", "none")
+    def test_the_driver_is_submitted_as_a_process_of_its_own(self, order: AgentOrder) -> None:
         order.study.with_name("done").touch()
         engine = self.make()
         pid = engine.submit(["run", "a b"], order)

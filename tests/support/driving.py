@@ -96,9 +96,7 @@ class Driver:
 
 
 @contextlib.contextmanager
-def driving(
-    *arguments: object, environment: Mapping[str, str], within: Sequence[str] = ()
-) -> Iterator[Driver]:
+def driving(*arguments: object, environment: Mapping[str, str], within: Sequence[str] = ()) -> Iterator[Driver]:
     """`hpo run` with these arguments for the time of the block; the command ``within`` starts it."""
     command = [*within, sys.executable, "-m", "hpo", "run", *map(str, arguments), "--json"]
     process = subprocess.Popen(

@@ -6,23 +6,29 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import pytest
 
 from hpo.execution.engines import engine as engine_module
-from hpo.execution.engines.engine import AgentOrder, Change, Ended, Engine, Placement, Running
+from hpo.execution.engines.engine import AgentOrder, Change, Ended, Engine, NodeGone, Placement, Running
 from tests.support.commands import wait_until
 
-#: Leaves as an agent does at a signal, and says what it has heard. Files say that its study is ``done``, or that
-#: it is to ``die``.
-AGENT = """
-import os, signal, sys, time
+#: Seconds that a test waits at most: on a machine that is busy with other tests a program takes long to start.
+PATIENCE: Final = 240.0
+#: Leaves as an agent does at a signal, and at the end of a pipe that is its standard input, and says what it has
+#: heard. Files say that its study is ``done``, or that it is to ``die``.
+AGENT: Final = """
+import os, signal, stat, sys, threading, time
 from pathlib import Path
 
 heard = []
 for each in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(each, lambda number, _: heard.append(signal.Signals(number).name))
-print("pid", os.getpid(), os.environ["HPO_PLACEMENT"], os.environ.get("A_SECRET"), *sys.argv[1:], flush=True)
+if stat.S_ISFIFO(os.fstat(0).st_mode):
+    threading.Thread(target=lambda: (os.read(0, 1), heard.append("the end of its input")), daemon=True).start()
+placement, secret = os.environ.get("HPO_PLACEMENT", "none"), os.environ.get("A_SECRET")
+print("pid", os.getpid(), placement, secret, *sys.argv[1:], flush=True)
 done = Path(__file__).with_name("done")
 while not heard and not done.exists():
     time.sleep(0.02)
@@ -41,11 +47,11 @@ class EngineContract:
 
     Attributes:
         kind: The engine's name.
-        kill_is_heard: Whether an agent that is killed hears SIGTERM first.
+        kill_is_heard: What an agent hears that is killed; None where nothing lets it leave by itself.
     """
 
     kind = ""
-    kill_is_heard = False
+    kill_is_heard: str | None = None
 
     def make(self) -> Engine:
         """A new object of the engine, as a driver has one."""
@@ -57,15 +63,20 @@ class EngineContract:
         folder = tmp_path / 'it\'s a "test" $HOME'
         folder.mkdir()
         (folder / "agent.py").write_text(AGENT)
-        monkeypatch.setattr(engine_module, "HPO", (sys.executable, str(folder / "agent.py")))
         monkeypatch.setenv("A_SECRET", "word")
+        needed = self.put_in_place(folder / "agent.py", monkeypatch)
         return AgentOrder(
             folder / "study.yaml",
             "my study",
             folder / "logs",
             arguments=("model.name=a b",),
-            environment=("A_SECRET",),
+            environment=("A_SECRET", *needed),
         )
+
+    def put_in_place(self, agent: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+        """Let the engine start the stand-in in place of hpo; names of variables that agents need for that."""
+        monkeypatch.setattr(engine_module, "HPO", (sys.executable, str(agent)))
+        return ()
 
     def test_agents_run_with_their_placement_and_end_in_order(self, order: AgentOrder) -> None:
         engine = self.make()
@@ -91,6 +102,7 @@ class EngineContract:
         assert set(engine.find(order)) == {first, second}
         for placement in (first, second):
             line(engine, placement, "pid")
+        assert hosts_of(until(engine, lambda found: len(hosts_of(found)) == 2)).keys() == {first, second}
         engine.drain([first])
         until(engine, lambda found: ended(found) == {first})
         assert line(engine, first, "heard").startswith("heard SIGTERM")
@@ -98,7 +110,10 @@ class EngineContract:
         engine.kill([second])
         changes = until(engine, lambda found: second in ended(found))
         assert not any(each.in_order for each in changes if isinstance(each, Ended))
-        assert ("heard" in Path(engine.logs(second)).read_text()) == self.kill_is_heard
+        if self.kill_is_heard is None:
+            assert "heard" not in Path(engine.logs(second)).read_text()
+        else:
+            assert line(engine, second, "heard").startswith(f"heard {self.kill_is_heard}")
         assert engine.find(order) == []
 
     def test_an_agent_that_dies_has_not_ended_in_order(self, order: AgentOrder) -> None:
@@ -121,6 +136,33 @@ class EngineContract:
         assert "--on" in engine.driver_script(driver, order)
 
 
+class MachinesContract(EngineContract):
+    """As every engine does, and of one whose machines may be lost.
+
+    Attributes:
+        starts_again: Whether the engine itself places the agent of a machine that is lost elsewhere.
+    """
+
+    starts_again = False
+
+    def lose(self, placement: Placement, host: str) -> None:
+        """Let the machine of an agent be gone, with all that runs there."""
+        raise NotImplementedError
+
+    def test_the_loss_of_a_machine_is_said(self, order: AgentOrder) -> None:
+        engine = self.make()
+        placed = engine.place(order, engine.agents)
+        hosts = hosts_of(until(engine, lambda found: len(hosts_of(found)) == len(placed)))
+        for placement in placed:
+            line(engine, placement, "pid")
+        lost = max(placed, key=lambda placement: hosts[placement])  # no test loses its cluster's first machine
+        self.lose(lost, hosts[lost])
+        changes = until(engine, lambda found: any(isinstance(each, NodeGone) for each in found))
+        assert changes == [NodeGone(lost, hosts[lost])]
+        assert list(engine.changes()) == []
+        assert set(engine.find(order)) == {*placed} - ({lost} if not self.starts_again else set())
+
+
 def until(engine: Engine, done: Callable[[list[Change]], bool]) -> list[Change]:
     """What an engine reports until there is enough of it."""
     changes: list[Change] = []
@@ -129,8 +171,13 @@ def until(engine: Engine, done: Callable[[list[Change]], bool]) -> list[Change]:
         changes.extend(engine.changes())
         return done(changes)
 
-    wait_until(enough)
+    wait_until(enough, PATIENCE)
     return changes
+
+
+def hosts_of(changes: list[Change]) -> dict[Placement, str]:
+    """The machines of agents that are reported to run."""
+    return {each.placement: each.host for each in changes if isinstance(each, Running)}
 
 
 def ended(changes: list[Change]) -> set[Placement]:
@@ -145,4 +192,4 @@ def line(engine: Engine, placement: Placement, word: str) -> str:
         lines = log.read_text().splitlines(keepends=True) if log.exists() else []
         return next((each for each in lines if each.startswith(word) and each.endswith("\n")), "")
 
-    return str(wait_until(found)).rstrip("\n")
+    return str(wait_until(found, PATIENCE)).rstrip("\n")

@@ -1,4 +1,4 @@
-"""The study that is taken from machine to machine: sixty trials in a server's database, and what must hold of it."""
+"""The study that is taken from machine to machine: sixty trials in a server's database, and what must hold."""
 
 from __future__ import annotations
 

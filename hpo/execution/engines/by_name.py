@@ -36,6 +36,11 @@ class Address:
     place: str = ""
     options: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_here(self) -> bool:
+        """Whether all agents work on this machine."""
+        return self.kind == "local" or (self.kind, self.place) == ("ray", "local")
+
     def error(self, problem: str, fix: str, *, key: str = "") -> InputError:
         """An InputError about this text, or about one of its keys."""
         return InputError(problem, path=f"--on {self.kind}: {key}" if key else "--on", value=self.text, fix=fix)

@@ -168,8 +168,8 @@ class Engine(Protocol):
     def changes(self) -> Iterator[Change]:
         """What has changed about placed and found agents since this was last asked, without waiting long.
 
-        The driver asks every second; an engine that is costly to ask asks it less often. Where this raises, what it
-        has yielded before is known, and the next call reports the rest.
+        The driver asks every second; an engine that is costly to ask asks it less often. Where this raises, what
+        it has yielded before is known, and the next call reports the rest.
         """
 
     def find(self, order: AgentOrder) -> list[Placement]:
