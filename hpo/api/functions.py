@@ -90,7 +90,7 @@ def run(
         StudyError: The study failed, or all its trials have ended and none of them is complete.
         KeyboardInterrupt: Ctrl-C or a signal, after each worker has finished its batch and saved; the same call
             resumes the study. A second Ctrl-C at a terminal stops them immediately. Signals but Ctrl-C leave an
-            engine's agents at work: the result's ``ending`` is ``detached`` then.
+            engine's agents at work: the result's ``ending`` is ``left`` then.
     """
     options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
     of_function = {"search_space": search_space, "metric": metric, "direction": direction, "name": name, **section}

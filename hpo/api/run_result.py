@@ -23,7 +23,7 @@ class RunResult:
             ``epoch``, ``metrics``, ``checkpoint``, and ``internals`` (predictions and what else was not asked
             for). None if no trial is complete; with several objectives a list, the Pareto front.
         ending: Why the run ended: ``done``, ``timeout``, ``goal`` (the study has what it is after), ``stopped``
-            (by `hpo stop`), or ``detached`` (a signal has ended this call, and the engine's agents work on).
+            (by `hpo stop`), or ``left`` (a signal has ended this call, and the engine's agents work on).
     """
 
     study: optuna.Study

@@ -73,7 +73,7 @@ class Driver:
         """Have agents work until every trial has ended, the time is over, or a signal comes.
 
         A first Ctrl-C drains the agents, a second one at a terminal kills them. At SIGTERM and SIGHUP they are
-        left at work, and the driver has left; also where their engine does not answer at the second Ctrl-C.
+        left at work, and where their engine does not answer at the second Ctrl-C.
 
         Raises:
             DatabaseError: The database fails permanently; agents are left.
@@ -192,7 +192,7 @@ class Driver:
             self._upkeep.settle_agent(placement.id, Verdict(STOPPED, "its agent was stopped immediately"))
         if self._fleet.count > len(killed):
             self._notify("", Notice("leaving: the engine does not answer, and stops no agents"))
-            self._leaving = Ending.LEFT
+            self._leaving = Ending.DETACHED
 
     # ---- what is said
 
