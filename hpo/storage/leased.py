@@ -12,7 +12,7 @@ from hpo.errors import LeaseLostError
 from hpo.storage import agents, ledger
 from hpo.storage.forks import refuse_forks
 from hpo.storage.ledger import Owner
-from hpo.storage.optuna_private import TRIALS, models
+from hpo.storage.optuna_private import REPORTS, TRIALS, models
 from hpo.storage.outage import patient
 from hpo.storage.reader import ReadingStorage
 
@@ -104,6 +104,17 @@ class LeasedStorage(ReadingStorage):
 
     def _hold(self, trial_id: int, attempt: int) -> None:
         self._held[trial_id], self._since[trial_id] = attempt, time.monotonic()
+
+    @patient
+    def forget_reports(self, trial_id: int, after: int) -> None:
+        """Delete what a held trial has reported beyond a step.
+
+        Raises:
+            LeaseLostError: Another attempt has it.
+        """
+        with self.transaction() as session:
+            self._fence(session, trial_id)
+            session.execute(sa.delete(REPORTS).where(REPORTS.c.trial_id == trial_id, REPORTS.c.step > after))
 
     @patient
     def attempts_of_trial(self, trial_id: int) -> list[ledger.Attempt]:

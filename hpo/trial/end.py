@@ -22,7 +22,7 @@ from hpo.storage.attributes import (
     WORKER_ATTR,
 )
 from hpo.storage.lineage import inherited_epochs
-from hpo.storage.optuna_private import id_of_trial
+from hpo.storage.optuna_private import id_of_trial, known_of
 from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, leading_value, outcome_of
@@ -112,6 +112,7 @@ class TrialEnd:
         study, goals = self.opened.study, self.opened.spec.study.goals
         found = self.came_to
         if outcome in (Outcome.COMPLETE, Outcome.PRUNED, Outcome.DIVERGED):
+            self._keep_to_history()
             self._keep_prediction()
             self.keep_constraints()
         if outcome is None:
@@ -132,6 +133,7 @@ class TrialEnd:
     def pause(self) -> None:
         """Store that the trial is paused after its last epoch, and all that one keeps that is pruned there."""
         found = self.came_to
+        self._keep_to_history()
         self._keep_prediction()
         self.keep_constraints()
         if found is not None:
@@ -193,6 +195,12 @@ class TrialEnd:
         # Trial.set_constraint keeps the value of an attempt that was killed before it could store the outcome.
         storage, trial_id = self.trial.storage, id_of_trial(self.trial)
         storage.set_trial_system_attr(trial_id, f"{CONSTRAINT_ATTR}{metric}", violation)
+
+    def _keep_to_history(self) -> None:
+        """Delete the values of epochs that only an earlier attempt has trained: they are none of this curve."""
+        last = len(self._history)
+        if any(step > last for step in known_of(self.trial).intermediate_values):
+            self.opened.storage.forget_reports(id_of_trial(self.trial), last)
 
     def _keep_prediction(self) -> None:
         """Store the predictions of the final loss beside what it came to, if there are any."""

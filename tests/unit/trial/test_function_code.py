@@ -186,6 +186,30 @@ def test_that_an_attempt_starts_again_is_stored_and_in_its_log(
     assert "attempt 2 starts again with the first epoch: no checkpoint was loaded" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("last", "curve"), [(2, {1: 2.0, 2: 2.0}), (3, {1: 2.0, 2: 2.0, 3: 2.0})])
+def test_a_shorter_attempt_that_starts_again_leaves_no_epoch_of_the_one_before(
+    studies: Studies, last: int, curve: dict[int, float]
+) -> None:
+    """Its value is that of its own epochs, and so is the curve that pruners and models see."""
+    request = StopRequest()
+
+    def train(session: Session) -> None:
+        first = session.lease.attempt == 1
+        for epoch in range(1, 6 if first else last + 1):
+            session.report(epoch, val_loss=1.0 if first else 2.0)
+        if first:
+            request.leave()
+            assert session.should_stop
+
+    with studies.open(views=2) as (view, other):
+        assert run(view, train, request).outcome is None
+        assert len(stored(view).intermediate_values) == 5
+        other.study.get_trials()
+        assert run(view, train).value == 2.0
+        assert stored(view).intermediate_values == curve
+        assert other.study.get_trials()[0].intermediate_values == curve
+
+
 def test_a_session_goes_to_a_parameter_named_trial() -> None:
     def train(lr: float, *, trial: Session) -> None: ...
 
