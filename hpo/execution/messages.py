@@ -1,4 +1,4 @@
-"""What a supervisor and its workers send each other, their shared memory, and what a run says to its listener."""
+"""What a supervisor and its workers send each other, and what a run says to its listener."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from hpo.config.spec import StudySpec
 from hpo.search.schedulers.scheduler import Scheduler
 from hpo.storage.grants import Granted
+from hpo.storage.ledger import Lease
 from hpo.storage.recovery import Settled, Verdict
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
@@ -138,6 +139,23 @@ class Stop:
     number: int = -1
     verdict: Verdict | None = None
 
+    @property
+    def asks_to_leave(self) -> bool:
+        """Whether it is to end."""
+        return self.verdict is None
+
+
+@dataclass(frozen=True)
+class Lost:
+    """To a worker: another attempt has the trial that it holds under this lease, so it drops the trial."""
+
+    lease: Lease
+
+    @property
+    def asks_to_leave(self) -> bool:
+        """Whether it is to end."""
+        return False
+
 
 @dataclass(frozen=True)
 class Notice:
@@ -191,6 +209,8 @@ class Tick:
 
 
 Message = Ready | Started | Extended | EpochsEnded | TrialReport | Failed | Leaving
+#: What a supervisor says to a worker.
+Command = Stop | Lost
 #: What a run says to its listener.
 Heard = Message | Settled | Notice | Tick | AgentNews
 
@@ -198,25 +218,8 @@ Heard = Message | Settled | Notice | Tick | AgentNews
 #: Each may come several times, and from several who ask; that is one request.
 REQUESTS: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
 
-#: The monotonic clock when the worker last finished a batch, or took a trial.
-BEAT: Final = 0
-#: 1 when it has finished an epoch of its trial, else 0.
-ADVANCED: Final = 1
-#: Process id of its trial process; 0 while it has none.
-PROCESS: Final = 2
-#: Numbers in a pulse.
-PULSE_LENGTH: Final = 3
 
-
-class Pulse(Protocol):
-    """Numbers in memory shared with the supervisor, at the places ``BEAT``, ``ADVANCED`` and ``PROCESS``."""
-
-    def __getitem__(self, place: int) -> float: ...
-
-    def __setitem__(self, place: int, value: float) -> None: ...
-
-
-def send(channel: Connection[Message, Stop], message: Message) -> None:
+def send(channel: Connection[Message, Command], message: Message) -> None:
     """Send a message to the supervisor; where that is gone, log it."""
     try:
         channel.send(message)
@@ -224,7 +227,7 @@ def send(channel: Connection[Message, Stop], message: Message) -> None:
         logger.warning("the supervisor is gone; it did not receive %r", message)
 
 
-def received(channel: Connection[Stop, Message]) -> Iterator[Message]:
+def received(channel: Connection[Command, Message]) -> Iterator[Message]:
     """The messages that a worker has sent so far; none where it has closed the channel, or died inside one."""
     with contextlib.suppress(EOFError, OSError):
         while channel.poll():

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import Final
 
-from hpo.execution.messages import EpochsEnded, Extended, Message, Stop, send
+from hpo.execution.messages import Command, EpochsEnded, Extended, Message, send
 from hpo.storage.grants import Granted
 from hpo.trial.progress import RunProgress
 
@@ -31,7 +31,7 @@ class News:
     """
 
     def __init__(
-        self, channel: Connection[Message, Stop], number: int, metric: str, grants: Sequence[Granted] = ()
+        self, channel: Connection[Message, Command], number: int, metric: str, grants: Sequence[Granted] = ()
     ) -> None:
         self._channel = channel
         self._number = number
@@ -83,7 +83,7 @@ def _number(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-def _has_room(channel: Connection[Message, Stop]) -> bool:
+def _has_room(channel: Connection[Message, Command]) -> bool:
     """Whether a short message can be sent without waiting for its reader."""
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLOUT)

@@ -12,7 +12,7 @@ from hpo.config.code import code_identity
 from hpo.execution.engines.engine import PLACEMENT_ENV
 from hpo.storage import agents
 from hpo.storage.agents import Agent, Joining
-from hpo.storage.ledger import Owner
+from hpo.storage.ledger import Executor, Owner
 from hpo.storage.outage import DatabaseError
 from hpo.study.folders import unwritable
 from hpo.study.open_study import OpenStudy
@@ -72,12 +72,14 @@ class Registered:
             raise unwritable(self._opened.spec, error) from error
         refuse_unshared(self._opened, self._agent, say)
 
-    def look(self) -> None:
-        """Beat, and see whether agents are to leave."""
-        with self._opened.storage.one_transaction() as conn:
-            agents.beat(conn, self._agent.agent_id)
-            self._latest = agents.stop_request(conn, self._opened.study_id)
-        if not mark_file(self._opened.spec, self._agent).exists():  # others have taken this agent for gone
+    def look(self, conn: Executor) -> None:
+        """Beat, and see whether agents are to leave; in the caller's transaction."""
+        agents.beat(conn, self._agent.agent_id)
+        self._latest = agents.stop_request(conn, self._opened.study_id)
+
+    def keep_mark(self) -> None:
+        """See that the file in the output folder is there: others may have taken this agent for gone."""
+        if not mark_file(self._opened.spec, self._agent).exists():
             with contextlib.suppress(OSError):  # a folder that fails is said where trials write there
                 write_mark(self._opened.spec, self._agent)
 

@@ -22,7 +22,7 @@ from hpo.storage.outage import DatabaseError
 from hpo.study.open_study import OpenStudy
 from hpo.trial.report import TrialReport
 
-#: Seconds between two looks at limits.
+#: Seconds between two looks at limits at most.
 _TICK: Final = 1.0
 #: Seconds that a worker has to end a trial that broke a limit.
 _GRACE: Final = 30.0
@@ -149,7 +149,7 @@ class Supervisor:
     def _tick(self) -> None:
         """Check what no message reports: limits, the deadline, workers elsewhere."""
         now = time.monotonic()
-        self._next_tick = now + _TICK
+        self._next_tick = now + min(_TICK, self._upkeep.interval)
         if self._deadline is not None and now >= self._deadline:
             self._deadline = None
             self._ask_to_stop(Ending.TIMEOUT)
@@ -162,8 +162,7 @@ class Supervisor:
             worker.hold_to(self._limits, self._grace, now)
         self._take_changes()
         self._opened.storage.check()
-        # The end of a trial's process is known to its worker first, and here when that one has ended too.
-        self._upkeep.look(now, [each.worker.trial_pid for each in self._workers.values()])
+        self._upkeep.look(now, [each.worker for each in self._workers.values()])
         self._stop_at_goal()
         self._stop_on_request()
         self._refill()

@@ -14,29 +14,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from multiprocessing.connection import Connection
-from typing import Any, Final
+from typing import Any
 
 import optuna
 import torch
 from optuna.exceptions import StorageInternalError
 
 from hpo.errors import HpoError, LeaseLostError, OtherCodeError
-from hpo.execution.messages import (
-    ADVANCED,
-    BEAT,
-    Failed,
-    Message,
-    Pulse,
-    Started,
-    Stop,
-    WorkerOrder,
-    send,
-)
+from hpo.execution.beating import trial_heartbeat
+from hpo.execution.messages import Command, Failed, Lost, Message, Started, WorkerOrder, send
 from hpo.execution.news import News
+from hpo.execution.pulse import ADVANCED, BEAT, Pulse, show_free, show_held
 from hpo.search.one_thread import allow_threads
 from hpo.storage.attributes import GRANTS_ATTR, RETRIED_ATTR
 from hpo.storage.grants import Granted
-from hpo.storage.ledger import Heartbeat, Lease
+from hpo.storage.ledger import Lease
 from hpo.storage.optuna_private import id_of_trial, known_of, reports_of
 from hpo.study.open_study import OpenStudy
 from hpo.study.taking import begin
@@ -47,11 +39,6 @@ from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import TrainingCode, function_code
 from trainer.error_text import error_text
-
-#: Signs of life in the time after which a silent worker counts as dead.
-_BEATS: Final = 6
-#: Seconds between two of them at most.
-_SLOWEST_BEAT: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -102,14 +89,14 @@ class TrialProcess:
         opened: The study, with no connection open.
         builder: Builds the trainer; it may have the data.
         channel: To the supervisor.
-        pulse: Shows that the trial advances.
+        pulse: Shows what it holds, that it runs, and that the trial advances.
         request: What others want of it.
     """
 
     order: WorkerOrder
     opened: OpenStudy
     builder: Builder
-    channel: Connection[Message, Stop]
+    channel: Connection[Message, Command]
     pulse: Pulse
     request: StopRequest = field(default_factory=StopRequest)
     _news: News | None = None
@@ -130,11 +117,11 @@ class TrialProcess:
         # The process that trains holds the lease.
         assert storage.owner is not None
         storage.owner = storage.owner.in_process(os.getpid())
-        interval = min(_SLOWEST_BEAT, self.order.spec.run.lost_after / _BEATS)
+        show_held(self.pulse, lease, time.monotonic())
         try:
             # A lease is lost already where this process was stopped for long since the trial was taken.
             with (
-                Heartbeat(storage.beat, interval=interval, on_lost=request.lose, on_gone=request.leave),
+                trial_heartbeat(storage, self.pulse, request, self.order.spec.run.lost_after),
                 contextlib.suppress(LeaseLostError),
             ):
                 self._train(begin(self.opened, lease), request, extend, before_s)
@@ -143,6 +130,7 @@ class TrialProcess:
             fail(self.channel, error)
             return Ended.FAILED
         finally:
+            show_free(self.pulse)
             storage.close()
         return Ended.ASKED if request.leaving else Ended.TRIAL
 
@@ -196,7 +184,7 @@ def _said(extend: Callable[[], Granted | None], news: News) -> Granted | None:
     return granted
 
 
-def fail(channel: Connection[Message, Stop], error: Exception) -> None:
+def fail(channel: Connection[Message, Command], error: Exception) -> None:
     """Report to the supervisor what keeps a worker from its work."""
     text = str(error) if isinstance(error, HpoError) else error_text(error)
     send(channel, Failed(text, final=isinstance(error, OtherCodeError)))
@@ -239,7 +227,7 @@ class Orders:
         return told.granted
 
     def _next(self) -> Assignment | Extension | None:
-        """The next message that is no `Stop`; None once the worker is gone."""
+        """The next message that is no command; None once the worker is gone."""
         told = self._told.get()
         if told is None:
             self._told.put(None)
@@ -249,7 +237,7 @@ class Orders:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 told = self._source.recv()
-                if isinstance(told, Stop):
+                if isinstance(told, Command):
                     pass_on(told, self._request)
                 else:
                     self._told.put(told)
@@ -257,12 +245,14 @@ class Orders:
         self._told.put(None)
 
 
-def pass_on(stop: Stop, request: StopRequest) -> None:
-    """Pass one request on to a trial."""
-    if stop.verdict is None:
+def pass_on(command: Command, request: StopRequest) -> None:
+    """Pass one command on to a trial."""
+    if isinstance(command, Lost):
+        request.lose(command.lease)
+    elif command.verdict is None:
         request.leave()
     else:
-        request.end(stop.number, stop.verdict)
+        request.end(command.number, command.verdict)
 
 
 def end_forks_at_sigterm() -> None:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 from typing import Final, TypedDict, TypeVar
 
 from hpo.errors import StudyError
+from hpo.execution.beating import AgentBeats, beat_interval
+from hpo.execution.launchers.launcher import Worker
 from hpo.execution.messages import Notice
 from hpo.execution.registered import Registered
 from hpo.storage import agents
@@ -24,12 +26,8 @@ from hpo.study.status import own_trials
 from hpo.study.taking import claimable
 from hpo.wording import count_of
 
-#: Seconds between two looks at most.
-_LOOK: Final = 10.0
 #: The quota's walk through the folders takes no more than one part in so many of the time.
 _QUOTA_SHARE: Final = 10
-#: Looks in the time after which a silent worker elsewhere counts as dead.
-_LOOKS: Final = 6
 
 T = TypeVar("T")
 
@@ -47,7 +45,7 @@ class Upkeep:
     Args:
         opened: The study; this process owns no trial.
         notify: Called with a worker's label (or an empty text) and what a person should know.
-        registered: This agent's row, which beats with each look.
+        registered: This agent's row, which beats with each look; None where it has none.
     """
 
     def __init__(
@@ -59,7 +57,9 @@ class Upkeep:
         self._opened = opened
         self._notify = notify
         self._registered = registered
-        self._interval = min(_LOOK, opened.spec.run.lost_after / _LOOKS)
+        #: Seconds between two looks, and two signs of life.
+        self.interval: Final = beat_interval(opened.spec.run.lost_after)
+        self._beats = AgentBeats(opened.storage, registered, self.interval)
         self._next_look = self._next_quota = 0.0
         self._over_quota = False
         self._unsettled: list[tuple[str, Callable[[], list[Settled]]]] = []
@@ -93,22 +93,25 @@ class Upkeep:
     def _patience(self) -> _Patience:
         return {"max_retries": self._opened.spec.run.max_retries, "stop_note": self._opened.stop_note}
 
-    def look(self, now: float, ours: Collection[int] = ()) -> None:
-        """Take trials back whose workers elsewhere are dead, if it is time to look again.
+    def look(self, now: float, ours: Collection[Worker] = ()) -> None:
+        """Beat, and take trials back whose workers elsewhere are dead, if it is time to look again.
 
         Args:
             now: The monotonic clock.
-            ours: Processes that hold trials for this supervisor's workers; their ends come to `settle`.
+            ours: This supervisor's workers; the ends of the processes that hold their trials come to `settle`.
         """
         if now < self._next_look:
             return
-        self._next_look = now + self._interval
+        self._next_look = now + self.interval
+        self._try(lambda: self._beats.give(ours))
         if self._registered is not None:
-            self._try(self._registered.look)
+            self._registered.keep_mark()
         self._try(self._end_dead_agents)
         if self._unsettled:
             self._try(self._settle_all)
-        for settled in self._try(lambda: self._opened.requeue_dead(self._sightings, ours)) or ():
+        # The end of a trial's process is known to its worker first, and here when that one has ended too.
+        spared = [worker.trial_pid for worker in ours]
+        for settled in self._try(lambda: self._opened.requeue_dead(self._sightings, spared)) or ():
             self._notify("", settled)
         if now >= self._next_quota:
             self._try(self._keep_to_quota)

@@ -31,7 +31,8 @@ from optuna.exceptions import StorageInternalError
 
 from hpo.errors import LeaseLostError
 from hpo.execution.limits import kill_group
-from hpo.execution.messages import PROCESS, Leaving, Message, Pulse, Ready, Stop, WorkerOrder, send
+from hpo.execution.messages import Command, Leaving, Message, Ready, Stop, WorkerOrder, send
+from hpo.execution.pulse import PROCESS, Pulse
 from hpo.execution.trial_process import (
     Assignment,
     Ended,
@@ -57,12 +58,12 @@ _LONGEST_PAUSE: Final = 1.0
 _FORK: Final = multiprocessing.get_context("fork")
 
 
-def work(order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse) -> None:
+def work(order: WorkerOrder, channel: Connection[Message, Command], pulse: Pulse) -> None:
     """Run a worker in its own process; the exit code is 0 when it ended in order.
 
     Args:
         order: What to do.
-        channel: To the supervisor: messages out, `Stop` in. When it closes, the supervisor is gone, which counts
+        channel: To the supervisor: messages out, commands in. When it closes, the supervisor is gone, which counts
             as being asked to leave.
         pulse: Shows that the worker advances.
     """
@@ -124,7 +125,7 @@ class _Standby:
 
     Attributes:
         process: The process.
-        line: A trial for it and `Stop` go out; `GrantEnds`, and in the end `Ended`, come in.
+        line: A trial for it and commands go out; `GrantEnds`, and in the end `Ended`, come in.
     """
 
     process: BaseProcess
@@ -153,7 +154,7 @@ class _Standby:
 
 
 class _Worker:
-    def __init__(self, order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse, wake: int) -> None:
+    def __init__(self, order: WorkerOrder, channel: Connection[Message, Command], pulse: Pulse, wake: int) -> None:
         self._channel = channel
         self._pulse = pulse
         self._wake = wake
@@ -289,19 +290,19 @@ class _Worker:
         with contextlib.suppress(OSError):
             line.send(extension)
 
-    def _heard(self) -> list[Connection[Message, Stop]]:
+    def _heard(self) -> list[Connection[Message, Command]]:
         return [] if self._leaving else [self._channel]
 
     def _pass_on(self, line: Connection[Any, Any]) -> None:
         try:
-            stop = self._channel.recv()
+            command = self._channel.recv()
         except (EOFError, OSError):  # the supervisor is gone
-            stop = Stop()
-        if stop.verdict is None:
+            command = Stop()
+        if command.asks_to_leave:
             self._ask_to_leave(line)
         else:
             with contextlib.suppress(OSError):
-                line.send(stop)
+                line.send(command)
 
     def _ask_to_leave(self, line: Connection[Any, Any]) -> None:
         self._leaving = True
@@ -314,7 +315,7 @@ class _Worker:
             self._leaving = True
         with contextlib.suppress(EOFError, OSError):
             while not self._leaving and self._channel.poll():
-                self._leaving = self._channel.recv().verdict is None
+                self._leaving = self._channel.recv().asks_to_leave
             return self._leaving
         return True
 

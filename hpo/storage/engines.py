@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from hpo.errors import InputError, StudyError
 from hpo.storage import ledger
 from hpo.storage.guarded import SINGLE
+from hpo.storage.idle import IdlePool
 from hpo.storage.optuna_private import models
 from hpo.storage.outage import DatabaseAwayError, DatabaseError, first_line, tell_outages
 
@@ -101,8 +102,8 @@ def engine_kwargs(url: sa.URL) -> dict[str, Any]:
         # isolation_level None: Python's sqlite3 begins no transaction by itself; `begin_immediate` does.
         connect = {"timeout": float(_LOCK_SECONDS), "isolation_level": None}
         return {"connect_args": connect, "pool_events": [(_tune_sqlite, "connect")]}
-    # A server has few connections. A process keeps one; another, for a beat beside a report, is closed after it.
-    small = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 5, "pool_recycle": 1800}
+    # A server has few connections. A process keeps one; another, for two threads at once, is closed after its use.
+    small = {"pool_pre_ping": True, "pool_size": 1, "max_overflow": 5, "pool_recycle": 1800, "poolclass": IdlePool}
     if backend == "mysql":
         # The default REPEATABLE READ locks gaps between rows: deadlocks among inserting workers.
         return small | {"connect_args": _mysql_options(url), "isolation_level": "READ COMMITTED"}

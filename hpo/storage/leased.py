@@ -9,7 +9,7 @@ from optuna.trial import TrialState
 from sqlalchemy import orm
 
 from hpo.errors import LeaseLostError
-from hpo.storage import agents, ledger
+from hpo.storage import agents, beats, ledger
 from hpo.storage.forks import refuse_forks
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import REPORTS, TRIALS, models
@@ -127,15 +127,14 @@ class LeasedStorage(ReadingStorage):
         return time.monotonic() - self._since[trial_id]
 
     def beat(self) -> list[ledger.Lease]:
-        """Record that the owner of all held trials lives; the leases that are lost."""
-        lost = []
-        for trial_id, attempt in list(self._held.items()):
-            with self._writing(), self.engine.begin() as conn:
-                alive = ledger.beat(conn, trial_id, attempt, self.held_for(trial_id))
-            # A trial that has been finished meanwhile is not held any more.
-            if not alive and self._held.get(trial_id) == attempt:
-                lost.append(ledger.Lease(trial_id, attempt))
-        return lost
+        """Record that the owner of all held trials lives, in one transaction; the leases that are lost."""
+        held = [beats.Beat(ledger.Lease(*each), self.held_for(each[0])) for each in list(self._held.items())]
+        if not held:
+            return []
+        with self._writing(), self.engine.begin() as conn:
+            lost = beats.give(conn, held)
+        # A trial that has been finished meanwhile is not held any more.
+        return [lease for lease in lost if self._held.get(lease.trial_id) == lease.attempt]
 
 
 def lease_lost(trial_id: int) -> LeaseLostError:

@@ -6,27 +6,22 @@ trial is open, and it has the highest attempt number (`claim` closes what an old
 
 All functions take a SQLAlchemy connection or session and leave the commit to the caller. Times are seconds
 since the epoch by the caller's clock, so they mean the same in every database. How long an attempt took is
-measured by its owner, on a clock that is never set, and stored with each beat: limits go by that.
+measured on its owner's machine, by a clock that is never set, and stored with each beat (`hpo.storage.beats`):
+limits go by that.
 """
 
-import logging
 import os
-import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple, Protocol, Self, cast
 
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
-from hpo.errors import StudyError
 from hpo.storage import machine
 from hpo.storage.optuna_private import TRIALS
-from hpo.storage.outage import DatabaseGoneError, first_line
 from hpo.storage.pausing import IS_PAUSED
-
-logger = logging.getLogger(__name__)
 
 _NAME_LENGTH = 255
 
@@ -190,7 +185,6 @@ _END = (
         seconds=sa.func.coalesce(sa.bindparam("took", type_=sa.Double), ATTEMPTS.c.seconds),
     )
 )
-_BEAT = sa.update(ATTEMPTS).where(_IS_LEASE).values(beat_at=sa.bindparam("now"), seconds=sa.bindparam("took"))
 _LOCK = sa.select(ATTEMPTS.c.attempt).where(_IS_LEASE).with_for_update()
 
 
@@ -254,12 +248,6 @@ def end_open(conn: Executor, trial_id: int, outcome: str) -> None:
     )
 
 
-def beat(conn: Executor, trial_id: int, attempt: int, seconds: float) -> bool:
-    """Record that the owner lives, after so many seconds; False if the attempt is no longer the trial's lease."""
-    beaten = {"trial": trial_id, "number": attempt, "now": time.time(), "took": seconds}
-    return _rows(conn, _BEAT, beaten) == 1
-
-
 def _rows(conn: Executor, statement: sa.Update, parameters: Mapping[str, Any]) -> int:
     return cast("sa.CursorResult[tuple[object, ...]]", conn.execute(statement, parameters)).rowcount
 
@@ -311,69 +299,3 @@ _FORGET = sa.delete(ATTEMPTS).where(ATTEMPTS.c.trial_id == sa.bindparam("trial",
 def forget_trial(conn: Executor, trial_id: int) -> None:
     """Delete the attempts of a trial that had a new trial's id before it."""
     conn.execute(_FORGET, {"trial": trial_id})
-
-
-class Heartbeat:
-    """A thread that beats for what a worker holds, and says when a lease has been lost.
-
-    A beat that fails, for any reason, is tried again at the next interval: without beats a living worker
-    would be taken for dead.
-
-    Args:
-        beat: Beats once for every held trial; returns the leases that are lost.
-        interval: Seconds between beats.
-        on_lost: Called from the thread, once for each lease that is lost.
-        on_gone: Called from the thread when the database is gone permanently.
-    """
-
-    def __init__(
-        self,
-        beat: Callable[[], Iterable[Lease]],
-        *,
-        interval: float = 10.0,
-        on_lost: Callable[[Lease], None] | None = None,
-        on_gone: Callable[[], None] | None = None,
-    ) -> None:
-        self._beat = beat
-        self._interval = interval
-        self._on_lost = on_lost
-        self._on_gone = on_gone
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="hpo-heartbeat", daemon=True)
-
-    def start(self) -> Self:
-        """Begin to beat."""
-        self._thread.start()
-        return self
-
-    def stop(self) -> None:
-        """Stop beating, and wait for a beat that is under way."""
-        self._stop.set()
-        if self._thread.is_alive():
-            self._thread.join()
-
-    def __enter__(self) -> Self:
-        return self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def _run(self) -> None:
-        reported: set[Lease] = set()
-        failing = False
-        while not self._stop.wait(self._interval):
-            try:
-                lost = set(self._beat())
-                for lease in lost - reported:
-                    if self._on_lost is not None:
-                        self._on_lost(lease)
-            except Exception as error:
-                if not failing:
-                    text = "a sign of life could not be given, tried again every %.0f s: %s"
-                    expected = isinstance(error, StudyError | sa.exc.SQLAlchemyError | OSError)
-                    logger.warning(text, self._interval, first_line(error), exc_info=not expected)
-                failing = True
-                if isinstance(error, DatabaseGoneError) and self._on_gone is not None:
-                    self._on_gone()
-            else:
-                failing, reported = False, lost

@@ -15,6 +15,7 @@ from sqlalchemy import orm
 from hpo.storage import engines as database
 from hpo.storage.forks import keep_from_forks
 from hpo.storage.guarded import SINGLE
+from hpo.storage.idle import IdlePool
 from hpo.storage.optuna_private import PreparedStorage, scoped_transaction
 from hpo.storage.outage import DatabaseAwayError, Patience, first_line, tell_outages
 from hpo.storage.presence import watch_file
@@ -70,6 +71,12 @@ class TransactionalStorage(PreparedStorage):
         """Close the connections of which a server has few, where the storage is not used for a while."""
         if self.engine.dialect.name != "sqlite":
             self.close()
+
+    def rest_if_idle(self, seconds: float) -> None:
+        """Close the connections of which a server has few, where none has been used for so many seconds."""
+        pool = self.engine.pool
+        if isinstance(pool, IdlePool):
+            pool.close_idle(seconds)
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

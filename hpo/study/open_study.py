@@ -72,7 +72,7 @@ class OpenStudy:
     @property
     def study_id(self) -> int:
         """Optuna's id of the study."""
-        return self.storage.get_study_id_from_name(self.spec.study.name)
+        return id_of_study(self.study)
 
     def trial_seed(self, number: int) -> int:
         """Seed of trial ``number``'s training, in [0, 2**32): from the study's seed and the number alone."""

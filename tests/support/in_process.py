@@ -26,19 +26,8 @@ from hpo.config.spec import StudySpec
 from hpo.execution.checking import Checked
 from hpo.execution.launchers.launcher import Ended, Said
 from hpo.execution.launchers.slots import SlotLauncher
-from hpo.execution.messages import (
-    ADVANCED,
-    BEAT,
-    PROCESS,
-    PULSE_LENGTH,
-    Leaving,
-    Message,
-    Ready,
-    Stop,
-    WorkerOrder,
-    received,
-    send,
-)
+from hpo.execution.messages import Command, Leaving, Message, Ready, WorkerOrder, received, send
+from hpo.execution.pulse import ADVANCED, BEAT, BEATEN, PROCESS, PULSE_LENGTH, Held, held_by
 from hpo.execution.trial_process import Ended as TrialEnded
 from hpo.execution.trial_process import TrialProcess, fail, pass_on
 from hpo.search.schedulers.scheduler import Wait
@@ -85,8 +74,15 @@ class InProcessWorker:
     def advanced(self) -> bool:
         return bool(self._pulse[ADVANCED])
 
-    def ask(self, stop: Stop) -> None:
-        pass_on(stop, self._request)
+    @property
+    def held(self) -> Held | None:
+        return held_by(self._pulse)
+
+    def show_beaten(self, at: float) -> None:
+        self._pulse[BEATEN] = at
+
+    def ask(self, command: Command) -> None:
+        pass_on(command, self._request)
 
     def kill(self) -> None:
         self._request.leave()

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hpo.execution.messages import Message, Order, Stop
+from hpo.execution.messages import Command, Message, Order
+from hpo.execution.pulse import Held
 from hpo.trial.resources import Slot
 
 
@@ -40,8 +41,15 @@ class Worker(Protocol):
     def advanced(self) -> bool:
         """Whether it has finished an epoch of its latest trial."""
 
-    def ask(self, stop: Stop) -> None:
-        """Ask it to stop; one that has ended needs no asking."""
+    @property
+    def held(self) -> Held | None:
+        """What the process that holds its trial shows of that; None where it shows none."""
+
+    def show_beaten(self, at: float) -> None:
+        """Show that process that its supervisor has beaten for what it holds, by the monotonic clock."""
+
+    def ask(self, command: Command) -> None:
+        """Ask it to stop, or to drop its trial; one that has ended needs no asking."""
 
     def kill(self) -> None:
         """End it with all that it has started, and wait for that; `Launcher.changes` reports the end."""

@@ -19,17 +19,8 @@ from hpo.execution.launchers.mainless import MainlessContext
 from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.launchers.start import work
 from hpo.execution.limits import death_of, kill_group, oom_kills
-from hpo.execution.messages import (
-    ADVANCED,
-    BEAT,
-    PROCESS,
-    PULSE_LENGTH,
-    Message,
-    Pulse,
-    Stop,
-    WorkerOrder,
-    received,
-)
+from hpo.execution.messages import Command, Message, WorkerOrder, received
+from hpo.execution.pulse import ADVANCED, BEAT, BEATEN, PROCESS, PULSE_LENGTH, Held, Pulse, held_by
 from hpo.storage.machine import process_start
 from hpo.trial.resources import Slot
 
@@ -45,14 +36,14 @@ class LocalWorker:
     Attributes:
         label: Its name in the ledger and in logs.
         process: The process, started.
-        channel: Messages from it, and `Stop` to it.
+        channel: Messages from it, and commands to it.
         pulse: Memory shared with it.
         struck_before: `hpo.execution.limits.oom_kills` when it was started.
     """
 
     label: str
     process: ForkServerProcess
-    channel: Connection[Stop, Message]
+    channel: Connection[Command, Message]
     pulse: Pulse
     struck_before: int
 
@@ -77,10 +68,19 @@ class LocalWorker:
         """Whether it has finished an epoch of its latest trial."""
         return bool(self.pulse[ADVANCED])
 
-    def ask(self, stop: Stop) -> None:
-        """Ask it to stop; one that has ended needs no asking."""
+    @property
+    def held(self) -> Held | None:
+        """What the process of its trial shows that it holds."""
+        return held_by(self.pulse)
+
+    def show_beaten(self, at: float) -> None:
+        """Show that process that the supervisor has beaten for what it holds."""
+        self.pulse[BEATEN] = at
+
+    def ask(self, command: Command) -> None:
+        """Ask it to stop, or to drop its trial; one that has ended needs no asking."""
         with contextlib.suppress(OSError):
-            self.channel.send(stop)
+            self.channel.send(command)
 
     def kill(self) -> None:
         """End it with all its processes, and wait for that."""

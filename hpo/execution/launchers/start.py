@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from multiprocessing.connection import Connection
 
-from hpo.execution.messages import Message, Pulse, Stop, WorkerOrder
+from hpo.execution.messages import Command, Message, WorkerOrder
+from hpo.execution.pulse import Pulse
 
 
-def work(order: WorkerOrder, channel: Connection[Message, Stop], pulse: Pulse) -> None:
+def work(order: WorkerOrder, channel: Connection[Message, Command], pulse: Pulse) -> None:
     """Run a worker; see `hpo.execution.worker.work`."""
     from hpo.execution.worker import work as run  # the fork server has imported it
 

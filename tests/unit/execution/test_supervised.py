@@ -14,7 +14,8 @@ import pytest
 from hpo.execution.launchers.launcher import Ended, Said
 from hpo.execution.launchers.local import LocalWorker
 from hpo.execution.limits import Limits
-from hpo.execution.messages import BEAT, PULSE_LENGTH, EpochsEnded, Extended, Leaving, Message, Started, Stop
+from hpo.execution.messages import Command, EpochsEnded, Extended, Leaving, Message, Started, Stop
+from hpo.execution.pulse import BEAT, PULSE_LENGTH
 from hpo.execution.supervised import Running, Supervised
 from hpo.storage.recovery import LOST, STOPPED, Verdict
 from tests.support.owners import forked
@@ -29,7 +30,7 @@ class Held:
 
     supervised: Supervised
     process: LocalWorker
-    theirs: Connection[Message, Stop]
+    theirs: Connection[Message, Command]
 
     def hear(self) -> list[type[Message]]:
         """What has arrived, heard by the supervisor's side."""
@@ -67,6 +68,7 @@ def test_a_broken_limit_is_said_first_and_then_enforced(held: Held) -> None:
     held.supervised.running = Running(3, 0.0, now - 11)
     held.supervised.hold_to(LATE, 5.0, now)
     said = held.theirs.recv()
+    assert isinstance(said, Stop)
     assert (said.number, said.verdict and said.verdict.outcome) == (3, "timed_out")
     held.supervised.hold_to(LATE, 5.0, now + 4)
     assert not held.theirs.poll(), "said once"

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hpo.errors import LeaseLostError
-from hpo.execution.messages import PROCESS, PULSE_LENGTH
+from hpo.execution.pulse import PROCESS, PULSE_LENGTH
 from hpo.execution.trial_process import Ended, Extension
 from hpo.execution.worker import _Worker
 from hpo.storage.ledger import Lease

@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from optuna.storages._rdb import models
 
-from hpo.storage import ledger, machine
-from hpo.storage.ledger import ATTEMPTS, Heartbeat, Lease, Owner
+from hpo.storage import beats, ledger, machine
+from hpo.storage.beats import Beat, Heartbeat
+from hpo.storage.ledger import ATTEMPTS, Lease, Owner
 from hpo.storage.machine import host_name, is_alive
 
 
@@ -163,7 +164,22 @@ class LedgerMachine(RuleBasedStateMachine):
 
     @rule(trial=_TRIALS, attempt=st.integers(1, 4))
     def beat(self, trial: int, attempt: int) -> None:
-        assert ledger.beat(self.conn, trial, attempt, 1.0) is self.is_lease(trial, attempt)
+        lease = Lease(trial, attempt)
+        assert beats.give(self.conn, [Beat(lease, 1.0)]) == ([] if self.is_lease(*lease) else [lease])
+
+    @rule(leases=st.sets(st.tuples(_TRIALS, st.integers(1, 4))))
+    def beat_for_many(self, leases: set[Lease]) -> None:
+        before = {(a.trial_id, a.attempt): a for a in ledger.attempts(self.conn, 1)}
+        given = [Beat(Lease(*lease), 10.0 * lease[0] + lease[1]) for lease in leases]
+        held = {lease for lease in leases if self.is_lease(*lease)}
+        assert set(beats.give(self.conn, given)) == leases - held
+        for after in ledger.attempts(self.conn, 1):
+            lease = Lease(after.trial_id, after.attempt)
+            if lease in held:
+                assert after.seconds == 10.0 * lease.trial_id + lease.attempt
+                assert after.beat_at >= before[lease].beat_at
+            else:
+                assert after == before[lease]
 
     @precondition(lambda self: any(self.outcomes.values()))
     @rule(trial=_TRIALS)

@@ -25,7 +25,8 @@ from optuna.trial import TrialState, create_trial
 from hpo.errors import BudgetExhaustedError, StudyError
 from hpo.storage import engines as database
 from hpo.storage import ledger
-from hpo.storage.ledger import Heartbeat, Owner
+from hpo.storage.beats import Heartbeat
+from hpo.storage.ledger import Owner
 from hpo.storage.outage import OPERATIONS, DatabaseAwayError, DatabaseError, Patience
 from hpo.storage.study_storage import StudyStorage, open_storage
 from tests.support.databases import server_of

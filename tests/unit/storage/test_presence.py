@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hpo.storage.ledger import Heartbeat, Owner
+from hpo.storage.beats import Heartbeat
+from hpo.storage.ledger import Owner
 from hpo.storage.outage import DatabaseGoneError
 from hpo.storage.recovery import STOPPED
 from hpo.study.folders import attempt_folder, note_stop, stop_note

@@ -8,7 +8,8 @@ import pytest
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
-from hpo.storage import ledger, recovery
+from hpo.storage import recovery
+from hpo.storage.beats import Heartbeat
 from hpo.storage.ledger import Owner
 from hpo.storage.recovery import GONE, Settled, Sightings, _settle, requeue_dead, settle_process
 from hpo.storage.study_storage import StudyStorage
@@ -183,6 +184,6 @@ def test_a_clock_that_is_set_reaps_no_living_worker_elsewhere(
         load(remote).ask()
         load(gone).ask()
         monkeypatch.setattr(recovery, "_WATCH_PAUSE", 0.02)
-        with ledger.Heartbeat(remote.beat, interval=0.02):
+        with Heartbeat(remote.beat, interval=0.02):
             monkeypatch.setattr(time, "time", lambda: clock() + 3600)
             assert requeue_dead(plain, study_id(plain), grace=2) == [waits(1, 1)]

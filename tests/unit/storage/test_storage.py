@@ -20,8 +20,9 @@ from optuna.trial import TrialState, create_trial
 from hpo.errors import BudgetExhaustedError, InputError, LeaseLostError, StudyError
 from hpo.storage import engines as database
 from hpo.storage import ledger
+from hpo.storage.beats import Heartbeat
 from hpo.storage.engines import display_url
-from hpo.storage.ledger import Heartbeat, Lease, Owner
+from hpo.storage.ledger import Lease, Owner
 from hpo.storage.recovery import GONE, _settle, requeue_dead
 from hpo.storage.study_storage import StudyStorage, open_storage
 from tests.support.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials

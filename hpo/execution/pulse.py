@@ -1,0 +1,71 @@
+"""Memory that a worker and the process of its trial share with their supervisor: what they show it, and it them.
+
+Each number is written by one side alone, and read whole: no number belongs to another one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from hpo.storage.ledger import Lease
+
+#: The monotonic clock when the worker last finished a batch, or took a trial.
+BEAT: Final = 0
+#: 1 when it has finished an epoch of its trial, else 0.
+ADVANCED: Final = 1
+#: Process id of its trial process; 0 while it has none.
+PROCESS: Final = 2
+#: The lease that its trial process holds, as one number; 0 while it holds none.
+LEASE: Final = 3
+#: The monotonic clock when the trial process took that over.
+SINCE: Final = 4
+#: The monotonic clock when a thread of the trial process last ran: it is not stopped.
+ALIVE: Final = 5
+#: The monotonic clock when the supervisor last beat for that lease; the supervisor writes this one.
+BEATEN: Final = 6
+#: Numbers in a pulse.
+PULSE_LENGTH: Final = 7
+
+#: Attempts of a trial that fit into a lease's number, which a double holds exactly for any id of a trial.
+_ATTEMPTS: Final = 2**20
+
+
+class Pulse(Protocol):
+    """Numbers in shared memory, at the places above."""
+
+    def __getitem__(self, place: int) -> float: ...
+
+    def __setitem__(self, place: int, value: float) -> None: ...
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a trial process holds, as it shows it.
+
+    Attributes:
+        lease: Its lease.
+        since: The monotonic clock when it took that over.
+        alive_at: The monotonic clock when it last ran.
+    """
+
+    lease: Lease
+    since: float
+    alive_at: float
+
+
+def show_held(pulse: Pulse, lease: Lease, now: float) -> None:
+    """Show that this process holds a lease from now on."""
+    pulse[SINCE] = pulse[ALIVE] = now
+    pulse[LEASE] = float(lease.trial_id * _ATTEMPTS + lease.attempt)
+
+
+def show_free(pulse: Pulse) -> None:
+    """Show that this process holds no lease any more."""
+    pulse[LEASE] = 0.0
+
+
+def held_by(pulse: Pulse) -> Held | None:
+    """What a trial process holds, None where that is nothing."""
+    lease = int(pulse[LEASE])
+    return Held(Lease(*divmod(lease, _ATTEMPTS)), pulse[SINCE], pulse[ALIVE]) if lease else None
