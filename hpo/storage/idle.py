@@ -1,10 +1,10 @@
 """Connections of which a server has few: a process keeps one, and closes it while it does not use it for long."""
 
 import math
-import queue
 import time
 
 import sqlalchemy as sa
+from sqlalchemy.util import queue
 
 
 class IdlePool(sa.QueuePool):

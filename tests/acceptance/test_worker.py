@@ -12,7 +12,9 @@ import psutil
 import pytest
 
 from hpo.config.spec import load_spec
-from hpo.study.open_study import start_study
+from hpo.storage import machine
+from hpo.storage.recovery import Sightings
+from hpo.study.open_study import load_study, start_study
 from tests.support.commands import descendants, hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
 
 SLOW = ("model.delay=0.05", "trainer.max_epochs=1000")
@@ -89,6 +91,51 @@ def test_an_agent_that_leaves_or_dies_requeues_its_trials(tmp_path: Path, how: s
     (only,) = ledger_of(study)
     assert (only.outcome, only.reason) == ("requeued", "interrupted")
     assert hpo_json("status", study)["agents"] == []
+
+
+LONG = """
+import time
+
+
+def run(trial, lr=0.1):
+    trial.report(1, val_loss=1.0)
+    while not trial.should_stop:
+        time.sleep(0.05)
+    (trial.folder / "saving").touch()
+    time.sleep(8.0)
+    trial.save_checkpoint({"lr": lr}, batch=1)
+"""
+LONG_STUDY = """
+study: {name: long, n_trials: 1}
+run: {workers: 1, lost_after: 3}
+objective: {_target_: long.run, lr: 0.1}
+search_space: {objective.lr: {type: float, low: 0.1, high: 0.2}}
+"""
+
+
+def test_a_long_checkpoint_after_the_agents_death_is_no_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another machine sees only who beats: the trial's process does so itself until it has requeued its trial."""
+    (tmp_path / "study.yaml").write_text(LONG_STUDY)
+    (tmp_path / "long.py").write_text(LONG)
+    study = tmp_path / "study.yaml"
+    start_study(load_spec(study)).storage.close()
+    with subprocess.Popen([sys.executable, "-m", "hpo", "worker", str(study)], stderr=subprocess.DEVNULL) as agent:
+        wait_until(lambda: [each for each in ledger_of(study) if each.beat_at > each.started_at])
+        agent.kill()
+    wait_until(lambda: list(tmp_path.rglob("saving")))
+    opened, sightings = load_study(load_spec(study)), Sightings()
+    monkeypatch.setattr(machine, "host_name", lambda: "another")
+
+    def has_ended() -> bool:
+        assert opened.requeue_dead(sightings) == []
+        return ledger_of(study)[0].ended_at is not None
+
+    wait_until(has_ended)
+    opened.storage.close()
+    (only,) = ledger_of(study)
+    assert (only.outcome, only.reason) == ("requeued", "interrupted")
 
 
 def test_hpo_stop_reaches_every_agent_and_what_starts_later_works_again(tmp_path: Path) -> None:

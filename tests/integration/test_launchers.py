@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 import pkgutil
+import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -18,13 +19,16 @@ from optuna.trial import TrialState
 
 from hpo.config.spec import load_spec
 from hpo.execution import launchers
+from hpo.execution.beating import AgentBeats
 from hpo.execution.launchers.forkserver import start_fork_server
 from hpo.execution.launchers.launcher import Ended, Launcher, Said, Worker
 from hpo.execution.launchers.local import LocalLauncher
-from hpo.execution.messages import EpochsEnded, Failed, Leaving, Message, Order, Ready, Started, Stop
+from hpo.execution.messages import EpochsEnded, Failed, Leaving, Lost, Message, Order, Ready, Started, Stop
 from hpo.execution.supervisor import Ending, Supervisor
+from hpo.storage import machine
+from hpo.storage.ledger import Attempt
 from hpo.storage.machine import process_start
-from hpo.storage.recovery import LOST, Verdict, settle_process
+from hpo.storage.recovery import LOST, Sightings, Verdict, requeue_dead, settle_process
 from hpo.study.folders import worker_logs
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
@@ -210,6 +214,61 @@ def test_a_verdict_ends_one_trial_and_not_the_worker(studies: Studies, kind: str
         watched.until_ended()
         outcomes = [(each.number, each.outcome, each.reason) for each in watched.heard(TrialReport)]
         assert outcomes == [(0, Outcome.TIMED_OUT, "it took too long"), (1, None, "")]
+
+
+def test_a_lost_lease_ends_its_trial_and_not_the_worker(studies: Studies, kind: str) -> None:
+    with launched(studies, kind, *SLOW, "study.n_trials=2") as watched:
+        (worker,) = watched.place(1)
+        watched.until(lambda: watched.heard(EpochsEnded))
+        assert worker.held is not None
+        worker.ask(Lost(worker.held.lease))
+        watched.until(lambda: len(watched.heard(Started)) == 2)
+        worker.ask(Stop())
+        watched.until_ended()
+        assert [(each.number, each.outcome) for each in watched.heard(TrialReport)] == [(0, None), (1, None)]
+        first, second = watched.view.study.get_trials()
+        assert (first.state, second.state) == (TrialState.RUNNING, TrialState.WAITING), "nothing is stored for it"
+
+
+def lease_of(watched: Watched, worker: Worker) -> Attempt:
+    """The latest attempt at the trial that a worker holds."""
+    assert worker.held is not None
+    return watched.view.storage.attempts_of_trial(worker.held.lease.trial_id)[-1]
+
+
+def test_a_trial_whose_supervisor_does_not_beat_beats_for_itself(studies: Studies, kind: str) -> None:
+    with launched(studies, kind, *SLOW, "run.lost_after=3") as watched:
+        (worker,) = watched.place(1)
+        watched.until(lambda: worker.held)
+        watched.until(lambda: (lease := lease_of(watched, worker)).beat_at > lease.started_at)
+
+
+@pytest.mark.full
+def test_a_stopped_trial_loses_its_lease_though_its_supervisor_beats(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To another machine, which sees only who beats; the trial that continues too late is dropped."""
+    with launched(studies, "local", *SLOW, "run.lost_after=3", slots=2) as watched:
+        view, (stopped, runs) = watched.view, watched.place(2)
+        watched.until(lambda: stopped.held and runs.held and len(watched.heard(EpochsEnded)) > 1)
+        lease = lease_of(watched, stopped)
+        beats, sightings = AgentBeats(view.storage, None, 0.5), Sightings()
+
+        def look() -> list[int]:
+            beats.give([stopped, runs])
+            with monkeypatch.context() as patch:
+                patch.setattr(machine, "host_name", lambda: "another")
+                settled = requeue_dead(view.storage, view.study_id, grace=3.0, sightings=sightings)
+            return [each.number for each in settled]
+
+        os.kill(stopped.trial_pid, signal.SIGSTOP)
+        taken: list[int] = []
+        watched.until(lambda: taken.extend(look()) or taken)
+        os.kill(stopped.trial_pid, signal.SIGCONT)
+        assert taken == [started.number for started in watched.heard(Started, stopped)]
+        assert lease_of(watched, runs).ended_at is None
+        watched.until(lambda: look() or len(watched.heard(Started, stopped)) == 2)
+        assert [each.outcome for each in view.storage.attempts_of_trial(lease.trial_id)] == [LOST, None]
 
 
 def test_a_kill_is_reported_with_its_cause_and_its_trial_can_be_settled(studies: Studies, kind: str) -> None:
