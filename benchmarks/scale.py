@@ -10,10 +10,10 @@ process had before it opened the study, with torch and hpo imported. "optuna" is
 database with the same sampler and pruner, "grpc" the same through `optuna.storages.run_grpc_proxy_server`; it is
 left out without grpcio, and its server's memory stands beside the process's own.
 
-`server`: so many simulated workers, each of which holds a trial, reports every ten seconds, looks for finished
-trials as often as a worker does, and beats every ten seconds; the CPU time of all of PostgreSQL's processes, for
-each of these in milliseconds and for all of them together in cores, worked out from them, and measured for
-`--seconds`. A thirtieth of the workers end their trial and take a new one each minute then.
+`server`: so many simulated workers, each of which holds a trial, reports every ten seconds, and looks for finished
+trials as often as a worker does; agents of eight workers beat for these every ten seconds; the CPU time of all of
+PostgreSQL's processes, for each of these in milliseconds and for all of them together in cores, worked out from
+them, and measured for `--seconds`. A thirtieth of the workers end their trial and take a new one each minute then.
 
 `quality`: the best value that TPE finds where it is shown a sample of so many trials, against all of them.
 
@@ -50,8 +50,10 @@ from finished_trials import postgres
 from optuna.trial import TrialState
 
 from hpo.config.spec import load_spec
+from hpo.storage import beats
+from hpo.storage.beats import Beat
 from hpo.storage.cache import look_age
-from hpo.storage.ledger import Owner
+from hpo.storage.ledger import Lease, Owner
 from hpo.storage.optuna_private import id_of_study
 from hpo.storage.sample import stride, thinned
 from hpo.storage.study_storage import StudyStorage, open_storage
@@ -192,6 +194,10 @@ def server_cpu(url: str) -> float:
     return total
 
 
+#: Workers of a simulated agent.
+AGENT = 8
+
+
 class Simulated:
     """Workers that only talk to the database, of one storage that holds all their trials."""
 
@@ -241,15 +247,24 @@ class Simulated:
         jobs += [
             (random.uniform(0, seconds), self.next_trial, random.randrange(len(self.running))) for _ in range(ends)
         ]
-        jobs += [(at, self._beat, 0) for at in np.arange(self.every / 2, seconds, self.every)]
+        for agent in range(self.agents):
+            first = random.uniform(0, self.every)
+            jobs += [(at, self.beat, agent) for at in np.arange(first, seconds, self.every)]
         with ThreadPoolExecutor(4) as pool:
             for at, work, worker in sorted(jobs, key=lambda job: job[0]):
                 time.sleep(max(0.0, began + at - time.monotonic()))
                 pool.submit(work, worker).add_done_callback(lambda done: done.result())
 
-    def _beat(self, _: int) -> None:
-        """Beat for all of them, a statement each."""
-        self.storage.beat()
+    @property
+    def agents(self) -> int:
+        """How many agents these workers have."""
+        return math.ceil(len(self.running) / AGENT)
+
+    def beat(self, agent: int) -> None:
+        """An agent's beats for its workers."""
+        held = self.running[agent * AGENT : (agent + 1) * AGENT]
+        with self.storage.one_transaction() as conn:
+            beats.give(conn, [Beat(Lease(trial_id, 1), 1.0) for trial_id in held])
 
 
 def server(arguments: argparse.Namespace) -> None:
@@ -294,7 +309,7 @@ def costs(simulated: Simulated) -> Iterator[float]:
     trials, url = len(simulated.running), simulated.storage.url
     yield cost_of(url, lambda at: simulated.report(at % trials), 1_000)
     yield cost_of(url, lambda _: simulated.look(), 200)
-    yield cost_of(url, lambda _: simulated.storage.beat(), max(1, 1_000 // trials)) / trials
+    yield cost_of(url, lambda at: simulated.beat(at % simulated.agents), 500) * simulated.agents / trials
     yield cost_of(url, lambda at: simulated.next_trial(at % trials), 100)
 
 

@@ -33,7 +33,7 @@ _LATE: Final = 2
 #: How often in an interval a trial process shows that it runs.
 _SHOWN: Final = 4
 #: Seconds without a statement after which a trial process gives its connection back.
-_IDLE: Final = 30.0
+_IDLE: Final = 60.0
 
 
 def beat_interval(lost_after: float) -> float:
