@@ -25,6 +25,7 @@ from hpo.storage.engines import display_url
 from hpo.storage.ledger import Lease, Owner
 from hpo.storage.recovery import GONE, _settle, requeue_dead
 from hpo.storage.study_storage import StudyStorage, open_storage
+from tests.support.commands import wait_until
 from tests.support.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials
 from tests.support.workers import finish, start, work
 
@@ -328,11 +329,14 @@ def test_a_stopped_heartbeat_tells_what_it_lost(two_owners: tuple[StudyStorage, 
     trial = load(first).ask()
     lost_leases: list[Lease] = []
     with Heartbeat(first.beat, interval=0.01, on_lost=lost_leases.append):
-        time.sleep(0.05)
+
+        def has_beaten() -> bool:
+            (seen,) = running(second)
+            assert seen.lease is not None
+            return seen.lease.beat_at > seen.lease.started_at
+
+        wait_until(has_beaten)
         assert lost_leases == []
-        (seen,) = running(second)
-        assert seen.lease is not None
-        assert seen.lease.beat_at > seen.lease.started_at
         with second.transaction() as session:
             ledger.end(session, trial._trial_id, 1, "lost")
         deadline = time.monotonic() + 5
