@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from hpo.checks.findings import Finding
 from hpo.checks.meaning import check_meaning
 from hpo.checks.schedule_errors import check_schedule
 from hpo.config.at_import import refuse_search_at_import
-from hpo.config.paths import join_path, split_path
+from hpo.config.paths import PathError, join_path, split_path
 from hpo.config.spec import StudySpec, load_fitting
 from hpo.config.targets import TARGET
 from hpo.errors import InputError, collected, each_error, together
@@ -91,7 +92,8 @@ def _places_of(error: InputError) -> list[str]:
     """The section that an error is in, and its part: ``callbacks`` and ``callbacks.ema``."""
     first, *rest = split_path(error.path) if error.path else ("",)
     if first == "search_space" and rest:
-        first, *rest = split_path(str(rest[0]))
+        with contextlib.suppress(PathError):  # it is no path, which is the error
+            first, *rest = split_path(str(rest[0]))
     return [str(first), *([f"{first}.{rest[0]}"] if rest else [])]
 
 

@@ -13,7 +13,7 @@ import typer
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.console.output import read_by_others
 from hpo.console.slow import slow_steps
-from hpo.errors import HpoError, InputError, each_error
+from hpo.errors import HpoError, InputError, each_error, together
 from hpo.wording import count_of, duration, listed
 
 if TYPE_CHECKING:
@@ -124,8 +124,18 @@ class _Checkup:
         except HpoError as error:
             if self.debug:
                 traceback.print_exc()
-            stage.error = error
-        return stage.error is None
+            stage.error = self._unsaid(error)
+            stage.reached = stage.error is not None
+            return False
+        return True
+
+    def _unsaid(self, error: HpoError) -> HpoError | None:
+        """The error, without what an earlier stage has said of the same."""
+        said = {each.problem for stage in self.stages for each in stage.errors if isinstance(each, InputError)}
+        if not said or not isinstance(error, InputError):
+            return error
+        left = [each for each in each_error(error) if each.problem not in said]
+        return together(left) if left else None
 
     def _untried(self, spec: StudySpec) -> str:
         """Why no batches are trained; empty where they are."""
@@ -141,8 +151,8 @@ class _Checkup:
         if spec.run.on is not None:
             from hpo.execution.placing import placing_of
 
-            kind = placing_of(spec).address.kind
-            self.engine = "" if self.named or kind == "local" else kind
+            address = placing_of(spec).address
+            self.engine = "" if self.named or address.is_here else address.kind
         self.spec = spec
         return []
 

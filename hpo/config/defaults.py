@@ -55,8 +55,9 @@ def _fill_study(raw: dict[str, Any], study: dict[str, Any]) -> None:
         study["scheduler"] = {"name": _OF_EPOCHS}
     unpruned = several or study.get("scheduler") is not None
     _fill(study, "pruner", {"name": NO_PRUNER} if unpruned else PrunerSection().model_dump())
-    if study.get("epochs") is not None:
-        study.setdefault("n_trials", study["epochs"])  # each has one at least
+    epochs = study.get("epochs")
+    if isinstance(epochs, int) and epochs > 0:
+        study.setdefault("n_trials", epochs)  # each has one at least
     for name, field_info in StudySection.model_fields.items():
         if name not in ("name", "direction", "sampler", "pruner") and not (several and name == "metric"):
             study.setdefault(name, copy_plain(field_info.default))

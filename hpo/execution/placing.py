@@ -67,14 +67,16 @@ def placing_of(
         read: Gives the study with overrides, and without options; None: from its file.
 
     Raises:
-        InputError: The text names no engine; or the study's database is not one that other machines reach, or can
-            be handed to agents only with its password.
+        InputError: The text names no engine, or a value of it does not fit; or the study's database is not one
+            that other machines reach, or can be handed to agents only with its password.
     """
     assert spec.run.on is not None
     try:
         address = address_of(spec.run.on)
+        engine_of(address)  # before anything is stored
     except InputError as error:
-        raise spec.error(error.problem, path="run.on", value=error.value, fix=error.fix) from error
+        key = f"{error.path.rpartition(' ')[2]}: " if ": " in error.path else ""
+        raise spec.error(key + error.problem, path="run.on", value=error.value, fix=error.fix) from error
     if not address.is_here and sqlite_file(normalize_url(spec.storage_url)) is not None:
         raise spec.error(
             f"a SQLite file can't be shared by the machines of `{address.kind}`",

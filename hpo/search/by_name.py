@@ -3,7 +3,7 @@
 import inspect
 import warnings
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from optuna.exceptions import ExperimentalWarning
 
@@ -70,6 +70,10 @@ def check_arguments(
             raise spec.error(f"{kind.__name__} needs the argument {name}", path=path, fix=f"add `{name}: …` to it")
 
 
+_OPTUNAS: Final = "see the class of that name in Optuna's documentation, or predicted_loss in docs/pruning.md"
+_SCHEDULERS: Final = "see its arguments in docs/scheduling.md"
+
+
 def construct(spec: StudySpec, path: str, kind: type, arguments: Mapping[str, Any]) -> Any:
     """Build it; what the constructor finds wrong becomes an InputError at ``path``."""
     try:
@@ -82,5 +86,5 @@ def construct(spec: StudySpec, path: str, kind: type, arguments: Mapping[str, An
             f"{kind.__name__} refuses its arguments: {error}",
             path=path,
             value=arguments,
-            fix="see the class of that name in Optuna's documentation, or predicted_loss in docs/pruning.md",
+            fix=_SCHEDULERS if path == "study.scheduler" else _OPTUNAS,
         ) from error

@@ -59,7 +59,7 @@ def normalize_url(url: str) -> sa.URL:
     """The URL with the driver that this package uses; InputError for one that can't be used."""
     try:
         parsed = sa.make_url(url)
-    except sa.exc.ArgumentError:
+    except (sa.exc.ArgumentError, ValueError):  # the port is no number
         raise InputError("not a database URL", path="storage", fix=_EXAMPLES) from None
     parsed = parsed.set(drivername=_DRIVERS.get(parsed.drivername, parsed.drivername))
     if parsed.get_backend_name() not in {"sqlite", "postgresql", "mysql"}:
@@ -77,7 +77,7 @@ def display_url(url: str) -> str:
     """The URL for people to read: without its password."""
     try:
         parsed = sa.make_url(url)
-    except sa.exc.ArgumentError:
+    except (sa.exc.ArgumentError, ValueError):
         return "(unreadable URL)"
     secret = dict.fromkeys(_SECRET_QUERY_KEYS & set(parsed.query), "***")
     shown = parsed.update_query_dict(secret).render_as_string(hide_password=True)

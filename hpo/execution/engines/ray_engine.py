@@ -56,7 +56,8 @@ def make(address: Address) -> RayEngine:
     Raises:
         InputError: A value does not fit.
     """
-    if not address.place.startswith("ray://") and address.place not in ("auto", "local"):
+    url = address.place.removeprefix("ray://")
+    if url in ("", address.place) and address.place not in ("auto", "local"):
         raise address.error(
             f"there is no place {address.place!r} of Ray",
             "write `ray://HOST:10001`, `ray:auto` (the cluster that this machine belongs to) or `ray:local`",
