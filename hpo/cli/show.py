@@ -123,10 +123,10 @@ def _whose(entry: dict[str, Any]) -> str:
     if entry["attempt"] is None:
         return "runs without a lease"
     device = f" ({entry['device']})" if entry["device"] else ""
-    return (
-        f"{entry['worker']} on {entry['host']}{device}, attempt {entry['attempt']}, "
-        f"last beat {entry['last_beat_s']:.0f} s ago"
-    )
+    heard = f"last beat {entry['last_beat_s']:.0f} s ago"
+    if entry["alive"] is False:
+        heard = "its process is gone: `hpo run` resumes it"
+    return f"{entry['worker']} on {entry['host']}{device}, attempt {entry['attempt']}, {heard}"
 
 
 def trials(

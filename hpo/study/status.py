@@ -127,6 +127,7 @@ def study_pruning(
 def running_trials(opened: OpenStudy) -> list[dict[str, Any]]:
     """One entry a running trial: its attempt, whose it is, and when that was last heard of (seconds ago).
 
+    ``alive`` is whether its worker's process lives; None where that can't be known here, as of another machine's.
     All but the number is None for a trial that runs without a lease, as one of another tool does.
     """
     with opened.storage.engine.connect() as conn:
@@ -140,6 +141,7 @@ def running_trials(opened: OpenStudy) -> list[dict[str, Any]]:
             "host": lease.host if lease else None,
             "device": lease.device if lease else None,
             "last_beat_s": max(0.0, now - lease.beat_at) if lease else None,
+            "alive": lease.owner_is_alive() if lease else None,
         }
         for trial in running
         for lease in (trial.lease,)

@@ -13,10 +13,13 @@ from wsgiref.util import setup_testing_defaults
 
 import optuna_dashboard
 import pytest
+import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.config.spec import load_spec
+from hpo.storage.ledger import ATTEMPTS
 from hpo.study.open_study import OpenStudy, load_study
+from hpo.study.status import running_trials
 from tests.support.commands import MODEL, STUDY, hpo, hpo_json, make_study
 from tests.support.studies import Studies, ask
 
@@ -138,6 +141,19 @@ def test_status_says_who_runs_what(small: Path) -> None:
     (entry,) = hpo_json("status", small)["running_trials"]
     assert (entry["trial"], entry["attempt"], entry["worker"]) == (2, 1, "worker-0")
     assert f"worker-0 on {entry['host']}, attempt 1, last beat" in hpo("status", small).stdout
+
+
+def test_status_says_that_the_process_of_a_running_trial_is_gone(studies: Studies) -> None:
+    """After a crash nothing else tells such a trial from one that is trained."""
+    with studies.open() as (view,):
+        ask(view)
+        (entry,) = running_trials(view)
+        assert entry["alive"] is True
+        with view.storage.one_transaction() as conn:
+            conn.execute(sa.update(ATTEMPTS).values(start_time=1.0))  # its id is another process's by now
+        (entry,) = running_trials(view)
+        assert entry["alive"] is False
+        assert "attempt 1, its process is gone: `hpo run` resumes it" in hpo("status", view.spec.path).stdout
 
 
 def test_a_repair_says_what_it_leaves_alone(small: Path) -> None:
