@@ -239,3 +239,9 @@ def test_the_site_loads_nothing_from_elsewhere(site: Path) -> None:
         assert not re.findall(
             r'<link[^>]* rel="(?:stylesheet|preload|preconnect)"[^>]* href="(?:https?:)?//', text
         ), page
+
+
+def test_the_readme_counts_the_default_callbacks() -> None:
+    on = sum(row.default for row in CALLBACKS.values())
+    assert on == 8
+    assert "Eight of them watch each trial by default" in (ROOT / "README.md").read_text()
