@@ -46,6 +46,9 @@ class Upkeep:
         opened: The study; this process owns no trial.
         notify: Called with a worker's label (or an empty text) and what a person should know.
         registered: This agent's row, which beats with each look; None where it has none.
+
+    Attributes:
+        interval: Seconds between two looks, and between two signs of life.
     """
 
     def __init__(
@@ -57,7 +60,6 @@ class Upkeep:
         self._opened = opened
         self._notify = notify
         self._registered = registered
-        #: Seconds between two looks, and two signs of life.
         self.interval: Final = beat_interval(opened.spec.run.lost_after)
         self._beats = AgentBeats(opened.storage, registered, self.interval)
         self._next_look = self._next_quota = 0.0
