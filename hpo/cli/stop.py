@@ -29,8 +29,8 @@ def stop(
     """Ask every agent of a study, on any machine, to requeue its trials and to leave.
 
     Each `hpo run` and `hpo worker` hears it at its next look, after 10 seconds at most: its workers finish their
-    batches, write checkpoints, and it ends with exit code 0 (`hpo run`: 130). What is started later works again,
-    and resumes the trials.
+    batches, write checkpoints, and it ends with exit code 0 (`hpo run`: 130). Agents that an engine has placed and
+    that wait for their machine leave when they begin. What is started later works again, and resumes the trials.
 
     Example: hpo stop study.yaml --wait
     """

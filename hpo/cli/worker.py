@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _Idle = Annotated[
     str, typer.Option("--leave-when-idle", metavar="60s", help="Leave after so long without a trial to take.")
 ]
+# Given by a driver; a person has no use for it.
+_StopSeen = Annotated[str | None, typer.Option("--stop-seen", hidden=True)]
 
 
 def worker(
@@ -36,6 +38,7 @@ def worker(
     overrides: Overrides = None,
     workers: Workers = None,
     leave_when_idle: _Idle = "60s",
+    stop_seen: _StopSeen = None,
     storage: Storage = None,
     devices: Devices = None,
     output_dir: OutputDir = None,
@@ -63,7 +66,7 @@ def worker(
         storage=storage,
         output_dir=output_dir,
     )
-    ending = _join(spec, idle, quiet=quiet, json_=json_)
+    ending = _join(spec, idle, stop_seen, quiet=quiet, json_=json_)
     if not (quiet or json_):
         with read_by_others():
             print(f"left the study {spec.study.name}: {_WHY[ending]}")
@@ -97,9 +100,9 @@ def _seconds(text: str) -> float:
         raise InputError(problem["msg"], path="--leave-when-idle", value=text, fix=fix) from None
 
 
-def _join(spec: StudySpec, idle: float, *, quiet: bool, json_: bool) -> str:
+def _join(spec: StudySpec, idle: float, stop_seen: str | None, *, quiet: bool, json_: bool) -> str:
     """Work on the study and show what happens here; returns why this agent has left."""
     from hpo.execution.agent import join
 
     with listening(quiet=quiet, json_=json_) as listen:
-        return join(spec, listen, warn, idle).value
+        return join(spec, listen, warn, idle, stop_seen).value

@@ -30,6 +30,7 @@ def join(
     listen: Callable[[OpenStudy], Listener],
     warn: Callable[[Finding], None],
     leave_when_idle: float,
+    stop_seen: str | None = None,
 ) -> Ending:
     """Work on a study that exists until there is nothing to do here, or this process is asked to leave.
 
@@ -39,6 +40,7 @@ def join(
         warn: Called with what the checks find that stops nothing.
         leave_when_idle: Seconds without a trial that could be taken after which it leaves; it does not wait for
             trials that run elsewhere.
+        stop_seen: As of `hpo.execution.registered.Registered`.
 
     Returns:
         Why it ended.
@@ -56,7 +58,7 @@ def join(
 
     _leave_with_standard_input()
     with _leaving_at_once():
-        return work_on(spec, opened, listen, warn, leave_when_idle=leave_when_idle)
+        return work_on(spec, opened, listen, warn, leave_when_idle=leave_when_idle, stop_seen=stop_seen)
 
 
 @contextlib.contextmanager

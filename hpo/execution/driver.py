@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from dataclasses import replace
 from typing import Final
 
 from hpo.execution.engines.engine import AgentOrder, Engine
@@ -18,6 +19,7 @@ from hpo.execution.observer import Observer
 from hpo.execution.signals import Signals, at_terminal, heard
 from hpo.execution.supervisor import Ending, Reporter
 from hpo.execution.upkeep import Upkeep
+from hpo.storage.agents import stop_request
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import LOST, STOPPED, Settled, Verdict
 from hpo.study.open_study import OpenStudy
@@ -62,11 +64,14 @@ class Driver:
         self._detach = detach
         self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._upkeep = Upkeep(opened, self._of_upkeep)
+        with opened.storage.engine.connect() as conn:
+            self._stop_seen = stop_request(conn, opened.study_id)
+        # An agent that has to wait for its machine hears what is asked of all meanwhile.
+        order = replace(order, arguments=(*order.arguments, f"--stop-seen={self._stop_seen}"))
         self._fleet = Fleet(engine, order, self._most, lambda news: self._notify("", news))
         self._observer: Observer | None = None
         self._ending: Ending | None = None
         self._leaving: Ending | None = None
-        self._stop_request: str | None = None
         self._next_look = 0.0
 
     def run(self) -> Ending:
@@ -165,11 +170,8 @@ class Driver:
             self._stop(Ending.GOAL)
 
     def _is_stopped(self) -> bool:
-        """Whether a person wants all agents to leave (`hpo stop`) since this driver first looked."""
-        found = self._upkeep.stop_request()
-        if self._stop_request is None:
-            self._stop_request = found
-        return found is not None and found != self._stop_request
+        """Whether a person wants all agents to leave (`hpo stop`) since this driver began."""
+        return self._upkeep.stop_request() not in (None, self._stop_seen)
 
     def _stop(self, ending: Ending) -> None:
         self._ending = ending

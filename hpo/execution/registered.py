@@ -29,9 +29,11 @@ class Registered:
     Args:
         opened: The study.
         slots: A device and threads for each worker.
+        stop_seen: The latest request that all agents leave when this one was placed, which may have waited since;
+            None: that of now.
     """
 
-    def __init__(self, opened: OpenStudy, slots: Sequence[Slot]) -> None:
+    def __init__(self, opened: OpenStudy, slots: Sequence[Slot], stop_seen: str | None = None) -> None:
         self._opened = opened
         joining = Joining(
             placement=os.environ.get(PLACEMENT_ENV, ""),
@@ -43,8 +45,8 @@ class Registered:
         )
         with opened.storage.transaction() as session:
             self._agent = agents.register(session, opened.study_id, Owner.current(), joining)
-            self._request = agents.stop_request(session, opened.study_id)
-        self._latest = self._request
+            self._latest = agents.stop_request(session, opened.study_id)
+        self._request = self._latest if stop_seen is None else stop_seen
 
     @property
     def agent(self) -> Agent:
@@ -92,15 +94,18 @@ class Registered:
 
 
 @contextlib.contextmanager
-def registered(opened: OpenStudy, slots: Sequence[Slot], say: Callable[[str], None]) -> Iterator[Registered]:
+def registered(
+    opened: OpenStudy, slots: Sequence[Slot], say: Callable[[str], None], stop_seen: str | None = None
+) -> Iterator[Registered]:
     """This process as an agent of a study for the time of the block; where that raises, the agent has failed.
 
     Args:
         opened: The study.
         slots: A device and threads for each worker.
         say: As of `Registered.join`, which says what is raised.
+        stop_seen: As of `Registered`.
     """
-    this = Registered(opened, slots)
+    this = Registered(opened, slots, stop_seen)
     try:
         this.join(say)
         yield this

@@ -83,6 +83,7 @@ def work_on(
     warn: Callable[[Finding], None],
     *,
     leave_when_idle: float | None = None,
+    stop_seen: str | None = None,
 ) -> Ending:
     """Work on a study as an agent: with a supervisor and workers on this machine.
 
@@ -92,6 +93,7 @@ def work_on(
         listen: As of `run_study`.
         warn: As there.
         leave_when_idle: See `hpo.execution.supervisor.Supervisor`; None: it waits until the study has ended.
+        stop_seen: As of `hpo.execution.registered.Registered`.
 
     Returns:
         Why it ended.
@@ -107,7 +109,7 @@ def work_on(
         opened = open_()
         try:
             make_output_folder(spec)
-            return _supervised(opened, listen(opened), slots, leave_when_idle)
+            return _supervised(opened, listen(opened), slots, leave_when_idle, stop_seen)
         finally:
             opened.storage.close()
 
@@ -142,7 +144,13 @@ def prepared(spec: StudySpec, warn: Callable[[Finding], None], *, here: bool = T
     return found.slots
 
 
-def _supervised(opened: OpenStudy, listener: Listener, slots: list[Slot], leave_when_idle: float | None) -> Ending:
+def _supervised(
+    opened: OpenStudy,
+    listener: Listener,
+    slots: list[Slot],
+    leave_when_idle: float | None,
+    stop_seen: str | None = None,
+) -> Ending:
     from hpo.execution.launchers.local import LocalLauncher
     from hpo.execution.messages import Notice
     from hpo.execution.registered import registered
@@ -155,7 +163,7 @@ def _supervised(opened: OpenStudy, listener: Listener, slots: list[Slot], leave_
         with contextlib.suppress(OSError):  # the reader is gone, which is noticed again
             listener.heard("", Notice(text))
 
-    with registered(opened, slots, say) as agent:
+    with registered(opened, slots, say, stop_seen) as agent:
         launcher = LocalLauncher(slots, worker_logs(spec), agent.agent.first_worker)
         supervisor = Supervisor(
             opened,

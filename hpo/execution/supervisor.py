@@ -107,6 +107,7 @@ class Supervisor:
                 for note in self._opened.notes:
                     self._notify("", Notice(note))
                 self._stop_at_goal()
+                self._stop_on_request()
                 self._refill()
                 while self._workers or (self._ending is Ending.DONE and not self._has_ended()):
                     try:

@@ -26,19 +26,23 @@ from hpo.execution.engines.engine import (
     Running,
 )
 from hpo.execution.fleet import Fleet
+from hpo.execution.launchers.local import LocalLauncher
 from hpo.execution.messages import AgentNews, EpochsEnded, Notice, Started
 from hpo.execution.observer import Observer
 from hpo.execution.placing import placing_of
-from hpo.execution.supervisor import Ending
+from hpo.execution.registered import Registered
+from hpo.execution.supervisor import Ending, Supervisor
 from hpo.execution.upkeep import Upkeep
 from hpo.storage import agents
 from hpo.storage.agents import Joining
 from hpo.storage.ledger import Owner
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import Settled
+from hpo.study.agents import ask_all_to_leave
 from hpo.study.open_study import OpenStudy
 from hpo.study.taking import claimable
 from hpo.trial.report import TrialReport
+from hpo.trial.resources import Slot
 from tests.support.commands import hpo, make_study
 from tests.support.studies import Studies, ask
 
@@ -52,6 +56,7 @@ class PaperEngine:
 
     def __init__(self) -> None:
         self.placed: list[Placement] = []
+        self.order: AgentOrder | None = None
         self.asked: list[tuple[str, Placement]] = []
         self.news: list[Change] = []
         self.dies = False
@@ -60,6 +65,7 @@ class PaperEngine:
     def place(self, order: AgentOrder, count: int) -> list[Placement]:
         new = [Placement(f"paper:{len(self.placed) + index}") for index in range(count)]
         self.placed += new
+        self.order = order
         self.news += [Running(each, "far") for each in new]
         if self.dies:
             self.news += [Ended(each, "exit code 1", in_order=False) for each in new]
@@ -205,6 +211,22 @@ def test_a_trial_that_is_taken_while_all_are_counted_keeps_the_study_open(
 
         monkeypatch.setattr("hpo.execution.upkeep.claimable", taken_meanwhile)
         assert Upkeep(watching, lambda *_: None).is_more_to_come()
+
+
+def test_an_agent_that_waited_for_its_machine_hears_a_stop_from_before_it_began(studies: Studies) -> None:
+    engine = PaperEngine()
+    with studies.open() as (view,):
+        assert Driver(view, engine, order_of(view), (1, 1), lambda *_: None, detach=True).run() is Ending.DETACHED
+        assert engine.order is not None
+        (seen,) = engine.order.arguments
+        assert seen.startswith("--stop-seen=")
+        ask_all_to_leave(view)
+        assert not Registered(view, []).is_to_leave
+        late = Registered(view, [], seen.partition("=")[2])
+        launcher = LocalLauncher([Slot("cpu", "cpu", None, 1)], view.spec.output_dir)
+        supervisor = Supervisor(view, launcher, lambda *_: None, registered=late, leave_when_idle=60.0)
+        assert supervisor.run() is Ending.STOPPED
+        assert view.study.get_trials() == [], "it takes no trial first"
 
 
 def test_a_second_ctrl_c_leaves_agents_whose_engine_does_not_answer(studies: Studies) -> None:
