@@ -12,11 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from hpo.config.spec import load_spec
-from hpo.execution.engines.engine import Engine, Placement
 from hpo.execution.engines.local import LocalEngine
-from hpo.execution.placing import placing_of
 from tests.support.commands import HELD, STUDY, hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
+from tests.support.local_agents import found, none_left
 
 #: Two agents of one worker each.
 ON = ("--on", "local", "--agents", 2, "--workers", 1)
@@ -26,14 +24,8 @@ ON = ("--on", "local", "--agents", 2, "--workers", 1)
 def study(tmp_path: Path) -> Iterator[Path]:
     """A study whose trials wait in their second epoch until a file lets them train on; no agent of it is left."""
     made = make_study(tmp_path, STUDY, HELD)
-    yield made
-    engine = LocalEngine()
-    engine.kill(found(made, engine))
-
-
-def found(study: Path, engine: Engine | None = None) -> list[Placement]:
-    """The study's agents that live."""
-    return (engine or LocalEngine()).find(placing_of(load_spec(study, ["run.on=local"])).order)
+    with none_left(made):
+        yield made
 
 
 def at_work(study: Path) -> list[int]:

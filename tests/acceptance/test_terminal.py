@@ -15,6 +15,7 @@ import pexpect
 import pytest
 
 from tests.support.commands import HELD, STUDY, hpo, hpo_json, ledger_of, make_study, wait_until
+from tests.support.local_agents import none_left
 
 LONG = ("model.delay=0.05", "trainer.max_epochs=40")
 #: What a terminal is ordered to do, apart from text: cursor, colours, erasing.
@@ -196,7 +197,7 @@ def test_a_second_ctrl_c_stops_at_once_and_costs_no_retry(tmp_path: Path) -> Non
 
 def test_a_second_ctrl_c_stops_agents_at_once(tmp_path: Path) -> None:
     study = make_study(tmp_path, STUDY, HELD)
-    with terminal("run", study, "--on", "local", "--workers", 1, "--quiet") as child:
+    with none_left(study), terminal("run", study, "--on", "local", "--workers", 1, "--quiet") as child:
         wait_until(lambda: list(tmp_path.rglob("metrics.csv")), 300)  # two processes import torch
         child.sendintr()
         child.expect("stopping: agents checkpoint their trials and leave; a second Ctrl-C stops them immediately")
