@@ -6,16 +6,19 @@
 
 `workers`: a process that joins a study of finished trials (`tests/support/big_study.py`): from opening it to its
 first trial with parameters; a later ask; a report with the pruner's decision (median); memory beyond what the
-process had before it opened the study, with torch and hpo imported. "optuna" is `optuna.load_study` on the same
-database with the same sampler and pruner, "grpc" the same through `optuna.storages.run_grpc_proxy_server`; it is
-left out without grpcio, and its server's memory stands beside the process's own.
+process had before it opened the study, with torch and hpo imported. With a scheduler (`--set study.pruner=null
+study.scheduler=asha`) most trials are paused, and the decision is that at a grant's end. "optuna" is
+`optuna.load_study` on the same database with the same sampler and pruner, "grpc" the same through
+`optuna.storages.run_grpc_proxy_server`; it is left out without grpcio, and its server's memory stands beside the
+process's own.
 
 `server`: so many simulated workers, each of which holds a trial, reports every ten seconds, and looks for finished
 trials as often as a worker does; agents of eight workers beat for these every ten seconds; the CPU time of all of
 PostgreSQL's processes, for each of these in milliseconds and for all of them together in cores, worked out from
 them, and measured for `--seconds`. A thirtieth of the workers end their trial and take a new one each minute then.
 
-`quality`: the best value that TPE finds where it is shown a sample of so many trials, against all of them.
+`quality`: the best value that TPE finds where it is shown a sample of so many trials, against all of them; and of
+random points with falling curves, what MedianPruner finds and trains where it compares with such a sample.
 
 The machine may be shared: read CPU seconds (of the process, with its children) rather than seconds.
 """
@@ -48,6 +51,7 @@ import psutil
 import sqlalchemy as sa
 from finished_trials import postgres
 from optuna.trial import TrialState
+from sampled_search import quality
 
 from hpo.config.spec import load_spec
 from hpo.storage import beats
@@ -55,9 +59,9 @@ from hpo.storage.beats import Beat
 from hpo.storage.cache import look_age
 from hpo.storage.ledger import Lease, Owner
 from hpo.storage.optuna_private import id_of_study
-from hpo.storage.sample import stride, thinned
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.open_study import MAX_AGE, load_study
+from hpo.study.taking import Taker, begin
 from tests.support.big_study import make_big_study
 
 ROWS = ("ours", "optuna", "grpc")
@@ -111,22 +115,30 @@ def as_worker(row: str, file: Path, overrides: list[str], proxy: int) -> dict[st
     trials: list[optuna.Trial] = []
 
     def ask() -> None:
-        trials.append(study.ask())
+        trials.append(study.ask() if taker is None else taken(taker))
         space.suggest(trials[-1])
 
     def join() -> None:
-        nonlocal study
-        study = open_as(row, file, overrides, proxy)
+        nonlocal study, taker
+        if spec.study.scheduler is None:
+            study = open_as(row, file, overrides, proxy)
+        else:
+            taker = Taker(load_study(spec, Owner.current()))
+            study = taker.opened.study
         ask()
 
     study: Any = None
+    taker: Taker | None = None
     found["first"] = timed(join)
     found["ask"] = median_of(timed(ask) for _ in range(ASKS))
     trial, values = trials[-1], iter(np.exp(-np.arange(REPORTS) / 9.0))
 
     def report() -> None:
         trial.report(float(next(values)), len(trial._cached_frozen_trial.intermediate_values) + 1)  # noqa: SLF001
-        trial.should_prune()  # not acted on
+        if taker is None:
+            trial.should_prune()  # not acted on
+        else:
+            taker.extended(trial._trial_id)  # noqa: SLF001
 
     found["report"] = median_of([timed(report) for _ in range(REPORTS)][5:])
     found["memory"] = memory() - before
@@ -136,6 +148,13 @@ def as_worker(row: str, file: Path, overrides: list[str], proxy: int) -> dict[st
 def median_of(pairs: Any) -> tuple[float, float]:
     seconds, cpu = zip(*pairs, strict=True)
     return statistics.median(seconds), statistics.mean(cpu)  # CPU time is counted in hundredths
+
+
+def taken(taker: Taker) -> optuna.Trial:
+    """A trial that the study's scheduler gives out."""
+    lease = taker.take()
+    assert isinstance(lease, Lease), lease
+    return begin(taker.opened, lease)
 
 
 @contextmanager
@@ -156,7 +175,7 @@ def workers(arguments: argparse.Namespace) -> None:
     with ExitStack() as stack:
         server = stack.enter_context(postgres())
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        file = make_big_study(folder, arguments.trials, storage=server.format("postgres"))
+        file = make_big_study(folder, arguments.trials, storage=server.format("postgres"), overrides=arguments.set)
         print("| row | first ask, s (CPU) | later ask, s (CPU) | report + decision, ms (CPU) | memory, MB |")
         print("|---|---|---|---|---|")
         for row in arguments.rows:
@@ -322,49 +341,6 @@ def measured(simulated: Simulated, arguments: argparse.Namespace) -> str:
     simulated.run(arguments.seconds)
     took = time.monotonic() - began
     return f"{(server_cpu(url) - before) / took:.3f} at {simulated.done['report'] / took:.0f} reports/s"
-
-
-# ---------------------------------------------------------------------------- what a sample costs
-
-
-def branin_like(trial: optuna.Trial) -> float:
-    """Six parameters, two of them with curved dependence; the optimum is 0."""
-    x = [trial.suggest_float(f"x{i}", -5, 5) for i in range(6)]
-    return sum(100 * (x[i + 1] - x[i] ** 2 / 5) ** 2 / 25 + (1 - x[i]) ** 2 for i in range(5))
-
-
-class Shown(optuna.storages.InMemoryStorage):
-    """A storage that shows a sample of the finished trials."""
-
-    def __init__(self, most: int | None) -> None:
-        super().__init__()
-        self._most = most
-
-    def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[Any]:  # noqa: ARG002
-        """The sample."""
-        trials = super().get_all_trials(study_id, deepcopy=False, states=states)
-        every = 1 if self._most is None else stride(max(1, len(trials)), self._most)
-        return trials if every == 1 else thinned(trials, every, maximize=False)
-
-
-def quality(arguments: argparse.Namespace) -> None:
-    print("| shown | seeds | best value, median | quartiles | CPU ms a trial at the end |")
-    print("|---|---|---|---|---|")
-    for most in (None, *arguments.most):
-        bests, costs = [], []
-        for seed in range(arguments.seeds):
-            sampler = optuna.samplers.TPESampler(seed=seed, multivariate=False, constant_liar=False)
-            study = optuna.create_study(storage=Shown(most), sampler=sampler)
-            study.optimize(branin_like, n_trials=arguments.trials - 20)
-            costs.append(timed(lambda study=study: study.optimize(branin_like, n_trials=20))[1] / 20)
-            bests.append(min(trial.value for trial in study.get_trials(deepcopy=False) if trial.value is not None))
-        low, middle, high = np.quantile(bests, [0.25, 0.5, 0.75])
-        shown = "all" if most is None else f"at most {most:,}"
-        print(
-            f"| {shown} | {arguments.seeds} | {middle:.3f} | {low:.3f} to {high:.3f} "
-            f"| {statistics.mean(costs) * 1e3:.0f} |",
-            flush=True,
-        )
 
 
 def main() -> None:

@@ -42,7 +42,7 @@ from search_tasks import Task, split
 
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
-from hpo.search.schedulers.scheduler import Seen
+from hpo.search.schedulers.seen import Seen
 
 _PAIRS = ("curve_gp", "tpe", "plain-tpe", "random")
 STRATEGIES = (

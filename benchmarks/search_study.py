@@ -27,7 +27,8 @@ from hpo.search.schedulers.freeze_thaw.mixture import Mixture
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
 from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 from hpo.search.schedulers.hyperband import Hyperband
-from hpo.search.schedulers.scheduler import New, Next, Resume, Scheduler, Seen, Standing, Wait
+from hpo.search.schedulers.scheduler import New, Next, Resume, Scheduler, Standing, Wait
+from hpo.search.schedulers.seen import Seen
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 
 Floats = NDArray[np.float64]

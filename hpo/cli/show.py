@@ -135,16 +135,20 @@ def trials(
     internals: Annotated[
         bool, typer.Option("--internals", help="Also attempts, workers, seeds, grants and predictions.")
     ] = False,
+    last: Annotated[
+        int | None,
+        typer.Option(min=1, help="Only so many trials, those with the highest numbers.", show_default=False),
+    ] = None,
     json_: Json = False,
     storage: Storage = None,
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """List all trials: outcome, values, parameters, epochs.
+    """List all trials, or the last ones: outcome, values, parameters, epochs.
 
     --internals adds a second table with what was not asked for. With --json both are there.
 
-    Example: hpo trials study.yaml --json
+    Example: hpo trials study.yaml --last 20
     """
     del debug
     if internals and json_:
@@ -154,7 +158,7 @@ def trials(
     with uncollected():
         from hpo.study.status import study_trials
 
-    data = looked_up(spec, study_trials)
+    data = looked_up(spec, partial(study_trials, last=last))
     if json_:
         print_json(data)
         return

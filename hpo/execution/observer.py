@@ -61,7 +61,7 @@ class Observer:
         self._opened = opened
         self._last_id = -1
         self._unfinished: set[int] = set()
-        self._paused: dict[int, str] = {}
+        self._change = opened.storage.latest_change(opened.study_id)
         self._held: dict[int, _Held] = {}
         for row, trial, lease in self._changed(_READ - {each for each in TrialState if each.is_finished()}):
             self._note(row)
@@ -96,13 +96,13 @@ class Observer:
     def _changed(
         self, states: frozenset[TrialState]
     ) -> Iterator[tuple[TrialRow, FrozenTrial | None, Attempt | None]]:
-        """Trials that are unfinished, or were when this was last asked, whole where they are in these states."""
+        """Trials that have changed or may change at any time, whole where they are in these states."""
         storage, study_id = self._opened.storage, self._opened.study_id
         with storage.engine.connect() as conn:  # leases first: a trial that ends meanwhile is seen to have ended
             leases = {each.trial_id: each.lease for each in ledger.running_trials(conn, study_id)}
-        rows, trials = storage.read_changes(
-            study_id, after=self._last_id, among=self._unfinished, states=states, known=self._paused
-        )
+        self._change, changed = storage.changes_since(study_id, self._change)
+        among = self._unfinished | changed
+        rows, trials = storage.read_changes(study_id, after=self._last_id, among=among, states=states)
         whole = {trial.number: trial for trial in trials}
         for row in rows:
             trial = whole.get(row.number)
@@ -113,14 +113,10 @@ class Observer:
 
     def _note(self, row: TrialRow) -> None:
         self._last_id = max(self._last_id, row.trial_id)
-        if row.state.is_finished():
+        if row.state.is_finished() or row.pause is not None:
             self._unfinished.discard(row.trial_id)
         else:
             self._unfinished.add(row.trial_id)
-        if row.pause is None:
-            self._paused.pop(row.trial_id, None)
-        else:
-            self._paused[row.trial_id] = row.pause
 
     def _running(self, trial: FrozenTrial, lease: Attempt, held: _Held | None, now: _Held) -> Iterator[Said]:
         """What has happened since ``held`` to a trial that runs ``now``."""

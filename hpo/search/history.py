@@ -7,8 +7,9 @@ from typing import Final
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.search.auto_sampler import chosen_sampler
+from hpo.search.schedulers.by_name import make_scheduler
 
-#: Finished trials that a worker holds at most, beside the best; a study of fewer is shown whole.
+#: Finished and paused trials that a worker holds at most, beside the best; a study of fewer is shown whole.
 MOST: Final = 4_000
 #: They learn from an even sample what they learn from all. The others keep what they have to find again (a
 #: population, a grid's order, rungs) in single trials.
@@ -17,17 +18,16 @@ _PRUNERS: Final = frozenset({"none", "median", "percentile", "threshold"})
 
 
 def most_shown(spec: StudySpec, space: SearchSpace) -> int | None:
-    """How many finished trials a worker holds beside the best; None where the study needs all of them.
+    """How many finished and paused trials a worker holds beside the best; None where the study needs all of them.
 
-    It does with a scheduler, several objectives, constraints, a budget of epochs or reused duplicates, where
+    It does with a scheduler that reads trials' curves, several objectives, constraints or reused duplicates, where
     points of a space without a real range are drawn once, and with a sampler or a pruner that looks for single
     trials.
     """
     study = spec.study
     whole = (
-        study.scheduler is not None
+        make_scheduler(spec).reads_trials
         or study.objectives is not None
-        or study.epochs is not None
         or bool(study.constraints)
         or study.duplicates == "reuse"
         or (study.duplicates == "resample" and not (spec.defines_by_run or space.is_continuous))

@@ -13,7 +13,8 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.schedulers.curves import Curve, curves_of, earlier_curves, horizon_of
-from hpo.search.schedulers.scheduler import Seen, Standing
+from hpo.search.schedulers.scheduler import Standing
+from hpo.search.schedulers.seen import Seen
 from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, ORIGIN_ATTR
 from hpo.storage.grants import granted_until
 from hpo.storage.optuna_private import id_of_study, storage_of

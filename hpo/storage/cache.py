@@ -27,16 +27,16 @@ class StudyCache(CachedStorage):
     Optuna's reads every unfinished trial with its whole curve each time it is asked for any trials, and sorts
     all that it knows. Here one small statement shows what has changed, and only what has finished or was asked
     for is read: a pruner that compares with finished trials and a look for waiting ones read no curves.
-    A paused trial is read once, too, since only its next attempt changes it; an attribute that a person gives it
-    meanwhile is seen after that.
+    A paused trial is read once, too, until it is resumed or pruned, which is noted (`hpo.storage.changes`); an
+    attribute that a person gives it meanwhile is seen after that.
 
     Args:
         backend: The storage.
         max_age: Seconds for which an answer about finished trials holds, what this process itself has finished
             aside. A pruner that is asked many times a second needs no newer one. Where many trials run, it holds
             longer: see `look_age`.
-        most: Finished trials to hold at most, beside the best; None for all of them. A study that has more, and
-            one objective, is shown as a sample (`hpo.storage.sample`).
+        most: Finished and paused trials to hold at most, beside the best; None for all of them. A study that has
+            more, and one objective, is shown as a sample (`hpo.storage.sample`).
     """
 
     def __init__(self, backend: StudyStorage, *, max_age: float = 0.0, most: int | None = None) -> None:
@@ -128,8 +128,11 @@ class StudyCache(CachedStorage):
                 unfinished = self._look(study_id, seen, wanted)
                 seen.fresh_until = now + look_age(self._max_age, len(seen.unfinished))
             trials = seen.finished_in(wanted)
-        for trial in unfinished:
-            bisect.insort(trials, trial, key=_number)
+            if TrialState.RUNNING in wanted:
+                unfinished += seen.paused.values()
+        trials += unfinished
+        if unfinished:
+            trials.sort(key=_number)  # of sorted runs: nearly as cheap as a merge
         return copy.deepcopy(trials) if deepcopy else trials
 
     def forget_looks(self) -> None:
@@ -143,29 +146,30 @@ class StudyCache(CachedStorage):
         rows, trials = self._read(study_id, seen, wanted | _FINISHED)
         if self._shown:
             trials = [self._as_shown(trial) for trial in trials]
-        seen.take_in(rows, [trial for trial in trials if trial.state.is_finished()])
+        seen.take_in(rows, trials, self._most)
+        unfinished = [trial for trial in trials if id_of_trial(trial) in seen.unfinished]
         if self._most is None:
             self._add_trials_to_cache(study_id, trials)
         else:  # which holds each trial that it is given for good
-            self._add_trials_to_cache(study_id, [trial for trial in trials if not trial.state.is_finished()])
+            self._add_trials_to_cache(study_id, unfinished)
             seen.thin(self._most, maximize=self._maximizes(study_id))
-        unfinished = {id_of_trial(trial): trial for trial in trials if not trial.state.is_finished()}
-        paused = seen.paused_among(rows, unfinished)
-        return [*unfinished.values(), *(paused if TrialState.RUNNING in wanted else ())]
+        return unfinished
 
     def _read(
         self, study_id: int, seen: "_Seen", states: frozenset[TrialState]
     ) -> tuple[list[TrialRow], list[FrozenTrial]]:
-        if seen.last_id < 0 and self._most is not None:
-            maximize = self._maximizes(study_id)
-            seen.last_id, rows, trials = self._storage.read_sample(
-                study_id, most=self._most, maximize=maximize, states=states
-            )
-            return rows, trials
-        known = {trial_id: mark for trial_id, (mark, _) in seen.paused.items()}
-        return self._storage.read_changes(
-            study_id, after=seen.last_id, among=seen.unfinished, states=states, known=known
-        )
+        if seen.change is None:
+            seen.change = self._storage.latest_change(study_id)
+            if self._most is not None:
+                maximize = self._maximizes(study_id)
+                seen.last_id, rows, trials = self._storage.read_sample(
+                    study_id, most=self._most, maximize=maximize, states=states
+                )
+                return rows, trials
+        elif seen.has_paused:
+            seen.change, changed = self._storage.changes_since(study_id, seen.change)
+            seen.forget_paused(changed)
+        return self._storage.read_changes(study_id, after=seen.last_id, among=seen.unfinished, states=states)
 
     def _maximizes(self, study_id: int) -> bool:
         known = self._studies[study_id]
@@ -189,10 +193,12 @@ class _Seen:
     Attributes:
         last_id: All trials up to this id have been looked at. A process that adds a trial holds the row lock
             until the commit, so ids become visible in their order.
-        unfinished: Those among them that had not finished then.
+        unfinished: Those among them that had not finished then, but for paused ones that have been read.
+        change: Changes of paused trials up to this one are known; None: nothing is.
+        has_paused: Whether a trial has been seen paused.
         trials: How many there are, by their numbers.
         fresh_until: The monotonic clock until which that holds well enough.
-        paused: Paused trials by id, each with its mark, as they were when they were last read.
+        paused: Paused trials by id, as they were read.
     """
 
     def __init__(self) -> None:
@@ -200,20 +206,27 @@ class _Seen:
         self.trials = 0
         self.fresh_until = 0.0
         self.unfinished: set[int] = set()
-        self.paused: dict[int, tuple[str, FrozenTrial]] = {}
+        self.change: int | None = None
+        self.has_paused = False
+        self.paused: dict[int, FrozenTrial] = {}
         self._finished: dict[frozenset[TrialState], list[FrozenTrial]] = {_FINISHED: []}
         self._thinned = -1
 
-    def take_in(self, rows: Iterable[TrialRow], finished: Iterable[FrozenTrial]) -> None:
-        """Note a look at these rows, and the trials that were found finished."""
+    def take_in(self, rows: Iterable[TrialRow], read: Iterable[FrozenTrial], most: int | None) -> None:
+        """Note a look at these rows, and the trials that it has read whole; see `thin` for ``most``."""
+        whole = {id_of_trial(trial): trial for trial in read}
         for row in rows:
             self.last_id = max(self.last_id, row.trial_id)
             self.trials = max(self.trials, row.number + 1)
+            self.unfinished.add(row.trial_id)
             if row.state.is_finished():
                 self.unfinished.discard(row.trial_id)
-            else:
-                self.unfinished.add(row.trial_id)
-        for trial in finished:
+            elif row.pause is not None and (row.trial_id in whole or self._is_left_out(row.number, most)):
+                self.unfinished.discard(row.trial_id)
+                self.has_paused = True
+                if row.trial_id in whole:
+                    self.paused[row.trial_id] = whole[row.trial_id]
+        for trial in whole.values():
             for states, trials in self._finished.items():
                 if trial.state not in states:
                     continue
@@ -222,26 +235,24 @@ class _Seen:
                 else:
                     bisect.insort(trials, trial, key=_number)
 
+    def _is_left_out(self, number: int, most: int | None) -> bool:
+        return most is not None and number % stride(self.trials, most) != 0
+
+    def forget_paused(self, changed: Iterable[int]) -> None:
+        """Let the next look see again the trials that may be paused no more."""
+        for trial_id in changed:
+            if trial_id <= self.last_id:
+                self.paused.pop(trial_id, None)
+                self.unfinished.add(trial_id)
+
     def thin(self, most: int, *, maximize: bool) -> None:
-        """Forget the finished trials that are not in the sample, where there are more than ``most``."""
+        """Forget the finished and paused trials that are not in the sample, where there are more than ``most``."""
         every = stride(self.trials, most)
+        if every > 1:
+            self.paused = {at: trial for at, trial in self.paused.items() if trial.number % every == 0}
         if every > 1 and len(self._finished[_FINISHED]) != self._thinned:
             kept = thinned(self._finished[_FINISHED], every, maximize=maximize)
             self._finished, self._thinned = {_FINISHED: kept}, len(kept)
-
-    def paused_among(self, rows: Iterable[TrialRow], read: Mapping[int, FrozenTrial]) -> list[FrozenTrial]:
-        """The paused trials of a look that it has not read, as they are known; those it has read become known."""
-        found = []
-        for row in rows:
-            if row.pause is None:
-                self.paused.pop(row.trial_id, None)
-            elif row.trial_id in read:
-                self.paused[row.trial_id] = (row.pause, read[row.trial_id])
-            elif row.trial_id in self.paused:
-                mark, trial = self.paused[row.trial_id]
-                if mark == row.pause:
-                    found.append(trial)
-        return found
 
     def finished_in(self, states: frozenset[TrialState]) -> list[FrozenTrial]:
         """The finished trials in these states, by number; the list is the caller's."""

@@ -21,6 +21,7 @@ import sqlalchemy as sa
 
 from hpo.errors import InputError, StudyError
 from hpo.storage import ledger
+from hpo.storage.changes import CHANGES
 from hpo.storage.guarded import SINGLE
 from hpo.storage.idle import IdlePool
 from hpo.storage.optuna_private import models
@@ -206,7 +207,7 @@ def _cause(error: BaseException) -> str:
 
 
 def has_schema(url: sa.URL) -> bool:
-    """Whether the database holds Optuna's tables at our version, and the ledger.
+    """Whether the database holds Optuna's tables at our version, and all of ours.
 
     Raises:
         StudyError: Optuna's tables are of another version.
@@ -216,7 +217,7 @@ def has_schema(url: sa.URL) -> bool:
     tell_outages(engine, display_url(url.render_as_string(hide_password=False)))
     try:
         with engine.connect() as conn:
-            if not sa.inspect(conn).has_table(ledger.ATTEMPTS.name):
+            if not sa.inspect(conn).has_table(CHANGES.name):  # the youngest of our tables
                 return False
             revision = _revision(conn)
     finally:

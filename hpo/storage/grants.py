@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial
 from sqlalchemy import orm
 
 from hpo.storage.attributes import FORK_ATTR, GRANTED_ATTR, GRANTS_ATTR, SCHEDULER_ATTR
+from hpo.storage.changes import note_change
 from hpo.storage.guarded import set_attr
 from hpo.storage.lineage import Forked
 from hpo.storage.optuna_private import (
@@ -133,6 +134,7 @@ def _store_fork(session: orm.Session, trial_id: int, study_id: int, fork: Forked
     replaced = session.execute(sa.select(TRIALS.c.trial_id).where(*of_study)).scalar()
     if replaced is not None and prune_paused_trial(session, replaced) is not None:
         forget_pause(session, replaced, decision=False)  # a larger budget does not bring it back
+        note_change(session, study_id, replaced)
 
 
 def _stored(session: orm.Session, trial_id: int) -> list[Granted]:

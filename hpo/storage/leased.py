@@ -10,6 +10,7 @@ from sqlalchemy import orm
 
 from hpo.errors import LeaseLostError
 from hpo.storage import agents, beats, ledger
+from hpo.storage.changes import forget_changes
 from hpo.storage.forks import refuse_forks
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import REPORTS, TRIALS, models
@@ -47,8 +48,9 @@ class LeasedStorage(ReadingStorage):
         self.process = os.getpid()
 
     def delete_study(self, study_id: int) -> None:
-        """Delete a study with its trials, their attempts, and its agents."""
+        """Delete a study with its trials, their attempts and changes, and its agents."""
         with self.transaction() as session:
+            forget_changes(session, study_id)
             agents.forget_study(session, study_id)
             ledger.forget_trials(session, sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == study_id))
             super().delete_study(study_id)

@@ -258,10 +258,10 @@ def lock_unchanged(conn: Executor, lease: Attempt) -> bool:
     return conn.execute(unchanged, {"trial": lease.trial_id, "number": lease.attempt}).first() is not None
 
 
-def attempts(conn: Executor, study_id: int) -> list[Attempt]:
-    """Every attempt of a study's trials, by trial and attempt."""
+def attempts(conn: Executor, study_id: int, *, after: int = -1) -> list[Attempt]:
+    """Every attempt of a study's trials with an id above ``after``, by trial and attempt."""
     query = sa.select(ATTEMPTS).join(TRIALS, TRIALS.c.trial_id == ATTEMPTS.c.trial_id)
-    query = query.where(TRIALS.c.study_id == study_id)
+    query = query.where(TRIALS.c.study_id == study_id, TRIALS.c.trial_id > after)
     return _read(conn, query)
 
 

@@ -27,7 +27,9 @@ from hpo.storage.outage import patient
 from hpo.storage.reader import Part, ReadingStorage, trial_of, trial_rows
 
 _STUDY: Final = sa.bindparam("study", type_=sa.Integer)
-_OF_STUDY: Final = TRIALS.c.study_id == _STUDY
+_OF_STUDY: Final = sa.and_(
+    TRIALS.c.study_id == _STUDY, TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
+)
 
 
 def _joined(table: sa.Table, *columns: Any) -> sa.Select[tuple[Any, ...]]:
@@ -70,6 +72,7 @@ def _last_and_best(best: Any) -> sa.Select[tuple[Any, ...]]:
     return found.group_by(REPORTS.c.trial_id)
 
 
+_IDS: Final = sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == _STUDY).order_by(TRIALS.c.trial_id.desc())
 _LAST_AND_LEAST: Final = _last_and_best(sa.func.min)
 _LAST_AND_LARGEST: Final = _last_and_best(sa.func.max)
 
@@ -82,39 +85,50 @@ def outlined_trials(storage: ReadingStorage, study_id: int) -> list[FrozenTrial]
     where it stands for their value, the best epoch. In place of the curve is its last step, with NaN for a value.
     """
     with storage.single_statements() as conn:
-        return _trials(conn, study_id, _LAST_STEP, (_COUNTED_USER, _COUNTED_SYSTEM), params=False)
+        return _trials(conn, study_id, -1, _LAST_STEP, (_COUNTED_USER, _COUNTED_SYSTEM), params=False)
 
 
 @patient
-def trials_without_curves(storage: ReadingStorage, study_id: int, *, minimize: bool) -> list[FrozenTrial]:
-    """A study's trials by number, with all but their curves.
+def trials_without_curves(
+    storage: ReadingStorage, study_id: int, *, minimize: bool, after: int = -1
+) -> list[FrozenTrial]:
+    """A study's trials by number, with all but their curves; those with an id above ``after``.
 
     In place of a curve is its last step, with the best finite value of all steps, NaN where there is none.
     """
     steps = _LAST_AND_LEAST if minimize else _LAST_AND_LARGEST
     with storage.single_statements() as conn:
-        return _trials(conn, study_id, steps, (_USER, _SYSTEM), params=True)
+        return _trials(conn, study_id, after, steps, (_USER, _SYSTEM), params=True)
+
+
+@patient
+def id_before_last(storage: ReadingStorage, study_id: int, count: int) -> int:
+    """The id above which a study has so many trials; -1 where it has no more."""
+    with storage.single_statements() as conn:
+        found = conn.execute(_IDS.limit(1).offset(count), {"study": study_id}).scalar()
+    return -1 if found is None else int(found)
 
 
 def _trials(
     conn: sa.Connection,
     study_id: int,
+    after: int,
     steps: sa.Select[tuple[Any, ...]],
     attrs: tuple[sa.Select[tuple[Any, ...]], sa.Select[tuple[Any, ...]]],
     *,
     params: bool,
 ) -> list[FrozenTrial]:
     # The rows come first: what belongs to one that was finished by then changes no more.
-    rows = trial_rows(conn, study_id, after=-1, among=())
-    of_study = {"study": study_id}
-    drawn = _parts(conn, _PARAMS, study_id) if params else {}
-    values = _parts(conn, _VALUES, study_id)
+    rows = trial_rows(conn, study_id, after=after, among=())
+    of_study = {"study": study_id, "after": after}
+    drawn = _parts(conn, _PARAMS, of_study) if params else {}
+    values = _parts(conn, _VALUES, of_study)
     reports = {
         trial_id: {last: math.nan if best is None else best}
         for trial_id, last, best in conn.execute(steps, of_study)
         if last is not None
     }
-    user, system = (_attrs(conn, query, study_id) for query in attrs)
+    user, system = (_attrs(conn, query, of_study) for query in attrs)
     for row in rows:
         if row.paused is not None:
             user.setdefault(row.trial_id, {})[PAUSED_ATTR] = json.loads(row.paused)
@@ -132,15 +146,17 @@ def _trials(
     return sorted(found, key=lambda trial: trial.number)
 
 
-def _parts(conn: sa.Connection, query: sa.Select[tuple[Any, ...]], study_id: int) -> dict[int, list[Part]]:
+def _parts(conn: sa.Connection, query: sa.Select[tuple[Any, ...]], whose: dict[str, int]) -> dict[int, list[Part]]:
     found = defaultdict[int, list[Part]](list)
-    for trial_id, *part in conn.execute(query, {"study": study_id}):
+    for trial_id, *part in conn.execute(query, whose):
         found[trial_id].append(tuple(part))
     return found
 
 
-def _attrs(conn: sa.Connection, query: sa.Select[tuple[Any, ...]], study_id: int) -> dict[int, dict[str, Any]]:
+def _attrs(
+    conn: sa.Connection, query: sa.Select[tuple[Any, ...]], whose: dict[str, int]
+) -> dict[int, dict[str, Any]]:
     found = defaultdict[int, dict[str, Any]](dict)
-    for trial_id, key, text in conn.execute(query, {"study": study_id}):
+    for trial_id, key, text in conn.execute(query, whose):
         found[trial_id][key] = json.loads(text)
     return found

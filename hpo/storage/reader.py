@@ -9,9 +9,8 @@ import functools
 import json
 import math
 from collections import defaultdict
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Sequence
 from datetime import datetime
-from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
@@ -19,7 +18,7 @@ from optuna.distributions import json_to_distribution
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.storage import sample, study_rows
+from hpo.storage import changes, sample, study_rows
 from hpo.storage.attributes import PAUSED_ATTR
 from hpo.storage.optuna_private import (
     PARAMS,
@@ -139,7 +138,6 @@ class ReadingStorage(TransactionalStorage):
         after: int,
         among: Collection[int],
         states: Collection[TrialState],
-        known: Mapping[int, str] = MappingProxyType({}),
     ) -> tuple[list[TrialRow], list[FrozenTrial]]:
         """Look at the trials with an id above ``after`` or among the given ones.
 
@@ -148,16 +146,25 @@ class ReadingStorage(TransactionalStorage):
             after: See above.
             among: See above.
             states: Which of them are read whole.
-            known: Paused trials that need not be read as long as they have these marks (`TrialRow.pause`).
 
         Returns:
-            Their rows, and those in ``states`` as whole trials, but for those that are known.
+            Their rows, and those in ``states`` as whole trials.
         """
         with self.single_statements() as conn:
             rows = trial_rows(conn, study_id, after=after, among=among)
-            asked = [row for row in rows if row.state in states]
-            new = [row for row in asked if row.pause is None or row.pause != known.get(row.trial_id)]
-            return rows, whole_trials(conn, new)
+            return rows, whole_trials(conn, [row for row in rows if row.state in states])
+
+    @patient
+    def latest_change(self, study_id: int) -> int:
+        """The latest change of a study's paused trials; see `hpo.storage.changes`."""
+        with self.single_statements() as conn:
+            return changes.latest_change(conn, study_id)
+
+    @patient
+    def changes_since(self, study_id: int, after: int) -> tuple[int, set[int]]:
+        """The latest change of a study's paused trials, and which have changed after an earlier one."""
+        with self.single_statements() as conn:
+            return changes.changes_since(conn, study_id, after)
 
     @patient
     def read_sample(

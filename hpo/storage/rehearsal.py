@@ -15,6 +15,7 @@ from hpo.errors import BudgetExhaustedError
 from hpo.storage import ledger
 from hpo.storage.attributes import GRANTED_ATTR, PAUSED_ATTR
 from hpo.storage.budget import lock_study, refuse_beyond_budget
+from hpo.storage.changes import lock_study_of, note_change
 from hpo.storage.grants import Grant, OldGrantError, is_granted, store_grant
 from hpo.storage.guarded import set_attr, set_state
 from hpo.storage.ledger import Owner
@@ -61,6 +62,7 @@ def _live(session: orm.Session, trial_id: int, owner: Owner, grant: Grant | None
     ledger.end(session, trial_id, attempt, PAUSED)
     set_attr(session, TRIAL_USER_ATTRS, trial_id, PAUSED_ATTR, 1)
     set_state(session, trial_id, TrialState.RUNNING, ())
+    note_change(session, lock_study_of(session, trial_id), trial_id)
     lock_paused(session, trial_id)
     forget_pause(session, trial_id, decision=True)
     attempt = ledger.claim(session, trial_id, owner)

@@ -3,7 +3,8 @@
 A worker of plain Optuna that reads 50,000 trials takes a minute of processor time and 1.3 GB (docs/scale.md). The
 sample has every trial whose number is a multiple of a power of two, so its quantiles are close to those of the
 study, and two workers have the same one, whenever they have come. The best trials are added, which TPE, for one,
-looks for. Trials that have not finished are all read.
+looks for. Paused trials are sampled as finished ones are: a scheduler leaves most trials paused. Those that wait
+or run are all read.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sqlalchemy as sa
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage.optuna_private import TRIALS, VALUES
+from hpo.storage.pausing import IS_PAUSED
 
 #: The best trials that a sample has: as many as Optuna's TPE takes for its good ones at most.
 BEST: Final = 25
@@ -48,9 +50,10 @@ def best_ids(conn: sa.Connection, study_id: int, *, maximize: bool) -> list[int]
 
 
 def in_sample(every: int, best: Sequence[int]) -> sa.ColumnElement[bool]:
-    """The condition of the trials that are read: unfinished, in the sample of every so many, or among the best."""
-    unfinished = TRIALS.c.state.in_([state for state in TrialState if not state.is_finished()])
-    return sa.or_(unfinished, TRIALS.c.number % every == 0, TRIALS.c.trial_id.in_(best))
+    """The condition of the trials that are read: they wait or run, are in the even sample, or among the best."""
+    running = sa.and_(TRIALS.c.state == TrialState.RUNNING, ~IS_PAUSED)
+    sampled = sa.or_(TRIALS.c.number % every == 0, TRIALS.c.trial_id.in_(best))
+    return sa.or_(TRIALS.c.state == TrialState.WAITING, running, sampled)
 
 
 def thinned(trials: Iterable[FrozenTrial], every: int, *, maximize: bool) -> list[FrozenTrial]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
+from hpo.storage.changes import lock_study_of, note_change
 from hpo.storage.optuna_private import TRIALS, VALUES
 from hpo.storage.outage import patient
 from hpo.storage.paused_end import prune_paused_trial
@@ -52,7 +53,10 @@ def _paused(storage: StudyStorage, study_id: int) -> list[tuple[int, int]]:
 @patient
 def _prune(storage: StudyStorage, trial_id: int, number: int, *, single: bool) -> Settled | None:
     with storage.transaction() as session:
+        study_id = lock_study_of(session, trial_id)
         step = prune_paused_trial(session, trial_id, single=single)
+        if step is not None:
+            note_change(session, study_id, trial_id)
     if step is None:
         return None
     return Settled(number, 0, TrialState.PRUNED, "pruned", paused_at_end(step))

@@ -36,6 +36,7 @@ from hpo.storage import engines as database
 from hpo.storage import ledger
 from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR, PAUSED_ATTR
 from hpo.storage.budget import lock_study, refuse_beyond_budget
+from hpo.storage.changes import lock_study_of, note_change
 from hpo.storage.engines import display_url
 from hpo.storage.guarded import guarded_insert, set_attr, set_state
 from hpo.storage.leased import lease_lost
@@ -303,7 +304,9 @@ class StudyStorage(GatheringStorage):
             self._claim.attempt = None
         with self.transaction() as session:
             won = self._claimed_before(session, trial_id)
+            study_id = lock_study_of(session, trial_id)
             if not won and (won := lock_paused(session, trial_id)):
+                note_change(session, study_id, trial_id)
                 forget_pause(session, trial_id, decision=True)
                 self._claim.attempt = ledger.claim(session, trial_id, self.owner)
                 self._store_grant(session, trial_id)

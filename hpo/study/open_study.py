@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
 from hpo.study.folders import stop_note
 from hpo.study.initial_trials import begin, budget_of, check_initial_trials
 from hpo.study.note import write_note
+from hpo.study.progress import StudyProgress
 from hpo.study.ranking import study_directions
 from hpo.study.undeclared import refuse_what_needs_a_space
 from hpo.study.widened import has_older_space, widen
@@ -68,6 +70,12 @@ class OpenStudy:
     study: optuna.Study
     notes: Sequence[str] = ()
     scheduler: Scheduler = field(default_factory=PrunerScheduler)
+
+    @functools.cached_property
+    def progress(self) -> StudyProgress:
+        """Its trials as columns, as they were at the last look."""
+        minimize = self.spec.study.direction == "minimize"
+        return StudyProgress(self.storage, self.study_id, minimize=minimize)
 
     @property
     def study_id(self) -> int:

@@ -53,10 +53,14 @@ def outcome_of(trial: FrozenTrial) -> str:
     """
     if paused_at(trial) is not None:
         return PAUSED
-    stored = trial.user_attrs.get(OUTCOME_ATTR)
-    if stored is None or trial.state != STATE_OF.get(stored, TrialState.FAIL):
-        return str(_OF_STATE[trial.state])
-    if stored == Outcome.DIVERGED and (value := leading_value(trial)) is not None and math.isfinite(value):
+    return ended_as(trial.state, trial.user_attrs.get(OUTCOME_ATTR), leading_value(trial))
+
+
+def ended_as(state: TrialState, stored: str | None, value: float | None) -> str:
+    """The outcome of a trial that is not paused by its state, its stored outcome and its leading value."""
+    if stored is None or state != STATE_OF.get(stored, TrialState.FAIL):
+        return str(_OF_STATE[state])
+    if stored == Outcome.DIVERGED and value is not None and math.isfinite(value):
         return str(Outcome.COMPLETE)
     return str(stored)
 

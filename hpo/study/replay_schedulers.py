@@ -215,6 +215,7 @@ def _standing(
     return replace(
         now,
         read=lambda: imported,
+        read_columns=None,
         horizon=now.horizon or spec.trainer.known_epochs,
         seed=spec.seed + order,
         planned=workers,

@@ -8,7 +8,9 @@ from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.search.schedulers.scheduler import Seen, Standing
+from hpo.search.schedulers.columns import Columns
+from hpo.search.schedulers.scheduler import Standing
+from hpo.search.schedulers.seen import Seen
 from hpo.storage.attributes import (
     BUDGET_ATTR,
     EPOCHS_ATTR,
@@ -28,7 +30,7 @@ from hpo.study.timing import timing_of
 
 
 def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
-    """The study now; its trials are read when they are first asked for, then all that is stored about them.
+    """The study now; its trials, or columns, are read when they are first asked for.
 
     Args:
         opened: The study.
@@ -37,6 +39,7 @@ def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
     attrs = user_attrs_of(opened.study)
     return Standing(
         read=lambda: _seen(opened, here),
+        read_columns=None if opened.scheduler.reads_trials else lambda: _columns(opened, here),
         space=opened.space.distributions,
         conditions=opened.space.conditions,
         where=opened.space.where,
@@ -49,6 +52,11 @@ def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
         state=attrs.get(SCHEDULER_ATTR, {}),
         here=here,
     )
+
+
+def _columns(opened: OpenStudy, here: int | None) -> Columns:
+    now = opened.progress.look()
+    return now if here is None else now.with_paused(here)
 
 
 def _seen(opened: OpenStudy, here: int | None) -> Sequence[Seen]:

@@ -32,7 +32,7 @@ from hpo.storage.grants import grants_of
 from hpo.storage.ledger import Attempt
 from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
 from hpo.storage.optuna_private import id_of_trial
-from hpo.storage.outlines import outlined_trials, trials_without_curves
+from hpo.storage.outlines import id_before_last, outlined_trials, trials_without_curves
 from hpo.storage.pausing import pruned_at_end
 from hpo.study.agents import agents_at_work
 from hpo.study.code_record import CodeRecord, codes_of
@@ -208,8 +208,8 @@ def _whole(opened: OpenStudy, outline: FrozenTrial) -> FrozenTrial:
     return trial
 
 
-def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
-    """One entry a trial, in the order of their numbers.
+def study_trials(opened: OpenStudy, last: int | None = None) -> list[dict[str, Any]]:
+    """One entry a trial, in the order of their numbers; ``last``: of so many with the highest numbers.
 
     ``params`` are as the study file has them, lists and mappings among them. ``metrics`` are those of its best
     epoch that a person asked for (`hpo.study.internals.parted_metrics`), empty before there is one. The traceback
@@ -224,10 +224,11 @@ def study_trials(opened: OpenStudy) -> list[dict[str, Any]]:
     which epoch, and in whose place (`hpo.storage.lineage.Forked`), ``replaced_by`` which fork stands in the place
     of this trial; ``epochs`` count those of a fork's parent, too.
     """
+    above = -1 if last is None else id_before_last(opened.storage, opened.study_id, last)
     with opened.storage.engine.connect() as conn:
-        attempts = _by_trial(ledger.attempts(conn, opened.study_id))
+        attempts = _by_trial(ledger.attempts(conn, opened.study_id, after=above))
     minimize = opened.spec.study.direction == "minimize"
-    trials = _own(trials_without_curves(opened.storage, opened.study_id, minimize=minimize))
+    trials = _own(trials_without_curves(opened.storage, opened.study_id, minimize=minimize, after=above))
     forks = {fork["replaces"]: trial for trial in trials if (fork := forked_from(trial)) is not None}
     return [
         {

@@ -17,7 +17,6 @@ from hpo.search.schedulers.scheduler import (
     New,
     Next,
     Resume,
-    Seen,
     Standing,
     Wait,
     Why,
@@ -55,13 +54,19 @@ class Taker:
             ValueError: The scheduler resumes a trial that is not there.
         """
         self.opened.refuse_other_code()
+        anew = False
         while True:
             standing = standing_of(self.opened)
             step = self._known(standing) or self._asked(standing)
             try:
-                return _carried_out(self.opened, standing, step)
+                taken = _carried_out(self.opened, standing, step)
             except OldGrantError:  # another worker was faster: this one decides again, with that in sight
                 continue
+            if taken is not None or anew or standing.read_columns is None:
+                return taken
+            # Another tool may have changed a paused trial, which no look shows: before it leaves, it reads all.
+            self.opened.progress.forget()
+            anew = True
 
     def extended(self, trial_id: int) -> Granted | None:
         """Let a held trial whose grant ends train on without a pause, if the scheduler would resume it now.
@@ -94,7 +99,7 @@ class Taker:
             return None
         decision, number, step = decided
         paused = {number, step.number} if isinstance(step, Resume) else {number}
-        if decision != standing.decision or any(standing.numbered(each).state != "paused" for each in paused):
+        if decision != standing.decision or not all(map(standing.is_paused, paused)):
             return None
         return step
 
@@ -118,8 +123,8 @@ def claimable(opened: OpenStudy) -> int:
     if isinstance(step, New) and not _is_grant(standing, step):
         return opened.claimable()
     if isinstance(step, Wait):
-        return len(_takeable(standing))
-    return len(_takeable(standing)) + len(standing.paused) + (standing.new_left or 0)
+        return len(standing.takeable)
+    return len(standing.takeable) + standing.count("paused") + (standing.new_left or 0)
 
 
 def _carried_out(opened: OpenStudy, standing: Standing, step: Next) -> Lease | Wait | None:
@@ -133,7 +138,7 @@ def _carried_out(opened: OpenStudy, standing: Standing, step: Next) -> Lease | W
     created = _new(opened, _grant(opened, standing, step)) if isinstance(step, New | Fork) else None
     if created is not None:
         return created
-    return Wait() if standing.running else None
+    return Wait() if standing.count("running") else None
 
 
 def _is_grant(standing: Standing, step: New) -> bool:
@@ -155,12 +160,6 @@ def _grant(opened: OpenStudy, standing: Standing, step: New | Resume | Fork) -> 
     )
 
 
-def _takeable(standing: Standing) -> list[Seen]:
-    """Trials that wait and may be taken: those that go on where they were, and others while epochs are left."""
-    waiting = [trial for trial in standing.own if trial.state == "waiting"]
-    return [trial for trial in waiting if trial.kinds or standing.epochs_left != 0]
-
-
 def _new(opened: OpenStudy, grant: Grant | None) -> Lease | None:
     """A new trial; None above the budget."""
     with contextlib.suppress(BudgetExhaustedError), opened.storage.granting(grant):
@@ -169,7 +168,7 @@ def _new(opened: OpenStudy, grant: Grant | None) -> Lease | None:
 
 
 def _take_waiting(opened: OpenStudy, standing: Standing) -> Lease | None:
-    takeable = {trial.number for trial in _takeable(standing)}
+    takeable = set(standing.takeable.tolist())
     if not takeable:  # the usual case: the scheduler is not asked for what it would grant first
         return None
     first = New(until=opened.scheduler.first(standing), why=Why("enqueued"))
@@ -192,11 +191,14 @@ def _first_waiting(opened: OpenStudy, grant: Grant | None, among: Container[int]
 
 def _resume(opened: OpenStudy, standing: Standing, step: Resume) -> Lease | None:
     """A paused trial; None where another worker was faster."""
-    if standing.numbered(step.number).state != "paused":
+    if not standing.is_paused(step.number):
         raise ValueError(f"the scheduler resumes trial {step.number}, which is not paused")
     trial_id = opened.storage.get_trial_id_from_study_id_trial_number(id_of_study(opened.study), step.number)
     with opened.storage.granting(_grant(opened, standing, step)):
-        return _held(opened, trial_id) if opened.storage.resume(trial_id) else None
+        if opened.storage.resume(trial_id):
+            return _held(opened, trial_id)
+    opened.progress.forget()  # also of one that another tool has changed, which no look would show
+    return None
 
 
 def _held(opened: OpenStudy, trial_id: int) -> Lease:

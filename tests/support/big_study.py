@@ -5,7 +5,8 @@ For tests and benchmarks of what reads or continues a large study. As a program:
 
 The trials are those of a plain search: points drawn at random, losses that fall towards a floor which depends on
 the point, three in five pruned at a fifth of their epochs, one in a hundred diverged. Each has what hpo stores
-with it: attempt, best epoch, run, artifacts.
+with it: attempt, best epoch, run, artifacts. In a study whose scheduler promotes trials most are paused, as ASHA
+leaves them, with the grants that brought them to their rungs.
 """
 
 import argparse
@@ -15,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from datetime import UTC, datetime, timedelta
 from importlib import resources
-from itertools import repeat
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any, Final
 
@@ -25,10 +26,13 @@ import sqlalchemy as sa
 from optuna.distributions import BaseDistribution, CategoricalDistribution, distribution_to_json
 
 from hpo.config.spec import load_spec
+from hpo.search.schedulers.rungs import ladder
 from hpo.storage import ledger
+from hpo.storage.attributes import GRANTED_ATTR
 from hpo.storage.optuna_private import (
     PARAMS,
     REPORTS,
+    STUDY_USER_ATTRS,
     TRIAL_SYSTEM_ATTRS,
     TRIAL_USER_ATTRS,
     TRIALS,
@@ -39,6 +43,7 @@ from hpo.study.open_study import OpenStudy, start_study
 _PRUNED: Final = 0.6
 _DIVERGED: Final = 0.01
 _SECONDS_A_TRIAL: Final = 60
+_WHY: Final = {"kind": "", "predicted": None, "low": None, "high": None, "incumbent": 0.5}
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _AT_ONCE: Final = 5_000  # trials whose rows are held at a time
 _SQLITE_TIME: Final = "%Y-%m-%d %H:%M:%S.%f"  # as SQLAlchemy writes it; servers read it, too
@@ -47,7 +52,9 @@ _SQLITE_TIME: Final = "%Y-%m-%d %H:%M:%S.%f"  # as SQLAlchemy writes it; servers
 _Rows = tuple[sa.Table, tuple[str, ...], Iterator[tuple[Any, ...]]]
 
 
-def make_big_study(folder: Path, trials: int, *, epochs: int = 50, storage: str | None = None) -> Path:
+def make_big_study(
+    folder: Path, trials: int, *, epochs: int = 50, storage: str | None = None, overrides: Sequence[str] = ()
+) -> Path:
     """Write a study that has had so many trials and may have as many more; returns its study file.
 
     Args:
@@ -55,6 +62,7 @@ def make_big_study(folder: Path, trials: int, *, epochs: int = 50, storage: str 
         trials: How many trials have finished.
         epochs: Of a trial that runs to its end.
         storage: The database's URL; None for SQLite in the folder. A study named ``big`` must not be in it.
+        overrides: Of the study file, for the study that is started; whoever opens it has to give them, too.
     """
     folder.mkdir(parents=True, exist_ok=True)
     template = resources.files("hpo") / "templates" / "classification"
@@ -70,7 +78,7 @@ def make_big_study(folder: Path, trials: int, *, epochs: int = 50, storage: str 
         text = text.replace(old, new, 1)
     file = folder / "study.yaml"
     file.write_text(text)
-    opened = start_study(load_spec(file))
+    opened = start_study(load_spec(file, overrides))
     with closing(opened.storage):
         fill(opened, trials, epochs)
     return file
@@ -81,12 +89,17 @@ def fill(opened: OpenStudy, trials: int, epochs: int) -> None:
     engine = opened.storage.engine
     with engine.begin() as conn:
         first = (conn.execute(sa.select(sa.func.max(TRIALS.c.trial_id))).scalar() or 0) + 1
+        granted = 0
         for start in range(0, trials, _AT_ONCE):
-            block = _Block(opened, first, range(start, min(start + _AT_ONCE, trials)), epochs)
+            block = _Block(opened, first, granted, range(start, min(start + _AT_ONCE, trials)), epochs)
+            granted += sum(map(len, block.grants))
             for table, columns, rows in block.tables():
                 _insert(conn, table, columns, rows)
         if engine.name == "postgresql":  # rows with ids of their own leave the sequence where it was
             conn.execute(sa.text(f"SELECT setval('trials_trial_id_seq', {first + trials - 1})"))
+        if granted:
+            mine = (STUDY_USER_ATTRS.c.study_id == opened.study_id, STUDY_USER_ATTRS.c.key == GRANTED_ATTR)
+            conn.execute(sa.update(STUDY_USER_ATTRS).where(*mine).values(value_json=json.dumps(granted)))
     if engine.name == "postgresql":
         with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as conn:
             conn.exec_driver_sql("ANALYZE")
@@ -95,7 +108,7 @@ def fill(opened: OpenStudy, trials: int, epochs: int) -> None:
 class _Block:
     """Some trials of the study, and the rows that they have in each table."""
 
-    def __init__(self, opened: OpenStudy, first_id: int, numbers: range, epochs: int) -> None:
+    def __init__(self, opened: OpenStudy, first_id: int, granted: int, numbers: range, epochs: int) -> None:
         self._opened, self._epochs = opened, epochs
         self._numbers, self._ids = numbers, range(first_id + numbers.start, first_id + numbers.stop)
         count = len(numbers)
@@ -107,11 +120,36 @@ class _Block:
         steps = np.arange(1, epochs + 1)
         falling = 1.1 * np.exp(-steps / (1 + epochs * random.uniform(0.05, 0.2, (count, 1))))
         self._curves = floor[:, None] + falling + 0.005 * random.standard_normal((count, epochs))
+        self.grants: list[list[dict[str, Any]]] = []
+        if opened.spec.study.scheduler is not None:
+            self._climb(granted)
+            return
         early = max(1, epochs // 5)
         behind = self._curves[:, early - 1] > np.quantile(self._curves[:, early - 1], 1 - _PRUNED)
         self._diverged = ~behind & (random.random(count) < _DIVERGED)
         self._lengths = np.where(behind, early, epochs)
         self._states = ["PRUNED" if pruned else "COMPLETE" for pruned in behind]
+
+    def _climb(self, granted: int) -> None:
+        """Let the best third of the trials at each rung have gone on to the next."""
+        rungs = ladder(self._epochs, 3)
+        self._lengths = np.full(len(self._numbers), rungs[0])
+        there = np.arange(len(self._numbers))
+        for rung, after in pairwise(rungs):
+            order = np.argsort(self._curves[there, rung - 1], kind="stable")
+            there = there[order[: len(there) // 3]]
+            self._lengths[there] = after
+        self._diverged = np.zeros(len(self._numbers), dtype=bool)
+        whole = self._lengths == self._epochs
+        self._states = ["COMPLETE" if ended else "RUNNING" for ended in whole]
+        for length in self._lengths.tolist():
+            climbed = [None if rung == self._epochs else rung for rung in rungs if rung <= length]
+            each = [
+                {"number": granted + at, "until": until, "why": _WHY | {"kind": "promotion" if at else "breadth"}}
+                for at, until in enumerate(climbed)
+            ]
+            self.grants.append(each)
+            granted += len(each)
 
     def tables(self) -> Iterator[_Rows]:
         """All rows of the trials, by table."""
@@ -120,7 +158,8 @@ class _Block:
         times = [tuple(moment.strftime(_SQLITE_TIME) for moment in span) for span in spans]
         own = zip(self._ids, self._numbers, repeat(study), self._states, times, strict=False)
         columns = ("trial_id", "number", "study_id", "state", "datetime_start", "datetime_complete")
-        yield TRIALS, columns, ((*row, *span) for *row, span in own)
+        ended = ((*row, start, end if row[-1] != "RUNNING" else None) for *row, (start, end) in own)
+        yield TRIALS, columns, ended
         yield PARAMS, ("trial_id", "param_name", "param_value", "distribution_json"), self._params()
         yield VALUES, ("trial_id", "objective", "value", "value_type"), self._values()
         yield REPORTS, ("trial_id", "step", "intermediate_value", "intermediate_value_type"), self._reports()
@@ -143,7 +182,9 @@ class _Block:
 
     def _values(self) -> Iterator[tuple[Any, ...]]:
         lasts = self._curves[np.arange(len(self._lengths)), self._lengths - 1].tolist()
-        for trial_id, diverged, value in zip(self._ids, self._diverged, lasts, strict=True):
+        for trial_id, state, diverged, value in zip(self._ids, self._states, self._diverged, lasts, strict=True):
+            if state == "RUNNING":
+                continue
             yield (trial_id, 0, None, "INF_POS") if diverged else (trial_id, 0, value, "FINITE")
 
     def _reports(self) -> Iterator[tuple[Any, ...]]:
@@ -160,9 +201,11 @@ class _Block:
                 yield trial_id, "hpo:outcome", json.dumps("diverged")
                 yield trial_id, "hpo:reason", json.dumps(f"train_loss is nan in epoch {length}")
                 continue
-            if length < self._epochs:
+            if length < self._epochs and not self.grants:
                 yield trial_id, "hpo:pruned_at", json.dumps(length)
                 continue
+            if length < self._epochs:
+                yield trial_id, "hpo:paused", json.dumps(length)
             loss = curve[length - 1]
             metrics = {
                 "train_loss": loss - 0.01,
@@ -171,6 +214,10 @@ class _Block:
             }
             metrics |= {"val_loss": loss, "val_accuracy": 1 - loss / 2, "lr": 9.716954188667215e-06}
             yield trial_id, "hpo:best", json.dumps({"epoch": length, "metrics": metrics})
+        timing = {"attempts": 1, "epochs": 1, "training_s": 10.0, "around_s": 0.5}
+        for trial_id, grants in zip(self._ids, self.grants, strict=False):
+            yield trial_id, "hpo:grants", json.dumps(grants)
+            yield trial_id, "hpo:timing", json.dumps(timing)
 
     def _system_attrs(self) -> Iterator[tuple[Any, ...]]:
         for trial_id in self._ids:
@@ -193,7 +240,8 @@ class _Block:
                 code,
                 agent,
             )
-            yield trial_id, 1, *owner, first, last, last - first, last, state.lower(), None
+            outcome = "paused" if state == "RUNNING" else state.lower()
+            yield trial_id, 1, *owner, first, last, last - first, last, outcome, None
 
 
 def _value_at(distribution: BaseDistribution) -> Callable[[float], float]:
@@ -229,10 +277,13 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=50_000)
     parser.add_argument("--epochs", type=int, default=50)
     parser.add_argument("--storage", help="URL of the database; SQLite in the folder without it")
+    parser.add_argument("--set", nargs="*", default=[], help="overrides of the study file")
     given = parser.parse_args()
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     begun = time.perf_counter()
-    file = make_big_study(given.folder, given.trials, epochs=given.epochs, storage=given.storage)
+    file = make_big_study(
+        given.folder, given.trials, epochs=given.epochs, storage=given.storage, overrides=given.set
+    )
     print(f"{file}: {given.trials} trials in {time.perf_counter() - begun:.1f} s")
 
 

@@ -16,7 +16,8 @@ from optuna.distributions import (
 )
 
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
-from hpo.search.schedulers.scheduler import New, Next, Resume, Scheduler, Seen, Standing, Wait
+from hpo.search.schedulers.scheduler import New, Next, Resume, Scheduler, Standing, Wait
+from hpo.search.schedulers.seen import Seen
 
 SPACE: Mapping[str, BaseDistribution] = {
     "optimizer.lr": FloatDistribution(1e-5, 1e-1, log=True),

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
-from hpo.search.schedulers.curves import affordable, curves_of, horizon_of, until
+from hpo.search.schedulers.curves import affordable
 from hpo.search.schedulers.granting import GrantScheduler
-from hpo.search.schedulers.rungs import ladder, promotion
+from hpo.search.schedulers.rungs import climbers_of, ladder, promotion
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
 
 
@@ -24,24 +25,26 @@ class Asha(GrantScheduler):
         first_rung: Epochs of the first rung.
     """
 
+    reads_trials: ClassVar[bool] = False
+
     factor: int = 3
     first_rung: int = 1
 
     def first(self, standing: Standing) -> int | None:
         """The first rung."""
-        curves = curves_of(standing)
-        return until(standing, curves, ladder(horizon_of(standing, curves), self.factor, self.first_rung)[0])
+        climbers = climbers_of(standing)
+        return climbers.until(standing, ladder(climbers.horizon(standing), self.factor, self.first_rung)[0])
 
     def next(self, standing: Standing) -> Next:
         """A promotion, else a new trial; see `Scheduler`."""
         if standing.epochs_left == 0:
             return Wait()
-        curves = curves_of(standing)
-        rungs = ladder(horizon_of(standing, curves), self.factor, self.first_rung)
-        if found := promotion(curves, rungs, self.factor):
-            curve, rung = found
-            goal = until(standing, curves, affordable(standing, curve.done, rung))
-            return Resume(curve.number, goal, Why("promotion"))
+        climbers = climbers_of(standing)
+        rungs = ladder(climbers.horizon(standing), self.factor, self.first_rung)
+        if found := promotion(climbers, rungs, self.factor):
+            place, rung = found
+            goal = climbers.until(standing, affordable(standing, int(climbers.done[place]), rung))
+            return Resume(int(climbers.number[place]), goal, Why("promotion"))
         if standing.new_left == 0:
             return Wait()
-        return New(None, until(standing, curves, affordable(standing, 0, rungs[0])), Why("breadth"))
+        return New(None, climbers.until(standing, affordable(standing, 0, rungs[0])), Why("breadth"))

@@ -7,9 +7,10 @@ from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final
+from typing import Final, SupportsInt
 
-from hpo.search.schedulers.scheduler import Seen, Standing
+from hpo.search.schedulers.scheduler import Standing
+from hpo.search.schedulers.seen import Seen
 
 #: A horizon that is not known is taken to be this many times the largest epoch seen, and no less than that.
 _ROOM: Final = 3
@@ -95,11 +96,15 @@ def horizon_of(standing: Standing, curves: Sequence[Curve]) -> int:
 
     Where none has, three times the largest epoch seen: room for the leaders to go further.
     """
+    whole = max((curve.done for curve in curves if curve.seen.whole), default=0)
+    return horizon_by(standing, whole, max((curve.done for curve in curves), default=0))
+
+
+def horizon_by(standing: Standing, whole: SupportsInt, longest: SupportsInt) -> int:
+    """The same by the epochs of the longest trial that trained to its end, and of the longest of all."""
     if standing.horizon is not None:
         return standing.horizon
-    if whole := max((curve.done for curve in curves if curve.seen.whole), default=0):
-        return whole
-    return max(_LEAST, _ROOM * max((curve.done for curve in curves), default=0))
+    return int(whole) or max(_LEAST, _ROOM * int(longest))
 
 
 def affordable(standing: Standing, done: int, goal: int) -> int:

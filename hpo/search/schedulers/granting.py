@@ -13,6 +13,7 @@ class GrantScheduler:
     """Decides where grants end, and nothing in between."""
 
     forks: ClassVar[bool] = False
+    reads_trials: ClassVar[bool] = True
 
     def watches(self, study: optuna.Study) -> bool:  # noqa: ARG002 - the same for any
         """False; see `Scheduler`."""

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
-from hpo.search.schedulers.curves import affordable, curves_of, horizon_of, until
+from hpo.search.schedulers.curves import affordable
 from hpo.search.schedulers.granting import GrantScheduler
-from hpo.search.schedulers.rungs import ladder, promotion
+from hpo.search.schedulers.rungs import climbers_of, ladder, promotion
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
 
 
@@ -27,39 +29,57 @@ class Hyperband(GrantScheduler):
         first_rung: Epochs of the first rung of the widest bracket.
     """
 
+    reads_trials: ClassVar[bool] = False
+
     factor: int = 3
     first_rung: int = 1
 
     def first(self, standing: Standing) -> int | None:
         """The first rung of the bracket that the next new trial has."""
-        curves = curves_of(standing)
-        rungs = ladder(horizon_of(standing, curves), self.factor, self.first_rung)
-        return until(standing, curves, rungs[self.bracket(standing, _upcoming(standing), len(rungs))])
+        climbers = climbers_of(standing)
+        rungs = ladder(climbers.horizon(standing), self.factor, self.first_rung)
+        return climbers.until(standing, rungs[self.bracket(standing, _upcoming(standing), len(rungs))])
 
     def next(self, standing: Standing) -> Next:
         """A promotion in the widest bracket that has one, else a new trial; see `Scheduler`."""
         if standing.epochs_left == 0:
             return Wait()
-        curves = curves_of(standing)
-        rungs = ladder(horizon_of(standing, curves), self.factor, self.first_rung)
-        brackets = [self.bracket(standing, curve.number, len(rungs)) for curve in curves]
+        climbers = climbers_of(standing)
+        rungs = ladder(climbers.horizon(standing), self.factor, self.first_rung)
+        drawn = _drawn(standing.seed, len(rungs), self.factor, _upcoming(standing))
+        brackets = np.array(drawn, dtype=np.int64)[climbers.number]
         for bracket in range(len(rungs) - 1):
-            inside = [curve for curve, its in zip(curves, brackets, strict=True) if its == bracket]
-            if found := promotion(inside, rungs[bracket:], self.factor):
-                curve, rung = found
-                goal = until(standing, curves, affordable(standing, curve.done, rung))
-                return Resume(curve.number, goal, Why("promotion"))
+            if found := promotion(climbers, rungs[bracket:], self.factor, brackets == bracket):
+                place, rung = found
+                goal = climbers.until(standing, affordable(standing, int(climbers.done[place]), rung))
+                return Resume(int(climbers.number[place]), goal, Why("promotion"))
         if standing.new_left == 0:
             return Wait()
         start = rungs[self.bracket(standing, _upcoming(standing), len(rungs))]
-        return New(None, until(standing, curves, affordable(standing, 0, start)), Why("breadth"))
+        return New(None, climbers.until(standing, affordable(standing, 0, start)), Why("breadth"))
 
     def bracket(self, standing: Standing, number: int, rungs: int) -> int:
         """The bracket of a trial: an index of the first of its rungs."""
-        trials = [np.ceil(rungs / (rungs - k)) * float(self.factor) ** (rungs - 1 - k) for k in range(rungs)]
-        rng = np.random.default_rng((standing.seed, number))
-        return int(rng.choice(rungs, p=np.array(trials) / sum(trials)))
+        return _drawn(standing.seed, rungs, self.factor, number + 1)[number]
+
+
+def _drawn(seed: int, rungs: int, factor: int, count: int) -> list[int]:
+    """The brackets of at least so many trials, from trial 0 on."""
+    known = _known(seed, rungs, factor)
+    if len(known) < count:
+        trials = [np.ceil(rungs / (rungs - k)) * float(factor) ** (rungs - 1 - k) for k in range(rungs)]
+        ends = np.cumsum(np.array(trials) / sum(trials))
+        ends /= ends[-1]
+        draws = [np.random.default_rng((seed, number)).random() for number in range(len(known), count)]
+        known.extend(ends.searchsorted(draws, side="right").tolist())  # as `Generator.choice` has it
+    return known
+
+
+# Each is drawn once in a process: a draw takes a hundredth of a millisecond, and a decision needs all of them.
+@functools.lru_cache(maxsize=8)
+def _known(seed: int, rungs: int, factor: int) -> list[int]:  # noqa: ARG001 - what the list is of
+    return []
 
 
 def _upcoming(standing: Standing) -> int:
-    return max((trial.number for trial in standing.trials), default=-1) + 1
+    return int(standing.columns.number.max(initial=-1)) + 1

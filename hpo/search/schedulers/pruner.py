@@ -14,6 +14,7 @@ class PrunerScheduler:
     """Stops a trial where the study's pruner says so; a free worker takes what waits, else a new trial."""
 
     forks: ClassVar[bool] = False
+    reads_trials: ClassVar[bool] = False
 
     def watches(self, study: optuna.Study) -> bool:
         """Unless the study has no pruner; see `Scheduler`."""

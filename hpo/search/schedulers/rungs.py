@@ -4,33 +4,72 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Final, Protocol, TypeVar
+from typing import Final
+
+import numpy as np
+
+from hpo.search.schedulers.columns import PAUSED, Flags, Floats, Integers
+from hpo.search.schedulers.curves import Curve, horizon_by
+from hpo.search.schedulers.scheduler import Standing
 
 #: A rung this near the horizon is left out: a trial that has come so far trains to its end.
 _NEAR: Final = 0.8
 
 
-class Climber(Protocol):
-    """A trial on its way up the rungs."""
+@dataclass(frozen=True, eq=False)
+class Climbers:
+    """Trials on their way up the rungs, those that are above the first one or have ended included.
 
-    @property
-    def number(self) -> int:
-        """Its number."""
+    Attributes:
+        number: The number of each.
+        done: Epochs that it has finished.
+        whole: Whether it has trained to its end.
+        resumable: Whether it may be promoted now.
+        at: Returns, for an epoch, the loss of each that has come so far; anything for the others.
+    """
 
-    @property
-    def done(self) -> int:
-        """Epochs that it has finished."""
+    number: Integers
+    done: Integers
+    whole: Flags
+    resumable: Flags
+    at: Callable[[int], Floats]
 
-    @property
-    def resumable(self) -> bool:
-        """Whether it may be promoted now."""
+    def horizon(self, standing: Standing) -> int:
+        """As `hpo.search.schedulers.curves.horizon_of`."""
+        return horizon_by(standing, self.done[self.whole].max(initial=0), self.done.max(initial=0))
 
-    def at(self, epoch: int) -> float:
-        """Its loss at an epoch."""
+    def until(self, standing: Standing, goal: int) -> int | None:
+        """As `hpo.search.schedulers.curves.until`."""
+        certain = standing.horizon is not None or bool(self.whole.any())
+        return None if certain and goal >= self.horizon(standing) else goal
 
 
-C = TypeVar("C", bound=Climber)
+def climbers_of(standing: Standing) -> Climbers:
+    """Every trial, but those of earlier studies: their losses may have another level."""
+    every, sign = standing.columns, 1.0 if standing.minimize else -1.0
+    ours = ~every.foreign
+
+    def at(epoch: int) -> Floats:
+        losses = sign * every.read_at(epoch)
+        return np.where(every.feasible & np.isfinite(losses), losses, math.inf)[ours]
+
+    paused = every.state == PAUSED
+    done = np.where(paused, every.epochs, np.maximum(every.last, 0))
+    resumable = paused & every.feasible & every.finite
+    return Climbers(every.number[ours], done[ours], every.whole[ours], resumable[ours], at)
+
+
+def climbing(curves: Sequence[Curve]) -> Climbers:
+    """The trials of these curves."""
+    return Climbers(
+        np.array([curve.number for curve in curves], dtype=np.int64),
+        np.array([curve.done for curve in curves], dtype=np.int64),
+        np.array([curve.seen.whole for curve in curves], dtype=np.bool_),
+        np.array([curve.resumable for curve in curves], dtype=np.bool_),
+        lambda epoch: np.array([curve.at(epoch) for curve in curves], dtype=np.float64),
+    )
 
 
 def ladder(horizon: int, factor: float, first: int = 1) -> list[int]:
@@ -47,23 +86,34 @@ def ladder(horizon: int, factor: float, first: int = 1) -> list[int]:
 
 
 def promotion(
-    climbers: Sequence[C], rungs: Sequence[int], factor: int, *, may: Callable[[C], bool] = lambda _: True
-) -> tuple[C, int] | None:
+    climbers: Climbers, rungs: Sequence[int], factor: int, among: Flags | None = None
+) -> tuple[int, int] | None:
     """Whom asynchronous successive halving promotes, and to which rung; None: no trial has earned it.
 
     The highest rung first: of those that have come to it, the best ``1 / factor`` are promoted to the next (Li et
     al., A System for Massively Parallel Hyperparameter Tuning, 2020).
 
     Args:
-        climbers: All trials, those that are above the first rung or have ended included.
+        climbers: The trials.
         rungs: Ascending.
         factor: One of so many is promoted.
-        may: Which of them may be promoted now, besides being resumable.
+        among: Which of them count; None for all.
+
+    Returns:
+        The trial's place among the climbers, and the rung.
     """
+    number, done = climbers.number, climbers.done
     for rung, after in reversed(list(pairwise(rungs))):
-        there = [climber for climber in climbers if climber.done >= rung]
-        best = sorted(there, key=lambda climber: (climber.at(rung), climber.number))[: len(there) // factor]
-        for climber in best:
-            if climber.done < after and climber.resumable and may(climber):
-                return climber, after
+        there = done >= rung if among is None else (done >= rung) & among
+        places = int(np.count_nonzero(there)) // factor
+        waiting = np.flatnonzero(there & (done < after) & climbers.resumable)
+        if not places or not len(waiting):
+            continue
+        losses = climbers.at(rung)
+        least = losses[waiting].min()
+        equal = waiting[losses[waiting] == least]
+        best = equal[number[equal].argmin()]
+        ahead = there & ((losses < least) | ((losses == least) & (number < number[best])))
+        if np.count_nonzero(ahead) < places:
+            return int(best), after
     return None

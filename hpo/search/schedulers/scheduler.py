@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 from statistics import median
 from typing import Any, Final, Literal, Protocol
 
+import numpy as np
 import optuna
 from optuna.distributions import BaseDistribution
 
 from hpo.config.conditions import Condition
+from hpo.search.schedulers import columns
+from hpo.search.schedulers.columns import Columns, Flags, Integers, columns_of
+from hpo.search.schedulers.seen import Seen
 
 #: Trials by which the cost of a switch is measured, at least; a switch that takes less of an epoch costs nothing.
 _FEWEST: Final = 4
@@ -115,59 +119,6 @@ class Wait:
 Next = New | Resume | Fork | Wait
 
 
-@dataclass(frozen=True)
-class Seen:
-    """A trial as a scheduler sees it.
-
-    Attributes:
-        number: Its number.
-        params: Dotted path → value; a parameter whose condition does not hold is left out.
-        values: Finished epochs → the metric as it was reported after them; it may be NaN or infinite, and epochs
-            may be left out.
-        state: ``"waiting"`` for a worker, ``"running"``, ``"paused"`` or ``"ended"``.
-        until: The epoch to which it has been granted; None: its end, or nothing was granted.
-        kinds: `Why.kind` of each grant, the first one first; empty for a trial that was never granted anything.
-        whole: It has trained to its end.
-        imported: It was trained outside of the study: it counts against no budget.
-        source: The study that it was imported from, perhaps of other data; None: none, or it is not known.
-        feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
-        inherited: Epochs at its beginning that another trial, its parent, has trained; it has no values there.
-        replaces: The trial in whose place it was forked.
-        switch: Epochs of its own that could be trained in the time that each of its starts and resumptions took;
-            None where that was not measured.
-    """
-
-    number: int
-    params: Mapping[str, Any]
-    values: Mapping[int, float]
-    state: Literal["waiting", "running", "paused", "ended"]
-    until: int | None = None
-    kinds: Sequence[str] = ()
-    whole: bool = False
-    imported: bool = False
-    source: str | None = None
-    feasible: bool = True
-    inherited: int = 0
-    replaces: int | None = None
-    switch: float | None = None
-
-    @property
-    def epochs(self) -> int:
-        """Epochs that it has finished, as far as they were reported, those of its parent included.
-
-        One that has paused has had all of its grant, also where it reported nothing after the last epoch of it.
-        """
-        reported = max(self.values, default=self.inherited)
-        return max(reported, self.until or 0) if self.state == "paused" else reported
-
-    def best(self, pick: Callable[[Iterable[float]], float]) -> float | None:
-        """The best finite value by ``pick``, min or max; None where there is none."""
-        values: Collection[float] = self.values.values()
-        if not math.isfinite(sum(values)):  # a sum is finite only where all of them are
-            values = [value for value in values if math.isfinite(value)]
-        return pick(values) if values else None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Standing:
     """A study at the moment of a decision.
@@ -186,6 +137,7 @@ class Standing:
         n_epochs: How many epochs all its trials may train together; None: any number.
         state: What the scheduler has stored with an earlier decision; empty at first.
         here: The paused trial in whose process this is asked: it resumes at no cost. None: no trial is.
+        read_columns: Returns `columns` without reading trials; None: they are made of `trials`.
     """
 
     read: Callable[[], Sequence[Seen]]
@@ -200,6 +152,14 @@ class Standing:
     n_epochs: int | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
     here: int | None = None
+    read_columns: Callable[[], Columns] | None = None
+
+    @cached_property
+    def columns(self) -> Columns:
+        """What budgets and rungs need of every trial."""
+        if self.read_columns is None or "trials" in self.__dict__:
+            return columns_of(self.trials, minimize=self.minimize)
+        return self.read_columns()
 
     @cached_property
     def trials(self) -> Sequence[Seen]:
@@ -240,24 +200,67 @@ class Standing:
     @cached_property
     def incumbent(self) -> float | None:
         """The best value at any epoch of a trial that keeps to the bounds; None before the first."""
-        pick = min if self.minimize else max
-        bests = (trial.best(pick) for trial in self.own if trial.feasible)
-        return pick((best for best in bests if best is not None), default=None)
+        every = self.columns
+        bests = every.best[~every.imported & every.feasible & ~np.isnan(every.best)]
+        return float(bests.min() if self.minimize else bests.max()) if len(bests) else None
 
     @cached_property
     def decision(self) -> int:
         """How many grants there have been: the number of this decision, from which its randomness comes."""
-        return sum(len(trial.kinds) for trial in self.own)
+        return int(self.columns.grants[~self.columns.imported].sum())
 
     @cached_property
     def new_left(self) -> int | None:
         """New trials that the budget still allows; None for any number."""
-        return None if self.n_trials is None else max(0, self.n_trials - len(self.own))
+        if self.n_trials is None:
+            return None
+        return max(0, self.n_trials - int(np.count_nonzero(~self.columns.imported)))
 
     @cached_property
     def epochs_left(self) -> int | None:
         """Epochs that no trial has trained or been granted; None for any number."""
-        return None if self.n_epochs is None else max(0, self.n_epochs - sum(map(self.claimed, self.own)))
+        return None if self.n_epochs is None else max(0, self.n_epochs - int(self._claimed.sum()))
+
+    @cached_property
+    def takeable(self) -> Integers:
+        """Numbers of the trials that wait and may be taken: those with a grant; others while epochs are left."""
+        waiting = self._own_in(columns.WAITING)
+        if self.epochs_left == 0:
+            waiting &= self.columns.grants > 0
+        return self.columns.number[waiting]
+
+    def count(self, state: Literal["waiting", "running", "paused", "ended"]) -> int:
+        """How many trials that were not imported are in this state."""
+        return int(np.count_nonzero(self._own_in(columns.STATES.index(state))))
+
+    def epochs_of(self, number: int) -> int:
+        """Epochs that a trial has finished; see `Seen.epochs`."""
+        return int(self.columns.epochs[self._place(number)])
+
+    def is_paused(self, number: int) -> bool:
+        """Whether a trial is paused."""
+        return bool(self.columns.state[self._place(number)] == columns.PAUSED)
+
+    def _place(self, number: int) -> int:
+        place = self.columns.place(number)
+        if place is None or self.columns.imported[place]:
+            raise ValueError(f"the scheduler resumes trial {number}, which is not there")
+        return place
+
+    def _own_in(self, state: int) -> Flags:
+        mine: Flags = (self.columns.state == state) & ~self.columns.imported
+        return mine
+
+    @property
+    def _claimed(self) -> Integers:
+        """Epochs of each trial that count against the budget: it has trained them, or may still train them."""
+        every = self.columns
+        settled = (every.state == columns.PAUSED) | (every.state == columns.ENDED)
+        settled |= (every.grants == 0) & (every.state != columns.RUNNING)
+        granted = np.where(every.until == columns.NONE, self.horizon or 0, every.until)
+        epochs = every.epochs
+        claimed = np.where(settled, epochs, np.maximum(epochs, granted)) - every.inherited
+        return claimed[~every.imported]
 
     def numbered(self, number: int) -> Seen:
         """One of the trials that were not imported.
@@ -269,13 +272,6 @@ class Standing:
             if trial.number == number:
                 return trial
         raise ValueError(f"the scheduler resumes trial {number}, which is not there")
-
-    def claimed(self, trial: Seen) -> int:
-        """Epochs of a trial that count against the budget: those it has trained, and those it may still train."""
-        if trial.state in ("paused", "ended") or not (trial.kinds or trial.state == "running"):
-            return trial.epochs - trial.inherited
-        granted = self.horizon if trial.until is None else trial.until
-        return max(trial.epochs, granted or 0) - trial.inherited
 
 
 def within_epochs(standing: Standing, step: Next) -> Next:
@@ -293,7 +289,7 @@ def _epochs_before(standing: Standing, step: New | Resume | Fork) -> int:
     """Epochs that lie behind a trial where a grant begins."""
     if isinstance(step, New):
         return 0
-    return step.epoch if isinstance(step, Fork) else standing.numbered(step.number).epochs
+    return step.epoch if isinstance(step, Fork) else standing.epochs_of(step.number)
 
 
 class Scheduler(Protocol):
@@ -309,10 +305,16 @@ class Scheduler(Protocol):
     Attributes:
         forks: Whether it forks trials. Then the checkpoints where grants have ended stay as long as a trial may be
             forked from them.
+        reads_trials: Whether it looks at `Standing.trials`, which are read with their curves for it; where it does
+            not, `Standing.columns` has all that it needs.
     """
 
     @property
     def forks(self) -> bool:
+        """See the class."""
+
+    @property
+    def reads_trials(self) -> bool:
         """See the class."""
 
     def watches(self, study: optuna.Study) -> bool:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from hpo.search.schedulers.scheduler import Fork, New, Next, Resume, Scheduler, Seen, Standing, Wait, within_epochs
+from hpo.search.schedulers.scheduler import Fork, New, Next, Resume, Scheduler, Standing, Wait, within_epochs
+from hpo.search.schedulers.seen import Seen
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,8 @@ from hpo.search.schedulers.freeze_thaw.model import CurveModel
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
 from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 from hpo.search.schedulers.freeze_thaw.table import Warp, table_of
-from hpo.search.schedulers.scheduler import New, Resume, Seen, Standing
+from hpo.search.schedulers.scheduler import New, Resume, Standing
+from hpo.search.schedulers.seen import Seen
 from tests.support.standings import grown, seen
 
 SPACE = {"x": FloatDistribution(0.0, 1.0), "y": FloatDistribution(0.0, 1.0)}

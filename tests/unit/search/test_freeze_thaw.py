@@ -19,7 +19,8 @@ from hpo.search.schedulers.asha import Asha
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
 from hpo.search.schedulers.hyperband import Hyperband
-from hpo.search.schedulers.scheduler import New, Resume, Scheduler, Seen, Standing, Wait
+from hpo.search.schedulers.scheduler import New, Resume, Scheduler, Standing, Wait
+from hpo.search.schedulers.seen import Seen
 from tests.support.standings import after, grown, seen, standing, standings
 
 

@@ -23,7 +23,8 @@ from hpo.search.schedulers.by_name import make_scheduler
 from hpo.search.schedulers.freeze_thaw.encoding import axis_of
 from hpo.search.schedulers.pbt.perturbation import moved, perturbed
 from hpo.search.schedulers.pbt.scheduler import Pbt
-from hpo.search.schedulers.scheduler import Fork, New, Resume, Seen, Standing, Wait, Why
+from hpo.search.schedulers.scheduler import Fork, New, Resume, Standing, Wait, Why
+from hpo.search.schedulers.seen import Seen
 from tests.support.commands import STUDY
 from tests.support.standings import seen, spaces, standing
 from tests.support.studies import Studies

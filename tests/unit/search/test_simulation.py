@@ -12,7 +12,8 @@ from optuna.distributions import FloatDistribution
 from hpo.search.schedulers.asha import Asha
 from hpo.search.schedulers.by_name import SCHEDULERS
 from hpo.search.schedulers.granting import GrantScheduler
-from hpo.search.schedulers.scheduler import Fork, New, Next, Resume, Seen, Standing, Wait, Why
+from hpo.search.schedulers.scheduler import Fork, New, Next, Resume, Standing, Wait, Why
+from hpo.search.schedulers.seen import Seen
 from hpo.search.schedulers.simulation import Known, Simulation
 
 LEVELS = [(7 * k % 20) / 20 for k in range(20)]

@@ -21,7 +21,8 @@ from hpo.errors import InputError, StudyError
 from hpo.search.samplers import SAMPLERS, make_sampler
 from hpo.search.schedulers.by_name import make_scheduler
 from hpo.search.schedulers.pbt.perturbation import perturbed
-from hpo.search.schedulers.scheduler import Fork, New, Seen, Standing
+from hpo.search.schedulers.scheduler import Fork, New, Standing
+from hpo.search.schedulers.seen import Seen
 from hpo.search.valid_points import check_where
 from tests.support.standings import grown
 

@@ -63,7 +63,10 @@ def test_outlines_count_rank_and_show_as_whole_trials_do(tmp_path: Path, ready_u
         assert isinstance(best, dict)
         assert best["trial"] == 36  # pruned when the study ended, and the best until it paused
         assert best["params"] == {"optimizer.lr": 0.008}
-        shown = {entry["trial"]: entry for entry in study_trials(opened)}
+        entries = study_trials(opened)
+        assert study_trials(opened, last=5) == entries[-5:]
+        assert study_trials(opened, last=1_000) == entries
+        shown = {entry["trial"]: entry for entry in entries}
         assert set(shown) == {trial.number for trial in whole}
         for trial in whole:
             entry = shown[trial.number]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -16,6 +17,7 @@ from hpo.config.space import SearchSpace
 from hpo.config.spec import load_spec
 from hpo.search.history import MOST, most_shown
 from hpo.storage.cache import StudyCache, look_age
+from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import REPORTS, TRIALS, id_of_study
 from hpo.storage.sample import BEST, stride
 from hpo.storage.study_storage import StudyStorage, open_storage
@@ -95,6 +97,44 @@ def test_a_newcomer_and_one_who_saw_all_of_it_have_the_same_sample(
     assert set(running) <= numbers(late, study)
 
 
+def test_paused_trials_are_sampled_too_and_followed_without_asking_for_them(ready_url: str) -> None:
+    """A scheduler leaves most trials paused; only one that resumes is looked at again."""
+    with (
+        closing(open_storage(ready_url, create=False, owner=Owner.current())) as worker,
+        closing(open_storage(ready_url, create=False)) as storage,
+    ):
+        study = optuna.create_study(storage=worker)
+        early = StudyCache(storage, most=8)
+        ids = []
+        for number in range(30):
+            ids.append(worker.create_new_trial(id_of_study(study)))
+            worker.set_trial_intermediate_value(ids[-1], 1, float(number))
+            if number % 3:
+                worker.pause(ids[-1], 1)
+            numbers(early, study)
+        running = set(range(0, 30, 3))
+        late = StudyCache(storage, most=8)
+        assert numbers(early, study) == numbers(late, study) == running | set(range(0, 30, 4))
+        asked: list[set[int]] = []
+        read = storage.read_changes
+
+        def noted(study_id: int, **given: Any) -> Any:
+            asked.append(set(given["among"]))
+            return read(study_id, **given)
+
+        storage.read_changes = noted  # type: ignore[method-assign]
+        assert worker.resume(ids[1])
+        assert worker.resume(ids[4])
+        worker.set_trial_intermediate_value(ids[4], 2, 7.0)
+        worker.pause(ids[4], 2)
+        assert numbers(early, study) == running | {1} | set(range(0, 30, 4))
+        assert asked[0] == {ids[number] for number in running | {1, 4}}
+        numbers(early, study)
+        assert asked[1] == {ids[number] for number in running | {1}}
+        shown = {trial.number: trial for trial in early.get_all_trials(id_of_study(study))}
+        assert shown[4].intermediate_values == {1: 4.0, 2: 7.0}
+
+
 def test_the_sample_halves_where_the_study_has_doubled(ready_url: str) -> None:
     """A worker that stays does not grow; below the bound all is shown."""
     with closing(open_storage(ready_url, create=False)) as storage:
@@ -124,7 +164,7 @@ def test_looks_of_many_workers_cost_in_proportion_to_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "whole"),
+    ("overrides", "whole"),
     [
         ("study.n_trials=7", False),
         ("study.sampler.name=random", False),
@@ -133,9 +173,13 @@ def test_looks_of_many_workers_cost_in_proportion_to_them() -> None:
         ("study.sampler={name: nsgaii}", True),
         ("study.duplicates=reuse", True),
         ("study.constraints={val_accuracy: '>= 0.5'}", True),
+        ("study.epochs=700", False),
+        ("study.pruner=null; study.scheduler=asha", False),
+        ("study.pruner=null; study.scheduler=hyperband", False),
+        ("study.pruner=null; study.scheduler=freeze_thaw", True),
     ],
 )
-def test_what_needs_single_trials_is_shown_all_of_them(tmp_path: Path, override: str, whole: bool) -> None:
-    """A grid's order, a population, rungs and duplicates are in trials that a sample may lack."""
-    spec = load_spec(make_big_study(tmp_path, 1, epochs=5), [override])
+def test_what_needs_single_trials_is_shown_all_of_them(tmp_path: Path, overrides: str, whole: bool) -> None:
+    """A grid's order, a population and duplicates are in trials that a sample may lack."""
+    spec = load_spec(make_big_study(tmp_path, 1, epochs=5), overrides.split("; "))
     assert most_shown(spec, SearchSpace.from_spec(spec)) == (None if whole else MOST)

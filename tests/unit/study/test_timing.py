@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from hpo.search.schedulers.scheduler import Seen, Standing
+from hpo.search.schedulers.scheduler import Standing
+from hpo.search.schedulers.seen import Seen
 from hpo.storage.attributes import TIMING_ATTR
 from hpo.study.timing import Timing, timing_of
 from tests.support.commands import STUDY

@@ -12,7 +12,7 @@ from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw import agreement
 from hpo.search.schedulers.freeze_thaw.choice import ModelChoice
 from hpo.search.schedulers.freeze_thaw.study_view import StudyView
-from hpo.search.schedulers.rungs import ladder, promotion
+from hpo.search.schedulers.rungs import climbing, ladder, promotion
 from hpo.search.schedulers.scheduler import New, Next, Resume, Wait, Why
 
 #: Rungs grow by this; of so many that have come to one, one is promoted; of its square where ranks agree.
@@ -180,8 +180,9 @@ class Mixture:
         rungs = [rung for rung in self._rungs if rung >= lowest]
         for early, late in reversed(list(pairwise(rungs))):
             factor = int(_FACTOR ** (1 + agreement.among_promoted(self._singles, early, late)))
-            if found := promotion(self._singles, [early, late], factor):
-                return self._view.resume(*found, Why("promotion"))
+            if found := promotion(climbing(self._singles), [early, late], factor):
+                place, rung = found
+                return self._view.resume(self._singles[place], rung, Why("promotion"))
         return None
 
     def _last_resort(self) -> Next:

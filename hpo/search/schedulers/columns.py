@@ -1,0 +1,116 @@
+"""What was seen of a study's trials, as columns: all that budgets and rungs need, of very many trials."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpo.search.schedulers.seen import Seen
+
+Integers = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+#: `Seen.state` by its number in a column.
+STATES: Final = ("waiting", "running", "paused", "ended")
+WAITING, RUNNING, PAUSED, ENDED = range(len(STATES))
+#: In a column of epochs: there is none.
+NONE: Final = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Columns:
+    """Every trial by number, imported ones among them; each column has one entry for each. See `Seen`.
+
+    Attributes:
+        number: Its number.
+        state: A number of `STATES`.
+        last: The last epoch with a report; `NONE` where there is none.
+        finite: Whether the value reported last is finite; False where there is none.
+        best: The best finite value; NaN where there is none.
+        until: The epoch to which it has been granted; `NONE` for its end, and where nothing was granted.
+        grants: How many grants it has had.
+        whole: It has trained to its end.
+        imported: It was trained outside of the study.
+        foreign: It was imported from another study that is known.
+        feasible: It keeps to the study's bounds.
+        inherited: Epochs that its parent has trained.
+        read_at: Returns, for an epoch, the value at the last report up to it, of each trial that has come so far;
+            NaN where there is none, anything for the others.
+    """
+
+    number: Integers
+    state: Integers
+    last: Integers
+    finite: Flags
+    best: Floats
+    until: Integers
+    grants: Integers
+    whole: Flags
+    imported: Flags
+    foreign: Flags
+    feasible: Flags
+    inherited: Integers
+    read_at: Callable[[int], Floats]
+
+    def __len__(self) -> int:
+        return len(self.number)
+
+    @property
+    def epochs(self) -> Integers:
+        """As `Seen.epochs`."""
+        reported = np.where(self.last >= 0, self.last, self.inherited)
+        return np.where(self.state == PAUSED, np.maximum(reported, np.maximum(self.until, 0)), reported)
+
+    def place(self, number: int) -> int | None:
+        """Where the trial of a number stands; None where there is none."""
+        found = np.flatnonzero(self.number == number)
+        return int(found[0]) if len(found) else None
+
+    def with_paused(self, number: int) -> Columns:
+        """The same with this trial as if it had paused."""
+        state = np.where(self.number == number, PAUSED, self.state)
+        return replace(self, state=state)
+
+
+def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:
+    """The columns of trials."""
+    pick = min if minimize else max
+
+    def column(of: Callable[[Seen], Any], kind: Any) -> NDArray[Any]:
+        return np.fromiter(map(of, trials), dtype=kind, count=len(trials))
+
+    def at(epoch: int) -> Floats:
+        return column(lambda trial: _value_at(trial.values, epoch), np.float64)
+
+    return Columns(
+        number=column(lambda trial: trial.number, np.int64),
+        state=column(lambda trial: STATES.index(trial.state), np.int64),
+        last=column(lambda trial: max(trial.values, default=NONE), np.int64),
+        finite=column(
+            lambda trial: bool(trial.values) and math.isfinite(trial.values[max(trial.values)]), np.bool_
+        ),
+        best=column(lambda trial: math.nan if (best := trial.best(pick)) is None else best, np.float64),
+        until=column(lambda trial: NONE if trial.until is None else trial.until, np.int64),
+        grants=column(lambda trial: len(trial.kinds), np.int64),
+        whole=column(lambda trial: trial.whole, np.bool_),
+        imported=column(lambda trial: trial.imported, np.bool_),
+        foreign=column(lambda trial: trial.source is not None, np.bool_),
+        feasible=column(lambda trial: trial.feasible, np.bool_),
+        inherited=column(lambda trial: trial.inherited, np.int64),
+        read_at=at,
+    )
+
+
+def _value_at(values: Mapping[int, float], epoch: int) -> float:
+    if epoch in values:
+        return values[epoch]
+    steps = sorted(values)
+    index = bisect_right(steps, epoch)
+    return values[steps[index - 1]] if index else math.nan

@@ -1,0 +1,64 @@
+"""Which paused trials have changed: a table beside Optuna's, by which a look continues where the last one ended.
+
+A look at a study asks for the trials that are new, and again for those that had not finished at the last one. Most
+trials of a study may be paused, tens of thousands, and only two events change one: it is resumed, or it is pruned.
+Each event adds a row here, in its own transaction, which holds the study's lock (`hpo.storage.budget.lock_study`):
+so the rows of a study become visible in the order of their ids, and a look that has seen one has seen all before.
+"""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+from sqlalchemy import orm
+
+from hpo.storage import ledger
+from hpo.storage.budget import lock_study
+from hpo.storage.optuna_private import TRIALS
+
+CHANGES = sa.Table(
+    "hpo_changes",
+    ledger.metadata,
+    sa.Column("change_id", sa.Integer, primary_key=True),
+    # No foreign keys: Optuna's own tools delete studies, and know nothing of this table.
+    sa.Column("study_id", sa.Integer, nullable=False),
+    sa.Column("trial_id", sa.Integer, nullable=False),
+    sa.Index("hpo_changes_of_study", "study_id", "change_id"),
+    sqlite_autoincrement=True,  # an id is not given out again
+)
+
+# Statements are built once: building one costs more than to execute it.
+_STUDY = CHANGES.c.study_id == sa.bindparam("study", type_=sa.Integer)
+_LATEST = sa.select(sa.func.max(CHANGES.c.change_id)).where(_STUDY)
+_SINCE = sa.select(CHANGES.c.change_id, CHANGES.c.trial_id).where(
+    _STUDY, CHANGES.c.change_id > sa.bindparam("after", type_=sa.Integer)
+)
+_STUDY_OF = sa.select(TRIALS.c.study_id).where(TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
+_NOTE = sa.insert(CHANGES)
+
+
+def lock_study_of(session: orm.Session, trial_id: int) -> int:
+    """Lock the study of a trial until the transaction's end, before the trial itself; returns the study."""
+    study_id = int(session.execute(_STUDY_OF, {"trial": trial_id}).scalar_one())
+    lock_study(session, study_id)
+    return study_id
+
+
+def note_change(session: orm.Session, study_id: int, trial_id: int) -> None:
+    """Note that a paused trial is resumed or pruned, in a transaction that holds the study's lock."""
+    session.execute(_NOTE, {"study_id": study_id, "trial_id": trial_id})
+
+
+def latest_change(conn: sa.Connection, study_id: int) -> int:
+    """The latest change of a study; 0 before the first."""
+    return int(conn.execute(_LATEST, {"study": study_id}).scalar() or 0)
+
+
+def changes_since(conn: sa.Connection, study_id: int, after: int) -> tuple[int, set[int]]:
+    """The latest change of a study, and the trials that have changed after an earlier one."""
+    rows = conn.execute(_SINCE, {"study": study_id, "after": after}).all()
+    return max((row[0] for row in rows), default=after), {row[1] for row in rows}
+
+
+def forget_changes(session: orm.Session, study_id: int) -> None:
+    """Delete the changes of a study that is about to go."""
+    session.execute(sa.delete(CHANGES).where(_STUDY), {"study": study_id})

@@ -1,0 +1,248 @@
+"""A study's columns, kept from look to look, are those of all its trials read anew, and decide the same."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from optuna.study import StudyDirection
+from optuna.trial import TrialState
+
+from hpo.search.schedulers.asha import Asha
+from hpo.search.schedulers.columns import Columns, Floats, columns_of
+from hpo.search.schedulers.curves import Curve, affordable, curves_of, horizon_of, until
+from hpo.search.schedulers.hyperband import Hyperband
+from hpo.search.schedulers.rungs import ladder
+from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
+from hpo.storage.attributes import GRANTED_ATTR, OUTCOME_ATTR
+from hpo.storage.grants import Grant
+from hpo.storage.ledger import Owner
+from hpo.storage.study_end import prune_paused
+from hpo.storage.study_storage import StudyStorage, open_storage
+from hpo.study.progress import StudyProgress
+from hpo.study.standing import seen
+from tests.support.standings import standings
+from tests.unit.trainer.support import quick
+
+VALUES = (0.1, 0.2, 0.2, 0.7, -1.0, math.inf, math.nan, 3.0)
+EPOCHS = (1, 2, 3, 9)
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(["create", "report", "report", "pause", "pause", "resume", "finish", "requeue", "look"]),
+        st.integers(0, 9),
+        st.integers(0, 9),
+    ),
+    min_size=4,
+    max_size=40,
+)
+
+
+class World:
+    """A worker whose trials pause and resume, and one that looks at them from time to time."""
+
+    def __init__(self, worker: StudyStorage, looker: StudyStorage) -> None:
+        self.worker, self.looker = worker, looker
+        self.study = worker.create_new_study([StudyDirection.MINIMIZE], "study")
+        worker.begin_grants(self.study)
+        self.progress = StudyProgress(looker, self.study, minimize=True)
+        self.running: list[int] = []
+        self.waiting: list[int] = []
+        self.paused: list[int] = []
+
+    def granting(self, until: int) -> Any:
+        number = self.worker.get_study_user_attrs(self.study)[GRANTED_ATTR]
+        granted = {"number": number, "until": until or None, "why": {"kind": "breadth"}}
+        return self.worker.granting(Grant(self.study, granted))  # type: ignore[arg-type]
+
+    def create(self, which: int, _: int) -> None:
+        with self.granting(which):
+            self.running.append(self.worker.create_new_trial(self.study))
+
+    def report(self, which: int, value: int) -> None:
+        if self.running:
+            trial = self.running[value % len(self.running)]
+            self.worker.set_trial_intermediate_value(trial, which + 1, VALUES[value % len(VALUES)])
+
+    def pause(self, which: int, epoch: int) -> None:
+        if self.running:
+            self.paused.append(self.running.pop(which % len(self.running)))
+            self.worker.pause(self.paused[-1], epoch)
+
+    def resume(self, which: int, epoch: int) -> None:
+        if self.paused:
+            self.running.append(self.paused.pop(which % len(self.paused)))
+            with self.granting(epoch):
+                assert self.worker.resume(self.running[-1])
+
+    def finish(self, which: int, value: int) -> None:
+        if self.running:
+            state = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)[which % 3]
+            trial = self.running.pop(which % len(self.running))
+            if value % 2:
+                self.worker.set_trial_user_attr(trial, OUTCOME_ATTR, ("diverged", "error", "complete")[value % 3])
+            values = [VALUES[value % 6]] if state == TrialState.COMPLETE else None
+            self.worker.set_trial_state_values(trial, state, values)
+
+    def requeue(self, which: int, take: int) -> None:
+        if self.running and take % 2:
+            self.waiting.append(self.running.pop(which % len(self.running)))
+            self.worker.requeue(self.waiting[-1])
+        elif self.waiting:
+            self.running.append(self.waiting.pop(which % len(self.waiting)))
+            assert self.worker.set_trial_state_values(self.running[-1], TrialState.RUNNING)
+
+    def look(self, *_: int) -> None:
+        trials = [seen(trial) for trial in self.worker.get_all_trials(self.study)]
+        same(self.progress.look(), columns_of(trials, minimize=True))
+
+
+def same(ours: Columns, expected: Columns) -> None:
+    for each in fields(Columns):
+        if each.name != "read_at":
+            np.testing.assert_array_equal(getattr(ours, each.name), getattr(expected, each.name), each.name)
+    for epoch in EPOCHS:
+        come = ours.epochs >= epoch
+        np.testing.assert_array_equal(finite(ours.read_at(epoch)[come]), finite(expected.read_at(epoch)[come]))
+
+
+def finite(values: Floats) -> Floats:
+    """With NaN for what is not finite: one loss to a scheduler."""
+    return np.where(np.isfinite(values), values, math.nan)
+
+
+@contextmanager
+def world(url: str) -> Iterator[World]:
+    worker, looker = open_storage(url, create=False, owner=Owner.current()), open_storage(url, create=False)
+    try:
+        yield World(worker, looker)
+    finally:
+        worker.close()
+        looker.close()
+
+
+@quick(12)
+@given(STEPS)
+def test_columns_follow_any_interleaving(ready_sqlite_file: Path, steps: list[tuple[str, int, int]]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy(ready_sqlite_file, Path(folder) / "study.db")
+        with world(f"sqlite:///{folder}/study.db") as made:
+            for name, *arguments in [*steps, ("look", 0, 0)]:
+                getattr(made, name)(*arguments)
+
+
+def test_columns_follow_pauses_on_every_database(ready_url: str) -> None:
+    """Also where a trial has paused again between two looks, and where the study's end has pruned it."""
+    with world(ready_url) as made:
+        for _ in range(5):
+            made.create(1, 0)
+            made.report(0, len(made.running) - 1)
+        for which in range(4):
+            made.pause(0, 1)
+            made.look(which)
+        made.resume(2, 3)
+        made.report(2, 1)
+        made.pause(1, 3)
+        made.look()
+        made.resume(0, 0)
+        made.look()
+        assert len(list(prune_paused(made.worker, made.study))) == 3
+        made.look()
+
+
+def test_what_is_paused_or_finished_is_not_read_again(
+    ready_sqlite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copy(ready_sqlite_file, tmp_path / "study.db")
+    with world(f"sqlite:///{tmp_path}/study.db") as made:
+        for _ in range(6):
+            made.create(1, 0)
+        for _ in range(3):
+            made.pause(0, 1)
+        made.finish(0, 0)
+        made.look()
+        asked: list[list[int]] = []
+        take_in = made.progress._take_in
+
+        def noted(rows: Sequence[tuple[Any, ...]]) -> None:
+            asked.append([row[1] for row in rows])
+            take_in(rows)
+
+        monkeypatch.setattr(made.progress, "_take_in", noted)
+        made.look()
+        made.resume(0, 3)
+        made.create(1, 0)
+        made.look()
+        assert asked == [[4, 5], [0, 4, 5, 6]]
+
+
+# ---------------------------------------------------------------------------- decisions, with curves in Python
+
+
+def promoted(curves: Sequence[Curve], rungs: Sequence[int], factor: int) -> tuple[Curve, int] | None:
+    """As the algorithm reads: sort those who came to a rung, and take the first of the best that waits."""
+    for rung, after in reversed(list(pairwise(rungs))):
+        there = [curve for curve in curves if curve.done >= rung]
+        for curve in sorted(there, key=lambda each: (each.at(rung), each.number))[: len(there) // factor]:
+            if curve.done < after and curve.resumable:
+                return curve, after
+    return None
+
+
+def expected(scheduler: Asha | Hyperband, now: Standing) -> Next:
+    """What the scheduler answers, worked out trial by trial."""
+    curves = curves_of(now)
+    rungs = ladder(horizon_of(now, curves), scheduler.factor, scheduler.first_rung)
+    upcoming = max((trial.number for trial in now.trials), default=-1) + 1
+
+    def bracket(number: int) -> int:
+        return scheduler.bracket(now, number, len(rungs)) if isinstance(scheduler, Hyperband) else 0
+
+    if now.epochs_left == 0:
+        return Wait()
+    for first in range(len(rungs)):
+        if found := promoted(
+            [curve for curve in curves if bracket(curve.number) == first], rungs[first:], scheduler.factor
+        ):
+            curve, rung = found
+            return Resume(curve.number, until(now, curves, affordable(now, curve.done, rung)), Why("promotion"))
+    if now.new_left == 0:
+        return Wait()
+    return New(None, until(now, curves, affordable(now, 0, rungs[bracket(upcoming)])), Why("breadth"))
+
+
+@quick(150)
+@given(standings(), st.sampled_from([Asha(), Asha(2, 2), Hyperband(), Hyperband(2)]), st.booleans())
+def test_decisions_are_those_by_whole_curves(now: Standing, scheduler: Asha | Hyperband, bounded: bool) -> None:
+    if bounded:
+        trials = [replace(each, feasible=each.number % 3 != 0) for each in now.trials]
+        now = replace(now, read=lambda: trials)
+    assert scheduler.next(now) == expected(scheduler, now)
+    incumbents = [
+        best for each in now.own if each.feasible and (best := each.best(min if now.minimize else max)) is not None
+    ]
+    assert now.incumbent == ((min if now.minimize else max)(incumbents) if incumbents else None)
+    assert now.decision == sum(len(each.kinds) for each in now.own)
+    if now.n_epochs is not None:
+        assert now.epochs_left == max(0, now.n_epochs - sum(claimed(now, each) for each in now.own))
+    for each in now.own:
+        assert now.epochs_of(each.number) == each.epochs
+        assert now.is_paused(each.number) == (each.state == "paused")
+
+
+def claimed(now: Standing, trial: Any) -> int:
+    """Epochs of a trial that count against the budget: those it has trained, and those it may still train."""
+    if trial.state in ("paused", "ended") or not (trial.kinds or trial.state == "running"):
+        return int(trial.epochs - trial.inherited)
+    granted = now.horizon if trial.until is None else trial.until
+    return int(max(trial.epochs, granted or 0) - trial.inherited)
