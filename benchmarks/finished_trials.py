@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import optuna
+import psutil
 import sqlalchemy as sa
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution, distribution_to_json
 from optuna.storages._rdb import models
@@ -177,3 +178,15 @@ def postgres() -> Iterator[str]:
             run("pg_ctl", "-m", "immediate", "-w", "stop")
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def server_cpu(url: str) -> float:
+    """CPU seconds of a PostgreSQL server's processes, ended ones included."""
+    folder = sa.make_url(url).query["host"]
+    main = psutil.Process(int(Path(str(folder), "data", "postmaster.pid").read_text().split()[0]))
+    ended = main.cpu_times()
+    total = ended.user + ended.system + ended.children_user + ended.children_system
+    for process in main.children():
+        times = process.cpu_times()
+        total += times.user + times.system
+    return total

@@ -20,7 +20,7 @@ def branin_like(trial: optuna.Trial) -> float:
 
 
 class Shown(optuna.storages.InMemoryStorage):
-    """A storage that shows a sample of the finished trials."""
+    """A storage that shows a sample of the trials, by their numbers, and the best."""
 
     def __init__(self, most: int | None) -> None:
         super().__init__()
@@ -29,8 +29,10 @@ class Shown(optuna.storages.InMemoryStorage):
     def get_all_trials(self, study_id: int, deepcopy: bool = True, states: Any = None) -> list[Any]:  # noqa: ARG002
         """The sample."""
         trials = super().get_all_trials(study_id, deepcopy=False, states=states)
-        every = 1 if self._most is None else stride(max(1, len(trials)), self._most)
-        return trials if every == 1 else thinned(trials, every, maximize=False)
+        if self._most is None:
+            return trials
+        count = len(super().get_all_trials(study_id, deepcopy=False))
+        return thinned(trials, stride(max(1, count), self._most), maximize=False)
 
 
 def falling(study: optuna.Study, epochs: int = 50) -> int:

@@ -2,6 +2,7 @@
 
     python benchmarks/scale.py workers [--trials 50000] [--rows ours optuna grpc] [--set OVERRIDE ...]
     python benchmarks/scale.py server  [--trials 50000] [--workers 8 100 1000] [--seconds 0] [--every 10]
+    python benchmarks/scale.py commands [--trials 50000] [--agents 1000] [--set OVERRIDE ...]
     python benchmarks/scale.py quality [--trials 3000] [--most 250 500 1000]
 
 `workers`: a process that joins a study of finished trials (`tests/support/big_study.py`): from opening it to its
@@ -16,6 +17,8 @@ process's own.
 trials as often as a worker does; agents of eight workers beat for these every ten seconds; the CPU time of all of
 PostgreSQL's processes, for each of these in milliseconds and for all of them together in cores, worked out from
 them, and measured for `--seconds`. A thirtieth of the workers end their trial and take a new one each minute then.
+
+`commands`: what people wait for at a study of so many trials, and of so many agents that are at work.
 
 `quality`: the best value that TPE finds where it is shown a sample of so many trials, against all of them; and of
 random points with falling curves, what MedianPruner finds and trains where it compares with such a sample.
@@ -48,10 +51,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import optuna
 import psutil
-import sqlalchemy as sa
-from finished_trials import postgres
+from finished_trials import postgres, server_cpu
 from optuna.trial import TrialState
 from sampled_search import quality
+from waiting import commands
 
 from hpo.config.spec import load_spec
 from hpo.storage import beats
@@ -201,18 +204,6 @@ def workers(arguments: argparse.Namespace) -> None:
 # ---------------------------------------------------------------------------- the server
 
 
-def server_cpu(url: str) -> float:
-    """CPU seconds of a PostgreSQL server's processes, ended ones included."""
-    folder = sa.make_url(url).query["host"]
-    main = psutil.Process(int(Path(str(folder), "data", "postmaster.pid").read_text().split()[0]))
-    ended = main.cpu_times()
-    total = ended.user + ended.system + ended.children_user + ended.children_system
-    for process in main.children():
-        times = process.cpu_times()
-        total += times.user + times.system
-    return total
-
-
 #: Workers of a simulated agent.
 AGENT = 8
 
@@ -345,25 +336,30 @@ def measured(simulated: Simulated, arguments: argparse.Namespace) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
-    one = commands.add_parser("workers")
+    parts = parser.add_subparsers(required=True)
+    one = parts.add_parser("workers")
     one.add_argument("--trials", type=int, default=50_000)
     one.add_argument("--rows", nargs="+", choices=ROWS, default=ROWS)
     one.add_argument("--set", nargs="*", default=[], help="overrides of the study file")
     one.set_defaults(work=workers)
-    child = commands.add_parser("as-worker")
+    child = parts.add_parser("as-worker")
     child.add_argument("row")
     child.add_argument("file", type=Path)
     child.add_argument("--set", nargs="*", default=[])
     child.set_defaults(work=lambda each: print(json.dumps(as_worker(each.row, each.file, each.set, 13_100))))
-    many = commands.add_parser("server")
+    many = parts.add_parser("server")
     many.add_argument("--trials", type=int, default=50_000)
     many.add_argument("--workers", type=int, nargs="+", default=[8, 100, 1_000])
     many.add_argument("--seconds", type=float, default=0.0)
     many.add_argument("--every", type=float, default=10.0, help="seconds between two reports of a worker")
     many.add_argument("--look-age", type=float, help="seconds that a look holds; without it, as workers do")
     many.set_defaults(work=server)
-    good = commands.add_parser("quality")
+    looks = parts.add_parser("commands")
+    looks.add_argument("--trials", type=int, default=50_000)
+    looks.add_argument("--agents", type=int, default=1_000)
+    looks.add_argument("--set", nargs="*", default=[], help="overrides of the study file")
+    looks.set_defaults(work=commands)
+    good = parts.add_parser("quality")
     good.add_argument("--trials", type=int, default=3_000)
     good.add_argument("--most", type=int, nargs="+", default=[250, 500, 1_000])
     good.add_argument("--seeds", type=int, default=5)
