@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from hpo.execution.engines.engine import AgentOrder, Ended, Placement, Resources
-from tests.support.commands import wait_until
 from tests.support.driving import driving
-from tests.support.engine_contract import PATIENCE, MachinesContract, ended, hosts_of, line, until
+from tests.support.engine_contract import MachinesContract, ended, hosts_of, line, until
 from tests.support.engine_host import HostedEngine, hosted
 from tests.support.machines_study import TRIALS, MachinesStudy
 from tests.support.ray_cluster import ADDRESS, HOSTS, RayCluster
@@ -85,13 +84,6 @@ class TestRay(MachinesContract):
         assert isinstance(end, Ended)
         assert end.cause.startswith("The actor died unexpectedly"), end.cause
         assert line(engine, first, "heard") == "heard the end of its input"
-
-    def test_the_driver_is_submitted(self, order: AgentOrder) -> None:
-        order.study.with_name("done").touch()
-        job = self.make().submit(["run", "a b"], order)
-        log = order.logs / f"driver-{job.rpartition('-')[2]}.log"
-        wait_until(lambda: log.exists() and "heard" in log.read_text(), PATIENCE)
-        assert " word run a b\n" in log.read_text()
 
 
 #: What the state API knows of actors and their environments.

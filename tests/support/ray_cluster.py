@@ -42,6 +42,9 @@ _SYSTEM = {
 }
 
 
+_NAMESPACES = ("unshare", "-n", "-p", "-m", "--mount-proc", "-f", "--kill-child")
+
+
 class RayMissingError(Exception):
     """There can be no cluster on this machine; the text says why."""
 
@@ -104,15 +107,11 @@ def running_ray(**environment: str) -> Iterator[RayCluster]:
     Raises:
         RayMissingError: There can be none here.
     """
-    if importlib.util.find_spec("ray") is None:
-        raise RayMissingError("no Ray here: pip install 'hpo-service[ray]'")
-    if sys.platform != "linux" or os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "nsenter"))):
-        raise RayMissingError("a Ray cluster needs namespaces: Linux, root, and util-linux")
-    namespaces = ["unshare", "-n", "-p", "-m", "--mount-proc", "-f", "--kill-child"]
+    _refuse_without_ray()
     folder = tempfile.mkdtemp(prefix="hpo-ray-")  # not under pytest's own: too long for a socket
     with (Path(folder) / "log").open("wb") as log:
         process = subprocess.Popen(
-            [*namespaces, sys.executable, "-m", __name__, folder],
+            [*_NAMESPACES, sys.executable, "-m", __name__, folder],
             stdin=subprocess.PIPE,  # its end is the cluster's: also where this process is killed
             stdout=subprocess.PIPE,
             stderr=log,
@@ -129,6 +128,54 @@ def running_ray(**environment: str) -> Iterator[RayCluster]:
         process.kill()
         process.communicate()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def alone_in_a_network(host: str) -> Iterator[tuple[list[str], dict[str, str]]]:
+    """A network without Ray, of one machine of this name: what starts a command there, and its environment.
+
+    Raises:
+        RayMissingError: There can be none here.
+    """
+    _refuse_without_ray()
+    folder = tempfile.mkdtemp(prefix="hpo-ray-")
+    process = subprocess.Popen(
+        [*_NAMESPACES, "--uts", sys.executable, "-c", _ALONE, host, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        first = psutil.Process(process.pid).children()[0].pid
+        within = ["nsenter", f"--target={first}", "--net", "--mount", "--uts", "--pid"]
+        yield within, {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
+    finally:
+        process.kill()
+        process.communicate()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+#: Lets a host's name be this machine's, and its network be up, until its input ends.
+_ALONE = f"""
+import fcntl, socket, struct, subprocess, sys
+host, folder = sys.argv[1:]
+with socket.socket() as any_socket:
+    fcntl.ioctl(any_socket, {_SET_FLAGS}, struct.pack("16sh14x", b"lo", {_UP}))
+socket.sethostname(host)
+with open(folder + "/hosts", "w") as hosts:
+    hosts.write("127.0.0.1 localhost " + host)
+subprocess.run(["mount", "--bind", folder + "/hosts", "/etc/hosts"], check=True)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def _refuse_without_ray() -> None:
+    if importlib.util.find_spec("ray") is None:
+        raise RayMissingError("no Ray here: pip install 'hpo-service[ray]'")
+    if sys.platform != "linux" or os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "nsenter"))):
+        raise RayMissingError("a Ray cluster needs namespaces: Linux, root, and util-linux")
 
 
 @pytest.fixture(scope="session")

@@ -67,6 +67,7 @@ KillWait=5
 SchedulerParameters=batch_sched_delay=0,bf_interval=1,sched_interval=1,sched_min_interval=0
 {nodes}
 PartitionName=low Nodes=ALL Default=YES PriorityTier=1 GraceTime=30
+PartitionName=gpu Nodes=ALL PriorityTier=1 GraceTime=30
 PartitionName=high Nodes=ALL PriorityTier=10 PreemptMode=OFF
 """
 _NODE = "NodeName={node} NodeAddr=127.0.0.1 NodeHostname={node} Port={port} CPUs=4 RealMemory=8000 Gres=gpu:1"
@@ -143,6 +144,10 @@ class SlurmCluster:
     def lift_time_limit(self, placement: str) -> None:
         """Let a job take as long as it likes."""
         self.call("scontrol", "update", f"JobId={placement.removeprefix('slurm:')}", "TimeLimit=UNLIMITED")
+
+    def state(self, job: str) -> str:
+        """The state of a job that is no array."""
+        return self.call("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T")
 
     def restarts(self, placement: str) -> int:
         """How often a job was requeued."""

@@ -86,6 +86,8 @@ class RayConnection:
                 ray.init(**self._settings(runtime_env))
         except (ConnectionError, TimeoutError) as error:
             raise self._away(error) from error
+        except ValueError as error:
+            raise self._refused(error, shipping=bool(runtime_env)) from error
         except RuntimeError as error:
             if "ersion mismatch" in str(error):
                 raise self._other_version(ray.__version__, error) from error
@@ -113,6 +115,12 @@ class RayConnection:
         }
         other = "give the head's name and the port of its client server, 10001 by default: `ray://HOST:10001`"
         return StudyError(f"{problem}\n  fix: {fixes.get(self._address.place, other)}")
+
+    def _refused(self, error: Exception, *, shipping: bool) -> InputError:
+        if shipping:
+            fix = "leave it out where nodes have the study's folder, or where Ray's own job brings it (--working-dir)"
+            return self._address.error(f"Ray does not send it: {_first_line(error)}", fix, key="ship")
+        return self._address.error(f"Ray refuses this: {_first_line(error)}", "write `ray://HOST:10001`")
 
     def _other_version(self, ours: str, error: Exception) -> InputError:
         said = " ".join(str(error).split())

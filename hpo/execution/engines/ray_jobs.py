@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from hpo.execution.engines.by_name import Address
 from hpo.execution.engines.engine import AgentOrder, Resources
 
+#: Environment variable of a job of Ray's with how it was submitted, as JSON.
+_JOB_CONFIG: Final = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: What a placed process needs of a node where a study file does not say it.
 _ONE_CORE: Final = 1.0
 _EACH_NODE: Final = """\
@@ -104,14 +109,23 @@ def _job_address(address: Address) -> str:
 
 
 def runtime_env(address: Address, order: AgentOrder) -> dict[str, Any]:
-    """What Ray gives to all that is placed: the study's folder with ``ship=study``, less what none needs."""
-    if "ship" not in address.options:
+    """What Ray gives to all that is placed: the study's folder with ``ship=study``, less what none needs.
+
+    A job's working directory goes to all that the job places, and Ray takes no second one.
+    """
+    if "ship" not in address.options or order.study.parent == _folder_of_this_job():
         return {}
     folder, output = order.study.parent, order.logs.parent
     excludes = [".git", "__pycache__", ".venv"]
     if output != folder and output.is_relative_to(folder):
         excludes.append(f"/{output.relative_to(folder)}")
     return {"working_dir": str(folder), "excludes": excludes}
+
+
+def _folder_of_this_job() -> Path | None:
+    """The working directory that Ray has brought here, in a job with one."""
+    config = json.loads(os.environ.get(_JOB_CONFIG) or "{}")
+    return Path.cwd() if config.get("runtime_env", {}).get("working_dir") else None
 
 
 def _shipped(address: Address, order: AgentOrder) -> dict[str, Any]:

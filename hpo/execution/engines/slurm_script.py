@@ -117,7 +117,7 @@ def _script(
         'srun --nodes=1 --ntasks=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --mpi=none --input=none \\',
         f"  sh -c 'exec \"$@\" </dev/null' sh {shlex.join(command)}",
         "code=$?",
-        f"# {LEFT_EARLY}: warned of the time limit or a preemption, it has requeued its trials and left.",
+        f"# {LEFT_EARLY}: warned of the time limit or a preemption, it leaves its work to its next start.",
         f'if [ "$code" -eq {LEFT_EARLY} ]; then',
         f'  scontrol requeue "{job}"',
         "fi",

@@ -121,6 +121,18 @@ def test_a_study_that_is_shipped_takes_no_results_with_it() -> None:
     ]
 
 
+def test_a_job_that_has_the_study_in_its_working_directory_ships_it_already(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address, order = address_of("ray:auto,ship=study"), replace(ORDER, study=tmp_path / "study.yaml")
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"working_dir": "gcs://package.zip"}}')
+    assert runtime_env(address, order)["working_dir"] == str(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    assert runtime_env(address, order) == {}
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {}}')
+    assert runtime_env(address, order)["working_dir"] == str(tmp_path)
+
+
 def test_the_script_of_a_driver_asks_for_nothing_that_agents_need() -> None:
     (job,) = jobs_of(engine_of(address_of("ray:auto")).driver_script(["run", "my study.yaml"], ORDER))
     assert job == {"address": "auto", "entrypoint": "hpo run 'my study.yaml' </dev/null"}
