@@ -118,7 +118,7 @@ class RayConnection:
 
     def _refused(self, error: Exception, *, shipping: bool) -> InputError:
         if shipping:
-            fix = "leave it out where nodes have the study's folder, or where Ray's own job brings it (--working-dir)"
+            fix = "leave it out where nodes have the study's folder, or where Ray's own job brings it"
             return self._address.error(f"Ray does not send it: {_first_line(error)}", fix, key="ship")
         return self._address.error(f"Ray refuses this: {_first_line(error)}", "write `ray://HOST:10001`")
 

@@ -114,7 +114,6 @@ class RayEngine:
         self._agents: dict[Placement, _Agent] = {}
         self._logs: dict[Placement, Path] = {}
         self._over: set[Placement] = set()
-        self._struck = oom_kills()
 
     @property
     def agents(self) -> int:
@@ -253,8 +252,7 @@ class RayEngine:
         if agent.starting is None:
             if said == LEFT_EARLY and not agent.asked:
                 return Preempted(placement, requeued=False)
-            cause = "it has left" if said == 0 else death_of(said, self._struck, who="the agent")
-            return Ended(placement, cause, in_order=said == 0)
+            return Ended(placement, _cause(said), in_order=said == 0)
         runs_already = bool(agent.host)
         agent.host, agent.node = said
         agent.starting, agent.ending = None, agent.actor.ended.remote()
@@ -328,6 +326,12 @@ def _named(ray: Any) -> list[Placement]:
 def _nodes(ray: Any) -> list[dict[str, Any]]:
     """The living nodes that have processors to give."""
     return [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+
+
+def _cause(code: int) -> str:
+    """How an agent has ended, from its exit code. Of its machine's memory this one's kernel knows nothing."""
+    causes = {0: "it has left", LEFT_EARLY: "it was asked to leave"}
+    return causes.get(code) or death_of(code, oom_kills(), who="the agent")
 
 
 def _prefix(order: AgentOrder) -> str:

@@ -13,6 +13,7 @@ import pytest
 from hpo.errors import InputError
 from hpo.execution.engines.by_name import address_of, engine_of
 from hpo.execution.engines.engine import AgentOrder, Resources
+from hpo.execution.engines.ray_engine import _cause
 from hpo.execution.engines.ray_jobs import ray_resources, runtime_env
 
 ORDER = AgentOrder(
@@ -131,6 +132,20 @@ def test_a_job_that_has_the_study_in_its_working_directory_ships_it_already(
     assert runtime_env(address, order) == {}
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {}}')
     assert runtime_env(address, order)["working_dir"] == str(tmp_path)
+
+
+def test_memory_of_the_drivers_machine_is_no_cause_of_an_agents_death(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kernel = tmp_path / "vmstat"
+    kernel.write_text("oom_kill 3\n")
+    monkeypatch.setattr("hpo.execution.limits._VMSTAT", kernel)
+    assert _cause(-9) == "the agent was killed by SIGKILL"
+    assert (_cause(0), _cause(75), _cause(1)) == (
+        "it has left",
+        "it was asked to leave",
+        "the agent ended with exit code 1",
+    )
 
 
 def test_the_script_of_a_driver_asks_for_nothing_that_agents_need() -> None:
