@@ -122,7 +122,10 @@ def run_on(
     """
     from hpo.execution.run import listened_to, prepared, quiet_optuna
 
-    spec = placing.spec
+    spec, address = placing.spec, placing.address
+    if detach and address.is_here and address.kind != "local":
+        fix = "leave `--detach` out, or `ray start --head`, and run on `ray:auto`"
+        raise address.error("this Ray ends with the command, and takes its agents with it", fix)
     prepared(spec, warn, here=False)
     from hpo.execution.driver import Driver
     from hpo.execution.messages import Placed
@@ -133,11 +136,11 @@ def run_on(
         opened = start_study(spec, accept_code_change=accept_code_change, widen=widen)
         try:
             make_output_folder(spec)
-            engine = engine_of(placing.address)
+            engine = engine_of(address)
             agents = placing.agents(engine)
             listener = listen(opened)
             driver = Driver(opened, engine, placing.order, agents, listener.heard, detach=detach)
-            placed = Placed(placing.address.text, *agents)
+            placed = Placed(address.text, *agents)
             return listened_to(opened, listener, lambda: listener.begin({}, placed), driver.run)
         finally:
             opened.storage.close()

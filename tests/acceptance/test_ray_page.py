@@ -28,6 +28,7 @@ def page(postgres_server: PostgresServer, tmp_path: Path) -> Iterator[Page]:
 
 def test_a_ray_of_its_own_trains_a_study_in_a_file_of_this_machine(page: Page) -> None:
     assert "4 of 4 trials finished" in page.do("hpo run .*ray:local")
+    assert not (page.home / ".ray").exists(), "clusters that are started here later ask for no token"
 
 
 def test_the_commands_of_the_page_start_a_cluster_and_train_on_it(page: Page) -> None:

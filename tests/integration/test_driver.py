@@ -388,6 +388,13 @@ def test_what_can_not_be_placed_is_refused(
         assert problem in refused.stdout + refused.stderr
 
 
+def test_agents_are_not_left_to_an_engine_that_ends_with_the_command(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    refused = hpo("run", study, "--on", "ray:local", "--detach", code=2)
+    assert "--on: this Ray ends with the command, and takes its agents with it" in refused.stderr
+    assert not study.with_name("runs").exists()
+
+
 def test_what_is_about_agents_needs_an_engine(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     for option in (("--agents", "2..4"), ("--detach",), ("--dry-run",)):

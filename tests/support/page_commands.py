@@ -34,6 +34,7 @@ class Page:
         commands: All commands of the page, in their order.
         study: The study file.
         shared: What stands for ``/shared``.
+        home: The home folder.
     """
 
     def __init__(
@@ -51,6 +52,9 @@ class Page:
         (programs / "hpo").chmod(0o755)
         path = f"{programs}:{Path(sys.executable).parent}:{os.environ['PATH']}"
         self.environment = {**os.environ, **environment, "PATH": path, "PYTHONPATH": str(ROOT)}
+        self.home = folder / "home"
+        self.home.mkdir()
+        self.environment["HOME"] = str(self.home)
         hpo("init", self.study.parent)
         shrink(self.study)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import secrets
 import signal
 import threading
 import warnings
@@ -73,6 +74,8 @@ class RayConnection:
     def _connected(self, runtime_env: Mapping[str, Any]) -> Any:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
+        if self._address.place == "local":
+            _have_a_token()
         try:
             import ray
         except ImportError as error:
@@ -125,6 +128,15 @@ class RayConnection:
     def _other_version(self, ours: str, error: Exception) -> InputError:
         said = " ".join(str(error).split())
         return self._address.error(said, f"have one Python and one Ray everywhere; here is Ray {ours}")
+
+
+def _have_a_token() -> None:
+    """Have what Ray asks of who speaks to a Ray that we start, in the environment alone.
+
+    Otherwise Ray writes one into the home folder, and every cluster that is started there later asks for it.
+    """
+    if "RAY_AUTH_MODE" not in os.environ:
+        os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
 
 
 @contextlib.contextmanager
