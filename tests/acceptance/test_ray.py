@@ -105,7 +105,7 @@ def test_sixty_trials_on_three_machines_one_of_which_is_lost(
         lost, host = next((each, host) for each, host in driver.hosts.items() if host != HOSTS[0])
         driver.wait(lambda: host in study.hosts_at_work())
         ray_cluster.lose(host)
-        driver.wait(lambda: driver.said("agent_lost") and driver.said("trial_requeued"))
+        driver.wait(lambda: driver.said("agent_lost"))
         ray_cluster.add(host)
         driver.wait(lambda: study.agents_that_trained() == 4)
         study.hurry()
@@ -114,7 +114,7 @@ def test_sixty_trials_on_three_machines_one_of_which_is_lost(
     assert (ended["ending"], ended["status"]["finished"]) == ("done", TRIALS)
     assert [(each["placement"], each["host"]) for each in driver.said("agent_lost")] == [(lost, host)]
     assert len(driver.said("agent_placed")) == 4
-    assert set(study.lost_on()) == {host}
+    assert study.losses() == {(host, f"its machine {host} is gone")}
     assert study.secret not in driver.output + "".join(log.read_text() for log in study.logs.iterdir())
     study.check()
 

@@ -14,6 +14,9 @@ from tests.support.page_commands import Page
 from tests.support.ray_cluster import RayMissingError, alone_in_a_network
 from tests.support.servers import PostgresServer
 
+#: Makes a second machine of this one: its name and Ray's files are its own.
+ANOTHER = 'hostname other && mount -t tmpfs none "$RAY_TMPDIR" && exec "$@"'
+
 
 @pytest.fixture
 def page(postgres_server: PostgresServer, tmp_path: Path) -> Iterator[Page]:
@@ -37,7 +40,7 @@ def test_the_commands_of_the_page_start_a_cluster_and_train_on_it(page: Page) ->
     page.take("hpo run .*ray:local")
     page.export()  # jobs have the environment of their node
     page.do("GRPC_ENABLE_FORK_SUPPORT=0 ray start --head")
-    page.do("ray start --address", before=["unshare", "--uts", "sh", "-c", 'hostname other; exec "$@"', "sh"])
+    page.do("ray start --address", before=["unshare", "--uts", "--mount", "sh", "-c", ANOTHER, "sh"])
 
     assert "4 of 4 trials finished" in page.do("HPO_STORAGE=.* hpo run")
     assert len(list(logs.glob("agent-*.log"))) == 2

@@ -44,10 +44,7 @@ def test_nothing_is_lost_by_a_killed_driver_preemption_a_time_limit_and_a_lost_n
         ended = again.events[-1]
     assert (ended["ending"], ended["status"]["finished"]) == ("done", TRIALS)
     assert [each["placement"] for each in again.said("agent_lost")] == [first]
-    assert [each["reason"] for each in again.said("trial_requeued") if "gone" in each["reason"]] == [
-        f"its machine {lost} is gone"
-    ] * len(study.lost_on())
-    assert set(study.lost_on()) == {lost}
+    assert study.losses() == {(lost, f"its machine {lost} is gone")}, "the driver has said so at once"
     study.check()
     for placement in (first, second):
         log = study.logs / f"agent-{placement.removeprefix('slurm:')}.log"

@@ -67,9 +67,9 @@ class MachinesStudy:
         """How many have ever held one."""
         return len({each.agent for each in self._attempts()})
 
-    def lost_on(self) -> list[str]:
-        """The machine of each attempt that was lost."""
-        return [each.host.split()[0] for each in self._attempts() if each.outcome == "lost"]
+    def losses(self) -> set[tuple[str, str | None]]:
+        """The machines of attempts that were lost, and why they were."""
+        return {(each.host.split()[0], each.reason) for each in self._attempts() if each.outcome == "lost"}
 
     def hosts_at_work(self) -> set[str]:
         """The machines on which trials run now."""
