@@ -46,8 +46,10 @@ def test_the_commands_of_the_page_start_a_cluster_and_train_on_it(page: Page) ->
     assert len(list(logs.glob("agent-*.log"))) == 2
 
     page.allow(6)
-    assert "6 of 6 trials finished" in page.do("ray job submit")
-    assert any("/_ray_pkg_" in log.read_text() for log in logs.glob("agent-*.log")), "the study was shipped"
+    said = page.do("ray job submit")
+    assert "/_ray_pkg_" in said, "the study was sent"
+    assert "6 of 6 trials finished" in said
+    assert len(list(logs.glob("agent-*.log"))) > 2
 
     page.allow(8)
     name = page.do("hpo submit").strip()

@@ -20,6 +20,9 @@ _AWAY: Final = re.compile(
 )
 #: What commands print about a job that has ended, or is forgotten.
 _ENDED: Final = re.compile(r"already completing or completed|Invalid job id")
+#: Slurm's errors of the same meaning (ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE) as exit codes: scancel may end
+#: with one and print nothing.
+_ENDED_CODES: Final = (2017 % 256, 2021 % 256)
 _FIELDS: Final = ("ArrayJobID", "ArrayTaskID", "State", "RestartCnt", "BatchHost", "Reason")
 _QUEUED: Final = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 _RUNS: Final = {"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
@@ -121,7 +124,8 @@ class SlurmCommands:
         except subprocess.TimeoutExpired as error:
             raise EngineAwayError(f"{program}: no answer within {_PATIENCE:g} s") from error
         lines = done.stderr.strip().splitlines()
-        if done.returncode == 0 or (harmless and lines and all(map(harmless.search, lines))):
+        is_harmless = all(map(harmless.search, lines)) if harmless else False
+        if done.returncode == 0 or (is_harmless and (lines or done.returncode in _ENDED_CODES)):
             return done.stdout
         kind = EngineAwayError if _AWAY.search(done.stderr) else StudyError
         raise kind(f"{program}: {lines[-1] if lines else f'it ended with exit code {done.returncode}'}")

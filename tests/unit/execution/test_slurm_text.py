@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from pathlib import Path
 
@@ -10,6 +11,7 @@ import pytest
 from hpo.errors import InputError, StudyError
 from hpo.execution.engines.by_name import address_of, engine_of
 from hpo.execution.engines.engine import AgentOrder, Resources
+from hpo.execution.engines.slurm_commands import SlurmCommands
 from hpo.execution.engines.slurm_script import agents_script, driver_script
 from hpo.execution.engines.slurm_settings import Settings, settings_of
 
@@ -108,6 +110,26 @@ def test_the_script_of_a_driver_takes_no_agents_resources() -> None:
     assert options["output"] == "/shared/100%%/logs/driver-%j.log"
     assert not {"array", "gres", "mem", "cpus-per-task"} & set(options)
     assert "-m hpo run study.yaml --on slurm" in script
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        (229, ""),
+        (229, "scancel: error: Kill job error on job id 7_0: Job/step already completing or completed"),
+        (1, ""),
+        (1, "scancel: error: Access denied"),
+    ],
+)
+def test_to_cancel_what_has_ended_is_no_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, says: str
+) -> None:
+    program = tmp_path / "scancel"
+    program.write_text(f"#!/bin/sh\n[ -z '{says}' ] || echo '{says}' >&2\nexit {code}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with contextlib.nullcontext() if code == 229 else pytest.raises(StudyError, match=r"^scancel: "):
+        SlurmCommands().cancel(["7_0"], "--signal=TERM")
 
 
 def test_without_slurm_the_fix_is_to_take_the_script_to_it(
