@@ -96,6 +96,8 @@ class Callback:
         graph_safe: Between zero_grad and the optimizer's step it only looks, so that with a CUDA graph, which does
             all that in one go, its hooks may be called afterwards.
         saves: It writes checkpoints. With one of these, the state of the others is checked.
+        rank_state: With several processes its state inside an epoch differs between them, and a checkpoint holds
+            all of them; one that is resumed by another number of processes loads ``{}``, to begin anew.
         transient: Attributes that change while training and that a resumed run can do without.
 
     A callback with state implements ``state_dict`` and ``load_state_dict`` with plain values and tensors; its
@@ -114,6 +116,7 @@ class Callback:
     graph_safe: ClassVar[bool] = False
     saves: ClassVar[bool] = False
     transient: ClassVar[tuple[str, ...]] = ()
+    rank_state: ClassVar[bool] = False
 
     def __enter__(self) -> Self:
         register_global_callback(self)

@@ -15,13 +15,14 @@ from trainer.data.limits import FirstBatches, eval_batches
 from trainer.data.options import BatchOptions
 from trainer.data.random_state import kept_rng
 from trainer.data.sets import check_distinct, data_sets
+from trainer.distributed.group import Group
 from trainer.outputs import Outputs, collecting
 from trainer.recorded import Metrics
 from trainer.step.compute import Compute
 from trainer.step.modes import kept_modes
 
 #: What the state says of the batch being worked on.
-_OF_BATCH = ("batch", "outputs", "loss", "weight", "scalars")
+_OF_BATCH = ("batch", "outputs", "loss", "weight", "scalars", "absent")
 
 
 class Evaluated(TrainerView, Protocol):
@@ -29,6 +30,7 @@ class Evaluated(TrainerView, Protocol):
 
     batching: BatchOptions
     compute: Compute
+    group: Group
     running: bool
 
     def run_alone(self, work: Callable[[], None]) -> None:
@@ -99,7 +101,7 @@ class Evaluation:
         """
         trainer, sets = self._trainer, self._batches(data, prefix)
         try:
-            with self._aside():
+            with trainer.group.session(trainer.device), self._aside():
                 if trainer.running:  # inside a fit, whose callbacks are set up already
                     self._run_all(sets, scope)
                 else:
@@ -194,6 +196,13 @@ class Evaluation:
         trainer, sets = self._trainer, data_sets(data, prefix)
         check_distinct(sets, trainer.metrics)
         return {
-            name: eval_batches(item, trainer.batching, trainer.device, prefix, seed=trainer.seed)
+            name: eval_batches(
+                item,
+                trainer.batching,
+                trainer.device,
+                prefix,
+                seed=trainer.seed,
+                shard=trainer.group.shard(trainer.state),
+            )
             for name, item in sets.items()
         }

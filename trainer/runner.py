@@ -126,9 +126,13 @@ class CallbackRunner:
         self._hooks = {event: tuple(hooks[event] for hooks in found if event in hooks) for event in EVENTS}
         return self._hooks
 
-    def state_dict(self) -> dict[str, Any]:
-        """State of every stateful callback by its name."""
-        return {callback.name: callback.state_dict() for callback in self.callbacks if _is_stateful(callback)}
+    def state_dict(self, *, by_rank: bool = False) -> dict[str, Any]:
+        """State of every stateful callback by its name, or of those whose state differs by rank."""
+        return {
+            callback.name: callback.state_dict()
+            for callback in self.callbacks
+            if _is_stateful(callback) and (callback.rank_state or not by_rank)
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Hand each saved state to the callback of that name; one that no callback takes is a warning."""

@@ -76,6 +76,9 @@ class TrainState:
         evaluated: The numbers of the latest evaluation by name, from ``on_validation_end`` and ``on_test_end`` on.
         weight: What that loss was divided by, a number or a tensor on the device: samples, elements, tokens, or
             the summed class weights of its targets. None where it is a sum over the batch.
+        step_weight: What the mean that the gradients are of was divided by, where several batches make a step; set
+            in ``on_before_optimizer_step`` by who accumulates.
+        absent: Whether this process, of several, has no sample of the batch: what it computes does not count.
         gradient_share: What the gradients of the batch are multiplied by as they are added to those there are; set
             in ``on_before_backward`` by who accumulates, 1 for each new batch.
         scalars: What the step returned for the batch beside loss, outputs and weight, by name: tensors on the
@@ -119,6 +122,8 @@ class TrainState:
     outputs: Any = None
     loss: Tensor | None = None
     weight: Tensor | float | None = 0.0
+    step_weight: Tensor | float | None = None
+    absent: bool = False
     gradient_share: Tensor | float = 1.0
     scalars: Mapping[str, Any] = field(default_factory=dict)
     skipped_step: bool = False

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from copy import deepcopy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.callback import Callback, LogDispatch
-from trainer.checkpoint.fork import forked, hyperparameters
+from trainer.checkpoint.contents import contents, part_of_rank, restore
+from trainer.checkpoint.fork import hyperparameters
 from trainer.checkpoint.resume import find_start
 from trainer.data.options import BatchOptions
 from trainer.data.plan import Plan
@@ -23,6 +23,8 @@ from trainer.data.random_state import kept_rng, rng_state
 from trainer.data.stream import TrainStream
 from trainer.declared import UndeclaredState
 from trainer.deterministic import DeterministicMode
+from trainer.distributed.callbacks import callbacks_of
+from trainer.distributed.processes import group_of_process
 from trainer.evaluation import Evaluation
 from trainer.foreign import refuse_flags
 from trainer.metrics.epoch import EpochMetrics
@@ -31,15 +33,12 @@ from trainer.recorded import MetricError, Metrics
 from trainer.runner import CallbackRunner, fire_isolated, name_of, raise_first
 from trainer.state import CONTINUED, DIVERGED, EPOCH, ERROR, PRUNED, VALIDATION, TrainState
 from trainer.step.choice import compute_class
-from trainer.step.direct import mark_stepped
 from trainer.step.fused import leave_fused
 from trainer.step.modes import begin_training, enter_training, kept_modes
 from trainer.step.optimizers import Interval, as_optimizer, as_scheduler, check_intervals, learning_rates
-from trainer.step.parts import Parts, bare_model, choose_step, load_step, state_of_step
+from trainer.step.parts import Parts, choose_step
 from trainer.step.precision import Kind, Precision
 from trainer.step.supervised import Step
-
-CHECKPOINT_VERSION = 6
 
 
 class Trainer:
@@ -107,11 +106,12 @@ class Trainer:
         if max_epochs is None and max_steps is None:
             max_epochs = 10
         self.plan = Plan(max_epochs=max_epochs, max_steps=max_steps, validate_every=validate_every)
-        self.device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+        self.group = group_of_process()
+        self.device = self.group.device(device)
         self._compute_class = partial(compute_class, self.device, cuda_graph=cuda_graph)
         self.model = model
         self.optimizer = as_optimizer(optimizer)
-        self._built = hyperparameters(self.optimizer)
+        self.built = hyperparameters(self.optimizer)
         self.step = choose_step(loss, step)
         self.metrics: Mapping[str, Metric] = dict(metrics or {})
         self.scheduler = as_scheduler(scheduler, scheduler_interval, self.optimizer)
@@ -121,9 +121,10 @@ class Trainer:
         self.batching = batching or BatchOptions()
         self.seed = seed
         self.state = TrainState(max_epochs=max_epochs or 0)
-        self.recorder = EpochMetrics(self.device, self.metrics)
-        mode = [DeterministicMode()] if deterministic else []
-        self.callbacks = CallbackRunner(callbacks, core=[*mode, LogDispatch(), *core_callbacks])
+        self.recorder = EpochMetrics(self.device, self.metrics, self.group)
+        own: list[Callback] = [DeterministicMode()] if deterministic else []
+        own += [*callbacks_of(self.group), LogDispatch()]
+        self.callbacks = CallbackRunner(callbacks, core=[*own, *core_callbacks])
         self._parts = Parts(self.device, compile)
         self.evaluation = Evaluation(self)
         self._hooks = self.callbacks.hooks
@@ -131,7 +132,8 @@ class Trainer:
         self._stream: TrainStream | None = None
         self.running = False
         # RNG state where a run was stopped inside an epoch, restored when that epoch resumes.
-        self._epoch_rng: dict[str, Any] | None = None
+        self.epoch_rng: dict[str, Any] | None = None
+        self.epoch_parts: Sequence[Any] = ()
 
     # ---- the three things it does
 
@@ -159,22 +161,8 @@ class Trainer:
         """
         if self.running:
             raise RuntimeError("this trainer is running: a hook can't start a fit of it")
-        if ckpt is not None and (found := find_start(ckpt, self.callbacks.callbacks, self.device)) is not None:
-            self.load_state_dict(found)
-        stream = self._stream = TrainStream(train, self.batching, self.device, self.state, self.seed)
-        self.evaluation.take(stream.validated(val))
-        self.plan.lay_out(self.state, stream.length)
-        if self.state.stop_reason in CONTINUED | {ERROR}:
-            self.state.stop_reason = None
-        self.state.stop_now = False
-        self._hooks = self.callbacks.resolve()
-        self._ready(training=True)
-        try:
-            with kept_rng(), kept_modes(self.model):
-                self._guarded(lambda: self._run_epochs(stream), training=True)
-        finally:
-            stream.close()
-            self.evaluation.close()
+        with self.group.session(self.device, part_of_rank(self)):
+            self._fit(train, val, ckpt)
         return self.state
 
     def validate(self, data: Any) -> dict[str, float]:
@@ -233,21 +221,7 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a bit-exact continuation needs, in tensors and plain values."""
-        return {
-            "version": CHECKPOINT_VERSION,
-            "model": bare_model(self.model).state_dict(),
-            "optimizer": self.optimizer.state_dict(),
-            "built": self._built,
-            "scheduler": None if self.scheduler is None else self.scheduler.state_dict(),
-            "step": state_of_step(self.step),
-            "state": self.state.state_dict(),
-            "seed": self.seed,
-            "threads": torch.get_num_threads(),
-            "rng": self._epoch_rng or rng_state(),
-            "recorder": self.recorder.state_dict(),
-            "precision": self.precision.state_dict(),
-            "callbacks": self.callbacks.state_dict(),
-        }
+        return contents(self)
 
     def load_state_dict(self, checkpoint: dict[str, Any], *, fork: bool = False) -> None:
         """Resume from a checkpoint.
@@ -261,30 +235,31 @@ class Trainer:
         Raises:
             ValueError: It was written by another version of this format, or can't be forked.
         """
-        if checkpoint.get("version") != CHECKPOINT_VERSION:
-            raise ValueError(f"checkpoint version {checkpoint.get('version')!r}, expected {CHECKPOINT_VERSION}")
-        if fork:
-            checkpoint = forked(checkpoint, self._built, self.seed)
         self._hooks = self.callbacks.resolve()
-        self.fire("on_before_load_checkpoint", checkpoint)
-        bare_model(self.model).load_state_dict(checkpoint["model"])
-        # Copies: optimizers and schedulers take over what they are given, and it may be loaded once more.
-        self.optimizer.load_state_dict(deepcopy(checkpoint["optimizer"]))
-        leave_fused(self.optimizer)
-        if self.scheduler is not None and checkpoint["scheduler"] is not None:
-            self.scheduler.load_state_dict(deepcopy(checkpoint["scheduler"]))
-        load_step(self.step, checkpoint["step"])
-        self.state.load_state_dict(deepcopy(checkpoint["state"]))
-        self.seed = checkpoint["seed"]
-        self._epoch_rng = checkpoint["rng"] if self.state.batch_index else None
-        if self.state.step:
-            mark_stepped(self.optimizer)
-        self.recorder.load_state_dict(checkpoint["recorder"])
-        self.precision.load_state_dict(checkpoint["precision"])
-        self.callbacks.load_state_dict(checkpoint["callbacks"])
-        self.fire("on_load_checkpoint", checkpoint)
+        restore(self, checkpoint, fork=fork)
 
     # ---- the loop
+
+    def _fit(self, train: Any, val: Any, ckpt: str | Path | None) -> None:
+        if ckpt is not None:
+            found = self.group.from_first(lambda: find_start(ckpt, self.callbacks.callbacks, self.device))
+            if found is not None:
+                self.load_state_dict(found)
+        shard = self.group.shard(self.state)
+        stream = self._stream = TrainStream(train, self.batching, self.device, self.state, self.seed, shard)
+        self.evaluation.take(stream.validated(val))
+        self.plan.lay_out(self.state, stream.length)
+        if self.state.stop_reason in CONTINUED | {ERROR}:
+            self.state.stop_reason = None
+        self.state.stop_now = False
+        self._hooks = self.callbacks.resolve()
+        self._ready(training=True)
+        try:
+            with kept_rng(), kept_modes(self.model):
+                self._guarded(lambda: self._run_epochs(stream), training=True)
+        finally:
+            stream.close()
+            self.evaluation.close()
 
     def _guarded(self, work: Callable[[], None], *, training: bool) -> None:
         """Run ``work`` after setup; on_fit_end and teardown always follow; errors keep their type."""
@@ -311,8 +286,8 @@ class Trainer:
     def _end_training(self, error: BaseException | None) -> list[BaseException]:
         errors: list[BaseException] = []
         if error is not None:
-            if self.state.batch_index and self._epoch_rng is None:
-                self._epoch_rng = rng_state()
+            if self.state.batch_index and self.epoch_rng is None:
+                self.epoch_rng = rng_state()
             if self.state.stop_reason not in {DIVERGED, PRUNED}:
                 self.state.stop_reason = ERROR
             self.state.forget_batch_skips()
@@ -325,7 +300,8 @@ class Trainer:
         while self._next_epoch(stream):
             self._train_epoch(stream)
             if self.state.stop_now:
-                self._epoch_rng = rng_state()
+                self.epoch_rng = rng_state()
+                self.epoch_parts = self.group.gather(part_of_rank(self)())[1:]
                 break
             self.fire("on_train_epoch_end")
             self._settle()
@@ -341,8 +317,8 @@ class Trainer:
         if self.state.stop_reason is not None or (self.finished and not inside):
             return False
         self._settle()
-        stream.start_epoch(self._epoch_rng)
-        self._epoch_rng = None
+        stream.start_epoch(self.epoch_rng)
+        self.epoch_rng, self.epoch_parts = None, ()
         self.plan.lay_out(self.state, stream.length)  # the batch size may have changed
         return inside or not self.finished
 

@@ -47,6 +47,7 @@ class GradientAccumulation(Callback):
     """
 
     priority = 2
+    rank_state = True
 
     def __init__(self, batches: int, drop_last: bool = False) -> None:
         if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
@@ -105,6 +106,7 @@ class GradientAccumulation(Callback):
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Turn the sum into the mean."""
+        trainer.state.step_weight = self._weight
         if self._gradients and self._weight is not None:
             self._scale(trainer.optimizer, _ratio(self._unit, self._weight))
         self._close()
@@ -139,6 +141,10 @@ class GradientAccumulation(Callback):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume inside the saved group; its gradients are restored when the fit starts."""
+        if not state:  # of a run with another number of processes
+            self._close()
+            self._loaded = None
+            return
         self._gradients = state["gradients"]
         self._weight = state["weight"]
         self._unit = state["unit"]

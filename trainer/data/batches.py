@@ -21,6 +21,7 @@ from torch.utils.data import (
 from trainer.data.loading import SeededBatches, loader_of
 from trainer.data.options import BatchOptions
 from trainer.data.seeding import derive_seed
+from trainer.data.shard import Rows, Shard, check_sharded
 
 # Beyond this size a shuffled copy of the data is not made; each batch is gathered on its own.
 _COPY_LIMIT = 2**30
@@ -48,6 +49,7 @@ class TensorBatches:
         shuffle: A new order each epoch, from (seed, epoch).
         drop_last: Leave out a last, smaller batch.
         seed: Seed of the order.
+        shard: Which part of each batch is this process's, of several; ``batch_size`` is that of all together.
     """
 
     def __init__(
@@ -59,7 +61,9 @@ class TensorBatches:
         shuffle: bool = False,
         drop_last: bool = False,
         seed: int = 0,
+        shard: Shard | None = None,
     ) -> None:
+        self._shard = shard
         self._tensors = tuple(tensor.to(device) for tensor in tensors)
         self._batch_size = batch_size
         self._shuffle = shuffle
@@ -79,16 +83,32 @@ class TensorBatches:
         end = min(self._samples, offset + self.remaining(offset) * self._batch_size)
         if offset >= end:
             return iter(())
+        if self._shard is not None:
+            return self._of_shard(self._shard, self._order(epoch), offset, end, skip)
         if not self._shuffle:
             views = self._views(tuple(tensor[offset:end] for tensor in self._tensors), skip)
             # Copies: a model that changes its inputs in place would change the data.
             return (map_tensors(torch.clone, batch) for batch in views)
-        generator = torch.Generator().manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
-        order = torch.randperm(len(self._tensors[0]), generator=generator)[offset:end]
-        order = order.to(self._tensors[0].device)
+        order = self._order(epoch)[offset:end].to(self._tensors[0].device)
         if sum(tensor.nbytes for tensor in self._tensors) > _COPY_LIMIT:
             return self._gathered(order, skip)
         return self._views(tuple(tensor.index_select(0, order) for tensor in self._tensors), skip)
+
+    def _order(self, epoch: int) -> Tensor:
+        """Places of the samples in the order of a pass."""
+        if not self._shuffle:
+            return torch.arange(self._samples)
+        generator = torch.Generator().manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
+        return torch.randperm(self._samples, generator=generator)
+
+    def _of_shard(
+        self, shard: Shard, order: Tensor, offset: int, end: int, skip: int
+    ) -> Iterator[tuple[Tensor, ...]]:
+        device = self._tensors[0].device
+        for rows in islice(shard.rows(end - offset, self._batch_size), skip, None):
+            own = order[offset + rows.start : offset + rows.stop].to(device)
+            shard.mark(absent=rows.absent)
+            yield tuple(tensor.index_select(0, own) for tensor in self._tensors)
 
     def _views(self, tensors: tuple[Tensor, ...], skip: int) -> Iterator[tuple[Tensor, ...]]:
         batches = zip(*(torch.split(tensor, self._batch_size) for tensor in tensors), strict=True)
@@ -112,9 +132,18 @@ class LoaderBatches:
     such a method. An iterable dataset must draw its order from a generator of its own, or before its first item:
     the global ones serve the model in between. Persistent workers continue the random numbers of the epochs
     before, which a resumed run has not drawn.
+
+    Args:
+        loader: The DataLoader; with a shard it is one of `loader_of`, or shards itself.
+        device: Where the batches are to lie.
+        seed: Seed of the order.
+        shard: Which part of each batch is this process's, of several.
     """
 
-    def __init__(self, loader: DataLoader[Any], device: torch.device, *, seed: int = 0) -> None:
+    def __init__(
+        self, loader: DataLoader[Any], device: torch.device, *, seed: int = 0, shard: Shard | None = None
+    ) -> None:
+        self._shard = shard
         self._loader: Any = loader
         self._device = device
         self._seed = seed
@@ -155,6 +184,19 @@ class LoaderBatches:
         batches = self._iterator = iter(self._loader)
         for _ in range(skip):
             next(batches, None)
+        if self._shard is not None and isinstance(seeded, SeededBatches):
+            samples: Any = seeded.sampler
+            left = len(samples) - seeded.offset - skip * seeded.batch_size
+            return self._marked(self._moved(batches), self._shard.rows(left, seeded.batch_size))
+        return self._moved(batches)
+
+    def _marked(self, batches: Iterator[Any], rows: Iterator[Rows]) -> Iterator[Any]:
+        assert self._shard is not None
+        for batch, own in zip(batches, rows, strict=False):
+            self._shard.mark(absent=own.absent)
+            yield batch
+
+    def _moved(self, batches: Iterator[Any]) -> Iterator[Any]:
         if self._device.type == "cuda":
             return _transferred(batches, self._device)
         return batches if self._device.type == "cpu" else (to_device(batch, self._device) for batch in batches)
@@ -203,6 +245,7 @@ def make_batches(
     *,
     train: bool,
     seed: int = 0,
+    shard: Shard | None = None,
 ) -> Batches:
     """Batches of the data that a person gives.
 
@@ -214,11 +257,15 @@ def make_batches(
         device: Where the batches are to lie.
         train: Whether to shuffle and drop as the options say; otherwise every sample, in order.
         seed: Seed of the training order.
+        shard: Which part of each batch is this process's, of several.
 
     Raises:
         TypeError: ``data`` is none of these.
-        ValueError: The data set is empty.
+        ValueError: The data set is empty, or comes in batches of its own, or without places, that would be the
+            same in each of several processes.
     """
+    if shard is not None:
+        check_sharded(data, shard)
     if isinstance(data, DataLoader):
         return LoaderBatches(data, device, seed=seed)
     if isinstance(data, Batches) and not isinstance(data, Dataset):
@@ -230,8 +277,9 @@ def make_batches(
         raise ValueError("the data set is empty")
     # The exact type: a subclass may change what an item is.
     if type(data) is TensorDataset and options.collate_fn is None:
-        return _tensor_batches(data, options, device, train=train, seed=seed)
-    return LoaderBatches(loader_of(data, options, device, train=train, seed=seed), device, seed=seed)
+        return _tensor_batches(data, options, device, train=train, seed=seed, shard=shard)
+    loader = loader_of(data, options, device, train=train, seed=seed, shard=shard)
+    return LoaderBatches(loader, device, seed=seed, shard=shard)
 
 
 def has_items(data: Any) -> bool:
@@ -281,7 +329,13 @@ def is_batched(data: Any) -> bool:
 
 
 def _tensor_batches(
-    data: TensorDataset, options: BatchOptions, device: torch.device, *, train: bool, seed: int
+    data: TensorDataset,
+    options: BatchOptions,
+    device: torch.device,
+    *,
+    train: bool,
+    seed: int,
+    shard: Shard | None,
 ) -> TensorBatches:
     if train:
         return TensorBatches(
@@ -291,8 +345,9 @@ def _tensor_batches(
             shuffle=options.shuffle,
             drop_last=options.drop_last,
             seed=seed,
+            shard=shard,
         )
-    return TensorBatches(data.tensors, options.eval_batch_size, device)
+    return TensorBatches(data.tensors, options.eval_batch_size, device, shard=shard)
 
 
 def pass_length(batches: Batches) -> int | None:

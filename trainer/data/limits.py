@@ -11,17 +11,28 @@ import torch
 from trainer.data.batches import Batches, close_batches, make_batches, map_tensors, pass_length
 from trainer.data.options import BatchOptions, Limit
 from trainer.data.random_state import kept_rng, seed_all
+from trainer.data.shard import Shard
 
 
-def train_batches(data: Any, options: BatchOptions, device: torch.device, *, seed: int = 0) -> Batches:
+def train_batches(
+    data: Any, options: BatchOptions, device: torch.device, *, seed: int = 0, shard: Shard | None = None
+) -> Batches:
     """The batches to train on, as far as the options use them; see `trainer.data.batches.make_batches`."""
-    batches = make_batches(data, options, device, train=True, seed=seed)
+    batches = make_batches(data, options, device, train=True, seed=seed, shard=shard)
     if options.overfit_batches is not None:
         return SameBatches(batches, options.overfit_batches, seed)
     return limited(batches, options.limit_train_batches, "limit_train_batches")
 
 
-def eval_batches(data: Any, options: BatchOptions, device: torch.device, kind: str, *, seed: int = 0) -> Batches:
+def eval_batches(
+    data: Any,
+    options: BatchOptions,
+    device: torch.device,
+    kind: str,
+    *,
+    seed: int = 0,
+    shard: Shard | None = None,
+) -> Batches:
     """The batches to evaluate, as far as the options use them.
 
     Args:
@@ -30,9 +41,11 @@ def eval_batches(data: Any, options: BatchOptions, device: torch.device, kind: s
         device: Where the batches are to lie.
         kind: ``"val"`` or ``"test"``: whose limit holds.
         seed: Seed of the order of a DataLoader that shuffles.
+        shard: Which part of each batch is this process's, of several.
     """
     name = f"limit_{kind}_batches"
-    return limited(make_batches(data, options, device, train=False, seed=seed), getattr(options, name), name)
+    batches = make_batches(data, options, device, train=False, seed=seed, shard=shard)
+    return limited(batches, getattr(options, name), name)
 
 
 def limited(batches: Batches, limit: Limit, name: str) -> Batches:

@@ -21,12 +21,13 @@ from torch.utils.data import (
 from trainer.data.options import BatchOptions
 from trainer.data.random_state import seed_all
 from trainer.data.seeding import derive_seed
+from trainer.data.shard import Shard
 
 # Keeps the random streams of workers apart from other uses of the same seed.
 _WORKER_STREAM = 0x30AD
 
 
-class Rows(list[int]):
+class Indices(list[int]):
     """Indices of one batch, with the pass and the place of its first sample in that."""
 
     place: tuple[int, int] = (0, 0)
@@ -39,13 +40,17 @@ class SeededBatches(BatchSampler):
         sampler: The order of the samples.
         batch_size: Samples a batch.
         drop_last: Leave out a last, smaller batch.
+        shard: Which part of each batch is this process's, of several; the others are not loaded.
 
     Attributes:
         offset: Samples at the beginning of the next pass that are left out.
     """
 
-    def __init__(self, sampler: Sampler[int], batch_size: int, *, drop_last: bool) -> None:
+    def __init__(
+        self, sampler: Sampler[int], batch_size: int, *, drop_last: bool, shard: Shard | None = None
+    ) -> None:
         super().__init__(sampler, batch_size, drop_last)
+        self._shard = shard
         self.offset = 0
         self._epoch = 0
 
@@ -55,12 +60,18 @@ class SeededBatches(BatchSampler):
 
     def __iter__(self) -> Iterator[list[int]]:
         order, start = islice(self.sampler, self.offset, None), self.offset
-        while rows := Rows(islice(order, self.batch_size)):
+        while rows := Indices(islice(order, self.batch_size)):
             if self.drop_last and len(rows) < self.batch_size:
                 return
-            rows.place = self._epoch, start
+            if self._shard is None:
+                rows.place = self._epoch, start
+                yield rows
+            else:
+                own = self._shard.of_batch(0, len(rows))
+                part = Indices(rows[own.start : own.stop])
+                part.place = self._epoch, start + own.start
+                yield part
             start += len(rows)
-            yield rows
 
 
 class SeededData(Dataset[Any]):
@@ -78,7 +89,7 @@ class SeededData(Dataset[Any]):
     def __len__(self) -> int:
         return len(self._data)
 
-    def __getitems__(self, rows: Rows) -> list[Any]:
+    def __getitems__(self, rows: Indices) -> list[Any]:
         """The samples of a batch; torch's fetcher prefers this method."""
         if get_worker_info() is not None:
             seed_all(derive_seed(self._seed, _WORKER_STREAM, *rows.place))
@@ -88,7 +99,13 @@ class SeededData(Dataset[Any]):
 
 
 def loader_of(
-    data: Dataset[Any], options: BatchOptions, device: torch.device, *, train: bool, seed: int
+    data: Dataset[Any],
+    options: BatchOptions,
+    device: torch.device,
+    *,
+    train: bool,
+    seed: int,
+    shard: Shard | None = None,
 ) -> DataLoader[Any]:
     """A DataLoader over a data set, as the options say.
 
@@ -121,5 +138,5 @@ def loader_of(
         return DataLoader(data, size, drop_last=drop_last, **how)
     samples: Any = data
     order = RandomSampler(samples, generator=torch.Generator()) if shuffle else SequentialSampler(samples)
-    batches = SeededBatches(order, size, drop_last=drop_last)
+    batches = SeededBatches(order, size, drop_last=drop_last, shard=shard)
     return DataLoader(SeededData(data, seed), batch_sampler=batches, **how)

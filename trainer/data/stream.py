@@ -15,10 +15,13 @@ from trainer.data.plan import Plan
 from trainer.data.random_state import seed_all, set_rng_state
 from trainer.data.seeding import derive_seed
 from trainer.data.sets import each_set
+from trainer.data.shard import Shard
 from trainer.state import TrainState
 
 # Keeps the random streams of epochs that begin inside a pass apart from those of passes.
 _EPOCH_STREAM = 0xE90C
+# Keeps the random streams of processes apart.
+_RANK_STREAM = 0x4A7B
 
 
 class TrainStream:
@@ -33,15 +36,23 @@ class TrainStream:
         device: Where the batches are to lie.
         state: Says which pass and which batch are next; ``data_epoch`` and ``data_batch`` are kept up here.
         seed: The run's seed.
+        shard: Which part of each batch is this process's, of several; each draws random numbers of its own.
     """
 
     def __init__(
-        self, data: Any, options: BatchOptions, device: torch.device, state: TrainState, seed: int
+        self,
+        data: Any,
+        options: BatchOptions,
+        device: torch.device,
+        state: TrainState,
+        seed: int,
+        shard: Shard | None = None,
     ) -> None:
         self._data = data
         self._device = device
         self._state = state
         self._seed = seed
+        self._shard = shard
         self._iterator: Iterator[Any] | None = None
         self._options = options
         self._changing = False
@@ -56,7 +67,7 @@ class TrainStream:
         if rng is not None:
             set_rng_state(rng)
         elif self._state.data_batch:
-            seed_all(derive_seed(self._seed, _EPOCH_STREAM, self._state.epoch))
+            self._seed_all(_EPOCH_STREAM, self._state.epoch)
             if self.length is None and not self._has_more():
                 self.end_pass()
                 self._open()
@@ -158,7 +169,12 @@ class TrainStream:
         return pass_length(self._batches)
 
     def _made(self, options: BatchOptions) -> Batches:
-        return train_batches(self._data, options, self._device, seed=self._seed)
+        return train_batches(self._data, options, self._device, seed=self._seed, shard=self._shard)
+
+    def _seed_all(self, *parts: int) -> None:
+        """Seed the global generators; those of rank 0 as those of a run of one process."""
+        rank = () if self._shard is None or not self._shard.rank else (_RANK_STREAM, self._shard.rank)
+        seed_all(derive_seed(self._seed, *parts, *rank))
 
     def _has_more(self) -> bool:
         iterator = self._open()
@@ -173,7 +189,7 @@ class TrainStream:
             self.length = self._length()
             skip = state.data_batch - state.cut_batches
             if skip or not state.cut_batches:  # else the pass is at a cut: its random numbers continue
-                seed_all(derive_seed(self._seed, state.data_epoch))
+                self._seed_all(state.data_epoch)
             if isinstance(batches, LoaderBatches | TensorBatches):
                 self._iterator = iter(batches.epoch(state.data_epoch, skip, state.cut_samples))
             else:

@@ -1,1 +1,1 @@
-"""Runs of several processes: which of them this one is."""
+"""Runs of several processes, one for each device: which of them this one is, and what they do together."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from trainer.distributed.group import Group
 from trainer.metrics.objects import Metric, MetricObjects, check_metrics, is_object
 from trainer.recorded import MetricError, number
 
@@ -44,12 +46,12 @@ class _Accumulator:
         values = torch.stack(self.values).to(self.dtype)
         if self.reduce == "max":
             folded = values.max()
-            self.total = folded if self.total is None else torch.maximum(self.total, folded)
+            self.total = folded if self.total is None else self.plus(folded)
         else:
             weights = stacked_weights(self.weights, values.device, self.dtype)
             # A batch without weight counts for nothing, also where its mean is 0 / 0.
             folded = torch.where(weights == 0, 0.0, values * weights).sum()
-            self.total = folded if self.total is None else self.total + folded
+            self.total = folded if self.total is None else self.plus(folded)
             # What can be no weight makes the sum NaN, which is looked at when it is on the host.
             folded = torch.where(torch.isfinite(weights) & (weights >= 0), weights, torch.nan).sum()
             self.weight = folded if self.weight is None else self.weight + folded
@@ -57,11 +59,27 @@ class _Accumulator:
         self.folded = [*before, *self.values][-KEPT:], [*weights_before, *self.weights][-KEPT:]
         self.values, self.weights, self.known = [], [], None
 
+    def add(self, other: _Accumulator) -> None:
+        """Take in what another one has recorded."""
+        for one in (self, other):
+            if one.values:
+                one.fold()
+        if other.total is not None:
+            self.total = other.total if self.total is None else self.plus(other.total)
+        if other.weight is not None:
+            self.weight = other.weight if self.weight is None else self.weight + other.weight
+
+    def plus(self, value: Tensor) -> Tensor:
+        """The total with another one in it."""
+        assert self.total is not None
+        return torch.maximum(self.total, value) if self.reduce == "max" else self.total + value
+
     def result(self) -> Tensor:
-        """Total and weight."""
+        """Total and weight; without any value a number that changes no sum."""
         if self.values:
             self.fold()
-        assert self.total is not None
+        if self.total is None:  # other processes have recorded it
+            return torch.tensor([-math.inf if self.reduce == "max" else 0.0, 0.0], dtype=self.dtype)
         return torch.stack((self.total, self.total if self.weight is None else self.weight))
 
 
@@ -85,6 +103,7 @@ class EpochMetrics:
         device: Where the recorded tensors lie.
         metrics: The metrics that ``measure`` takes, by name: functions of (outputs, targets), whose values are
             means over the samples of a batch, and objects with ``update``, ``compute`` and ``reset``.
+        group: The processes that record; ``compute`` gives the numbers of all together, in all.
 
     Attributes:
         tap: Where each value is appended too as it is recorded, while somebody listens; the list is theirs.
@@ -94,8 +113,14 @@ class EpochMetrics:
         ValueError: The name of a metric is taken.
     """
 
-    def __init__(self, device: torch.device, metrics: Mapping[str, Metric] = MappingProxyType({})) -> None:
+    def __init__(
+        self,
+        device: torch.device,
+        metrics: Mapping[str, Metric] = MappingProxyType({}),
+        group: Group | None = None,
+    ) -> None:
         check_metrics(metrics)
+        self._group = group or Group()
         self._device = device
         # Apple's GPU has no float64.
         self._dtype = torch.float32 if device.type == "mps" else torch.float64
@@ -106,11 +131,12 @@ class EpochMetrics:
             name: metric for name, metric in metrics.items() if not is_object(metric)
         }
         #: Those of the metrics that are objects.
-        self.objects = MetricObjects({name: item for name, item in metrics.items() if is_object(item)}, device)
+        objects = {name: item for name, item in metrics.items() if is_object(item)}
+        self.objects = MetricObjects(objects, device, self._group)
 
     def fresh(self) -> EpochMetrics:
         """Another one for the same metrics, with nothing recorded."""
-        return EpochMetrics(self._device, self._metrics)
+        return EpochMetrics(self._device, self._metrics, self._group)
 
     def record(
         self, name: str, value: Tensor | float, weight: Tensor | float = 1.0, reduce: Reduce = "mean"
@@ -149,7 +175,7 @@ class EpochMetrics:
         for name, function in self._functions.items():
             self.record(f"{prefix}_{name}", function(outputs, targets), samples)
         if self.objects:
-            self.objects.update(prefix, outputs, targets)
+            self.objects.update(prefix, outputs, targets, counts=samples > 0)
 
     def latest(self, name: str, count: int) -> tuple[list[Tensor], list[Tensor | float]]:
         """The latest values recorded under a name, on the device, and their weights, n ≤ count ≤ `KEPT` of each.
@@ -173,12 +199,26 @@ class EpochMetrics:
             ValueError: A weight was negative or not finite.
         """
         new = {name: item for name, item in self._accumulators.items() if item.values or item.known is None}
-        if new:
+        if self._group.size > 1:
+            self._compute_together()
+        elif new:
             results = torch.stack([item.result() for item in new.values()]).tolist()
             for (name, item), result in zip(new.items(), results, strict=True):
                 item.known = _quotient(name, *result) if item.reduce == "mean" else result[0]
         values = {name: item.known for name, item in self._accumulators.items() if item.known is not None}
         return values | self.objects.compute()
+
+    def _compute_together(self) -> None:
+        """Let all that is known be what all processes have recorded, under whatever names, added up by rank."""
+        items = self._accumulators
+        local = torch.stack([item.result() for item in items.values()]).tolist() if items else []
+        sums = {name: (item.reduce, *found) for (name, item), found in zip(items.items(), local, strict=True)}
+        found = self._group.gather(sums)
+        for name in dict.fromkeys(name for of_rank in found for name in of_rank):
+            parts = [of_rank[name] for of_rank in found if name in of_rank]
+            reduce, total, weight = reduced(parts)
+            item = items.setdefault(name, _Accumulator(reduce, self._dtype))
+            item.known = _quotient(name, total, weight) if reduce == "mean" else total
 
     def _stacked(self, weights: list[Tensor | float], device: torch.device) -> Tensor:
         return stacked_weights(weights, device, self._dtype)
@@ -208,9 +248,14 @@ class EpochMetrics:
         }
         return {"sums": sums, "objects": self.objects.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned."""
-        self._accumulators = {
+    def load_state_dict(self, *states: Mapping[str, Any]) -> None:
+        """Take over what ``state_dict`` returned, of several recorders all together."""
+        self.reset()
+        for state in states:
+            self._add(state)
+
+    def _add(self, state: Mapping[str, Any]) -> None:
+        loaded = {
             name: _Accumulator(
                 item["reduce"],
                 self._dtype,
@@ -221,7 +266,20 @@ class EpochMetrics:
             )
             for name, item in state["sums"].items()
         }
-        self.objects.load_state_dict(state["objects"])
+        for name, item in loaded.items():
+            if name in self._accumulators:
+                self._accumulators[name].add(item)
+            else:
+                self._accumulators[name] = item
+        self.objects.add(state["objects"])
+
+
+def reduced(parts: Sequence[tuple[Reduce, float, float]]) -> tuple[Reduce, float, float]:
+    """How to reduce, total and weight of what several processes have recorded under one name, by rank."""
+    reduce, totals = parts[0][0], [total for _, total, _ in parts]
+    if reduce == "max":
+        return reduce, math.nan if any(map(math.isnan, totals)) else max(totals), 0.0
+    return reduce, sum(totals), sum(weight for _, _, weight in parts)
 
 
 def _quotient(name: str, total: float, weight: float) -> float:

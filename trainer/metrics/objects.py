@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from trainer.checkpoint.readable import UnreadableError, readable
 from trainer.data.batches import map_tensors
+from trainer.distributed.group import Group
 from trainer.metrics.whole_set import WholeSet
 from trainer.recorded import number
 
@@ -84,6 +85,30 @@ def metric_at_work(error: BaseException) -> str:
     return ""
 
 
+def synchronises_itself(metric: Any) -> bool:
+    """Whether a metric's ``compute`` asks the other processes what they have seen, as torchmetrics' do."""
+    return hasattr(metric, "sync_on_compute") and bool(metric.sync_on_compute)
+
+
+def check_mergeable(metrics: Mapping[str, Any], *, both: bool = False) -> None:
+    """Refuse metric objects of which those of several processes can't be put together.
+
+    Args:
+        metrics: The objects by name.
+        both: Whether they have to be merged here, so that it does not help if ``compute`` would do so.
+
+    Raises:
+        ValueError: One has no ``merge_state``.
+    """
+    for name, metric in metrics.items():
+        if not callable(getattr(metric, "merge_state", None)) and (both or not synchronises_itself(metric)):
+            raise ValueError(
+                f"metric {name} ({type(metric).__name__}) has seen only a part of the data in each of several "
+                "processes: give it a method `merge_state(others)` that takes in what other objects of its class "
+                "have seen, or use WholeSet or a metric of torchmetrics"
+            )
+
+
 class MetricObjects:
     """Copies of metric objects, one for each set of data, on the device.
 
@@ -92,9 +117,19 @@ class MetricObjects:
     Args:
         originals: The objects by name.
         device: Where their copies are to lie.
+        group: The processes that update them.
+
+    Raises:
+        ValueError: There are several processes, and an object says nothing about how theirs are put together.
     """
 
-    def __init__(self, originals: Mapping[str, MetricObject], device: torch.device) -> None:
+    def __init__(
+        self, originals: Mapping[str, MetricObject], device: torch.device, group: Group | None = None
+    ) -> None:
+        group = group or Group()
+        if group.size > 1:
+            check_mergeable(originals)
+        self._group = group
         self._originals = originals
         self._device = device
         # By set and name; those that have been updated since they were reset, with their value if it is known.
@@ -104,12 +139,14 @@ class MetricObjects:
     def __bool__(self) -> bool:
         return bool(self._originals)
 
-    def update(self, prefix: str, outputs: Any, targets: Any) -> None:
-        """Hand one batch of a set to that set's copies."""
+    def update(self, prefix: str, outputs: Any, targets: Any, *, counts: bool = True) -> None:
+        """Hand one batch of a set to that set's copies; one that does not count leaves them as they are."""
         if type(outputs) in _STRUCTURES or isinstance(outputs, Tensor):
             outputs = map_tensors(torch.detach, outputs)  # an object that keeps them would keep their graph
         for name in self._originals:
-            self._activated(prefix, name).update(outputs, targets)
+            copy = self._activated(prefix, name)
+            if counts:
+                copy.update(outputs, targets)
 
     def compute(self) -> dict[str, float]:
         """The value of each copy that has seen a batch, computed once.
@@ -121,9 +158,23 @@ class MetricObjects:
         with torch.no_grad():
             for (prefix, name), value in self._active.items():
                 full = f"{prefix}_{name}"
-                values[full] = _one_number(full, self._copies[prefix, name].compute()) if value is None else value
+                values[full] = self._value(prefix, name) if value is None else value
                 self._active[prefix, name] = values[full]
         return values
+
+    def _value(self, prefix: str, name: str) -> float:
+        """The value of all batches, in several processes of all that these have seen."""
+        own, full = self._copies[prefix, name], f"{prefix}_{name}"
+        if self._group.size > 1 and not synchronises_itself(own):
+            states = self._group.gather(_state_of(own, full))
+            own, *others = [self._restored(prefix, name, state) for state in states]
+            own.merge_state(others)
+        return _one_number(full, own.compute())
+
+    def _restored(self, prefix: str, name: str, state: Mapping[str, Any]) -> Any:
+        copy = self._copied(prefix, name)
+        _put_back(copy, map_tensors(lambda tensor: tensor.detach().to(self._device, copy=True), state))
+        return copy
 
     def forget(self, prefix: str = "") -> None:
         """Reset what was updated under names that begin so."""
@@ -142,12 +193,21 @@ class MetricObjects:
             state.setdefault(prefix, {})[name] = _state_of(self._copies[prefix, name], f"{prefix}_{name}")
         return state
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what ``state_dict`` returned; those of metrics that are gone are left out."""
-        self.forget()
+    def add(self, state: Mapping[str, Any]) -> None:
+        """Take in what ``state_dict`` returned; those of metrics that are gone are left out.
+
+        Raises:
+            ValueError: Another process's state is there already, and the object can't be merged.
+        """
         for prefix, of_set in state.items():
             for name, saved in of_set.items():
-                if name in self._originals:
+                if name not in self._originals:
+                    continue
+                if (prefix, name) in self._active:
+                    check_mergeable({name: self._originals[name]}, both=True)
+                    own, other = self._copies[prefix, name], self._restored(prefix, name, saved)
+                    own.merge_state(other if synchronises_itself(own) else [other])
+                else:
                     # A copy: the object takes over what it is given, and it may be loaded once more.
                     copy = map_tensors(lambda tensor: tensor.detach().to(self._device, copy=True), saved)
                     _put_back(self._activated(prefix, name), copy)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 import torch
@@ -71,6 +71,12 @@ class WholeSet:
         for kept, tensor in zip(self._kept, leaves, strict=True):
             # A single number a batch counts as one sample.
             kept.append(tensor if tensor.dim() else tensor.reshape(1))
+
+    def merge_state(self, others: Sequence[WholeSet]) -> None:
+        """Take in what objects of other processes keep of the same set, behind its own."""
+        for other in others:
+            if other._kept:  # noqa: SLF001 - of the same class
+                self.update(*other._joined())  # noqa: SLF001
 
     def compute(self) -> Any:
         """The function's value for all that is kept.

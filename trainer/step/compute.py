@@ -14,7 +14,7 @@ from trainer.state import BACKWARD, BATCH, ZERO_GRAD
 from trainer.step.optimizer_step import OptimizerStep
 from trainer.step.parts import is_compiled
 from trainer.step.precision import Precision
-from trainer.step.supervised import Step, StepResult, split_output
+from trainer.step.supervised import Step, StepOutput, StepResult, split_output
 
 
 class Compute(OptimizerStep):
@@ -130,8 +130,15 @@ class Compute(OptimizerStep):
         state = self._trainer.state
         with self._precision.autocast():
             output = self._step(self._model, state.batch)
+        return self._taken(output)
+
+    def _taken(self, output: StepOutput) -> StepResult:
+        """What the step returned, put on the state; that for another process's batch counts for nothing."""
+        state = self._trainer.state
         result = split_output(output, state.batch)
         state.loss, state.outputs, state.weight, state.scalars = result[:4]
+        if state.absent:
+            state.loss, state.weight = result.loss * 0, None if result.weight is None else 0.0
         return result
 
     def _record(self, prefix: str, extra: Mapping[str, Any]) -> None:
@@ -142,13 +149,18 @@ class Compute(OptimizerStep):
         else:
             recorder.record(f"{prefix}_loss", state.loss, state.weight)
         if extra:
-            weight = float(batch_length(state.batch)) if state.weight is None else state.weight
+            weight = self._samples() if state.weight is None else state.weight
             for name, value in extra.items():
                 recorder.record(f"{prefix}_{self._own_name(name)}", value, weight)
         if self._trainer.metrics:
             targets = _targets(state.batch)
             with torch.no_grad():
-                recorder.measure(prefix, state.outputs, targets, float(batch_length(state.batch)))
+                recorder.measure(prefix, state.outputs, targets, self._samples())
+
+    def _samples(self) -> float:
+        """Samples of the batch; of another process's there are none."""
+        state = self._trainer.state
+        return 0.0 if state.absent else float(batch_length(state.batch))
 
     def _own_name(self, name: str) -> str:
         if name in self._trainer.metrics:

@@ -18,7 +18,7 @@ from trainer.step.compute import Compute
 from trainer.step.optimizer_step import OptimizerStep
 from trainer.step.optimizers import Optimizers, each_of, needs_closure
 from trainer.step.precision import Precision
-from trainer.step.supervised import StepResult, split_output
+from trainer.step.supervised import StepResult
 
 Loss = Tensor | Callable[[], Tensor]
 
@@ -193,9 +193,7 @@ class ManualCompute(Compute):
             else:
                 update = self._update_of_step if training else self._none
                 output = self._step(self._model, state.batch, update)  # type: ignore[call-arg]
-        result = split_output(output, state.batch)
-        state.loss, state.outputs, state.weight, state.scalars = result[:4]
-        return result
+        return self._taken(output)
 
     def _make(self, loss: Loss, name: str, retain_graph: bool) -> None:
         if name not in self._steps:

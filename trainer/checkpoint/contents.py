@@ -1,0 +1,122 @@
+"""What a checkpoint holds: made of a Trainer, and put back into one."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
+from typing import Any, Final, Protocol
+
+import torch
+
+from trainer.callback import TrainerView
+from trainer.checkpoint.fork import forked
+from trainer.data.random_state import rng_state
+from trainer.distributed.group import Group
+from trainer.runner import CallbackRunner
+from trainer.step.direct import mark_stepped
+from trainer.step.fused import leave_fused
+from trainer.step.parts import bare_model, load_step, state_of_step
+
+logger = logging.getLogger(__name__)
+
+CHECKPOINT_VERSION: Final = 7
+#: Formats that can be read. 6 has no parts of other ranks, since there was one process only.
+_READABLE: Final = (6, 7)
+
+
+class Resumable(TrainerView, Protocol):
+    """What a checkpoint needs of the Trainer.
+
+    Attributes:
+        built: What the optimizer was built with.
+        callbacks: The callbacks of the run.
+        group: The processes of the run.
+        epoch_rng: States of the random generators where a run was stopped inside an epoch; None elsewhere.
+        epoch_parts: What the other processes had there, by rank.
+    """
+
+    built: list[dict[str, Any]]
+    callbacks: CallbackRunner
+    group: Group
+    epoch_rng: dict[str, Any] | None
+    epoch_parts: Sequence[Any]
+
+
+def contents(trainer: Resumable) -> dict[str, Any]:
+    """Everything a bit-exact continuation needs, in tensors and plain values."""
+    others = trainer.epoch_parts or trainer.group.other_parts()
+    return {
+        "version": CHECKPOINT_VERSION,
+        "model": bare_model(trainer.model).state_dict(),
+        "optimizer": trainer.optimizer.state_dict(),
+        "built": trainer.built,
+        "scheduler": None if trainer.scheduler is None else trainer.scheduler.state_dict(),
+        "step": state_of_step(trainer.step),
+        "state": trainer.state.state_dict(),
+        "seed": trainer.seed,
+        "threads": torch.get_num_threads(),
+        "rng": trainer.epoch_rng or rng_state(),
+        "recorder": trainer.recorder.state_dict(),
+        "precision": trainer.precision.state_dict(),
+        "callbacks": trainer.callbacks.state_dict(),
+        "processes": trainer.group.size,
+        "ranks": list(others),
+    }
+
+
+def part_of_rank(trainer: Resumable) -> Callable[[], dict[str, Any]]:
+    """Makes what one process adds to the checkpoint that rank 0 writes inside an epoch: what differs by rank."""
+    return lambda: {
+        "rng": trainer.epoch_rng or rng_state(),
+        "recorder": trainer.recorder.state_dict(),
+        "callbacks": trainer.callbacks.state_dict(by_rank=True),
+    }
+
+
+def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> None:
+    """Put a checkpoint back, see `trainer.Trainer.load_state_dict`."""
+    if checkpoint.get("version") not in _READABLE:
+        raise ValueError(f"checkpoint version {checkpoint.get('version')!r}, expected {CHECKPOINT_VERSION}")
+    if fork:
+        checkpoint = forked(checkpoint, trainer.built, trainer.seed)
+    trainer.fire("on_before_load_checkpoint", checkpoint)
+    bare_model(trainer.model).load_state_dict(checkpoint["model"])
+    # Copies: optimizers and schedulers take over what they are given, and it may be loaded once more.
+    trainer.optimizer.load_state_dict(deepcopy(checkpoint["optimizer"]))
+    leave_fused(trainer.optimizer)
+    if trainer.scheduler is not None and checkpoint["scheduler"] is not None:
+        trainer.scheduler.load_state_dict(deepcopy(checkpoint["scheduler"]))
+    load_step(trainer.step, checkpoint["step"])
+    trainer.state.load_state_dict(deepcopy(checkpoint["state"]))
+    trainer.seed = checkpoint["seed"]
+    if trainer.state.step:
+        mark_stepped(trainer.optimizer)
+    trainer.precision.load_state_dict(checkpoint["precision"])
+    part = _part(trainer, checkpoint)
+    trainer.epoch_rng = part["rng"] if trainer.state.batch_index else None
+    trainer.recorder.load_state_dict(*part["recorders"])
+    trainer.callbacks.load_state_dict({**checkpoint["callbacks"], **part["callbacks"]})
+    trainer.fire("on_load_checkpoint", checkpoint)
+
+
+def _part(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
+    """What is this process's of what differs by rank; rank 0 takes over all sums where their number differs."""
+    rank, size, others = trainer.group.rank, trainer.group.size, checkpoint.get("ranks", [])
+    if checkpoint.get("processes", 1) == size:
+        if rank and others:
+            own = others[rank - 1]
+            return {**own, "recorders": [own["recorder"]]}
+        recorders = [] if rank else [checkpoint["recorder"]]
+        return {"rng": None if rank else checkpoint["rng"], "recorders": recorders, "callbacks": {}}
+    if not rank:
+        logger.warning(
+            "the checkpoint was written by %d processes and is resumed by %d: the random numbers of the running "
+            "epoch and the rounding of sums are others from here on",
+            checkpoint.get("processes", 1),
+            size,
+        )
+    recorders = [] if rank else [checkpoint["recorder"], *(other["recorder"] for other in others)]
+    inside = trainer.state.batch_index > 0
+    forgotten: dict[str, Any] = {name: {} for name in trainer.callbacks.state_dict(by_rank=True)} if inside else {}
+    return {"rng": None if rank else checkpoint["rng"], "recorders": recorders, "callbacks": forgotten}

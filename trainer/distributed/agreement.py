@@ -1,0 +1,62 @@
+"""Agreement: what hooks of single processes ask of the run, made what all of them do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from trainer.state import DIVERGED, PAUSED, VALIDATION, TrainState
+
+logger = logging.getLogger(__name__)
+
+
+class Wishes(NamedTuple):
+    """What hooks of one process have asked for; see the attributes of `TrainState`."""
+
+    stop_reason: str | None
+    stop_now: bool
+    epoch_stopped: bool
+    skip_validation: bool
+    checkpoint_requests: tuple[int, int]
+
+
+def wishes(state: TrainState) -> Wishes:
+    """What the hooks of this process have asked for."""
+    return Wishes(
+        state.stop_reason,
+        state.stop_now,
+        state.epoch_stopped,
+        VALIDATION in state.skips,
+        state.checkpoint_requests,
+    )
+
+
+def agreed(state: TrainState, of_ranks: Sequence[Wishes | None], mine: Wishes) -> None:
+    """Let this process do what any process has asked for.
+
+    Of several reasons to end ``"diverged"`` comes first and ``"paused"`` last, else that of the lowest rank.
+
+    Args:
+        state: The state to write to.
+        of_ranks: By rank; None: nothing new.
+        mine: What this process has asked for, which is as good as new.
+    """
+    asked = [each for each in of_ranks if each is not None] + [mine]
+    state.stop_reason = _reason([each.stop_reason for each in asked])
+    state.stop_now = any(each.stop_now for each in asked)
+    state.epoch_stopped = any(each.epoch_stopped for each in asked)
+    if any(each.skip_validation for each in asked):
+        state.skips.add(VALIDATION)
+    requests = [each.checkpoint_requests for each in asked]
+    state.checkpoint_requests = max(each[0] for each in requests), max(each[1] for each in requests)
+    if state.stop_reason != mine.stop_reason:
+        number = next(rank for rank, each in enumerate(of_ranks) if each and each.stop_reason == state.stop_reason)
+        logger.info("rank %d asked the run to end: %s", number, state.stop_reason)
+
+
+def _reason(reasons: Sequence[str | None]) -> str | None:
+    given = [reason for reason in reasons if reason is not None]
+    if DIVERGED in given:
+        return DIVERGED
+    return next((reason for reason in given if reason != PAUSED), PAUSED if given else None)

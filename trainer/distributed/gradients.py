@@ -1,0 +1,135 @@
+"""GradientSum: the gradients of all processes, as those of one process with the whole batch would be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from trainer.callback import Callback, TrainerView
+from trainer.data.batches import batch_length
+from trainer.distributed.processes import Processes
+from trainer.step.supervised import Weight
+
+#: Bytes that are sent together at most.
+_BUCKET: Final = 2**26
+# One call for all tensors of a bucket, as torch's own wrapper does it.
+_JOINED: Any = torch._utils._flatten_dense_tensors  # noqa: SLF001
+_SPLIT: Any = torch._utils._unflatten_dense_tensors  # noqa: SLF001
+_SENT_AS_THEY_ARE: Final = frozenset({torch.float32, torch.float64})
+
+
+class GradientSum(Callback):
+    """Adds up the gradients over the processes before any callback but `GradientAccumulation` looks at them.
+
+    Each process has the gradients of the mean over its own samples. They count by what that mean was divided by
+    (``state.weight``), so that the sum is the gradient of the mean over the whole batch: Σ wᵣ gᵣ / Σ wᵣ. Those of
+    a loss that is a sum are added up. The weights travel with the gradients.
+
+    Args:
+        group: The processes.
+    """
+
+    priority = 3
+
+    def __init__(self, group: Processes) -> None:
+        self._group = group
+
+    def on_before_optimizer_step(self, trainer: TrainerView) -> None:
+        """Put the sum in the place of this process's gradients."""
+        state = trainer.state
+        weight: Weight = state.step_weight if state.batches_per_step > 1 else state.weight
+        if state.manual:
+            weight = 0.0 if state.absent else float(batch_length(state.batch))
+        add_gradients(self._group, trainer.optimizer, weight)
+
+
+def add_gradients(group: Processes, optimizer: Optimizer, weight: Weight) -> None:
+    """Replace each gradient by the weighted mean over all processes, or by the sum where the weight is None.
+
+    A parameter that has a gradient in one process has it in all afterwards.
+
+    Raises:
+        ValueError: A gradient is sparse.
+    """
+    parameters = [item for part in optimizer.param_groups for item in part["params"] if item.requires_grad]
+    if not parameters:
+        return
+    gradients = [_gradient(parameter) for parameter in parameters]
+    header = _header(parameters, weight)
+    buckets = list(_buckets(gradients))
+    sent, works = [], []
+    for place, bucket in enumerate(buckets):
+        tensors = [gradients[index] for index in bucket]
+        values = _JOINED([*tensors, header] if not place else tensors)
+        of_gradients = values[: -len(header)] if not place else values
+        if weight is not None:
+            of_gradients.mul_(weight)
+        sent.append(of_gradients)
+        works.append(group.sum(values))
+        if not place:
+            header = values[-len(header) :]
+    group.wait(works)
+    total = None if weight is None else header[0] + (header[0] == 0)
+    known = header[1:].tolist() if any(item.grad is None for item in parameters) else None
+    for bucket, values in zip(buckets, sent, strict=True):
+        if total is not None:
+            values.div_(total)
+        views = _SPLIT(values, [gradients[index] for index in bucket])
+        for index, view in zip(bucket, views, strict=True):
+            if known is None or known[index]:
+                _put(parameters[index], view)
+
+
+def _gradient(parameter: Tensor) -> Tensor:
+    gradient = parameter.grad
+    if gradient is None:
+        gradient = torch.zeros_like(parameter)
+    elif gradient.is_sparse:
+        raise ValueError(
+            "a gradient is sparse, and sparse gradients can't be added up over several processes: build the "
+            "embedding with sparse=False"
+        )
+    return gradient if gradient.dtype in _SENT_AS_THEY_ARE else gradient.float()
+
+
+def _header(parameters: Sequence[Tensor], weight: Weight) -> Tensor:
+    """The weight, and for each parameter whether it has a gradient, in the type that the first is sent in."""
+    first = parameters[0]
+    header = torch.ones(
+        1 + len(parameters),
+        dtype=first.dtype if first.dtype in _SENT_AS_THEY_ARE else torch.float32,
+        device=first.device,
+    )
+    header[0] = 1.0 if weight is None else weight
+    for index, parameter in enumerate(parameters, start=1):
+        if parameter.grad is None:
+            header[index] = 0.0
+    return header
+
+
+def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[int]]:
+    """Places of gradients that are sent together: of one type and device, up to some bytes."""
+    bucket: list[int] = []
+    size, kind = 0, None
+    for index, gradient in enumerate(gradients):
+        own = gradient.dtype, gradient.device
+        if bucket and (own != kind or size + gradient.nbytes > _BUCKET):
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(index)
+        size, kind = size + gradient.nbytes, own
+    if bucket:
+        yield bucket
+
+
+def _put(parameter: Tensor, value: Tensor) -> None:
+    """Make a value the gradient; one that lies in memory as its parameter does stays there."""
+    gradient = parameter.grad
+    if gradient is not None and (gradient.dtype != value.dtype or not gradient.is_contiguous()):
+        gradient.copy_(value)
+    else:
+        parameter.grad = value.to(parameter.dtype)
