@@ -68,6 +68,7 @@ class Trainer:
         compile: Whether to run the model through torch.compile; a mapping is its arguments.
         deterministic: Whether torch may use deterministic algorithms only, see `trainer.deterministic`.
         cuda_graph: Whether to record the step once and replay it for each batch, see `trainer.step.graph`.
+        sync_batchnorm: With several processes, whether batch norm sees the whole batch or each process's part.
         batching: How data sets are batched.
         seed: Seed of data order and of every random number drawn while training.
         device: Where to train; None: the first CUDA device where there is one, else the CPU.
@@ -98,6 +99,7 @@ class Trainer:
         precision: Kind = "fp32",
         compile: bool | Mapping[str, Any] = False,  # noqa: A002 - what torch calls it
         cuda_graph: bool = False,
+        sync_batchnorm: bool = True,
         deterministic: bool = False,
         batching: BatchOptions | None = None,
         seed: int = 0,
@@ -123,7 +125,7 @@ class Trainer:
         self.state = TrainState(max_epochs=max_epochs or 0)
         self.recorder = EpochMetrics(self.device, self.metrics, self.group)
         own: list[Callback] = [DeterministicMode()] if deterministic else []
-        own += [*callbacks_of(self.group), LogDispatch()]
+        own += [*callbacks_of(self.group, sync_batchnorm=sync_batchnorm), LogDispatch()]
         self.callbacks = CallbackRunner(callbacks, core=[*own, *core_callbacks])
         self._parts = Parts(self.device, compile)
         self.evaluation = Evaluation(self)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
+from trainer.distributed.ranks import world_size
 from trainer.state import OPTIMIZER_STEP, ZERO_GRAD
 from trainer.step.supervised import Weight
 
@@ -48,6 +49,7 @@ class GradientAccumulation(Callback):
 
     priority = 2
     rank_state = True
+    transient = ("_sums",)
 
     def __init__(self, batches: int, drop_last: bool = False) -> None:
         if not isinstance(batches, int) or isinstance(batches, bool) or batches < 1:
@@ -60,6 +62,7 @@ class GradientAccumulation(Callback):
         self._unit: Weight = None
         self._batch_weight: Weight = None
         self._in_backward = False
+        self._sums = False  # whether the gradients are left a sum, for several processes
         self._loaded: list[Tensor | None] | None = None
         self._optimizer: Optimizer | None = None
 
@@ -71,6 +74,7 @@ class GradientAccumulation(Callback):
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Put back the gradients of a group that was open; one of another trainer's run is given up."""
         self._optimizer = trainer.optimizer
+        self._sums = world_size() > 1
         if trainer.state.is_new:
             self._loaded = None
             self._close()
@@ -93,6 +97,10 @@ class GradientAccumulation(Callback):
         self._batch_weight = weight = state.weight
         if weight is None:
             return
+        if self._sums:  # which all processes add up
+            self._unit = 1.0
+            state.gradient_share = weight
+            return
         # A group that has had no weight yet has no gradient either.
         self._unit = weight if not self._gradients else _first_above_zero(self._unit, weight)
         state.gradient_share = _ratio(weight, self._unit)
@@ -107,7 +115,7 @@ class GradientAccumulation(Callback):
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Turn the sum into the mean."""
         trainer.state.step_weight = self._weight
-        if self._gradients and self._weight is not None:
+        if self._gradients and self._weight is not None and not self._sums:
             self._scale(trainer.optimizer, _ratio(self._unit, self._weight))
         self._close()
 

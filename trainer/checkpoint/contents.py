@@ -11,6 +11,7 @@ import torch
 
 from trainer.callback import TrainerView
 from trainer.checkpoint.fork import forked
+from trainer.checkpoint.manager import snapshot
 from trainer.data.random_state import rng_state
 from trainer.distributed.group import Group
 from trainer.runner import CallbackRunner
@@ -67,11 +68,13 @@ def contents(trainer: Resumable) -> dict[str, Any]:
 
 def part_of_rank(trainer: Resumable) -> Callable[[], dict[str, Any]]:
     """Makes what one process adds to the checkpoint that rank 0 writes inside an epoch: what differs by rank."""
-    return lambda: {
-        "rng": trainer.epoch_rng or rng_state(),
-        "recorder": trainer.recorder.state_dict(),
-        "callbacks": trainer.callbacks.state_dict(by_rank=True),
-    }
+    return lambda: snapshot(
+        {
+            "rng": trainer.epoch_rng or rng_state(),
+            "recorder": trainer.recorder.state_dict(),
+            "callbacks": trainer.callbacks.state_dict(by_rank=True),
+        }
+    )
 
 
 def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> None:

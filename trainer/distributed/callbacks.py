@@ -6,6 +6,7 @@ from typing import Any
 
 from trainer.callback import Callback, TrainerView
 from trainer.distributed.agreement import agreed, wishes
+from trainer.distributed.batch_norm import SyncedBatchNorm
 from trainer.distributed.gradients import GradientSum
 from trainer.distributed.group import Group
 from trainer.distributed.processes import Processes, RankError
@@ -83,6 +84,9 @@ class GroupEnd(Callback):
         self._before = wishes(trainer.state)
 
 
-def callbacks_of(group: Group) -> list[Callback]:
+def callbacks_of(group: Group, *, sync_batchnorm: bool) -> list[Callback]:
     """The callbacks that a run needs because of its group."""
-    return [GroupStart(group), GradientSum(group), GroupEnd(group)] if isinstance(group, Processes) else []
+    if not isinstance(group, Processes):
+        return []
+    norm = [SyncedBatchNorm(group)] if sync_batchnorm else []
+    return [GroupStart(group), *norm, GradientSum(group), GroupEnd(group)]

@@ -25,9 +25,9 @@ _SENT_AS_THEY_ARE: Final = frozenset({torch.float32, torch.float64})
 class GradientSum(Callback):
     """Adds up the gradients over the processes before any callback but `GradientAccumulation` looks at them.
 
-    Each process has the gradients of the mean over its own samples. They count by what that mean was divided by
-    (``state.weight``), so that the sum is the gradient of the mean over the whole batch: Σ wᵣ gᵣ / Σ wᵣ. Those of
-    a loss that is a sum are added up. The weights travel with the gradients.
+    Each process takes the gradients of its loss times what that is the mean of (``state.weight``). Their sum,
+    divided by the sum of the weights, is the gradient of the mean over the whole batch: Σ wᵣ gᵣ / Σ wᵣ. Those of a
+    loss that is a sum are added up. The weights travel with the gradients.
 
     Args:
         group: The processes.
@@ -38,19 +38,39 @@ class GradientSum(Callback):
     def __init__(self, group: Processes) -> None:
         self._group = group
 
-    def on_before_optimizer_step(self, trainer: TrainerView) -> None:
-        """Put the sum in the place of this process's gradients."""
+    def on_before_backward(self, trainer: TrainerView) -> None:
+        """Turn the loss from a mean into a sum; who accumulates batches has done so."""
         state = trainer.state
-        weight: Weight = state.step_weight if state.batches_per_step > 1 else state.weight
-        if state.manual:
-            weight = 0.0 if state.absent else float(batch_length(state.batch))
+        if state.batches_per_step == 1:
+            weight = _weight(trainer)
+            state.gradient_share = 1.0 if weight is None else weight
+
+    def on_before_optimizer_step(self, trainer: TrainerView) -> None:
+        """Put the gradients of all in the place of this process's."""
+        state = trainer.state
+        weight = state.step_weight if state.batches_per_step > 1 else _weight(trainer)
         add_gradients(self._group, trainer.optimizer, weight)
+        for overflows in trainer.precision.overflow_marks(trainer.optimizer):  # those of all count for each
+            self._group.wait([self._group.sum(overflows)])
+
+
+def _weight(trainer: TrainerView) -> Weight:
+    """What the loss is the mean of; that of a step with updates of its own counts as one over samples."""
+    state = trainer.state
+    if not state.manual:
+        return state.weight
+    return 0.0 if state.absent else float(batch_length(state.batch))
 
 
 def add_gradients(group: Processes, optimizer: Optimizer, weight: Weight) -> None:
-    """Replace each gradient by the weighted mean over all processes, or by the sum where the weight is None.
+    """Replace each gradient by the sum over all processes, divided by the sum of the weights.
 
     A parameter that has a gradient in one process has it in all afterwards.
+
+    Args:
+        group: The processes.
+        optimizer: Whose parameters' gradients they are.
+        weight: What this process's gradients are to be divided by; None: nothing, they are those of sums.
 
     Raises:
         ValueError: A gradient is sparse.
@@ -61,23 +81,14 @@ def add_gradients(group: Processes, optimizer: Optimizer, weight: Weight) -> Non
     gradients = [_gradient(parameter) for parameter in parameters]
     header = _header(parameters, weight)
     buckets = list(_buckets(gradients))
-    sent, works = [], []
-    for place, bucket in enumerate(buckets):
-        tensors = [gradients[index] for index in bucket]
-        values = _JOINED([*tensors, header] if not place else tensors)
-        of_gradients = values[: -len(header)] if not place else values
-        if weight is not None:
-            of_gradients.mul_(weight)
-        sent.append(of_gradients)
-        works.append(group.sum(values))
-        if not place:
-            header = values[-len(header) :]
-    group.wait(works)
-    total = None if weight is None else header[0] + (header[0] == 0)
+    sent = [_JOINED([gradients[index] for index in bucket]) for bucket in buckets[1:]]
+    first = _JOINED([*(gradients[index] for index in buckets[0]), header])
+    group.wait([group.sum(values) for values in (first, *sent)])
+    header = first[-len(header) :]
     known = header[1:].tolist() if any(item.grad is None for item in parameters) else None
-    for bucket, values in zip(buckets, sent, strict=True):
-        if total is not None:
-            values.div_(total)
+    for bucket, values in zip(buckets, (first[: -len(header)], *sent), strict=True):
+        if weight is not None:
+            values.div_(header[0] + (header[0] == 0))
         views = _SPLIT(values, [gradients[index] for index in bucket])
         for index, view in zip(bucket, views, strict=True):
             if known is None or known[index]:

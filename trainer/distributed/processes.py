@@ -12,11 +12,12 @@ import itertools
 import json
 import logging
 import os
+import pickle
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from datetime import timedelta
 from typing import Any, Final
 
 import torch
@@ -27,12 +28,15 @@ from torch.distributed import distributed_c10d as c10d
 from trainer.data.shard import Shard
 from trainer.distributed.group import Group
 from trainer.distributed.ranks import is_distributed, local_rank, rank, world_size
+from trainer.error_text import error_text
 from trainer.state import TrainState
 
 logger = logging.getLogger(__name__)
 
 #: Seconds that a lost process has to leave its error behind; it does so before it closes its connections.
 _LAST_WORDS: Final = 2.0
+#: How often a process that waits for others looks whether they are still there.
+_LOOK: Final = timedelta(seconds=2)
 #: What a process says at a meeting: nothing, that it wants the others' parts of a checkpoint, that it has decided.
 _NOTHING, _PARTS, _DECIDED = range(3)
 
@@ -63,8 +67,9 @@ class Processes(Group):
         self._control: Any = None
         self._words = torch.zeros(1, dtype=torch.int64)
         self._highest = dist.AllreduceOptions()
-        self._highest.reduceOp = dist.ReduceOp.MAX
+        self._highest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._key = ""
+        self._known: list[tuple[str, int]] = []
         self._on_cuda = False
         self._make_part: Callable[[], Any] = dict
         #: Whether the others are on their way to a meeting, or there: rank 0 may ask them for their parts.
@@ -103,24 +108,24 @@ class Processes(Group):
 
     def from_first(self, make: Callable[[], Any]) -> Any:
         """What ``make`` returns in the process of rank 0, in all processes."""
-        made = [make() if not self.rank else None]
+        packed = torch.empty(0, dtype=torch.uint8) if self.rank else _packed(make())
         self._meet()
-        self._call(lambda: dist.broadcast_object_list(made, group=self._control, group_src=0))
-        return made[0]
+        size = torch.tensor([len(packed)])
+        self._finish(self._begun(lambda control: control.broadcast(size, 0)))
+        packed = packed if not self.rank else torch.empty(int(size), dtype=torch.uint8)
+        self._finish(self._begun(lambda control: control.broadcast(packed, 0)))
+        return _unpacked(packed)
 
     def gather(self, value: Any) -> list[Any]:
         """The value of each process, by rank, in all processes."""
-        self._meet()
-        return self._gathered(value)
+        return self._gathered(value, _NOTHING)
 
     def other_parts(self) -> Sequence[Any]:
         """What the other processes add to a checkpoint; they are asked at a batch's end, and nowhere else."""
         if self.rank or not self.at_boundary:
             return ()
         self._exchange(_PARTS)
-        parts: list[Any] = [None] * self.size
-        self._call(lambda: dist.gather_object(None, parts, group=self._control, group_dst=0))
-        return parts[1:]
+        return self._collected(_packed(None))[1:]
 
     def decide(self, mine: Any) -> list[Any]:
         """What each process has decided, by rank; nothing where none has.
@@ -128,20 +133,21 @@ class Processes(Group):
         Args:
             mine: What this process has decided; None: nothing. All processes meet here, whatever they say.
         """
+        packed = _packed(mine)
         if not self._meet(_NOTHING if mine is None else _DECIDED):
             return []
-        return self._gathered(mine)
+        return self._collected(packed)
 
     def sum(self, flat: Tensor) -> Any:
-        """Begin to add up a tensor over all processes, in place; ``wait()`` of what is returned ends it."""
+        """Begin to add up a tensor over all processes, in place; to be handed to ``wait``."""
         if flat.is_cuda:
-            return self._call(lambda: dist.all_reduce(flat, async_op=True))
-        return self._call(lambda: self._control.allreduce([flat]))
+            return dist.all_reduce(flat, async_op=True)
+        return self._begun(lambda control: control.allreduce([flat]))
 
-    def wait(self, works: Sequence[Any]) -> None:
-        """Wait for sums; on a CUDA device its queue does, not the host."""
-        for work in works:
-            self._call(work.wait)
+    def wait(self, works: list[Any]) -> None:
+        """Wait for sums, which are taken out of the list; on a CUDA device its queue waits, not the host."""
+        while works:
+            self._finish(works.pop(0))
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Give all processes the values of rank 0."""
@@ -150,7 +156,7 @@ class Processes(Group):
             on_host = tensor.detach().cpu() if tensor.is_cuda else tensor.detach()
             if not on_host.is_contiguous():
                 on_host = on_host.contiguous()
-            self._call(partial(dist.broadcast, on_host, group=self._control, group_src=0))
+            self._finish(self._begun(lambda control, sent=on_host: control.broadcast(sent, 0)))  # type: ignore[misc]
             if on_host.data_ptr() != tensor.data_ptr():
                 tensor.copy_(on_host)
 
@@ -159,7 +165,7 @@ class Processes(Group):
         if self._control is None:
             return
         if not isinstance(error, RankError):
-            text = json.dumps({"rank": self.rank, "error": _told(error), "reason": reason})
+            text = json.dumps({"rank": self.rank, "error": error_text(error), "reason": reason})
             try:
                 c10d._get_default_store().compare_set(f"{self._key}/error", "", text)  # noqa: SLF001
             except RuntimeError:  # the process that keeps the store is gone, which the others see by themselves
@@ -179,11 +185,9 @@ class Processes(Group):
             dist.init_process_group("cpu:gloo,cuda:nccl" if self._on_cuda else "gloo")
             atexit.register(_end_group)
         self._key = f"trainer/{next(_sessions)}"
-        store = c10d._get_default_store()  # noqa: SLF001
-        store.set(f"{self._key}/{self.rank}", json.dumps([socket.gethostname(), os.getpid()]))
         self._control = dist.new_group(backend="gloo")
         self.at_boundary = False
-        self._meet()
+        self._known = self._gathered((socket.gethostname(), os.getpid()), _NOTHING)
 
     def _close(self) -> None:
         control, self._control = self._control, None
@@ -193,60 +197,87 @@ class Processes(Group):
     def _meet(self, word: int = _NOTHING) -> int:
         """Wait until all are here, and give rank 0 what it asks for meanwhile; the highest word that was said."""
         while (said := self._exchange(word)) == _PARTS:
-            part = self._make_part()
-            self._call(partial(dist.gather_object, part, group=self._control, group_dst=0))
+            self._collected(_packed(self._make_part()))
         return said
 
     def _exchange(self, word: int) -> int:
         words = self._words
         words[0] = word
-        self._call(lambda: self._control.allreduce([words], self._highest).wait())
+        self._finish(self._begun(lambda control: control.allreduce([words], self._highest)))
         return int(words)
 
-    def _gathered(self, value: Any) -> list[Any]:
-        found: list[Any] = [None] * self.size
-        self._call(lambda: dist.all_gather_object(found, value, group=self._control))
-        return found
+    def _gathered(self, value: Any, word: int) -> list[Any]:
+        packed = _packed(value)  # before the others count on it
+        self._meet(word)
+        return self._collected(packed)
 
-    def _call(self, work: Callable[[], Any]) -> Any:
+    def _collected(self, packed: Tensor) -> list[Any]:
+        """What each has packed, by rank."""
+        sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(self.size)]
+        self._finish(self._begun(lambda control: control.allgather(sizes, torch.tensor([len(packed)]))))
+        longest = int(max(sizes))
+        sent = torch.zeros(longest, dtype=torch.uint8)
+        sent[: len(packed)] = packed
+        found = [torch.empty(longest, dtype=torch.uint8) for _ in range(self.size)]
+        self._finish(self._begun(lambda control: control.allgather(found, sent)))
+        return [_unpacked(each[: int(size)]) for each, size in zip(found, sizes, strict=True)]
+
+    def _begun(self, begin: Callable[[Any], Any]) -> Any:
+        """Work of the host's group."""
+        if self._control is None:  # this process has failed, and a hook of its end wants to go on
+            raise self._lost()
         try:
-            return work()
-        except RuntimeError as error:
-            raise self._lost() from error
-        except AttributeError:
-            if self._control is not None:
-                raise
-            raise self._lost() from None  # this process has failed, and a hook of its end wants to go on
+            return begin(self._control)
+        except RuntimeError:
+            pass
+        raise self._lost()
+
+    def _finish(self, work: Any) -> None:
+        """Wait for work of the group, as long as the others are there.
+
+        Nothing of what has failed stays referenced: only then are its connections closed, which ends what the
+        others wait for.
+        """
+        while True:
+            try:
+                work.wait() if self._on_cuda else work.wait(_LOOK)
+            except RuntimeError as error:
+                timed_out = "timed out" in str(error)
+            else:
+                return
+            if not timed_out or self._told() is not None or self._dead():
+                del work
+                raise self._lost()
 
     def _lost(self) -> RankError:
         """What has become of the others."""
         deadline = time.monotonic() + _LAST_WORDS
         while True:
-            try:
-                store = c10d._get_default_store()  # noqa: SLF001
-                if store.check([f"{self._key}/error"]):
-                    told = json.loads(store.get(f"{self._key}/error"))
-                    return RankError(f"rank {told['rank']} failed: {told['error']}", told["rank"], told["reason"])
-                dead = [number for number in range(self.size) if self._is_dead(number)]
-            except (RuntimeError, ValueError):
-                return RankError("rank 0 ended without a word, and the group with it", 0)
+            told = self._told()
+            dead = self._dead()
+            if told is not None:
+                return told
             if dead:
                 return RankError(f"rank {dead[0]} died without a word, as a process that is killed does", dead[0])
             if time.monotonic() > deadline:
                 return RankError("the connection to another process is lost, and it left no word")
             time.sleep(0.02)
 
-    def _is_dead(self, number: int) -> bool:
-        """Whether a process of this machine has ended."""
-        found = json.loads(c10d._get_default_store().get(f"{self._key}/{number}"))  # noqa: SLF001
-        host, process = found
-        if host != socket.gethostname():
-            return False
+    def _told(self) -> RankError | None:
+        """What a process that has failed has left behind."""
         try:
-            with open(f"/proc/{process}/stat") as file:  # noqa: PTH123
-                return file.read().rpartition(")")[2].split()[0] in "ZX"
-        except FileNotFoundError:
-            return True
+            store = c10d._get_default_store()  # noqa: SLF001
+            if not store.check([f"{self._key}/error"]):
+                return None
+            told = json.loads(store.get(f"{self._key}/error"))
+        except RuntimeError:
+            return RankError("the process that keeps the group together is gone, rank 0 or torchrun", 0)
+        return RankError(f"rank {told['rank']} failed: {told['error']}", told["rank"], told["reason"])
+
+    def _dead(self) -> list[int]:
+        """The ranks of the processes of this machine that have ended."""
+        here = socket.gethostname()
+        return [rank for rank, (host, process) in enumerate(self._known) if host == here and _has_ended(process)]
 
 
 def group_of_process() -> Group:
@@ -254,9 +285,23 @@ def group_of_process() -> Group:
     return Group() if world_size() == 1 else Processes()
 
 
-def _told(error: BaseException) -> str:
-    text = str(error)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def _packed(value: Any) -> Tensor:
+    """A value as bytes."""
+    return torch.frombuffer(bytearray(pickle.dumps(value)), dtype=torch.uint8)
+
+
+def _unpacked(packed: Tensor) -> Any:
+    """The value again; from a process of this run, which is trusted as this one is."""
+    return pickle.loads(packed.numpy().tobytes())
+
+
+def _has_ended(process: int) -> bool:
+    """Whether a process of this machine is gone, or waits for its end to be noticed."""
+    try:
+        with open(f"/proc/{process}/stat") as file:  # noqa: PTH123
+            return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except FileNotFoundError:
+        return os.path.isdir("/proc/self")  # noqa: PTH112
 
 
 def _end_group() -> None:

@@ -155,12 +155,25 @@ class MetricObjects:
             MetricError: One gave something else than a real number.
         """
         values: dict[str, float] = {}
+        if self._group.size > 1 and self._originals:
+            self._align()
         with torch.no_grad():
             for (prefix, name), value in self._active.items():
                 full = f"{prefix}_{name}"
                 values[full] = self._value(prefix, name) if value is None else value
                 self._active[prefix, name] = values[full]
         return values
+
+    def _align(self) -> None:
+        """Have the same copies to compute, in the same order, as all other processes."""
+        of_ranks = self._group.gather(list(self._active.items()))
+        known = [{key for key, value in of_rank if value is not None} for of_rank in of_ranks]
+        for key in dict.fromkeys(key for of_rank in of_ranks for key, _ in of_rank):
+            if any(key not in of_rank for of_rank in known):
+                self._activated(*key)
+        self._active = {
+            key: self._active[key] for key in dict.fromkeys(key for part in of_ranks for key, _ in part)
+        }
 
     def _value(self, prefix: str, name: str) -> float:
         """The value of all batches, in several processes of all that these have seen."""

@@ -79,14 +79,19 @@ class Precision:
             self._scaler.unscale_(optimizer)
             self._unscaled = True
 
+    def overflow_marks(self, optimizer: Optimizer) -> list[Tensor]:
+        """One number a device, above 0 where gradients that were unscaled for a step have overflowed."""
+        if self._scaler is None or not self._unscaled:
+            return []
+        return list(self._scaler._found_inf_per_device(optimizer).values())  # noqa: SLF001 - it has no public name
+
     def step(self, optimizer: Optimizer, take: Callable[[], None]) -> bool:
         """Take the optimizer's step with ``take``, unless scaled gradients overflowed; whether it was taken."""
         if self._scaler is None or not self._unscaled:
             take()
             return True
+        overflowed = any(bool(value) for value in self.overflow_marks(optimizer))
         self._unscaled = False
-        found = self._scaler._found_inf_per_device(optimizer).values()  # noqa: SLF001 - it has no public name
-        overflowed = any(bool(value) for value in found)
         if overflowed:
             self.overflows += 1
             # A scheduler that goes by epochs would warn that it is ahead of the optimizer.

@@ -1,0 +1,34 @@
+"""Several processes learn what one does."""
+
+import pytest
+import torch
+
+from tests.unit.trainer.distributed.ranks import Ranks
+from tests.unit.trainer.distributed.runs import VARIANTS, fitted
+
+pytestmark = pytest.mark.full
+
+
+def assert_near(found: object, expected: object) -> None:
+    history, weights = found
+    expected_history, expected_weights = expected
+    assert [metrics.keys() for metrics in history] == [metrics.keys() for metrics in expected_history]
+    for metrics, others in zip(history, expected_history, strict=True):
+        assert metrics == pytest.approx(others, abs=1e-6, rel=1e-6, nan_ok=True)
+    for name, weight in weights.items():
+        torch.testing.assert_close(weight, expected_weights[name], atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_two_processes_learn_what_one_does(two: Ranks, name: str) -> None:
+    first, second = two.values(fitted, name)
+    assert_near(first, fitted(name))
+    assert first[0] == second[0]
+    assert all(torch.equal(weight, second[1][key]) for key, weight in first[1].items())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_four_processes_learn_what_one_does(four: Ranks, name: str) -> None:
+    found = four.values(fitted, name)
+    assert_near(found[0], fitted(name))
+    assert all(each[0] == found[0][0] for each in found)
