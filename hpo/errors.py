@@ -126,6 +126,20 @@ def refuse_other_systems() -> None:
         )
 
 
+def refuse_process_groups() -> None:
+    """Refuse to run as one of several processes that torchrun has started.
+
+    Raises:
+        InputError: It is so: each would start the study, and its workers would take part in the group.
+    """
+    if "RANK" in os.environ and "MASTER_ADDR" in os.environ and int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise InputError(
+            f"this is one of {os.environ['WORLD_SIZE']} processes that torchrun has started, and each would work "
+            "on the study as if it were alone",
+            fix="start hpo without torchrun: `--workers` starts processes, each with trials of its own",
+        )
+
+
 class StudyError(HpoError):
     """The study failed, or lacks what was asked for (no finished trial, no storage, …)."""
 

@@ -41,6 +41,15 @@ class EvaluationView(Protocol):
         ...
 
 
+class CallbacksView(Protocol):
+    """The side of `trainer.runner.CallbackRunner` that callbacks see."""
+
+    @property
+    def callbacks(self) -> tuple[Callback, ...]:
+        """All callbacks in the order in which they run."""
+        ...
+
+
 class TrainerView(Protocol):
     """The side of the Trainer that callbacks see; the attributes are described there."""
 
@@ -55,6 +64,11 @@ class TrainerView(Protocol):
     state: TrainState
     metrics: Mapping[str, Metric]
     recorder: EpochMetrics
+
+    @property
+    def callbacks(self) -> CallbacksView:
+        """Those of the run."""
+        ...
 
     @property
     def evaluation(self) -> EvaluationView:
@@ -98,6 +112,8 @@ class Callback:
         saves: It writes checkpoints. With one of these, the state of the others is checked.
         rank_state: With several processes its state inside an epoch differs between them, and a checkpoint holds
             all of them; one that is resumed by another number of processes loads ``{}``, to begin anew.
+        reads_batches: It reads the loss of single batches. With several processes ``state.loss`` and what is
+            recorded of it are then the mean over the whole batch; else they are that of this process's part.
         transient: Attributes that change while training and that a resumed run can do without.
 
     A callback with state implements ``state_dict`` and ``load_state_dict`` with plain values and tensors; its
@@ -117,6 +133,7 @@ class Callback:
     saves: ClassVar[bool] = False
     transient: ClassVar[tuple[str, ...]] = ()
     rank_state: ClassVar[bool] = False
+    reads_batches: ClassVar[bool] = False
 
     def __enter__(self) -> Self:
         register_global_callback(self)

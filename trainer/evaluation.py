@@ -132,6 +132,8 @@ class Evaluation:
         """
         trainer = self._trainer
         refuse_shuffled(data)
+        if path is not None and trainer.group.rank:  # each process computes all, and one writes
+            return None
         batches = make_batches(data, trainer.batching, trainer.device, train=False, seed=trainer.seed)
         try:
             with self._aside(), collecting(path) as outputs:

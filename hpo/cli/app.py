@@ -34,7 +34,7 @@ try:
         train,
         worker,
     )
-    from hpo.errors import HpoError, refuse_other_systems
+    from hpo.errors import HpoError, refuse_other_systems, refuse_process_groups
 except KeyboardInterrupt:  # Ctrl-C while all this is read
     sys.exit(130)
 
@@ -62,6 +62,7 @@ def main() -> NoReturn:
     debug = "--debug" in sys.argv
     try:
         refuse_other_systems()
+        refuse_process_groups()
         with _interruptible():
             app()
     except HpoError as error:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from hpo.config.spec import StudySpec
 from hpo.config.study_modules import forget_modules, public_name
-from hpo.errors import HpoError, InputError, StudyError, refuse_other_systems
+from hpo.errors import HpoError, InputError, StudyError, refuse_other_systems, refuse_process_groups
 
 if TYPE_CHECKING:
     from hpo.checks.findings import Finding
@@ -129,6 +129,7 @@ def prepared(spec: StudySpec, warn: Callable[[Finding], None], *, here: bool = T
         HpoError: As `run_study`.
     """
     refuse_other_systems()
+    refuse_process_groups()
     _refuse_odd_places()
     forget_modules(spec.folder)
     from hpo.execution.launchers.forkserver import start_fork_server, without_interrupt

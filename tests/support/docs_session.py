@@ -148,6 +148,9 @@ class Session:
             "pip": self._install,
             "make": self._make,
             "python": self._python,
+            "torchrun": lambda words, how, shown: self._python(
+                ["-m", "torch.distributed.run", *words], how, shown
+            ),
         }
         if program == "cd" and rest[0] != "…":
             self.folder /= rest[0]
@@ -187,8 +190,11 @@ class Session:
     def _make(self, words: list[str], how: str, shown: list[str]) -> None:
         assert re.search(rf"^{words[0]}:", (ROOT / "Makefile").read_text(), re.MULTILINE), f"no target {words[0]}"
 
+    def _torchrun(self, words: list[str], how: str, shown: list[str]) -> None:
+        self._python(["-m", "torch.distributed.run", *words], how, shown)
+
     def _python(self, words: list[str], how: str, shown: list[str]) -> None:
-        if words[0] != "-m" and how != "parse":
+        if words[:2] == ["-m", "torch.distributed.run"] or (words[0] != "-m" and how != "parse"):
             done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
             assert done.returncode == 0, done.stderr
 

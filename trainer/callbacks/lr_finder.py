@@ -61,6 +61,7 @@ class LRFinder(Callback):
     """
 
     priority = 1
+    reads_batches = True
     transient = ("learning_rates", "losses", "smoothed_losses", "suggestion", "_mean", "_before")
 
     def __init__(

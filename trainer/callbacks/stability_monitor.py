@@ -56,6 +56,7 @@ class StabilityMonitor(Callback):
     """
 
     priority = 12
+    reads_batches = True
     graph_safe = True
     writes = ("loss_spike*", "grad_norm_spike*")
 

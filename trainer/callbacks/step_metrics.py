@@ -60,6 +60,7 @@ class StepMetrics(Callback):
     priority = LOG_PRIORITY - 1
     rank_zero_only = True
     graph_safe = True
+    reads_batches = True
 
     def __init__(
         self,

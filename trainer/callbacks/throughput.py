@@ -13,6 +13,7 @@ import torch
 
 from trainer.callback import Callback, TrainerView
 from trainer.data.batches import batch_length, tensors_in
+from trainer.distributed.ranks import world_size
 from trainer.step_log import StepRecord
 
 if TYPE_CHECKING:
@@ -24,8 +25,8 @@ logger = logging.getLogger(__name__)
 class Throughput(Callback):
     """Records the speed of each epoch's training, and how long the run will still take.
 
-    - ``samples_per_second`` and ``batches_per_second``: of training alone, in this process. With another ``unit``,
-      ``<unit>_per_second`` too.
+    - ``samples_per_second`` and ``batches_per_second``: of training alone, of all processes together. With another
+      ``unit``, ``<unit>_per_second`` too.
     - ``data_seconds_share``: the share, 0 to 1, of that time that went by between batches: waiting for the data,
       plus the hooks that run after this callback's at a batch's end and before it at the next one's start.
     - ``eta_seconds``: time to the end of the run at the pace of this fit's epochs, validation and all callbacks
@@ -72,7 +73,7 @@ class Throughput(Callback):
     )
     transient = (
         *("_warm", "_started", "_last", "_seconds", "_counts", "_logged", "_waited", "_epochs", "_since"),
-        *("_flops", "_counter"),
+        *("_flops", "_counter", "_processes"),
     )
 
     def __init__(
@@ -102,6 +103,7 @@ class Throughput(Callback):
             self.__dict__["on_after_backward"] = self._stop_counting
         self._warm = False
         self._resumed_inside = False
+        self._processes = 1
         self._epochs = 0
         self._since = 0.0
         self._started = 0.0
@@ -113,6 +115,7 @@ class Throughput(Callback):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Forget the fit before."""
+        self._processes = world_size()
         self._warm = False
         self._resumed_inside = trainer.state.batch_index > 0
         self._epochs = 0
@@ -136,10 +139,10 @@ class Throughput(Callback):
             self._begin()
             return
         batch, counts = trainer.state.batch, self._counts
-        counts.samples += batch_length(batch)
+        counts.samples += batch_length(batch) * self._processes  # each has a part as large as this one
         counts.batches += 1
         if self.unit != "samples":
-            counts.units += self.count(batch)
+            counts.units += self.count(batch) * self._processes
         self._last = perf_counter()
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002

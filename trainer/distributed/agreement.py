@@ -52,7 +52,8 @@ def agreed(state: TrainState, of_ranks: Sequence[Wishes | None], mine: Wishes) -
     state.checkpoint_requests = max(each[0] for each in requests), max(each[1] for each in requests)
     if state.stop_reason != mine.stop_reason:
         number = next(rank for rank, each in enumerate(of_ranks) if each and each.stop_reason == state.stop_reason)
-        logger.info("rank %d asked the run to end: %s", number, state.stop_reason)
+        level = logging.WARNING if state.stop_reason == DIVERGED else logging.INFO
+        logger.log(level, "rank %d asked the run to end: %s", number, state.stop_reason)
 
 
 def _reason(reasons: Sequence[str | None]) -> str | None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import nn
+
 from trainer.callback import Callback, TrainerView
 from trainer.distributed.agreement import agreed, wishes
 from trainer.distributed.batch_norm import SyncedBatchNorm
 from trainer.distributed.gradients import GradientSum
 from trainer.distributed.group import Group
 from trainer.distributed.processes import Processes, RankError
+from trainer.step.optimizers import each_of, needs_closure
 from trainer.step.parts import bare_model
 
 _FIRST, _LAST = -(10**6), 10**6
@@ -23,14 +27,35 @@ class GroupStart(Callback):
     """
 
     priority = _FIRST
+    transient = ("_reduces",)
 
     def __init__(self, group: Processes) -> None:
         self._group = group
+        self._reduces = False
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Give all processes the weights of rank 0."""
+        """Give all processes the weights of rank 0.
+
+        Raises:
+            ValueError: The model is wrapped for several processes already, is spread over them, or its step
+                evaluates an optimizer's closure.
+        """
+        check_alone(trainer)
         model = bare_model(trainer.model)
+        closures = any(needs_closure(each) for each in each_of(trainer.optimizer).values())
+        self._reduces = closures or any(each.reads_batches for each in trainer.callbacks.callbacks)
         self._group.broadcast([*model.parameters(), *model.buffers()])
+
+    def on_after_forward(self, trainer: TrainerView) -> None:
+        """Where somebody reads it, let the loss be that of the whole batch; its gradient stays this process's."""
+        state = trainer.state
+        if not self._reduces or state.loss is None or state.weight is None:
+            return
+        loss = state.loss.detach()
+        weight = torch.as_tensor(state.weight, dtype=loss.dtype, device=loss.device)
+        sums = torch.stack([torch.where(weight == 0, 0.0, loss * weight), weight])
+        self._group.wait([self._group.sum(sums)])
+        state.loss = state.loss + (sums[0] / sums[1] - loss)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """From here on rank 0 may ask the others for their part of a checkpoint."""
@@ -82,6 +107,30 @@ class GroupEnd(Callback):
         if all_of_them:
             agreed(trainer.state, all_of_them, mine)
         self._before = wishes(trainer.state)
+
+
+def check_alone(trainer: TrainerView) -> None:
+    """Refuse what would be added up twice, or differ between the processes.
+
+    Raises:
+        ValueError: It is so.
+    """
+    wrapped = isinstance(trainer.model, nn.DataParallel | nn.parallel.DistributedDataParallel)
+    if wrapped:
+        raise ValueError(
+            f"the model is wrapped in {type(trainer.model).__name__}, and the Trainer adds up the gradients of "
+            "all processes itself: hand over the model that is in it"
+        )
+    if any(hasattr(item, "device_mesh") for item in trainer.model.parameters()):
+        raise ValueError(
+            "the model's parameters are spread over the processes (DTensor, as by fully_shard), which the Trainer "
+            "can't train yet: hand over the whole model"
+        )
+    if trainer.state.manual and any(needs_closure(each) for each in each_of(trainer.optimizer).values()):
+        raise ValueError(
+            "an optimizer that takes a closure, in a step that makes its own updates, would see another loss in "
+            "each process: use another optimizer, or one process"
+        )
 
 
 def callbacks_of(group: Group, *, sync_batchnorm: bool) -> list[Callback]:

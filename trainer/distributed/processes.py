@@ -32,6 +32,7 @@ from trainer.error_text import error_text
 from trainer.state import TrainState
 
 logger = logging.getLogger(__name__)
+_LOGGER: Final = logging.getLogger("trainer")
 
 #: Seconds that a lost process has to leave its error behind; it does so before it closes its connections.
 _LAST_WORDS: Final = 2.0
@@ -69,6 +70,7 @@ class Processes(Group):
         self._highest = dist.AllreduceOptions()
         self._highest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
         self._key = ""
+        self._level = logging.NOTSET
         self._known: list[tuple[str, int]] = []
         self._on_cuda = False
         self._make_part: Callable[[], Any] = dict
@@ -187,12 +189,17 @@ class Processes(Group):
         self._key = f"trainer/{next(_sessions)}"
         self._control = dist.new_group(backend="gloo")
         self.at_boundary = False
+        if self.rank:  # what is logged is the same in all, and said once
+            self._level, level = _LOGGER.level, max(_LOGGER.getEffectiveLevel(), logging.ERROR)
+            _LOGGER.setLevel(level)
         self._known = self._gathered((socket.gethostname(), os.getpid()), _NOTHING)
 
     def _close(self) -> None:
         control, self._control = self._control, None
         if control is not None:
             dist.destroy_process_group(control)
+            if self.rank:
+                _LOGGER.setLevel(self._level)
 
     def _meet(self, word: int = _NOTHING) -> int:
         """Wait until all are here, and give rank 0 what it asks for meanwhile; the highest word that was said."""

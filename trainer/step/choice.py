@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.optim import Optimizer
 
+from trainer.distributed.ranks import world_size
 from trainer.step.closure import ClosureCompute
 from trainer.step.compute import Compute
 from trainer.step.graph import GraphedCompute
@@ -17,11 +18,16 @@ def compute_class(device: torch.device, optimizer: Optimizer, step: Step, *, cud
     """What computes on a device, with this optimizer and step.
 
     Raises:
-        ValueError: A CUDA graph is asked for without a CUDA device, or with a step that makes its own updates; or
-            an optimizer that takes a closure is one of several that step together.
+        ValueError: A CUDA graph is asked for without a CUDA device, or with a step that makes its own updates,
+            or in several processes; or an optimizer that takes a closure is one of several that step together.
     """
     if cuda_graph and device.type != "cuda":
         raise ValueError(f"cuda_graph needs a CUDA device, and this run is on {device}: set it to false")
+    if cuda_graph and world_size() > 1:
+        raise ValueError(
+            "cuda_graph can't record what several processes tell each other in a step: set it to false, or train "
+            "in one process"
+        )
     if makes_updates(step):
         if cuda_graph:
             raise ValueError("cuda_graph can't record a step that makes its own updates: set it to false")

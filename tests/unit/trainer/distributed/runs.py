@@ -6,22 +6,27 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from tests.unit.trainer.support import At, interrupt_at
+from tests.unit.trainer.support import At, interrupt_at, make_model, make_trainer, regression
+from tests.unit.trainer.test_contract import ALL, CLOCKED
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import (
     EMA,
     Checkpoint,
+    GarbageCollection,
     GradientAccumulation,
     GradientClipping,
     GradientMonitor,
     NaNDetection,
+    StabilityMonitor,
+    default_callbacks,
 )
 from trainer.distributed.processes import RankError
 from trainer.distributed.ranks import rank
@@ -100,6 +105,36 @@ class Own:
         return {"loss": (losses * counts).sum() / total.clamp(min=1), "outputs": outputs, "weight": total}
 
 
+class OwnUpdate:
+    """A step that makes its own updates."""
+
+    def __call__(self, model: nn.Module, batch: Any, update: Any) -> Tensor:
+        inputs, targets = batch
+        loss = nn.functional.cross_entropy(model(inputs), targets)
+        update(loss)
+        return loss
+
+
+class Spread:
+    """A metric that counts by itself: the range of the outputs."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        self.low, self.high = float("inf"), -float("inf")
+
+    def update(self, outputs: Tensor, targets: Tensor) -> None:
+        self.low, self.high = min(self.low, outputs.min().item()), max(self.high, outputs.max().item())
+
+    def compute(self) -> float:
+        return self.high - self.low
+
+    def merge_state(self, others: Iterable[Spread]) -> None:
+        for other in others:
+            self.low, self.high = min(self.low, other.low), max(self.high, other.high)
+
+
 Build = Callable[[], dict[str, Any]]
 
 VARIANTS: dict[str, Build] = {
@@ -119,6 +154,11 @@ VARIANTS: dict[str, Build] = {
         "callbacks": [GradientAccumulation(2)],
     },
     "loader": lambda: {"wrap": Rows},
+    "closure": lambda: {"optimizer": lambda p: torch.optim.LBFGS(p, lr=0.02, max_iter=2)},
+    "stability": lambda: {"callbacks": [StabilityMonitor(window=4, threshold=0.5)]},
+    "updates of its own": lambda: {"loss": None, "step": OwnUpdate(), "metrics": {}},
+    "merged metric": lambda: {"metrics": {"spread": Spread()}},
+    "validation in batches of a limit": lambda: {"max_epochs": None, "max_steps": 25, "validate_every": 4},
     "tiny batches": lambda: {"batch_size": 3, "samples": 10},
 }
 
@@ -133,11 +173,12 @@ def build(
     size, samples = options.pop("batch_size", 16), options.pop("samples", 85)
     model = options.pop("model", None) or mlp()
     options.setdefault("max_epochs", EPOCHS)
+    options.setdefault("metrics", {"accuracy": accuracy, "separation": WholeSet(separation)})
+    make = options.pop("optimizer", lambda parameters: torch.optim.SGD(parameters, lr=rate, momentum=0.9))
     rate = options.pop("lr", 0.05)
     trainer = Trainer(
         model,
-        torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9),
-        metrics={"accuracy": accuracy, "separation": WholeSet(separation)},
+        make(model.parameters()),
         batching=BatchOptions(batch_size=size, eval_batch_size=20),
         callbacks=[*options.pop("callbacks"), *callbacks],
         device="cpu",
@@ -233,3 +274,82 @@ def interrupted(
     trainer.fit(train, val, ckpt="last" if resume else None)
     state = trainer.state
     return [dict(item) for item in state.history], dict(trainer.model.state_dict()), drawn, state.step
+
+
+def refused(what: str) -> str:
+    """What a Trainer says to what can't be done in several processes."""
+    changes: dict[str, Any] = {}
+    if what == "ready loader":
+        changes["wrap"] = lambda data: DataLoader(data, 4)
+    elif what == "wrapped model":
+        changes["model"] = nn.DataParallel(mlp())
+    elif what == "metric":
+        metric = Spread()
+        metric.merge_state = None
+        changes["metrics"] = {"spread": metric}
+    elif what == "sparse":
+        changes |= {"model": Words(), "data": words, "metrics": {}}
+    elif what == "cuda_graph":
+        changes["cuda_graph"] = True
+    try:
+        trainer, train, val = build("mlp", **changes)
+        trainer.fit(train, val)
+    except ValueError as error:
+        return str(error)
+    except RankError as error:
+        return str(error)
+    return "nothing"
+
+
+class Words(nn.Module):
+    """A model with an embedding whose gradients are sparse."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(5, 2, sparse=True)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.table(inputs)
+
+
+def words(samples: int, seed: int = 0) -> TensorDataset:
+    return TensorDataset(torch.arange(samples) % 5, torch.arange(samples) % 2)
+
+
+def scaled() -> tuple[Any, ...]:
+    """A run in fp16 in which the gradients of rank 1 overflow once."""
+
+    def overflow(trainer: Any) -> None:
+        for parameter in trainer.model.parameters():
+            parameter.grad.fill_(float("inf"))
+
+    at = At("on_after_backward", overflow, lambda t: rank() == 1 and t.state.data_batch == 3 and not t.state.epoch)
+    trainer, train, val = build("mlp", [at], precision="fp16", max_epochs=1)
+    state = trainer.fit(train, val)
+    weights = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    return state.step, trainer.precision.state_dict()["scale"], weights
+
+
+def defaults_before_the_group() -> bool:
+    """Whether the default callbacks know of the other processes before a process group is there."""
+    return any(isinstance(each, GarbageCollection) for each in default_callbacks())
+
+
+def statistics(sync_batchnorm: bool) -> tuple[Tensor, list[str]]:
+    """The running mean of a batch norm at the end of a run, and the classes of the model's modules."""
+    trainer, train, val = build("cnn", sync_batchnorm=sync_batchnorm)
+    trainer.fit(train, val)
+    return trainer.model[1].running_mean.clone(), [type(module).__name__ for module in trainer.model]
+
+
+def under_contract(name: str, folder: str) -> Any:
+    """A run with a shipped callback: what it came to, in plain values."""
+    os.environ |= {"WANDB_MODE": "disabled", "COMET_AUTO_LOG_DISABLE": "true", "COMET_START_ONLINE": "false"}
+    callbacks = [ALL[name][0](Path(folder))] if name else []
+    if rank() == 0:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    model = make_model()
+    trainer = make_trainer(callbacks, model=model, metrics={"mae": nn.functional.l1_loss}, max_epochs=3)
+    state = trainer.fit(regression(11), regression(7, seed=8))
+    history = [{key: item for key, item in metrics.items() if key not in CLOCKED} for metrics in state.history]
+    return history, dict(model.state_dict()), state.stop_reason, trainer.test(regression())["test_loss"]

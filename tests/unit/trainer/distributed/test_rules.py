@@ -1,0 +1,77 @@
+"""What several processes refuse, what they share, and the contract of callbacks in them."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.unit.trainer.distributed.ranks import Ranks
+from tests.unit.trainer.distributed.runs import (
+    defaults_before_the_group,
+    refused,
+    scaled,
+    statistics,
+    under_contract,
+)
+from tests.unit.trainer.test_contract import ACT, ALL
+
+pytestmark = pytest.mark.full
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("ready loader", "the data is a DataLoader, of which each of the 2 processes would get the same batches"),
+        ("wrapped model", "the model is wrapped in DataParallel"),
+        ("metric", "metric spread (Spread) has seen only a part of the data"),
+        ("sparse", "build the embedding with sparse=False"),
+        ("cuda_graph", "cuda_graph needs a CUDA device"),
+    ],
+)
+def test_what_can_not_be_done_together_is_refused(two: Ranks, what: str, said: str) -> None:
+    assert all(said in text for text in two.values(refused, what))
+
+
+def test_default_callbacks_know_of_a_group_that_is_to_come() -> None:
+    ranks = Ranks(2)
+    try:
+        assert ranks.values(defaults_before_the_group) == [True, True]
+    finally:
+        ranks.close()
+
+
+def test_what_overflows_in_one_is_no_step_in_any(two: Ranks) -> None:
+    (steps, scale, weights), other = two.values(scaled)
+    assert (steps, scale) == other[:2]
+    assert steps < 6
+    assert all(torch.equal(*pair) for pair in zip(weights, other[2], strict=True))
+
+
+@pytest.mark.parametrize("sync_batchnorm", [True, False])
+def test_statistics_are_equal_at_the_end_and_classes_as_before(two: Ranks, sync_batchnorm: bool) -> None:
+    (mean, kinds), (other, _) = two.values(statistics, sync_batchnorm)
+    expected, classes = statistics(sync_batchnorm)
+    assert torch.equal(mean, other)
+    assert torch.allclose(mean, expected, atol=1e-6) == sync_batchnorm
+    assert kinds == classes
+
+
+@pytest.fixture(scope="module")
+def plain(two: Ranks, tmp_path_factory: pytest.TempPathFactory) -> object:
+    return two.values(under_contract, "", str(tmp_path_factory.mktemp("plain")))[0]
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_every_callback_works_in_two_processes(two: Ranks, name: str, tmp_path: Path, plain: object) -> None:
+    first, second = two.values(under_contract, name, str(tmp_path))
+    assert first[2] == second[2]
+    assert all(torch.equal(weight, second[1][key]) for key, weight in first[1].items())
+    for metrics, others in zip(first[0], second[0], strict=True):
+        assert all(metrics[key] == others[key] for key in metrics.keys() & others.keys())
+    if name not in ACT:
+        history, weights = plain[:2]
+        assert all(torch.equal(weight, weights[key]) for key, weight in first[1].items())
+        for metrics, others in zip(first[0], history, strict=True):
+            # A loss that is read batch by batch is added up in other places.
+            near = 1e-6 if ALL[name][0](tmp_path).reads_batches else 0
+            assert {key: metrics[key] for key in others} == pytest.approx(others, abs=near, rel=0)
