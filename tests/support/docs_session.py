@@ -148,9 +148,7 @@ class Session:
             "pip": self._install,
             "make": self._make,
             "python": self._python,
-            "torchrun": lambda words, how, shown: self._python(
-                ["-m", "torch.distributed.run", *words], how, shown
-            ),
+            "torchrun": self._torchrun,
         }
         if program == "cd" and rest[0] != "…":
             self.folder /= rest[0]

@@ -335,8 +335,8 @@ def test_a_fork_has_its_own_hyperparameters_in_each_optimizer() -> None:
     for each in child.optimizer.by_name.values():  # type: ignore[attr-defined]
         each.param_groups[0]["lr"] *= 10
         each.param_groups[0]["initial_lr"] *= 10
-    child._built = [
-        {**group, "lr": group["lr"] * 10, "initial_lr": group["initial_lr"] * 10} for group in child._built
+    child.built = [
+        {**group, "lr": group["lr"] * 10, "initial_lr": group["initial_lr"] * 10} for group in child.built
     ]
     child.load_state_dict(through_file(parent.state_dict()), fork=True)
     for name in ("generator", "discriminator"):
