@@ -303,7 +303,8 @@ class Trainer:
             self._train_epoch(stream)
             if self.state.stop_now:
                 self.epoch_rng = rng_state()
-                self.epoch_parts = self.group.gather(part_of_rank(self)())[1:]
+                if self.group.size > 1:
+                    self.epoch_parts = self.group.gather(part_of_rank(self)())[1:]
                 break
             self.fire("on_train_epoch_end")
             self._settle()
