@@ -209,6 +209,7 @@ class _Seen:
         self.change: int | None = None
         self.has_paused = False
         self.paused: dict[int, FrozenTrial] = {}
+        self._ended: set[int] = set()
         self._finished: dict[frozenset[TrialState], list[FrozenTrial]] = {_FINISHED: []}
         self._thinned = -1
 
@@ -221,6 +222,7 @@ class _Seen:
             self.unfinished.add(row.trial_id)
             if row.state.is_finished():
                 self.unfinished.discard(row.trial_id)
+                self._ended.add(row.trial_id)
             elif row.pause is not None and (row.trial_id in whole or self._is_left_out(row.number, most)):
                 self.unfinished.discard(row.trial_id)
                 self.has_paused = True
@@ -241,7 +243,8 @@ class _Seen:
     def forget_paused(self, changed: Iterable[int]) -> None:
         """Let the next look see again the trials that may be paused no more."""
         for trial_id in changed:
-            if trial_id <= self.last_id:
+            # It may have been resumed, and have ended, before the look that found it ended.
+            if trial_id <= self.last_id and trial_id not in self._ended:
                 self.paused.pop(trial_id, None)
                 self.unfinished.add(trial_id)
 

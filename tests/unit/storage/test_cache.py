@@ -188,6 +188,24 @@ def test_a_paused_trial_is_read_once_until_it_has_been_resumed(
         assert read == [2, 1, 2]
 
 
+def test_a_trial_that_paused_and_ended_unseen_is_known_once(ready_sqlite_file: Path) -> None:
+    with world(ready_sqlite_file) as made:
+        made.create(0)
+        made.create(0)
+        made.ours.get_all_trials(made.study)
+        made.pause(0)
+        made.resume(0)  # this change of a paused trial is not asked for as long as none has been seen
+        made.running.sort(reverse=True)
+        made.finish(3)  # the second one
+        made.pause(0)
+        made.resume(0)
+        made.finish(3)
+        made.create(0)
+        made.pause(0)
+        looks = [[trial.number for trial in made.ours.get_all_trials(made.study)] for _ in range(3)]
+        assert looks == 3 * [[0, 1, 2]]
+
+
 def test_a_copy_may_be_changed_without_changing_the_cache(ready_sqlite_file: Path) -> None:
     with world(ready_sqlite_file) as made:
         made.create(0)
