@@ -19,7 +19,7 @@ test: install
 
 # The rest: PostgreSQL and MariaDB, storms, the browser, the documents' commands, the studies.
 test-all: install
-	$(VENV)/bin/python -m pytest -n auto --dist worksteal -m full
+	$(VENV)/bin/python -m pytest -n $(TESTERS) --dist worksteal -m full
 
 lint: install
 	$(VENV)/bin/ruff check .

@@ -307,6 +307,8 @@ def _has_ended(process: int) -> bool:
     try:
         with open(f"/proc/{process}/stat") as file:  # noqa: PTH123
             return file.read().rpartition(")")[2].split()[0] in "ZX"
+    except ProcessLookupError:  # it went between the two
+        return True
     except FileNotFoundError:
         return os.path.isdir("/proc/self")  # noqa: PTH112
 
