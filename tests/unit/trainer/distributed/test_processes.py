@@ -4,7 +4,7 @@ import builtins
 import os
 import subprocess
 import sys
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -12,7 +12,7 @@ from trainer.distributed.processes import _has_ended
 
 
 class _GoneWhenRead:
-    def __enter__(self) -> "_GoneWhenRead":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
