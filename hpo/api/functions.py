@@ -60,8 +60,7 @@ def run(
 ) -> RunResult:
     """Start or resume a study, and run it until its trials are done: what `hpo run` does.
 
-    A function is a study, too: one that trains by itself, or an Optuna objective, which draws its parameters and
-    needs no ``search_space``. A run writes its study file, as it does for an `hpo.Study`.
+    A function, or an `hpo.Study`, gets a study file: a function that trains by itself, or an Optuna objective.
 
     Workers are processes of their own, which do not run the calling script: no ``if __name__ == "__main__":`` is
     needed, unless the study's own classes or its function stand in that script. Where the study names an engine
@@ -70,7 +69,7 @@ def run(
     Args:
         study: The study file, an `hpo.Study`, a module's function, or ``hpo.Call(function, …)`` with arguments.
         overrides: ``key=value`` texts as on the command line, or dotted path → value.
-        search_space: Of a function: argument → `hpo.Float`, `hpo.Int` or `hpo.Categorical`.
+        search_space: Of a function but an Optuna objective: argument → `hpo.Float`, `hpo.Int`, `hpo.Categorical`.
         metric: Of a function: the metric to optimise, ``val_loss`` if not given; ``value`` without a search space.
         direction: Of a function: ``"minimize"`` or ``"maximize"``; needed unless the metric is a loss.
         name: Of a function: the study's name; that of its module and its own, if not given.
@@ -88,9 +87,8 @@ def run(
     Raises:
         InputError: The study or an argument can't be used; nothing has been started.
         StudyError: The study failed, or all its trials have ended and none of them is complete.
-        KeyboardInterrupt: Ctrl-C or a signal, after each worker has finished its batch and saved; the same call
-            resumes the study. A second Ctrl-C at a terminal stops them immediately. Signals but Ctrl-C leave an
-            engine's agents at work: the result's ``ending`` is ``left`` then.
+        KeyboardInterrupt: Ctrl-C or a signal, after each worker has saved its trial; the same call resumes it.
+            Signals but Ctrl-C leave an engine's agents at work: the result's ``ending`` is ``left`` then.
     """
     options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
     of_function = {"search_space": search_space, "metric": metric, "direction": direction, "name": name, **section}

@@ -80,7 +80,7 @@ def run(
 
     With --on an engine places agents on machines, and this process trains nothing. Ctrl-C asks the agents to
     leave; a closed terminal or SIGTERM leaves them at work, and the same command finds them again. Exit code 75:
-    it was told to leave by such a signal, with work left.
+    such a signal asked it to leave, with work left.
 
     Example: hpo run study.yaml --workers 4 --n-trials 100
     """

@@ -91,7 +91,7 @@ class ShownStorage(CachedStorage):
         return self._stored.create_new_trial(study_id, template_trial)
 
     def unasked(self, study_id: int) -> frozenset[str]:
-        """The metrics of a study that are left out, as nobody asked for them."""
+        """The metrics of a study that are left out, as the study does not ask for them."""
         if study_id not in self._unasked:
             config = self._stored.get_study_user_attrs(study_id).get(CONFIG_ATTR) or {}
             self._unasked[study_id] = unasked_metrics(config)
