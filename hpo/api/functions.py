@@ -60,14 +60,12 @@ def run(
 ) -> RunResult:
     """Start or resume a study, and run it until its trials are done: what `hpo run` does.
 
-    A function, or an `hpo.Study`, gets a study file: a function that trains by itself, or an Optuna objective.
-
     Workers are processes of their own, which do not run the calling script: no ``if __name__ == "__main__":`` is
     needed, unless the study's own classes or its function stand in that script. Where the study names an engine
     (``run.on``), agents elsewhere train, as with ``hpo run --on``.
 
     Args:
-        study: The study file, an `hpo.Study`, a module's function, or ``hpo.Call(function, …)`` with arguments.
+        study: The study file, an `hpo.Study`, a function that trains, an Optuna objective, or an ``hpo.Call``.
         overrides: ``key=value`` texts as on the command line, or dotted path → value.
         search_space: Of a function but an Optuna objective: argument → `hpo.Float`, `hpo.Int`, `hpo.Categorical`.
         metric: Of a function: the metric to optimise, ``val_loss`` if not given; ``value`` without a search space.
