@@ -6,6 +6,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from hpo.execution.engines.by_name import address_of, engine_of
@@ -25,6 +26,16 @@ class TestLocal(EngineContract):
         yield
         engine = self.make()
         engine.kill(engine.find(order))
+
+    def test_an_agent_is_placed_once_others_can_find_it(
+        self, order: AgentOrder, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The environment of a process is empty while its program is still being loaded."""
+        early: list[dict[str, str]] = [{}, {}]
+        environ = psutil.Process.environ
+        monkeypatch.setattr(psutil.Process, "environ", lambda process: early.pop() if early else environ(process))
+        (placement,) = self.make().place(order, 1)
+        assert self.make().find(order) == [placement]
 
     @pytest.mark.parametrize("driver", [False, True])
     def test_a_shell_runs_the_script(self, order: AgentOrder, driver: bool) -> None:

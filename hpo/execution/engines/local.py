@@ -11,6 +11,7 @@ import os
 import secrets
 import shlex
 import signal
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
@@ -35,6 +36,9 @@ from hpo.wording import count_of
 
 #: What may stand in `--on local:…`.
 KEYS: Final[tuple[str, ...]] = ()
+
+#: Seconds between two looks at a process that is being started.
+_LOOK: Final = 0.001
 
 
 def make(address: Address) -> LocalEngine:
@@ -73,8 +77,10 @@ class LocalEngine:
             placement = Placement(f"{_prefix(order)}{secrets.token_hex(4)}")
             log = _log(order, placement)
             pid = _start(order.command(), log, {PLACEMENT_ENV: placement.id})
+            agent = psutil.Process(pid)
+            _wait_until_others_see(agent)
             self._started.add(placement)
-            self._take_in(order, placement, psutil.Process(pid))
+            self._take_in(order, placement, agent)
             placed.append(placement)
         return placed
 
@@ -195,6 +201,16 @@ def _lives(process: psutil.Process) -> bool:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     return False
+
+
+def _wait_until_others_see(agent: psutil.Process) -> None:
+    """Wait until the environment of a new process can be read.
+
+    Linux lets go of the parent while the new program is still being loaded; its environment is empty until then.
+    """
+    with contextlib.suppress(psutil.Error):  # it has ended already
+        while not agent.environ() and _lives(agent):
+            time.sleep(_LOOK)
 
 
 def _start(command: list[str], log: Path, environment: Mapping[str, str]) -> int:
