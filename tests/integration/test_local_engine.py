@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -31,9 +32,14 @@ class TestLocal(EngineContract):
         self, order: AgentOrder, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The environment of a process is empty while its program is still being loaded."""
-        early: list[dict[str, str]] = [{}, {}]
+        looks: Counter[int] = Counter()
         environ = psutil.Process.environ
-        monkeypatch.setattr(psutil.Process, "environ", lambda process: early.pop() if early else environ(process))
+
+        def early(process: psutil.Process) -> dict[str, str]:
+            looks[process.pid] += 1
+            return environ(process) if looks[process.pid] > 2 else {}
+
+        monkeypatch.setattr(psutil.Process, "environ", early)
         (placement,) = self.make().place(order, 1)
         assert self.make().find(order) == [placement]
 
