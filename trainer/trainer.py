@@ -24,6 +24,7 @@ from trainer.data.stream import TrainStream
 from trainer.declared import UndeclaredState
 from trainer.deterministic import DeterministicMode
 from trainer.distributed.callbacks import callbacks_of
+from trainer.distributed.group import Strategy
 from trainer.distributed.processes import group_of_process
 from trainer.evaluation import Evaluation
 from trainer.foreign import refuse_flags
@@ -68,6 +69,8 @@ class Trainer:
         compile: Whether to run the model through torch.compile; a mapping is its arguments.
         deterministic: Whether torch may use deterministic algorithms only, see `trainer.deterministic`.
         cuda_graph: Whether to record the step once and replay it for each batch, see `trainer.step.graph`.
+        strategy: With several processes, whether each holds the whole model (``"ddp"``) or a part of it
+            (``"fsdp"``).
         sync_batchnorm: With several processes, whether batch norm sees the whole batch or each process's part.
         batching: How data sets are batched.
         seed: Seed of data order and of every random number drawn while training.
@@ -75,8 +78,8 @@ class Trainer:
 
     Raises:
         ValueError: Neither or both of ``loss`` and ``step`` are given, the optimizer is another model's, the name
-            of a metric is taken, a length, interval, precision or device is none, or a ReduceLROnPlateau is to
-            step with the optimizer.
+            of a metric is taken, a length, interval, precision, strategy or device is none, or a
+            ReduceLROnPlateau is to step with the optimizer.
         TypeError: A metric is none.
     """
 
@@ -99,6 +102,7 @@ class Trainer:
         precision: Kind = "fp32",
         compile: bool | Mapping[str, Any] = False,  # noqa: A002 - what torch calls it
         cuda_graph: bool = False,
+        strategy: Strategy = "ddp",
         sync_batchnorm: bool = True,
         deterministic: bool = False,
         batching: BatchOptions | None = None,
@@ -108,7 +112,7 @@ class Trainer:
         if max_epochs is None and max_steps is None:
             max_epochs = 10
         self.plan = Plan(max_epochs=max_epochs, max_steps=max_steps, validate_every=validate_every)
-        self.group = group_of_process()
+        self.group = group_of_process(strategy)
         self.device = self.group.device(device)
         self._compute_class = partial(compute_class, self.device, cuda_graph=cuda_graph)
         self.model = model

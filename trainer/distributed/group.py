@@ -4,13 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final, Literal, get_args
 
 import torch
 
 from trainer.data.shard import Shard
 from trainer.distributed.ranks import world_size
 from trainer.state import TrainState
+
+#: How several processes hold the model: each all of it, or each a part of every tensor.
+Strategy = Literal["ddp", "fsdp"]
+_STRATEGIES: Final = get_args(Strategy)
+
+
+def check_strategy(strategy: str) -> None:
+    """Refuse what is no strategy.
+
+    Raises:
+        ValueError: It is none.
+    """
+    if strategy not in _STRATEGIES:
+        raise ValueError(f"strategy is {strategy!r}: give 'ddp' or 'fsdp'")
 
 
 class Group:

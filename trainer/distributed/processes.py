@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from trainer.data.shard import Shard
-from trainer.distributed.group import Group
+from trainer.distributed.group import Group, Strategy, check_strategy
 from trainer.distributed.ranks import is_distributed, local_rank, rank, world_size
 from trainer.error_text import error_text
 from trainer.state import TrainState
@@ -287,9 +287,18 @@ class Processes(Group):
         return [rank for rank, (host, process) in enumerate(self._known) if host == here and _has_ended(process)]
 
 
-def group_of_process() -> Group:
-    """The group of the run that this process takes part in."""
-    return Group() if world_size() == 1 else Processes()
+def group_of_process(strategy: Strategy) -> Group:
+    """The group of the run that this process takes part in.
+
+    Raises:
+        ValueError: The strategy is none, or several processes can't train with it yet.
+    """
+    check_strategy(strategy)
+    if world_size() == 1:
+        return Group()
+    if strategy == "fsdp":
+        raise ValueError("strategy 'fsdp' can't be trained by several processes yet: give 'ddp'")
+    return Processes()
 
 
 def _packed(value: Any) -> Tensor:

@@ -281,3 +281,9 @@ def test_a_hook_set_on_an_instance_is_called() -> None:
     callback.on_epoch_end = lambda trainer: calls.append(trainer.state.epoch)  # type: ignore[method-assign]
     make_trainer([callback]).fit(regression())
     assert calls == [1, 2]
+
+
+def test_an_unknown_strategy_names_the_known() -> None:
+    with pytest.raises(ValueError, match="strategy is 'zero': give 'ddp' or 'fsdp'"):
+        make_trainer(strategy="zero")
+    assert make_trainer(strategy="fsdp", max_epochs=1).fit(regression(), None).epoch == 1  # one process has all
