@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from hpo.checks.check import check_metric
+from hpo.checks.check_metrics import check_metric
 from hpo.checks.findings import Finding
 from hpo.config.paths import join_path, split_path
 from hpo.config.schema_space import values_or_ends

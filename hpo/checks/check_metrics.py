@@ -1,12 +1,13 @@
-"""Checks a study's metrics against what they name: how each is computed, and that no two share a name."""
+"""Checks a study's metrics: how each is computed, that names differ, and that what is followed is recorded."""
 
 import inspect
 import re
 from collections.abc import Collection, Iterator
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 from hpo.checks.findings import Finding, finding
-from hpo.config.paths import join_path
+from hpo.config.paths import join_path, suggest_name
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver
 from trainer.metrics.objects import METHODS, is_object
@@ -99,3 +100,64 @@ def _means_of_batches(spec: StudySpec, name: str, node: dict[str, Any]) -> Itera
         )
         fix = "add `over: epoch`: it then gets all outputs and targets of the set at once"
         yield finding(spec, problem, path=join_path(("metrics", name)), value=node[TARGET], fix=fix)
+
+
+def recorded_metrics(spec: StudySpec, extra: Collection[str] = ()) -> list[str]:
+    """The metrics that every epoch records: losses, lr, those of `metrics`, `step`, callbacks, and `extra`."""
+    resolver = TargetResolver(spec.folder)
+    named = list(spec.config.metrics)
+    if spec.config.step is not None:
+        named += getattr(resolver.resolve(spec.config.step[TARGET]), "records", ())
+    known = ["train_loss", "val_loss", "lr"]
+    known += [f"{phase}_{name}" for name in named for phase in ("train", "val")]
+    for node in spec.config.callbacks.values():
+        if isinstance(node, dict) and TARGET in node:
+            known += getattr(resolver.resolve(node[TARGET]), "writes", ())
+    return list(dict.fromkeys((*known, *sorted(extra))))
+
+
+def check_metric(
+    spec: StudySpec, extra: Collection[str] = (), metric: str | None = None, path: str = "study.metric"
+) -> list[Finding]:
+    """Refuse a metric that nothing records: the study's, or the one that `path` names.
+
+    What a step of one's own records beside its loss is not known before it runs, unless it says so in an attribute
+    ``records``: a warning.
+
+    Args:
+        spec: The study.
+        extra: What further callbacks write.
+        metric: The metric; None: the study's.
+        path: Where it is written.
+
+    Raises:
+        InputError: Nothing records it.
+    """
+    wanted, known = metric or spec.study.metric, recorded_metrics(spec, extra)
+    if any(fnmatchcase(wanted, name) for name in known):
+        return []
+    fix = suggest_name(wanted, known, what="recorded are")
+    if _may_come_from_the_step(spec, wanted):
+        problem = "only the step could record this metric, which is not known before it runs"
+        fix = f"name it in an attribute `records` of the step if it does; else {fix}"
+        return [finding(spec, problem, path=path, value=wanted, fix=fix)]
+    if (name := _set_that_may_record(wanted, known)) is not None:
+        problem = f"is recorded only where `data` returns several validation sets, one of them called `{name}`"
+        fix = f"return {{'train': …, 'val': {{'main': …, '{name}': …}}}} if it does not; else {fix}"
+        return [finding(spec, problem, path=path, value=wanted, fix=fix)]
+    raise spec.error("nothing records this metric", path=path, value=wanted, fix=fix)
+
+
+def _set_that_may_record(metric: str, known: Collection[str]) -> str | None:
+    """Name of the validation set, beside the first, that ``metric`` would be a number of; None: of none."""
+    for name in (each.removeprefix("val_") for each in known if each.startswith("val_")):
+        found = re.fullmatch(rf"val_(\w+)_{re.escape(name)}", metric)
+        if found:
+            return found[1]
+    return None
+
+
+def _may_come_from_the_step(spec: StudySpec, metric: str) -> bool:
+    if spec.config.step is None or not metric.startswith(("train_", "val_")):
+        return False
+    return not hasattr(TargetResolver(spec.folder).resolve(spec.config.step[TARGET]), "records")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import optuna
 
-from hpo.checks.check import check_metric, check_spec
+from hpo.checks.check import check_spec
 from hpo.checks.check_callbacks import check_callbacks
 from hpo.checks.check_forks import check_forks
-from hpo.checks.check_metrics import check_metrics
+from hpo.checks.check_metrics import check_metric, check_metrics
 from hpo.checks.check_model import check_model
 from hpo.checks.check_objective import check_objective, check_parameters
 from hpo.checks.findings import Finding

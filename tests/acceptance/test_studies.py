@@ -12,8 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from hpo.checks.check import check_metric, check_spec
+from hpo.checks.check import check_spec
 from hpo.checks.check_callbacks import check_callbacks
+from hpo.checks.check_metrics import check_metric
 from hpo.config.spec import load_spec
 from hpo.config.targets import TargetResolver
 from hpo.errors import InputError

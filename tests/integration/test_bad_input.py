@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from hpo.checks.check import check_metric, check_spec
+from hpo.checks.check import check_spec
+from hpo.checks.check_metrics import check_metric
 from hpo.config.spec import load_spec
 from hpo.errors import InputError
 

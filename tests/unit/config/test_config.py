@@ -16,7 +16,8 @@ import torch
 from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 
-from hpo.checks.check import check_metric, check_spec, recorded_metrics
+from hpo.checks.check import check_spec
+from hpo.checks.check_metrics import check_metric, recorded_metrics
 from hpo.config.interpolation import plainly_resolved
 from hpo.config.paths import assign, copy_plain, join_path, leaves, split_path
 from hpo.config.spec import StudySpec, diff_configs, json_schema, load_spec

@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from hpo.checks.check import check_metric, check_spec
+from hpo.checks.check import check_spec
 from hpo.checks.check_callbacks import check_callbacks
+from hpo.checks.check_metrics import check_metric
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError, together
 from hpo.trial.builder import Builder, RunPlace, make_loss
