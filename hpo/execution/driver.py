@@ -152,12 +152,13 @@ class Driver:
         return True
 
     def _wanted(self) -> int:
-        """How many agents there are to be now: enough for the trials that run or wait; none where none waits."""
+        """How many agents there are to be now: for what they train and what waits; none where nothing waits."""
+        # Counted first: a trial that is taken between the two counts is left out of both, not in both.
+        trained = self._upkeep.running_on(self._fleet.placements)
         claimable = self._upkeep.claimable()
         if not claimable:
             return 0
-        trials = claimable + (self._upkeep.running() or 0)
-        return max(self._fewest, min(self._most, math.ceil(trials / self._workers)))
+        return max(self._fewest, min(self._most, math.ceil((trained + claimable) / self._workers)))
 
     def _stop_early(self, now: float) -> None:
         if now >= self._deadline:

@@ -61,6 +61,11 @@ class Fleet:
         """How many agents there are, the queued ones too."""
         return len(self._hosts)
 
+    @property
+    def placements(self) -> set[str]:
+        """Their ids at the engine."""
+        return {placement.id for placement in self._hosts}
+
     def progressed(self) -> None:
         """Note that something was done in the study: earlier deaths count no more."""
         self._deaths = 0

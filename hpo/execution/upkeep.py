@@ -12,7 +12,7 @@ from hpo.execution.beating import AgentBeats, beat_interval
 from hpo.execution.launchers.launcher import Worker
 from hpo.execution.messages import Notice
 from hpo.execution.registered import Registered
-from hpo.storage import agents
+from hpo.storage import agents, ledger
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import Settled, Sightings, StopNote, Verdict, settle_agent, settle_process
 from hpo.storage.study_end import prune_paused
@@ -130,6 +130,19 @@ class Upkeep:
     def running(self) -> int | None:
         """How many trials run now, on any machine; None while that is unknown."""
         return self._try(self._opened.running)
+
+    def running_on(self, placements: Collection[str]) -> int:
+        """How many trials run on agents that an engine knows by these ids; 0 while that is unknown."""
+        storage, study_id = self._study
+
+        def count() -> int:
+            with storage.engine.connect() as conn:
+                there = [each for each in agents.open_agents(conn, study_id) if each.placement in placements]
+                leases = [trial.lease for trial in ledger.running_trials(conn, study_id)]
+            ids = {agent.agent_id for agent in there}
+            return sum(lease is not None and lease.agent in ids for lease in leases)
+
+        return self._try(count) or 0
 
     def stop_request(self) -> str | None:
         """The latest request that all agents leave, see `hpo.storage.agents`; None while that is unknown."""

@@ -272,6 +272,37 @@ def test_there_are_as_many_agents_as_trials_want(
     assert [what for what, _ in engine.asked] == ["close"]
 
 
+def test_no_agent_is_placed_for_trials_that_others_train(studies: Studies) -> None:
+    engine = PaperEngine()
+    with studies.open(views=3) as (view, elsewhere, working):  # six trials
+        driver = Driver(view, engine, order_of(view), (1, 9), lambda *_: None)
+        for _ in range(4):
+            ask(elsewhere)
+        assert driver._wanted() == 2
+        driver._fleet.grow(1)
+        as_agent(working, engine.placed[0].id)
+        ask(working)
+        assert driver._wanted() == 2, "one trains, and one trial is left for another"
+
+
+def test_a_trial_that_is_taken_while_all_are_counted_wants_one_agent(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = PaperEngine()
+    with studies.open("study.n_trials=2", views=2) as (view, working):
+        driver = Driver(view, engine, order_of(view), (1, 9), lambda *_: None)
+        driver._fleet.grow(1)
+        as_agent(working, engine.placed[0].id)
+
+        def taken_next(opened: OpenStudy) -> int:
+            found = claimable(opened)
+            ask(working)
+            return found
+
+        monkeypatch.setattr("hpo.execution.upkeep.claimable", taken_next)
+        assert driver._wanted() == 2
+
+
 def test_an_engine_that_is_away_is_asked_again_and_what_it_requeues_is_drained_again(tmp_path: Path) -> None:
     heard: list[AgentNews | Notice] = []
     engine = PaperEngine()
