@@ -126,21 +126,19 @@ class Reporter:
         return f"\n    {reason}"
 
     def _line(self, report: TrialReport) -> str:
-        value = shown(report.value, 5)
+        """What a trial has come to, in a terminal of 80 columns; the best one so far says so."""
         metric = self._opened.spec.study.metric
         return (
             f"{self._count()} trial {report.number:<4} "
-            f"{report.outcome or PAUSED:<13} {metric} {value:<10} {report.epochs:>4} epochs "
-            f"{report.duration_s:>7.1f} s   {self._best()}"
+            f"{report.outcome or PAUSED:<8}  {metric} {shown(report.value, 5):<10} {report.epochs:>3} epochs "
+            f"{report.duration_s:>7.1f} s  {self._rank(report.number)}"
         ).rstrip()
 
-    def _best(self) -> str:
-        best = self._tally.best
-        if not best:
+    def _rank(self, number: int) -> str:
+        """That a trial is the best so far, or one on the Pareto front."""
+        if number not in [each["trial"] for each in self._tally.best]:
             return ""
-        if len(self._opened.spec.study.goals) > 1:
-            return f"{count_of(len(best), 'trial')} on the Pareto front"
-        return f"best {best[0]['value']:.5g} (trial {best[0]['trial']})"
+        return "best" if len(self._opened.spec.study.goals) == 1 else "on the front"
 
     def _count(self) -> str:
         done, of, unit = self._tally.progress

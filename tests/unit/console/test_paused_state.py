@@ -87,7 +87,7 @@ def _picture(tally: Tally) -> str:
 def test_a_line_and_an_event_tell_of_it(view: OpenStudy, capsys: pytest.CaptureFixture[str]) -> None:
     report = TrialReport(1, None, 0.5, 2, 1.0, paused=True)
     Reporter(view).heard("worker-1", report)
-    assert "trial 1    paused        val_loss 0.5           2 epochs" in capsys.readouterr().out
+    assert "trial 1    paused    val_loss 0.5          2 epochs" in capsys.readouterr().out
     out = io.StringIO()
     EventWriter(view, out).heard("worker-1", report)
     event = json.loads(out.getvalue())

@@ -1,0 +1,23 @@
+"""The lines that a run prints of its trials."""
+
+from __future__ import annotations
+
+import pytest
+
+from hpo.console.lines import Reporter
+from hpo.study.outcome import Outcome
+from hpo.trial.report import TrialReport
+from tests.support.studies import Studies
+
+
+def test_a_result_fits_a_terminal_of_80_columns_and_the_best_so_far_is_marked(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with studies.open("study.n_trials=40", "study.metric=val_mae", "study.direction=minimize") as (view,):
+        reporter = Reporter(view)
+        for number, value in ((8, -1.23456e-05), (9, 0.5), (10, -2.0)):
+            reporter.heard("worker-1", TrialReport(number, Outcome.COMPLETE, value, 100, 86400.0))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.partition(" s")[2].strip() for line in lines] == ["best", "", "best"]
+    assert lines[1].startswith("[ 2/40] trial 9    complete  val_mae 0.5")
