@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.trial import BaseTrial
 
 from hpo.config.spec import StudySpec
@@ -104,12 +106,17 @@ class FunctionCode:
         Raises:
             StudyError: It has reported nothing, and returns nothing.
             MetricError: It returns something else than a number or metrics, and that is to be the value.
+            StorageInternalError: The study's storage failed.
         """
         self._session = session
         seed_all(session.seed)
         try:
             with only_in(session.process), contextlib.suppress(TrainingStoppedError):
                 self._conclude(session, self.function(session))
+        except StorageInternalError as error:
+            if _is_of_the_study(error):
+                raise
+            raise StudyError(f"a storage of the function's own failed: {error}") from error
         except optuna.TrialPruned:
             if session.stop_reason != DIVERGED:  # a script asks no more than whether to prune
                 raise
@@ -147,6 +154,12 @@ class FunctionCode:
             return found
         print(f"the best reported epoch counts: what the function returned has no {session.metric}")
         return None
+
+
+def _is_of_the_study(error: StorageInternalError) -> bool:
+    """Whether the study's storage has failed, and not one of Optuna's that the function has opened itself."""
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(str(frame.f_globals.get("__name__")).startswith("hpo.storage.") for frame in frames)
 
 
 def takes_session(function: Callable[..., object]) -> bool:

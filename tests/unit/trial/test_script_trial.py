@@ -11,6 +11,7 @@ import optuna
 import pytest
 import torch
 import yaml
+from optuna.exceptions import StorageInternalError
 from optuna.trial import FixedTrial
 
 from hpo.errors import StudyError
@@ -203,6 +204,26 @@ def test_what_is_no_value_is_the_trials_error(studies: Studies, value: Any) -> N
         report = run(view, lambda _: value)
         assert report.outcome == Outcome.ERROR
         assert "return" in report.reason
+
+
+def test_a_storage_of_its_own_that_fails_is_the_trials_error(studies: Studies) -> None:
+    def objective(trial: ScriptTrial) -> float:
+        raise StorageInternalError("its server is away")
+
+    with opened(studies) as (view,):
+        report = run(view, objective)
+        assert report.outcome == Outcome.ERROR
+        assert "a storage of the function's own failed: its server is away" in report.reason
+
+
+def test_the_studys_storage_that_fails_is_not_the_trials_error(studies: Studies) -> None:
+    def objective(trial: ScriptTrial) -> float:
+        with view.storage.engine.begin() as conn:
+            conn.exec_driver_sql("ALTER TABLE trial_params RENAME TO gone")
+        return trial.suggest_float("x", 0, 1)
+
+    with opened(studies) as (view,), pytest.raises(StorageInternalError):
+        run(view, objective)
 
 
 def test_should_prune_answers_what_the_session_has_decided(studies: Studies) -> None:
