@@ -15,6 +15,8 @@ from hpo.checks.check_forks import check_forks
 from hpo.checks.check_metrics import check_metric, check_metrics
 from hpo.checks.check_model import check_model
 from hpo.checks.check_objective import check_objective, check_parameters
+from hpo.checks.check_rates import check_rates
+from hpo.checks.filesystems import refused_writing
 from hpo.checks.findings import Finding
 from hpo.checks.meaning import check_meaning
 from hpo.checks.schedule_errors import check_schedule
@@ -105,6 +107,9 @@ def _check_trainer(spec: StudySpec, broken: set[str], errors: list[InputError], 
             check_model(spec, search=search)
     with collected(errors):
         found += check_metrics(spec, broken)
+    if not broken & {"optimizer", "search_space"}:
+        with collected(errors):
+            check_rates(spec, search=search)
     if not broken & {"optimizer", "lr_scheduler", "search_space"}:
         with collected(errors):
             check_schedule(spec, search=search)
@@ -161,3 +166,15 @@ def check_search(spec: StudySpec) -> None:
     with tempfile.TemporaryDirectory(prefix="hpo-check-") as folder:
         database = Path(folder, "study.db")
         start_study(spec.with_options(storage=f"sqlite:///{database}")).storage.close()
+
+
+def check_output_dir(spec: StudySpec) -> None:
+    """Refuse an output folder that can't be made or written to; nothing is left in it.
+
+    Raises:
+        InputError: It is so.
+    """
+    problem = refused_writing(spec.output_dir)
+    if problem is not None:
+        fix = "name a folder that you may write to, there or with `--output-dir`"
+        raise spec.error(problem, path="run.output_dir", value=spec.output_dir, fix=fix)

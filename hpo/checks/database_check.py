@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import sqlalchemy as sa
 
-from hpo.checks.filesystems import network_file_system
+from hpo.checks.filesystems import network_file_system, refused_writing
 from hpo.errors import StudyError
 from hpo.storage.engines import (
     display_url,
@@ -59,11 +58,8 @@ def ask(url: str) -> Answer:
 
 
 def _new_file(file: Path, shown: str) -> Answer:
-    there = file.parent
-    while not there.exists():
-        there = there.parent
-    if not os.access(there, os.W_OK):
-        raise StudyError(f"{shown}: {there} can't be written to\n  fix: give another `storage`")
+    if (problem := refused_writing(file.parent)) is not None:
+        raise StudyError(f"{shown}: {problem}\n  fix: give another `storage`")
     return Answer(f"{shown}: not there yet: `hpo run` makes it")
 
 

@@ -8,7 +8,6 @@ import os
 import platform
 import resource
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from hpo.checks.database_check import Answer, ask
+from hpo.checks.filesystems import nearest_folder, refused_writing
 from hpo.config.spec import StudySpec
 from hpo.errors import HpoError, InputError
 from hpo.trial.resources import cores
@@ -209,16 +209,9 @@ def _logged_in() -> bool:
 
 
 def _disk(folder: Path) -> Iterator[Line]:
-    there = folder
-    while not there.exists():
-        there = there.parent
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(nearest_folder(folder)).free
     found = f"{gib(free)} free for {folder}"
-    try:
-        with tempfile.TemporaryFile(dir=there):
-            pass
-    except OSError as error:
-        problem = f"{there}: can't be written to: {error.strerror or error}"
+    if (problem := refused_writing(folder)) is not None:
         yield Line("disk", "error", problem, "give another folder with `--output-dir`")
         return
     if free < _NO_DISK:

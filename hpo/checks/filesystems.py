@@ -1,5 +1,6 @@
-"""Which file system a path is on, and whether SQLite can be trusted there."""
+"""Which file system a path is on, whether SQLite can be trusted there, and whether it can be written to."""
 
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -58,3 +59,21 @@ def network_file_system(url: str, mountinfo: str | None = None) -> str | None:
         mountinfo = table.read_text(errors="replace") if table.exists() else ""
     kind = file_system_type(file.resolve(), mountinfo)
     return kind if kind in NETWORK_TYPES else None
+
+
+def nearest_folder(path: Path) -> Path:
+    """A path itself where it exists, or else the nearest one above it that does."""
+    return next(each for each in (path, *path.parents) if each.exists())
+
+
+def refused_writing(folder: Path) -> str | None:
+    """Why a folder can't be written to, or can't be made; None where it can. Nothing is left there.
+
+    Permissions alone do not tell: root has all of them in ``/proc``, too.
+    """
+    there = nearest_folder(folder)
+    try:
+        with tempfile.TemporaryFile(dir=there):
+            return None
+    except OSError as error:
+        return f"{there}: can't be written to: {error.strerror or error}"

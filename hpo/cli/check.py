@@ -163,12 +163,14 @@ class _Checkup:
         return check_imports(self.spec)
 
     def _meaning(self) -> list[Finding]:
-        from hpo.checks.checks import check_search
+        from hpo.checks.checks import check_output_dir, check_search
         from hpo.checks.meaning import check_meaning
         from hpo.trial.resources import devices_elsewhere, study_slots
 
         assert self.spec is not None
         check_search(self.spec)
+        if self.spec.run.on is None:  # or the folder is one of the machines that an engine gives
+            check_output_dir(self.spec)
         if self.engine:  # its machines have what this one may lack
             self.lacking = devices_elsewhere(self.spec)
         if not self.lacking:

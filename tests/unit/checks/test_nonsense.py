@@ -75,6 +75,17 @@ NONSENSE = {
         LR,
         "15: search_space[optimizer.lr].when[",
     ),
+    "a learning rate of text": (
+        "optimizer.lr: {type: categorical, choices: [slow, fast]}",
+        LR,
+        "15: search_space[optimizer.lr].choices[0]: a learning rate is a number",
+    ),
+    "a rate of a group that is text": (
+        "lr: 1e-2, groups: {'*': {lr: slow}}",
+        "lr: 1e-2",
+        "10: optimizer.groups.*.lr: a learning rate is a number",
+    ),
+    "a folder that can't be made": ("run: {output_dir: /proc/nope}", "", "17: run.output_dir: /proc: can't be wr"),
     "a call": ("where: [\"__import__('os')\"]", "", "17: where[0]: column 1: a call can't stand in an expression"),
     "an engine of nothing": ("run: {on: '  '}", "", "17: run.on: there is no engine named ''"),
     "fewer nodes than none": (

@@ -1,0 +1,43 @@
+"""Checks that a study's learning rates are numbers, in its optimizer's section and in what is searched there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+from hpo.config.paths import Keys, join_path, split_path
+from hpo.config.schema_space import CategoricalParam
+from hpo.config.spec import StudySpec
+
+_SECTION: Final = "optimizer"
+_RATE: Final = "lr"
+
+
+def check_rates(spec: StudySpec, *, search: bool = True) -> None:
+    """Refuse a learning rate that is a text, true or a list: torch fails on it in words that name no place.
+
+    Args:
+        spec: The study.
+        search: Also look at the choices of the search space.
+
+    Raises:
+        InputError: One is no number.
+    """
+    rates = list(_rates(spec.base_config()[_SECTION], (_SECTION,)))
+    for path, entry in spec.search_space.items() if search else ():
+        keys = split_path(path)
+        if isinstance(entry, CategoricalParam) and (keys[0], keys[-1]) == (_SECTION, _RATE):
+            rates += [(("search_space", path, "choices", at), each) for at, each in enumerate(entry.choices)]
+    for place, rate in rates:
+        if isinstance(rate, str | bool | list):
+            fix = "write a number, 1e-3 for example"
+            raise spec.error("a learning rate is a number", path=join_path(place), value=rate, fix=fix)
+
+
+def _rates(node: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:
+    """All that is written as a learning rate in a section: of groups, and of optimizers inside others, too."""
+    for key, value in node.items() if isinstance(node, dict) else ():
+        if key == _RATE:
+            yield (*keys, key), value
+        else:
+            yield from _rates(value, (*keys, key))
