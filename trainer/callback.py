@@ -13,6 +13,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from trainer.data.plan import Plan
+from trainer.distributed.group import Group
 from trainer.events import EVENTS, LOG_PRIORITY
 from trainer.foreign import nearest
 from trainer.metrics.epoch import EpochMetrics
@@ -64,6 +65,7 @@ class TrainerView(Protocol):
     state: TrainState
     metrics: Mapping[str, Metric]
     recorder: EpochMetrics
+    group: Group
 
     @property
     def callbacks(self) -> CallbacksView:
@@ -114,6 +116,8 @@ class Callback:
             all of them; one that is resumed by another number of processes loads ``{}``, to begin anew.
         reads_batches: It reads the loss of single batches. With several processes ``state.loss`` and what is
             recorded of it are then the mean over the whole batch; else they are that of this process's part.
+        needs_whole_model: Why it can't work where each process holds a part of the model, as with strategy
+            ``"fsdp"``; None: it can.
         transient: Attributes that change while training and that a resumed run can do without.
 
     A callback with state implements ``state_dict`` and ``load_state_dict`` with plain values and tensors; its
@@ -134,6 +138,7 @@ class Callback:
     transient: ClassVar[tuple[str, ...]] = ()
     rank_state: ClassVar[bool] = False
     reads_batches: ClassVar[bool] = False
+    needs_whole_model: ClassVar[str | None] = None
 
     def __enter__(self) -> Self:
         register_global_callback(self)

@@ -132,8 +132,16 @@ class Evaluation:
         """
         trainer = self._trainer
         refuse_shuffled(data)
+        if trainer.group.strategy == "fsdp":
+            with trainer.group.session(trainer.device):
+                found = self._predicted(data, None if trainer.group.rank else path)
+                return found if path is None else None
         if path is not None and trainer.group.rank:  # each process computes all, and one writes
             return None
+        return self._predicted(data, path)
+
+    def _predicted(self, data: Any, path: Path | str | None) -> Any:
+        trainer = self._trainer
         batches = make_batches(data, trainer.batching, trainer.device, train=False, seed=trainer.seed)
         try:
             with self._aside(), collecting(path) as outputs:

@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.callback import Callback, LogDispatch
-from trainer.checkpoint.contents import contents, part_of_rank, restore
+from trainer.checkpoint.contents import contents, contents_here, part_of_rank, restore
 from trainer.checkpoint.fork import hyperparameters
 from trainer.checkpoint.resume import find_start
 from trainer.data.options import BatchOptions
@@ -131,7 +131,7 @@ class Trainer:
         own: list[Callback] = [DeterministicMode()] if deterministic else []
         own += [*callbacks_of(self.group, sync_batchnorm=sync_batchnorm), LogDispatch()]
         self.callbacks = CallbackRunner(callbacks, core=[*own, *core_callbacks])
-        self._parts = Parts(self.device, compile)
+        self._parts = Parts(None if self.group.strategy == "fsdp" else self.device, compile)
         self.evaluation = Evaluation(self)
         self._hooks = self.callbacks.hooks
         self._ready(training=False)
@@ -167,7 +167,7 @@ class Trainer:
         """
         if self.running:
             raise RuntimeError("this trainer is running: a hook can't start a fit of it")
-        with self.group.session(self.device, part_of_rank(self)):
+        with self.group.session(self.device, part_of_rank(self), partial(contents_here, self)):
             self._fit(train, val, ckpt)
         return self.state
 
@@ -382,6 +382,7 @@ class Trainer:
 
     def _ready(self, *, training: bool) -> None:
         """Make ready what computes, with the model, optimizer and scheduler as they are now."""
+        self.group.take(self.model, self.optimizer, self.device)
         self._parts.take(self.model, self.optimizer, self.scheduler)
         leave_fused(self.optimizer)
         check_intervals(self.scheduler, self.scheduler_interval)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
+from trainer.distributed.parts import held, part_like
 from trainer.step.optimizers import each_of
 from trainer.step.parts import bare_model
 
@@ -110,8 +111,10 @@ class AveragedWeights(AfterEachStep):
         """Take the weights as they are into the average; the first ones are copied."""
         weights = self._weights()
         if self._average:
-            averages = list(self._average.values())
-            update(averages, [weights[name].to(self._average[name].dtype) for name in weights], self._updates)
+            averages = [held(average) for average in self._average.values()]
+            update(
+                averages, [held(weights[name]).to(self._average[name].dtype) for name in weights], self._updates
+            )
         else:
             self._average = {name: weight.to(precise(weight), copy=True) for name, weight in weights.items()}
         self._updates += 1
@@ -137,7 +140,7 @@ class AveragedWeights(AfterEachStep):
             raise ValueError(
                 f"the saved state of {self.name} and the model differ in {names}: load a checkpoint of this model"
             )
-        return {name: saved[name].to(weight.device) for name, weight in weights.items()}
+        return {name: part_like(saved[name], weight) for name, weight in weights.items()}
 
     def _claim(self, trainer: TrainerView) -> None:
         owner = trainer.state.user_state.setdefault(_OWNER, self.name)

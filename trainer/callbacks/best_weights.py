@@ -7,6 +7,7 @@ from typing import Any
 
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.manager import snapshot
+from trainer.distributed.parts import load_model
 from trainer.state import CONTINUED, ERROR, Mode, is_better
 from trainer.step.parts import bare_model
 
@@ -72,7 +73,7 @@ class BestWeights(Callback):
         if not fitted or state.batch_index or state.stop_reason in CONTINUED | {ERROR}:
             return
         if self._model is not None:
-            bare_model(trainer.model).load_state_dict(self._model)
+            load_model(bare_model(trainer.model), self._model)
             logger.info("the model has the weights of epoch %d, %s %.6g", self._epoch, self.monitor, self._best)
         elif state.epoch:
             logger.warning("no epoch had a finite %s: the model keeps its last weights", self.monitor)

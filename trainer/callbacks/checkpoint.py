@@ -8,6 +8,8 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from torch import nn
+
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, Progress, list_checkpoints
 from trainer.checkpoint.manager import PERMANENT, CheckpointManager, is_permanent, snapshot
@@ -15,7 +17,10 @@ from trainer.checkpoint.readable import readable
 from trainer.checkpoint.retention import REMOVALS, Removal, best_epochs, retained
 from trainer.checkpoint.rules import SaveRules, check_counts
 from trainer.checkpoint.writer import CheckpointWriter, Save, Written
+from trainer.distributed.group import LostPartsError
+from trainer.distributed.parts import is_part
 from trainer.state import DIVERGED, ERROR, Mode, TrainState
+from trainer.step.parts import bare_model
 
 # What a write is taken to cost before there has been one.
 _FIRST_COST_S = 0.005
@@ -196,7 +201,7 @@ class Checkpoint(Callback):
         last = state.batch_index == state.batches_per_epoch or trainer.plan.ends_epoch(state)
         if state.stop_reason or last:
             return
-        if self._due_inside(state) and _is_finite(trainer):
+        if self._due_inside(state):
             self._save(trainer)
         self._looked = state.step
 
@@ -210,12 +215,11 @@ class Checkpoint(Callback):
             self.rules.by_epochs(state) and not state.checkpoint_blocks and self._affordable()
         )
         best = self._best(state.history, state.inherited)
-        if state.stop_reason != DIVERGED and (due or state.epoch in best) and _is_finite(trainer):
-            if due:
-                self._save(trainer)
-            else:
-                self._waiting[state.epoch] = snapshot(self._made(trainer))
-                self._waiting = {epoch: held for epoch, held in self._waiting.items() if epoch in best}
+        if state.stop_reason != DIVERGED and due:
+            self._save(trainer)
+        elif state.stop_reason != DIVERGED and state.epoch in best and (made := self._made(trainer)):
+            self._waiting[state.epoch] = snapshot(made)
+            self._waiting = {epoch: held for epoch, held in self._waiting.items() if epoch in best}
         self._looked = state.step
 
     def on_fit_end(self, trainer: TrainerView) -> None:
@@ -223,10 +227,9 @@ class Checkpoint(Callback):
         self._settle(trainer)
         state = trainer.state
         progress = (state.epoch, state.batch_index)
-        if state.stop_reason in {DIVERGED, ERROR} or not _is_finite(trainer):
+        saved = progress == (0, 0) or (progress in self._on_disk() and not self._is_outdated(state))
+        if state.stop_reason in {DIVERGED, ERROR} or not (saved or self._save(trainer)):
             self._write(trainer, self._held(self._waiting.keys()))
-        elif progress > (0, 0) and (progress not in self._on_disk() or self._is_outdated(state)):
-            self._save(trainer)
         self._settle(trainer)
 
     def teardown(self, trainer: TrainerView) -> None:
@@ -279,8 +282,15 @@ class Checkpoint(Callback):
         state = save.checkpoint["state"]
         return self._best(state["history"], state["inherited"])
 
-    def _made(self, trainer: TrainerView, *, permanent: bool = False) -> dict[str, Any]:
-        checkpoint = {**trainer.state_dict(), PERMANENT: permanent}
+    def _made(self, trainer: TrainerView, *, permanent: bool = False) -> dict[str, Any] | None:
+        """The checkpoint as it is written; None where its weights are not finite, or were lost with a process."""
+        try:
+            checkpoint = {**trainer.state_dict(), PERMANENT: permanent}
+        except LostPartsError as error:
+            logger.warning("%s", error)
+            return None
+        if not _is_finite(trainer.model, checkpoint["model"]):
+            return None
         trainer.fire("on_save_checkpoint", checkpoint)
         made: dict[str, Any] = readable(checkpoint)  # here already: a thread could not say who is at fault
         return made
@@ -295,13 +305,15 @@ class Checkpoint(Callback):
 
     # ---- how
 
-    def _save(self, trainer: TrainerView) -> None:
-        """Write the state as it is, after the best epochs that wait."""
+    def _save(self, trainer: TrainerView) -> bool:
+        """Write the state as it is, after the best epochs that wait; not one of no use, which is told."""
         started = time.monotonic()
         self._settle(trainer)
         state, permanent = trainer.state, self._stays(trainer.state)
-        self._answered = state.checkpoint_requests
         checkpoint = self._made(trainer, permanent=permanent)
+        if checkpoint is None:
+            return False
+        self._answered = state.checkpoint_requests
         if self.background:
             checkpoint = snapshot(checkpoint)
         self._saved, self._reason = (state.epoch, state.batch_index), state.stop_reason
@@ -315,6 +327,7 @@ class Checkpoint(Callback):
         self._write(trainer, [*held, save])
         self._last_write = time.monotonic()
         self._cost = self._last_write - started
+        return True
 
     def _write(self, trainer: TrainerView, saves: Sequence[Save]) -> None:
         if saves:
@@ -387,6 +400,7 @@ def _is_permanent(file: CheckpointFile) -> bool:
         return False
 
 
-def _is_finite(trainer: TrainerView) -> bool:
+def _is_finite(model: nn.Module, saved: Mapping[str, Any]) -> bool:
     """Whether the weights are; the loss may not have seen the latest step yet, or was never checked."""
-    return all(bool(parameter.isfinite().all()) for parameter in trainer.model.parameters())
+    weights = (saved[name] if is_part(item) else item for name, item in bare_model(model).named_parameters())
+    return all(bool(weight.isfinite().all()) for weight in weights)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
+from trainer.distributed.parts import held, held_as
 from trainer.distributed.ranks import world_size
 from trainer.state import OPTIMIZER_STEP, ZERO_GRAD
 from trainer.step.supervised import Weight
@@ -80,7 +81,9 @@ class GradientAccumulation(Callback):
             self._close()
         if self._loaded is not None:
             for parameter, gradient in zip(_parameters(trainer.optimizer), self._loaded, strict=True):
-                parameter.grad = None if gradient is None else gradient.to(parameter.device, copy=True)
+                if gradient is not None:
+                    gradient = held_as(gradient.to(parameter.device, copy=True), parameter)
+                parameter.grad = gradient
             self._loaded = None
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:
@@ -161,7 +164,8 @@ class GradientAccumulation(Callback):
     def _open_gradients(self) -> list[Tensor | None] | None:
         if self._loaded is not None or not self._gradients or self._optimizer is None:
             return self._loaded
-        return [parameter.grad for parameter in _parameters(self._optimizer)]
+        gradients = [parameter.grad for parameter in _parameters(self._optimizer)]
+        return [None if gradient is None else held(gradient) for gradient in gradients]
 
     def _close(self) -> None:
         self._gradients, self._weight = 0, None

@@ -1,8 +1,17 @@
 """GradientClipping: bounds the gradients before each optimizer step."""
 
+from typing import Final
+
+import torch
+from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from trainer.callback import Callback, TrainerView
+from trainer.distributed.parts import held, is_part
+from trainer.step.norms import total_norm
+
+#: What torch's clip_grad_norm_ adds to a norm, so that none is 0.
+_LEAST_NORM: Final = 1e-6
 
 
 class GradientClipping(Callback):
@@ -41,6 +50,15 @@ class GradientClipping(Callback):
         self.max_value = max_value
         self.norm_type = norm_type
 
+    def on_fit_start(self, trainer: TrainerView) -> None:
+        """See that the norm is known.
+
+        Raises:
+            ValueError: The model is split over processes, which know their gradients' L2 norm alone.
+        """
+        if trainer.group.strategy == "fsdp" and self.max_norm is not None and self.norm_type != 2:
+            raise ValueError(f"norm_type is {self.norm_type}: with strategy 'fsdp' only the norm 2 is known")
+
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Clip this step's gradients."""
         parameters = [
@@ -51,9 +69,21 @@ class GradientClipping(Callback):
         ]
         if not parameters:
             return
-        if self.max_norm is not None:
+        if any(is_part(parameter.grad) for parameter in parameters):
+            self._clip_parts([held(parameter.grad) for parameter in parameters], trainer)
+        elif self.max_norm is not None:
             norm = clip_grad_norm_(parameters, self.max_norm, self.norm_type)
             if self.norm_type == 2:  # what was measured before stays
                 trainer.state.norms.setdefault(trainer.state.optimizer_name, (norm,))
         elif self.max_value is not None:
             clip_grad_value_(parameters, self.max_value)
+
+    def _clip_parts(self, gradients: list[Tensor], trainer: TrainerView) -> None:
+        """Clip what this process holds of the gradients, by the norm of all of them together."""
+        if self.max_value is not None:
+            for gradient in gradients:
+                gradient.clamp_(-self.max_value, self.max_value)
+        elif self.max_norm is not None:
+            norm = total_norm(trainer.state.gradient_norms(trainer.optimizer))
+            factor = torch.clamp(self.max_norm / (norm + _LEAST_NORM), max=1.0)  # as torch's clip_grad_norm_
+            torch._foreach_mul_(gradients, factor)

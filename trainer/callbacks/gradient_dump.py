@@ -46,6 +46,7 @@ class GradientDump(Callback):
     priority = 12
     graph_safe = True
     rank_zero_only = True
+    needs_whole_model = "writes whole gradients"
 
     def __init__(
         self,

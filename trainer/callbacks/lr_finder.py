@@ -62,6 +62,7 @@ class LRFinder(Callback):
 
     priority = 1
     reads_batches = True
+    needs_whole_model = "keeps and restores all weights"
     transient = ("learning_rates", "losses", "smoothed_losses", "suggestion", "_mean", "_before")
 
     def __init__(

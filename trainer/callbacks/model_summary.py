@@ -30,6 +30,7 @@ class ModelSummary(Callback):
     """
 
     rank_zero_only = True
+    needs_whole_model = "calls the model in rank 0 alone"
     transient = ("_logged",)
 
     def __init__(self, depth: int = 2) -> None:

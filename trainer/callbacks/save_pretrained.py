@@ -54,6 +54,7 @@ class SavePretrained(Callback):
 
     priority = 96
     rank_zero_only = True
+    needs_whole_model = "saves the model in rank 0"
     transient = ("_fitting",)
 
     def __init__(

@@ -113,9 +113,9 @@ class TensorStatistics(Callback):
         for name, parameter in trainer.model.named_parameters():
             if self._wants(name):
                 if self.gradients and parameter.grad is not None:
-                    self._record(trainer.recorder, f"grad_{{}}/{name}", parameter.grad)
+                    self._record(trainer.recorder, f"grad_{{}}/{name}", trainer.group.whole(parameter.grad))
                 if self.parameters:
-                    self._record(trainer.recorder, f"param_{{}}/{name}", parameter)
+                    self._record(trainer.recorder, f"param_{{}}/{name}", trainer.group.whole(parameter))
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Leave the modules as they were."""

@@ -54,6 +54,7 @@ class WeightMerging(AfterEachStep):
     priority = 10
     graph_safe = True
     rank_zero_only = True
+    needs_whole_model = "saves the weights in rank 0"
 
     def __init__(
         self,

@@ -14,6 +14,7 @@ from trainer.checkpoint.fork import forked
 from trainer.checkpoint.manager import snapshot
 from trainer.data.random_state import rng_state
 from trainer.distributed.group import Group
+from trainer.distributed.parts import load_model, split_state
 from trainer.runner import CallbackRunner
 from trainer.step.direct import mark_stepped
 from trainer.step.fused import leave_fused
@@ -47,6 +48,11 @@ class Resumable(TrainerView, Protocol):
 def contents(trainer: Resumable) -> dict[str, Any]:
     """Everything a bit-exact continuation needs, in tensors and plain values."""
     others = trainer.epoch_parts or trainer.group.other_parts()
+    return {**trainer.group.complete(contents_here(trainer)), "ranks": list(others)}
+
+
+def contents_here(trainer: Resumable) -> dict[str, Any]:
+    """The same as this process has it, which may hold a part of each tensor of the model."""
     return {
         "version": CHECKPOINT_VERSION,
         "model": bare_model(trainer.model).state_dict(),
@@ -62,7 +68,7 @@ def contents(trainer: Resumable) -> dict[str, Any]:
         "precision": trainer.precision.state_dict(),
         "callbacks": trainer.callbacks.state_dict(),
         "processes": trainer.group.size,
-        "ranks": list(others),
+        "strategy": trainer.group.strategy,
     }
 
 
@@ -84,9 +90,10 @@ def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> No
     if fork:
         checkpoint = forked(checkpoint, trainer.built, trainer.seed)
     trainer.fire("on_before_load_checkpoint", checkpoint)
-    bare_model(trainer.model).load_state_dict(checkpoint["model"])
+    load_model(bare_model(trainer.model), checkpoint["model"])
     # Copies: optimizers and schedulers take over what they are given, and it may be loaded once more.
     trainer.optimizer.load_state_dict(deepcopy(checkpoint["optimizer"]))
+    split_state(trainer.optimizer)
     leave_fused(trainer.optimizer)
     if trainer.scheduler is not None and checkpoint["scheduler"] is not None:
         trainer.scheduler.load_state_dict(deepcopy(checkpoint["scheduler"]))
@@ -106,7 +113,8 @@ def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> No
 def _part(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     """What is this process's of what differs by rank; rank 0 takes over all sums where their number differs."""
     rank, size, others = trainer.group.rank, trainer.group.size, checkpoint.get("ranks", [])
-    if checkpoint.get("processes", 1) == size:
+    before, strategy = checkpoint.get("processes", 1), checkpoint.get("strategy", "ddp")
+    if (before, strategy) == (size, trainer.group.strategy):
         if rank and others:
             own = others[rank - 1]
             return {**own, "recorders": [own["recorder"]]}
@@ -114,10 +122,11 @@ def _part(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         return {"rng": None if rank else checkpoint["rng"], "recorders": recorders, "callbacks": {}}
     if not rank:
         logger.warning(
-            "the checkpoint was written by %d processes and is resumed by %d: the random numbers of the running "
+            "the checkpoint was written by %d processes and is resumed by %d%s: the random numbers of the running "
             "epoch and the rounding of sums are others from here on",
-            checkpoint.get("processes", 1),
+            before,
             size,
+            f", with strategy {trainer.group.strategy!r} after {strategy!r}" if before == size else "",
         )
     recorders = [] if rank else [checkpoint["recorder"], *(other["recorder"] for other in others)]
     inside = trainer.state.batch_index > 0

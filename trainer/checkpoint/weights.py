@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.checkpoint.files import CheckpointError
+from trainer.distributed.parts import load_model
 from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)
@@ -77,7 +78,7 @@ def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> 
     )
     if outcome.skipped and (strict or (own and not fits)):
         raise ValueError(_of_another_model(path, outcome, own, found))
-    bare.load_state_dict({name: found[name] for name in fits}, strict=False)
+    load_model(bare, {name: found[name] for name in fits}, strict=False)
     if outcome.skipped:
         logger.warning("%d of %d weights come from %s; %s", len(fits), len(own), path, outcome.skipped)
     return outcome

@@ -12,6 +12,7 @@ from trainer.distributed.agreement import agreed, wishes
 from trainer.distributed.batch_norm import SyncedBatchNorm
 from trainer.distributed.gradients import GradientSum
 from trainer.distributed.group import Group
+from trainer.distributed.parts import is_part
 from trainer.distributed.processes import Processes, RankError
 from trainer.step.optimizers import each_of, needs_closure
 from trainer.step.parts import bare_model
@@ -40,11 +41,16 @@ class GroupStart(Callback):
             ValueError: The model is wrapped for several processes already, is spread over them, or its step
                 evaluates an optimizer's closure.
         """
-        check_alone(trainer)
+        if self._group.strategy == "fsdp":
+            check_parts(trainer)
+        else:
+            check_alone(trainer)
         model = bare_model(trainer.model)
         closures = any(needs_closure(each) for each in each_of(trainer.optimizer).values())
         self._reduces = closures or any(each.reads_batches for each in trainer.callbacks.callbacks)
-        self._group.broadcast([*model.parameters(), *model.buffers()])
+        tensors = (*model.parameters(), *model.buffers())
+        self._group.broadcast([tensor for tensor in tensors if not is_part(tensor)])
+        self._group.will_meet = True
 
     def on_after_forward(self, trainer: TrainerView) -> None:
         """Where somebody reads it, let the loss be that of the whole batch; its gradient stays this process's."""
@@ -59,7 +65,15 @@ class GroupStart(Callback):
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """From here on rank 0 may ask the others for their part of a checkpoint."""
-        self._group.at_boundary = True
+        self._group.at_boundary = self._group.will_meet = True
+
+    def on_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """As at a batch's end, but for what differs inside an epoch alone."""
+        self._group.will_meet = True
+
+    def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Likewise."""
+        self._group.will_meet = True
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:
         """Tell the others, or take over why another one's run has ended."""
@@ -87,6 +101,11 @@ class GroupEnd(Callback):
         self._before = None
         self._agree(trainer)
 
+    def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Give rank 0 what it asks for while the model is as training has left it."""
+        if self._group.strategy == "fsdp":
+            self._group.part()
+
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Leave the batch with the same wishes."""
         self._agree(trainer)
@@ -104,6 +123,7 @@ class GroupEnd(Callback):
         """Take over what any process has asked for since the last time."""
         mine = wishes(trainer.state)
         all_of_them = self._group.decide(mine if mine != self._before else None)
+        self._group.will_meet = False
         if all_of_them:
             agreed(trainer.state, all_of_them, mine)
         self._before = wishes(trainer.state)
@@ -121,10 +141,10 @@ def check_alone(trainer: TrainerView) -> None:
             f"the model is wrapped in {type(trainer.model).__name__}, and the Trainer adds up the gradients of "
             "all processes itself: hand over the model that is in it"
         )
-    if any(hasattr(item, "device_mesh") for item in trainer.model.parameters()):
+    if any(map(is_part, trainer.model.parameters())):
         raise ValueError(
-            "the model's parameters are spread over the processes (DTensor, as by fully_shard), which the Trainer "
-            "can't train yet: hand over the whole model"
+            "the model's parameters are spread over the processes (DTensor, as by fully_shard): give "
+            "strategy='fsdp', or hand over the whole model"
         )
     if trainer.state.manual and any(needs_closure(each) for each in each_of(trainer.optimizer).values()):
         raise ValueError(
@@ -133,9 +153,33 @@ def check_alone(trainer: TrainerView) -> None:
         )
 
 
+def check_parts(trainer: TrainerView) -> None:
+    """Refuse what needs the whole model, where each process has a part of it.
+
+    Raises:
+        ValueError: There is something.
+    """
+    if trainer.state.manual:
+        raise ValueError(
+            "a step that makes its own updates takes the gradients of chosen parameters, which strategy 'fsdp' has "
+            "in parts: use strategy 'ddp'"
+        )
+    for callback in trainer.callbacks.callbacks:
+        if reason := callback.needs_whole_model:
+            raise ValueError(
+                f"{callback.name} {reason}, and with strategy 'fsdp' each process has a part of the model: leave "
+                "it out, or use strategy 'ddp'"
+            )
+
+
 def callbacks_of(group: Group, *, sync_batchnorm: bool) -> list[Callback]:
     """The callbacks that a run needs because of its group."""
     if not isinstance(group, Processes):
         return []
     norm = [SyncedBatchNorm(group)] if sync_batchnorm else []
-    return [GroupStart(group), *norm, GradientSum(group), GroupEnd(group)]
+    gradients: Callback = GradientSum(group)
+    if group.strategy == "fsdp":
+        from trainer.distributed.part_gradients import PartGradients  # which loads half of torch.distributed
+
+        gradients = PartGradients(group)
+    return [GroupStart(group), *norm, gradients, GroupEnd(group)]

@@ -42,19 +42,19 @@ class GradientSum(Callback):
         """Turn the loss from a mean into a sum; who accumulates batches has done so."""
         state = trainer.state
         if state.batches_per_step == 1:
-            weight = _weight(trainer)
+            weight = weight_of_batch(trainer)
             state.gradient_share = 1.0 if weight is None else weight
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Put the gradients of all in the place of this process's."""
         state = trainer.state
-        weight = state.step_weight if state.batches_per_step > 1 else _weight(trainer)
+        weight = state.step_weight if state.batches_per_step > 1 else weight_of_batch(trainer)
         add_gradients(self._group, trainer.optimizer, weight)
         for overflows in trainer.precision.overflow_marks(trainer.optimizer):  # those of all count for each
             self._group.wait([self._group.sum(overflows)])
 
 
-def _weight(trainer: TrainerView) -> Weight:
+def weight_of_batch(trainer: TrainerView) -> Weight:
     """What the loss is the mean of; that of a step with updates of its own counts as one over samples."""
     state = trainer.state
     if not state.manual:

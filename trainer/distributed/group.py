@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from typing import Any, Final, Literal, get_args
 
 import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from trainer.data.shard import Shard
 from trainer.distributed.ranks import world_size
@@ -27,28 +29,40 @@ def check_strategy(strategy: str) -> None:
         raise ValueError(f"strategy is {strategy!r}: give 'ddp' or 'fsdp'")
 
 
+class LostPartsError(RuntimeError):
+    """A checkpoint can't be made: other processes are gone, and their parts of the model with them."""
+
+
 class Group:
     """The group of a run of one process.
 
     Attributes:
         rank: Number of this process.
         size: Number of processes.
+        strategy: How they hold the model.
     """
 
     rank = 0
     size = 1
+    strategy: Strategy = "ddp"
 
     def device(self, given: torch.device | str | None) -> torch.device:
         """Where this process trains: as given, or the first CUDA device, or the CPU."""
         return torch.device(given or ("cuda" if torch.cuda.is_available() else "cpu"))
 
     @contextmanager
-    def session(self, device: torch.device, part: Callable[[], Any] = dict) -> Iterator[None]:  # noqa: ARG002
+    def session(
+        self,
+        device: torch.device,  # noqa: ARG002
+        part: Callable[[], Any] = dict,  # noqa: ARG002
+        whole: Callable[[], Any] = dict,  # noqa: ARG002
+    ) -> Iterator[None]:
         """Work together from here to the end of the block, which all processes enter.
 
         Args:
             device: Where this process computes.
             part: Makes what this process adds to a checkpoint.
+            whole: Makes a checkpoint as this process has it, of which others may hold parts.
 
         Raises:
             RuntimeError: The process group was started after the Trainer was built.
@@ -59,6 +73,9 @@ class Group:
                 "first, or let torchrun start the script"
             )
         yield
+
+    def take(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+        """Get a model and its optimizer ready for a run of this group, which is in a session."""
 
     def shard(self, state: TrainState) -> Shard | None:  # noqa: ARG002
         """Which part of each batch is this process's; None: all of it."""
@@ -75,3 +92,15 @@ class Group:
     def other_parts(self) -> Sequence[Any]:
         """What the other processes add to a checkpoint that this one makes, by rank."""
         return ()
+
+    def complete(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint with whole tensors in the place of those of which each process holds a part.
+
+        Raises:
+            LostPartsError: The others are gone.
+        """
+        return checkpoint
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor of which each process may hold a part, in all of them."""
+        return tensor

@@ -38,8 +38,9 @@ _LOGGER: Final = logging.getLogger("trainer")
 _LAST_WORDS: Final = 2.0
 #: How often a process that waits for others looks whether they are still there.
 _LOOK: Final = timedelta(seconds=2)
-#: What a process says at a meeting: nothing, that it wants the others' parts of a checkpoint, that it has decided.
-_NOTHING, _PARTS, _DECIDED = range(3)
+#: What a process says at a meeting, of which the highest counts: nothing, that it has decided, or, rank 0 alone,
+#: that it first wants the others' parts of a checkpoint, or of its tensors.
+_NOTHING, _DECIDED, PARTS, TENSORS = range(4)
 
 #: Sessions of this process so far: equal in all, as they are entered together.
 _sessions = itertools.count(1)
@@ -74,7 +75,11 @@ class Processes(Group):
         self._known: list[tuple[str, int]] = []
         self._on_cuda = False
         self._make_part: Callable[[], Any] = dict
-        #: Whether the others are on their way to a meeting, or there: rank 0 may ask them for their parts.
+        #: Whether a session has ended by an error.
+        self.failed = False
+        #: Whether the others are on their way to a meeting, or there, so that rank 0 may ask them for something.
+        self.will_meet = False
+        #: Whether that meeting is the one of a batch's end.
         self.at_boundary = False
 
     def device(self, given: torch.device | str | None) -> torch.device:
@@ -84,7 +89,12 @@ class Processes(Group):
         return torch.device("cuda", local_rank())
 
     @contextmanager
-    def session(self, device: torch.device, part: Callable[[], Any] = dict) -> Iterator[None]:
+    def session(
+        self,
+        device: torch.device,
+        part: Callable[[], Any] = dict,
+        whole: Callable[[], Any] = dict,  # noqa: ARG002
+    ) -> Iterator[None]:
         """Work together from here to the end of the block; an error in one process ends it in all.
 
         Raises:
@@ -126,7 +136,7 @@ class Processes(Group):
         """What the other processes add to a checkpoint; they are asked at a batch's end, and nowhere else."""
         if self.rank or not self.at_boundary:
             return ()
-        self._exchange(_PARTS)
+        self._exchange(PARTS)
         return self._collected(_packed(None))[1:]
 
     def decide(self, mine: Any) -> list[Any]:
@@ -139,6 +149,12 @@ class Processes(Group):
         if not self._meet(_NOTHING if mine is None else _DECIDED):
             return []
         return self._collected(packed)
+
+    def part(self) -> None:
+        """Wait until all are here, at the end of what they do together; not after an error."""
+        if self._control is not None:
+            self._meet()
+        self.will_meet = False
 
     def sum(self, flat: Tensor) -> Any:
         """Begin to add up a tensor over all processes, in place; to be handed to ``wait``."""
@@ -166,6 +182,7 @@ class Processes(Group):
         """Tell the others of an error of this process, and end what they wait for."""
         if self._control is None:
             return
+        self.failed = True
         if not isinstance(error, RankError):
             text = json.dumps({"rank": self.rank, "error": error_text(error), "reason": reason})
             try:
@@ -188,7 +205,7 @@ class Processes(Group):
             atexit.register(_end_group)
         self._key = f"trainer/{next(_sessions)}"
         self._control = dist.new_group(backend="gloo")
-        self.at_boundary = False
+        self.at_boundary = self.will_meet = self.failed = False
         if self.rank:  # what is logged is the same in all, and said once
             self._level, level = _LOGGER.level, max(_LOGGER.getEffectiveLevel(), logging.ERROR)
             _LOGGER.setLevel(level)
@@ -203,9 +220,13 @@ class Processes(Group):
 
     def _meet(self, word: int = _NOTHING) -> int:
         """Wait until all are here, and give rank 0 what it asks for meanwhile; the highest word that was said."""
-        while (said := self._exchange(word)) == _PARTS:
-            self._collected(_packed(self._make_part()))
+        while (said := self._exchange(word)) in {PARTS, TENSORS}:
+            self._answer(said)
         return said
+
+    def _answer(self, word: int) -> None:  # noqa: ARG002 - there is one question
+        """Give rank 0 what it has asked for."""
+        self._collected(_packed(self._make_part()))
 
     def _exchange(self, word: int) -> int:
         words = self._words
@@ -217,6 +238,10 @@ class Processes(Group):
         packed = _packed(value)  # before the others count on it
         self._meet(word)
         return self._collected(packed)
+
+    def _gathered_now(self, value: Any) -> list[Any]:
+        """The value of each process, by rank, where all know that they are there."""
+        return self._collected(_packed(value))
 
     def _collected(self, packed: Tensor) -> list[Any]:
         """What each has packed, by rank."""
@@ -291,13 +316,15 @@ def group_of_process(strategy: Strategy) -> Group:
     """The group of the run that this process takes part in.
 
     Raises:
-        ValueError: The strategy is none, or several processes can't train with it yet.
+        ValueError: The strategy is none.
     """
     check_strategy(strategy)
     if world_size() == 1:
         return Group()
     if strategy == "fsdp":
-        raise ValueError("strategy 'fsdp' can't be trained by several processes yet: give 'ddp'")
+        from trainer.distributed.sharded import Sharded  # which loads half of torch.distributed
+
+        return Sharded()
     return Processes()
 
 

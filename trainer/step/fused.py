@@ -16,6 +16,8 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from trainer.distributed.parts import is_part
+
 logger = logging.getLogger(__name__)
 
 # Exact classes: a subclass may do anything in its step.
@@ -51,6 +53,9 @@ def leave_fused(optimizer: Optimizer) -> None:
     kept = optimizer.state
     for group in optimizer.param_groups:
         if not group.get("fused"):
+            continue
+        if "dampening" in group and any(map(is_part, group["params"])):
+            _switch_off(group, "torch has no fused SGD of parameters that are split over processes")
             continue
         for parameter in group["params"]:
             state = kept.get(parameter, {})

@@ -10,7 +10,10 @@ from torch.optim import Optimizer
 
 
 def norms_of(optimizer: Optimizer) -> tuple[Tensor, ...]:
-    """The L2 norm of each gradient that an optimizer has; empty where there is none."""
+    """The L2 norm of each gradient that an optimizer has; empty where there is none.
+
+    Those of a model that is split over processes are not to be had here: `PartGradients` measures each step's.
+    """
     gradients = [
         gradient.coalesce().values() if gradient.is_sparse else gradient
         for group in optimizer.param_groups

@@ -78,14 +78,14 @@ class Parts:
     """The model, optimizer and scheduler that a trainer works with, checked against each other.
 
     Args:
-        device: Where the model is to be.
+        device: Where the model is to be; None: where it is, as what splits it brings it to the device.
         compile_options: See `compiled`.
 
     Attributes:
         called: What is called in place of the model: itself or its compiled form.
     """
 
-    def __init__(self, device: torch.device, compile_options: bool | Mapping[str, Any]) -> None:
+    def __init__(self, device: torch.device | None, compile_options: bool | Mapping[str, Any]) -> None:
         self._device = device
         self._compile_options = compile_options
         self._model: nn.Module | None = None
@@ -106,7 +106,8 @@ class Parts:
         if not self.differ(model, optimizer, scheduler):
             return
         new_model, new_optimizer = model is not self._model, optimizer is not self._optimizer
-        model.to(self._device)
+        if self._device is not None:
+            model.to(self._device)
         check_optimizer(model, optimizer)
         if self._model is not None and not new_optimizer:
             _check_replaced(self._model, model, optimizer)

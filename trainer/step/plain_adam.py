@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.optim import Adam, Optimizer
 from torch.optim import adam as torch_adam
 
+from trainer.distributed.parts import held
+
 _ADD: Any = torch._foreach_add_
 _ADAM: Any = torch._fused_adam_
 _ADAMW: Any = torch._fused_adamw_
@@ -80,6 +82,8 @@ def _tensors(group: Mapping[str, Any], states: Mapping[Tensor, Any]) -> _Tensors
         if not state or not parameter.is_cpu:
             return None
         average, square, step = state["exp_avg"], state["exp_avg_sq"], state["step"]
+        if type(gradient) is not Tensor:  # of which this process may hold a part
+            parameter, gradient, average, square = map(held, (parameter, gradient, average, square))
         dtype = dtype or parameter.dtype
         if not (parameter.dtype is gradient.dtype is average.dtype is square.dtype is dtype and step.is_cpu):
             return None

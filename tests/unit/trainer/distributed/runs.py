@@ -66,6 +66,24 @@ def mlp() -> nn.Module:
     return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 2))
 
 
+class Blocks(nn.Module):
+    """A model of the form of a transformer: blocks in a list, and weights that are used twice."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 11)
+        self.blocks = nn.ModuleList([nn.Sequential(nn.Linear(11, 11), nn.Tanh()) for _ in range(3)])
+        self.tied = nn.Linear(11, 11)
+        self.tied.weight = self.blocks[2][0].weight
+        self.last = nn.Linear(11, 2)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        values = self.first(inputs)
+        for block in self.blocks:
+            values = values + block(values)
+        return self.last(self.tied(values))
+
+
 def cnn() -> nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3, bias=False),
@@ -153,6 +171,7 @@ VARIANTS: dict[str, Build] = {
         "loss": weighted(),
         "callbacks": [GradientAccumulation(2)],
     },
+    "blocks": lambda: {"model": Blocks(), "optimizer": lambda p: torch.optim.AdamW(p, lr=0.01)},
     "loader": lambda: {"wrap": Rows},
     "closure": lambda: {"optimizer": lambda p: torch.optim.LBFGS(p, lr=0.02, max_iter=2)},
     "stability": lambda: {"callbacks": [StabilityMonitor(window=4, threshold=0.5)]},
@@ -187,14 +206,22 @@ def build(
     return trainer, wrap(data(samples)), wrap(data(33, seed=1))
 
 
-def fitted(name: str) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+def fitted(name: str, strategy: str = "ddp") -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     """The history of a run, and the weights at its end."""
-    trainer, train, val = build(name)
+    trainer, train, val = build(name, strategy=strategy)
     state = trainer.fit(train, val)
-    return [dict(metrics) for metrics in state.history], dict(trainer.model.state_dict())
+    return [dict(metrics) for metrics in state.history], weights_of(trainer)
 
 
-def stopped(asking: int, batch: int, how: str) -> tuple[Any, ...]:
+def weights_of(trainer: Trainer) -> dict[str, Tensor]:
+    """The model's state dict, with whole tensors where each process holds a part."""
+    with trainer.group.session(trainer.device):
+        return {name: trainer.group.whole(item) for name, item in trainer.model.state_dict().items()}
+
+
+def stopped(
+    asking: int, batch: int, how: str, strategy: str = "ddp", folder: str | None = None
+) -> tuple[Any, ...]:
     """Where a run ends that one rank wants to end in a batch of its second epoch."""
 
     def act(trainer: Any) -> None:
@@ -207,19 +234,20 @@ def stopped(asking: int, batch: int, how: str) -> tuple[Any, ...]:
         act,
         lambda t: rank() == asking and (t.state.epoch, t.state.batch_index) == (1, batch),
     )
-    trainer, train, val = build("mlp", [ask])
+    writing = [] if folder is None else [Checkpoint(folder, max_overhead=1, every_n_steps=1)]
+    trainer, train, val = build("mlp", [ask, *writing], strategy=strategy)
     state = trainer.fit(train, val)
     return state.stop_reason, state.epoch, state.batch_index, state.step, len(state.history)
 
 
-def diverged(asking: int) -> tuple[Any, ...]:
+def diverged(asking: int, strategy: str = "ddp") -> tuple[Any, ...]:
     """Where a run ends in which the loss of one rank is NaN from a batch on."""
 
     def spoil(trainer: Any) -> None:
         trainer.state.loss = trainer.state.loss * float("nan")
 
     at = At("on_after_forward", spoil, lambda t: rank() == asking and t.state.step == 7)
-    trainer, train, val = build("mlp", [at, NaNDetection(every_n_batches=1)])
+    trainer, train, val = build("mlp", [at, NaNDetection(every_n_batches=1)], strategy=strategy)
     state = trainer.fit(train, val)
     return state.stop_reason, state.epoch, state.batch_index, state.step
 
@@ -228,7 +256,9 @@ class PrunedError(Exception):
     """What a pruner raises."""
 
 
-def failing(asking: int, event: str, kind: type[Exception], place: tuple[int, int] = (1, 2)) -> str:
+def failing(
+    asking: int, event: str, kind: type[Exception], place: tuple[int, int] = (1, 2), strategy: str = "ddp"
+) -> str:
     """A run in which one rank fails; the reason of the end as the state has it."""
 
     def fail(trainer: Any, *_: Any) -> None:
@@ -239,7 +269,7 @@ def failing(asking: int, event: str, kind: type[Exception], place: tuple[int, in
     def due(trainer: Any) -> bool:
         return rank() == asking and (trainer.state.epoch, trainer.state.batch_index) == place
 
-    trainer, train, val = build("mlp", [At(event, fail, due)])
+    trainer, train, val = build("mlp", [At(event, fail, due)], strategy=strategy)
     try:
         trainer.fit(train, val)
     except (RankError, kind) as error:
@@ -247,12 +277,12 @@ def failing(asking: int, event: str, kind: type[Exception], place: tuple[int, in
     return "no error"
 
 
-def killed(asking: int, event: str) -> str:
+def killed(asking: int, event: str, strategy: str = "ddp") -> str:
     """A run in which one rank is killed."""
     at = At(
         event, lambda *_: os.kill(os.getpid(), signal.SIGKILL), lambda t: rank() == asking and t.state.step == 7
     )
-    trainer, train, val = build("mlp", [at])
+    trainer, train, val = build("mlp", [at], strategy=strategy)
     try:
         trainer.fit(train, val)
     except RankError as error:
@@ -261,19 +291,24 @@ def killed(asking: int, event: str) -> str:
 
 
 def interrupted(
-    folder: str, name: str, stop_at: int | None, every: int | None = None, resume: bool = False
+    folder: str,
+    name: str,
+    stop_at: int | None,
+    every: int | None = None,
+    resume: bool = False,
+    strategy: str = "ddp",
 ) -> Any:
     """A run with checkpoints that is interrupted after a step, or resumes; what it came to."""
     callbacks: list[Callback] = [Checkpoint(folder, max_overhead=1, every_n_steps=every)]
     if stop_at is not None:
         callbacks.append(interrupt_at(stop_at))
-    trainer, train, val = build(name, callbacks)
+    trainer, train, val = build(name, callbacks, strategy=strategy)
     drawn: list[float] = []
     draw = lambda trainer: drawn.append(float(torch.rand(()) + random.random() + np.random.rand()))  # noqa: E731
     trainer.callbacks.register("on_before_forward", draw)
     trainer.fit(train, val, ckpt="last" if resume else None)
     state = trainer.state
-    return [dict(item) for item in state.history], dict(trainer.model.state_dict()), drawn, state.step
+    return [dict(item) for item in state.history], weights_of(trainer), drawn, state.step
 
 
 def refused(what: str) -> str:

@@ -8,6 +8,10 @@ from tests.unit.trainer.distributed.runs import VARIANTS, fitted
 
 pytestmark = pytest.mark.full
 
+RUNS = [(name, "ddp") for name in VARIANTS] + [
+    (name, "fsdp") for name in VARIANTS if name not in {"closure", "updates of its own"}
+]
+
 
 def assert_near(found: object, expected: object) -> None:
     history, weights = found
@@ -19,16 +23,16 @@ def assert_near(found: object, expected: object) -> None:
         torch.testing.assert_close(weight, expected_weights[name], atol=2e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_two_processes_learn_what_one_does(two: Ranks, name: str) -> None:
-    first, second = two.values(fitted, name)
+@pytest.mark.parametrize(("name", "strategy"), RUNS)
+def test_two_processes_learn_what_one_does(two: Ranks, name: str, strategy: str) -> None:
+    first, second = two.values(fitted, name, strategy)
     assert_near(first, fitted(name))
     assert first[0] == second[0]
     assert all(torch.equal(weight, second[1][key]) for key, weight in first[1].items())
 
 
-@pytest.mark.parametrize("name", VARIANTS)
-def test_four_processes_learn_what_one_does(four: Ranks, name: str) -> None:
-    found = four.values(fitted, name)
+@pytest.mark.parametrize(("name", "strategy"), RUNS)
+def test_four_processes_learn_what_one_does(four: Ranks, name: str, strategy: str) -> None:
+    found = four.values(fitted, name, strategy)
     assert_near(found[0], fitted(name))
     assert all(each[0] == found[0][0] for each in found)

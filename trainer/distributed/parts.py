@@ -1,0 +1,121 @@
+"""Tensors of which each process holds a part (torch's DTensor, split along the first dimension).
+
+Everything else of the package sees them by these functions, which leave a plain tensor as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from trainer.step.optimizers import each_of
+
+
+def is_part(value: Any) -> bool:
+    """Whether it is a tensor of which this process holds a part."""
+    return isinstance(value, Tensor) and hasattr(value, "device_mesh")
+
+
+@torch.no_grad()
+def held(tensor: Tensor) -> Tensor:
+    """What this process holds of a tensor, to be read and written in place."""
+    return tensor.to_local() if is_part(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+
+
+@torch.no_grad()
+def part_like(whole: Tensor, like: Tensor) -> Tensor:
+    """This process's part of a tensor that every process has as a whole, on the device of another and split as it.
+
+    Args:
+        whole: The tensor; a part already stays one.
+        like: Of the same shape; where it is plain, the whole tensor is returned.
+    """
+    if is_part(whole) or not is_part(like):
+        return whole.to(like.device)
+    mesh: Any = like.device_mesh  # type: ignore[attr-defined]
+    pieces = whole.contiguous().chunk(mesh.size())  # as DTensor splits: the last may be smaller, or missing
+    place = mesh.get_local_rank()
+    piece = pieces[place] if place < len(pieces) else whole[:0]
+    return held_as(piece.to(like.device, copy=True), like)
+
+
+@torch.no_grad()
+def held_as(piece: Tensor, like: Tensor) -> Tensor:
+    """What one process holds of a tensor, as the part that it is: the reverse of `held`.
+
+    Args:
+        piece: As `held` has returned it.
+        like: A tensor of the shape of the whole; where it is plain, the piece is returned.
+    """
+    if not is_part(like):
+        return piece
+    from torch.distributed.tensor import DTensor
+
+    found: Tensor = DTensor.from_local(
+        piece,
+        like.device_mesh,  # type: ignore[attr-defined]
+        like.placements,  # type: ignore[attr-defined]
+        run_check=False,
+        shape=like.shape,
+        stride=like.stride(),
+    )
+    return found
+
+
+def parts_in(value: Any) -> Iterator[Tensor]:
+    """The parts in mappings, lists and tuples, in order."""
+    if is_part(value):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from parts_in(item)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from parts_in(item)
+
+
+def replaced(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
+    """Mappings, lists and tuples with something else in the place of each part; what has none stays as it is."""
+    if is_part(value):
+        return make(value)
+    if next(parts_in(value), None) is None:
+        return value
+    if isinstance(value, Mapping):
+        return {key: replaced(item, make) for key, item in value.items()}
+    return type(value)(replaced(item, make) for item in value)
+
+
+def load_model(model: nn.Module, state: Mapping[str, Any], *, strict: bool = True) -> None:
+    """Load a state dict of the whole model; where this process holds parts of its tensors, it takes its parts."""
+    own = model.state_dict()
+    if next(parts_in(own), None) is not None:
+        state = {
+            name: part_like(value, own[name]) if is_part(own.get(name)) else value for name, value in state.items()
+        }
+    model.load_state_dict(state, strict=strict)
+
+
+def split_state(optimizer: Optimizer) -> None:
+    """Leave this process its part of what an optimizer keeps of parameters that it holds a part of.
+
+    Raises:
+        ValueError: Something that it keeps has another shape than the parameter.
+    """
+    for each in each_of(optimizer).values():
+        for parameter, state in each.state.items():
+            if not is_part(parameter):
+                continue
+            for name, value in state.items():
+                if not isinstance(value, Tensor) or is_part(value) or value.dim() == 0:
+                    continue
+                if value.shape != parameter.shape:
+                    raise ValueError(
+                        f"{type(each).__name__} keeps {name!r} of shape {list(value.shape)} for a parameter of "
+                        f"shape {list(parameter.shape)}, which strategy 'fsdp' can't split: use strategy 'ddp', "
+                        "or an optimizer that keeps tensors of the parameter's shape"
+                    )
+                state[name] = part_like(value, parameter)

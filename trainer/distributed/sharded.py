@@ -1,0 +1,171 @@
+"""Sharded: a group of processes of which each holds a part of every tensor of the model (FSDP2)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
+from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
+from torch.optim import Optimizer
+
+from trainer.distributed.group import LostPartsError, Strategy
+from trainer.distributed.parts import held, is_part, parts_in, replaced
+from trainer.distributed.processes import TENSORS, Processes
+from trainer.distributed.splitting import check_split, recover, split
+from trainer.step.parts import bare_model
+
+
+class Sharded(Processes):
+    """The group of a run whose model is split.
+
+    On the CPU what torch's FSDP2 sends goes through this group, so that an error in one process ends the wait of
+    the others; on CUDA it goes through NCCL.
+    """
+
+    strategy: Strategy = "fsdp"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._make_whole: Callable[[], Any] = dict
+
+    @contextmanager
+    def session(
+        self, device: torch.device, part: Callable[[], Any] = dict, whole: Callable[[], Any] = dict
+    ) -> Iterator[None]:
+        """See `Group.session`."""
+        if self._control is None:
+            self._make_whole = whole
+        with super().session(device, part):
+            yield
+
+    def take(self, model: nn.Module, optimizer: Optimizer, device: torch.device) -> None:
+        """Split a model that is whole, with the weights of rank 0, and get one that is split ready."""
+        if self._control is None:  # before the first session
+            return
+        bare = bare_model(model)
+        if isinstance(model, nn.DataParallel | nn.parallel.DistributedDataParallel):
+            raise ValueError(  # noqa: TRY004 - as check_alone
+                f"the model is wrapped in {type(model).__name__}, and strategy 'fsdp' splits it: hand over the "
+                "model that is in it"
+            )
+        if not isinstance(bare, FSDPModule):
+            self.broadcast([*bare.parameters(), *bare.buffers()])
+            split(bare, optimizer, device, self.size)
+        check_split(bare, self.size)
+        for module in bare.modules():
+            if isinstance(module, FSDPModule):
+                self._get_ready(module, device)
+        recover(bare)
+
+    def complete(self, checkpoint: dict[str, Any]) -> dict[str, Any]:
+        """A checkpoint with whole tensors, on the CPU, in the place of the parts.
+
+        Raises:
+            RuntimeError: It is not rank 0 that asks, or the others are not about to meet it.
+            LostPartsError: Another process has failed.
+        """
+        if next(parts_in(checkpoint), None) is None:
+            return checkpoint
+        if self._control is None and self.failed:
+            raise LostPartsError(
+                "no checkpoint is made: the other processes are gone, and their parts of the model with them"
+            )
+        if self.rank or not self.will_meet:
+            raise RuntimeError(
+                "with strategy 'fsdp' a checkpoint is made by rank 0 alone, in the hooks on_fit_start, "
+                "on_train_batch_end, on_epoch_end or on_fit_end: let Checkpoint write it"
+            )
+        self._exchange(TENSORS)
+        self._compare(checkpoint)
+        return replaced(checkpoint, self.whole)  # type: ignore[no-any-return]
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """A tensor on the CPU, of the parts that all processes hold; all call this with theirs."""
+        if not is_part(tensor):
+            return tensor
+        rows = -(-tensor.shape[0] // self.size)
+        piece = held(tensor.detach()).cpu()
+        sent = piece.new_zeros((rows, *tensor.shape[1:]))
+        sent[: len(piece)] = piece
+        found = sent.new_empty((rows * self.size, *tensor.shape[1:]))
+        self._finish(self._begun(lambda control: control.allgather(list(found.chunk(self.size)), sent)))
+        return found[: tensor.shape[0]]
+
+    # ---- inside
+
+    def _answer(self, word: int) -> None:
+        if word != TENSORS:
+            super()._answer(word)
+            return
+        checkpoint = self._make_whole()
+        self._compare(checkpoint)
+        for tensor in parts_in(checkpoint):
+            self.whole(tensor)
+
+    def _compare(self, checkpoint: Any) -> None:
+        """See that all processes are about to send the same tensors."""
+        shapes = [tuple(tensor.shape) for tensor in parts_in(checkpoint)]
+        if any(other != shapes for other in self._gathered_now(shapes)):
+            raise RuntimeError(
+                "the processes hold parts of different tensors: a callback with rank_zero_only keeps tensors of "
+                "the model, which strategy 'fsdp' leaves in parts"
+            )
+
+    def _get_ready(self, module: FSDPModule, device: torch.device) -> None:
+        """Gradients are to be sums, parameters parts between any two passes."""
+        module.set_gradient_divide_factor(1.0)
+        module.set_force_sum_reduction_for_comms(True)
+        module.set_reshard_after_forward(True, recurse=False)
+        if device.type != "cuda":
+            module.set_custom_all_gather(_Gather(self))
+            module.set_custom_reduce_scatter(_Scatter(self))
+
+    def gather_parts(self, found: Tensor, sent: Tensor) -> None:
+        """Put what each process sends behind each other."""
+        self._finish(self._begun(lambda control: control._allgather_base(found, sent)))  # noqa: SLF001
+
+    def sum_parts(self, found: Tensor, sent: Tensor) -> None:
+        """Add up what all send, and keep this process's part."""
+        self._finish(self._begun(lambda control: control._reduce_scatter_base(found, sent)))  # noqa: SLF001
+
+
+class _OwnMemory:
+    """Memory for what is sent, as torch's own has it."""
+
+    def __init__(self, group: Sharded) -> None:
+        self._group = group
+
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class _Gather(_OwnMemory, AllGather):
+    """Gathers parameters before they are used."""
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,  # noqa: ARG002 - that of the mesh
+        async_op: bool = False,  # noqa: ARG002
+    ) -> None:
+        self._group.gather_parts(output_tensor, input_tensor)
+
+
+class _Scatter(_OwnMemory, ReduceScatter):
+    """Adds up gradients."""
+
+    def __call__(
+        self,
+        output_tensor: Tensor,
+        input_tensor: Tensor,
+        group: dist.ProcessGroup,  # noqa: ARG002
+        op: Any,  # noqa: ARG002 - a sum, as it was asked for
+        async_op: bool = False,  # noqa: ARG002
+    ) -> None:
+        self._group.sum_parts(output_tensor, input_tensor)

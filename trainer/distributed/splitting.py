@@ -1,0 +1,162 @@
+"""Splitting a model over the processes by torch's fully_shard (FSDP2), and its optimizer with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parameter import is_lazy
+from torch.optim import Optimizer
+
+from trainer.distributed.parts import is_part, split_state
+from trainer.step.optimizers import each_of, needs_closure
+
+#: Parameters from which on a module in an nn.Sequential is gathered by itself.
+LARGE: Final = 2**20
+
+
+def split(model: nn.Module, optimizer: Optimizer, device: torch.device, size: int) -> None:
+    """Split the parameters of a model, and what its optimizer holds of them, over all processes.
+
+    Args:
+        model: On any device; its parameters and buffers come to this one.
+        optimizer: Built over the model's parameters.
+        device: Where this process computes.
+        size: Number of processes.
+    """
+    check_splits(model, optimizer)
+    mesh = init_device_mesh(device.type, (size,))
+    before = {id(parameter): name for name, parameter in model.named_parameters(remove_duplicate=False)}
+    for module in [*units(model), model]:
+        fully_shard(module, mesh=mesh, reshard_after_forward=True)
+    _follow(optimizer, before, dict(model.named_parameters(remove_duplicate=False)))
+    split_state(optimizer)
+
+
+def units(model: nn.Module) -> list[nn.Module]:
+    """The modules whose parameters are gathered by themselves, and freed after use, the inner ones first.
+
+    These are the modules in the outermost ModuleLists, as the blocks of a transformer are, and those in an
+    nn.Sequential that have at least 2²⁰ parameters and no such list inside. The rest of the model is one more. A
+    module that shares a parameter with another one belongs to the rest.
+    """
+    owners: dict[int, set[int]] = {}
+    for module in model.modules():
+        for parameter in module.parameters(recurse=False):
+            owners.setdefault(id(parameter), set()).add(id(module))
+    found = {id(module): module for module in _candidates(model)}
+    return [module for module in found.values() if _stands_alone(module, owners)]
+
+
+def _candidates(module: nn.Module) -> Iterator[nn.Module]:
+    for child in module.children():
+        is_called = type(child).forward is not nn.Module.forward
+        if isinstance(module, nn.ModuleList) and is_called:
+            yield child
+            continue
+        inner = list(_candidates(child))
+        size = sum(parameter.numel() for parameter in child.parameters())
+        if not inner and isinstance(module, nn.Sequential) and is_called and size >= LARGE:
+            yield child
+        yield from inner
+
+
+def _stands_alone(module: nn.Module, owners: Mapping[int, set[int]]) -> bool:
+    inside = {id(each) for each in module.modules()}
+    parameters = list(module.parameters())
+    return bool(parameters) and all(owners[id(parameter)] <= inside for parameter in parameters)
+
+
+def check_splits(model: nn.Module, optimizer: Optimizer) -> None:
+    """Refuse what can't be split, before anything is.
+
+    Raises:
+        ValueError: There is something.
+    """
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(f"parameter {name} has no shape yet: call the model once before strategy 'fsdp'")
+        if parameter.dim() == 0:
+            raise ValueError(f"parameter {name} is a scalar, which strategy 'fsdp' can't split: give it shape [1]")
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
+            raise ValueError(
+                f"{name} has sparse gradients, which can't be added up over several processes: build the "
+                "embedding with sparse=False"
+            )
+    own = {id(parameter) for parameter in model.parameters()}
+    for each in each_of(optimizer).values():
+        kind = type(each).__name__
+        if needs_closure(each):
+            raise ValueError(
+                f"{kind} takes a closure, in which it works on all parameters at once, and strategy 'fsdp' splits "
+                "them: use strategy 'ddp' or another optimizer"
+            )
+        held = [parameter for group in each.param_groups for parameter in group["params"]]
+        if any(id(parameter) not in own for parameter in held):
+            raise ValueError(
+                f"{kind} holds parameters that are not the model's, and strategy 'fsdp' splits the model alone: "
+                "make them part of the model"
+            )
+        if kept := _kept_besides(each, {id(parameter) for parameter in held}):
+            raise ValueError(
+                f"{kind} keeps the parameters in {kept!r} too, where strategy 'fsdp' can't put the split ones: "
+                "use strategy 'ddp' or another optimizer"
+            )
+
+
+def _kept_besides(optimizer: Optimizer, held: set[int]) -> str | None:
+    """The attribute besides its groups and state in which an optimizer keeps parameters."""
+    for name, value in vars(optimizer).items():
+        if name not in {"param_groups", "state"} and isinstance(value, list | tuple | set | Mapping):
+            items = [*value, *value.values()] if isinstance(value, Mapping) else value
+            if any(id(item) in held for item in items):
+                return name
+    return None
+
+
+def _follow(optimizer: Optimizer, before: Mapping[int, str], after: Mapping[str, Tensor]) -> None:
+    """Put the parameters that the model has now in the place of those that it had."""
+    for each in each_of(optimizer).values():
+        for group in each.param_groups:
+            group["params"] = [after[before[id(parameter)]] for parameter in group["params"]]
+        for parameter in list(each.state):
+            each.state[after[before[id(parameter)]]] = each.state.pop(parameter)
+
+
+def check_split(model: nn.Module, size: int) -> None:
+    """Refuse a model that was split in another way than over all processes.
+
+    Raises:
+        ValueError: It is.
+    """
+    for name, parameter in model.named_parameters():
+        placed: Any = parameter
+        if not is_part(parameter) or placed.device_mesh.ndim != 1 or placed.device_mesh.size() != size:
+            raise ValueError(
+                f"{name} is not split over all {size} processes alone: hand over the whole model, or one on which "
+                "fully_shard was called with a mesh of one dimension"
+            )
+        if not placed.placements[0].is_shard(0):
+            raise ValueError(f"{name} is not split along its first dimension: leave out shard_placement_fn")
+
+
+def follow_requirements(model: nn.Module) -> None:
+    """Let the gathered parameters require gradients where the parts do: torch looks at that only once."""
+    for module in model.modules():
+        if isinstance(module, FSDPModule):
+            for group in module._get_fsdp_state()._fsdp_param_groups:  # noqa: SLF001 - it has no public name
+                for each in group.fsdp_params:
+                    gathered = getattr(each, "_unsharded_param", None)
+                    if gathered is not None and gathered.requires_grad != each.sharded_param.requires_grad:
+                        gathered.requires_grad_(each.sharded_param.requires_grad)
+
+
+def recover(model: nn.Module) -> None:
+    """Forget a step that an error broke off."""
+    if isinstance(model, FSDPModule) and model._get_fsdp_state()._is_root:  # noqa: SLF001 - None before its first call
+        model.reset_iter_state()
