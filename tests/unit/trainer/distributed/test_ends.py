@@ -1,6 +1,7 @@
 """However a run of several processes ends, all of them end, at the same batch and with the same reason."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -9,29 +10,46 @@ from tests.unit.trainer.distributed.runs import PrunedError, diverged, failing, 
 
 pytestmark = pytest.mark.full
 
+both = pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+
 #: Batches an epoch: 85 samples in batches of 16.
 BATCHES = 6
 
 
+@both
 @pytest.mark.parametrize("asking", [0, 1])
 @pytest.mark.parametrize("batch", [1, BATCHES])
 @pytest.mark.parametrize(
     ("how", "epochs"),
     [("now", lambda batch: (1, batch, BATCHES + batch, 1)), ("epoch", lambda batch: (2, 0, BATCHES + batch, 2))],
 )
-def test_what_one_asks_for_all_do_at_once(two: Ranks, asking: int, batch: int, how: str, epochs) -> None:
-    assert two.values(stopped, asking, batch, how) == [("enough", *epochs(batch))] * 2
+def test_what_one_asks_for_all_do_at_once(
+    two: Ranks, asking: int, batch: int, how: str, epochs, strategy: str
+) -> None:
+    assert two.values(stopped, asking, batch, how, strategy) == [("enough", *epochs(batch))] * 2
 
 
-def test_what_one_asks_for_at_an_epochs_end_all_do(four: Ranks) -> None:
-    assert four.values(stopped, 3, 2, "end") == [("enough", 2, 0, 2 * BATCHES, 2)] * 4
-
-
+@both
 @pytest.mark.parametrize("asking", [0, 1])
-def test_a_loss_that_is_no_number_in_one_ends_all_at_its_batch(two: Ranks, asking: int) -> None:
-    assert two.values(diverged, asking) == [("diverged", 1, 2, 8)] * 2
+def test_what_one_asks_for_while_another_writes_all_do(
+    two: Ranks, asking: int, tmp_path: Path, strategy: str
+) -> None:
+    found = two.values(stopped, asking, 2, "now", strategy, str(tmp_path))
+    assert found == [("enough", 1, 2, BATCHES + 2, 1)] * 2
 
 
+@both
+def test_what_one_asks_for_at_an_epochs_end_all_do(four: Ranks, strategy: str) -> None:
+    assert four.values(stopped, 3, 2, "end", strategy) == [("enough", 2, 0, 2 * BATCHES, 2)] * 4
+
+
+@both
+@pytest.mark.parametrize("asking", [0, 1])
+def test_a_loss_that_is_no_number_in_one_ends_all_at_its_batch(two: Ranks, asking: int, strategy: str) -> None:
+    assert two.values(diverged, asking, strategy) == [("diverged", 1, 2, 8)] * 2
+
+
+@both
 @pytest.mark.parametrize("asking", [0, 1])
 @pytest.mark.parametrize(
     ("event", "place"),
@@ -45,20 +63,24 @@ def test_a_loss_that_is_no_number_in_one_ends_all_at_its_batch(two: Ranks, askin
         ("on_fit_end", (5, 0)),
     ],
 )
-def test_an_error_of_one_is_told_by_all(two: Ranks, asking: int, event: str, place: tuple[int, int]) -> None:
-    found = two.values(failing, asking, event, ZeroDivisionError, place)
+def test_an_error_of_one_is_told_by_all(
+    two: Ranks, asking: int, event: str, place: tuple[int, int], strategy: str
+) -> None:
+    found = two.values(failing, asking, event, ZeroDivisionError, place, strategy)
     assert found[asking].startswith("ZeroDivisionError: no more")
     assert found[1 - asking].startswith(f"RankError: rank {asking} failed: ZeroDivisionError: no more")
 
 
-def test_a_trial_that_is_pruned_by_one_is_pruned_in_all(two: Ranks) -> None:
-    first, second = two.values(failing, 0, "on_epoch_end", PrunedError, (2, 0))
+@both
+def test_a_trial_that_is_pruned_by_one_is_pruned_in_all(two: Ranks, strategy: str) -> None:
+    first, second = two.values(failing, 0, "on_epoch_end", PrunedError, (2, 0), strategy)
     assert first == "PrunedError: no more (pruned)"
     assert second == "RankError: rank 0 failed: PrunedError: no more (pruned)"
 
 
-def test_of_four_all_name_the_one_that_failed(four: Ranks) -> None:
-    found = four.values(failing, 2, "on_before_backward", ZeroDivisionError)
+@both
+def test_of_four_all_name_the_one_that_failed(four: Ranks, strategy: str) -> None:
+    found = four.values(failing, 2, "on_before_backward", ZeroDivisionError, (1, 2), strategy)
     assert [text.split(" (")[0] for text in found] == [
         "ZeroDivisionError: no more" if rank == 2 else "RankError: rank 2 failed: ZeroDivisionError: no more"
         for rank in range(4)
@@ -72,10 +94,11 @@ def mortal() -> Iterator[Ranks]:
     ranks.close()
 
 
+@both
 @pytest.mark.parametrize(
     ("asking", "event"), [(0, "on_before_backward"), (1, "on_before_backward"), (1, "on_train_batch_end")]
 )
-def test_the_death_of_one_ends_all(mortal: Ranks, asking: int, event: str) -> None:
-    found = mortal.call(killed, asking, event)
+def test_the_death_of_one_ends_all(mortal: Ranks, asking: int, event: str, strategy: str) -> None:
+    found = mortal.call(killed, asking, event, strategy)
     assert found[asking].error == "killed"
     assert found[1 - asking].value == f"rank {asking} died without a word, as a process that is killed does"
