@@ -161,7 +161,7 @@ def check_parts(trainer: TrainerView) -> None:
     """
     if trainer.state.manual:
         raise ValueError(
-            "a step that makes its own updates takes the gradients of chosen parameters, which strategy 'fsdp' has "
+            "a step that makes its own updates takes gradients of chosen parameters, which strategy 'fsdp' has "
             "in parts: use strategy 'ddp'"
         )
     for callback in trainer.callbacks.callbacks:

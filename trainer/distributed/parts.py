@@ -23,7 +23,7 @@ def is_part(value: Any) -> bool:
 @torch.no_grad()
 def held(tensor: Tensor) -> Tensor:
     """What this process holds of a tensor, to be read and written in place."""
-    return tensor.to_local() if is_part(tensor) else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor.to_local() if is_part(tensor) else tensor  # type: ignore[attr-defined]
 
 
 @torch.no_grad()
