@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from hpo.config.spec import StudySpec
     from hpo.console.live import StudyView
-    from hpo.console.snapshot import Look
+    from hpo.console.snapshot import Look, Looks
     from hpo.study.open_study import OpenStudy
 
 
@@ -38,14 +38,15 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
     Raises:
         StudyError: There is no such study, or it has been deleted.
     """
-    from hpo.console.snapshot import has_ended
+    from hpo.console.snapshot import Looks, has_ended
     from hpo.study.open_study import load_study
 
     opened = load_study(spec)
     try:
+        looks = Looks(opened)
         with contextlib.closing(_view(opened, json_=json_)) as view:
             while True:
-                found, problem = _look(opened)
+                found, problem = _look(opened, looks)
                 try:
                     view.show(found, problem)
                 except OSError:  # the reader is gone
@@ -57,14 +58,13 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
         opened.storage.close()
 
 
-def _look(opened: OpenStudy) -> tuple[Look | None, str]:
+def _look(opened: OpenStudy, looks: Looks) -> tuple[Look | None, str]:
     """What is there to see, or why nothing is."""
-    from hpo.console.snapshot import look_at
     from hpo.storage.outage import DatabaseAwayError
 
     try:
         with opened.storage.patience.whole():
-            return look_at(opened), ""
+            return looks.look(), ""
     except DatabaseAwayError as error:
         return None, f"the database is unreachable; waiting for it: {error.problem}"
     except KeyError:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,10 +14,11 @@ from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.storage.grants import grants_of
 from hpo.storage.lineage import epochs_trained
 from hpo.storage.optuna_private import id_of_trial
+from hpo.storage.outlines import KeptOutlines
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, outcome_of
-from hpo.study.status import own_trials, study_status
+from hpo.study.status import own_among, study_status
 from hpo.wording import study_progress
 
 #: Points of a curve that are shown at most.
@@ -47,31 +47,54 @@ class Look:
     seconds: dict[int, float]
 
 
-def look_at(opened: OpenStudy) -> Look:
-    """Read what a study has come to now."""
-    own = own_trials(opened)  # of the finished ones, those that are new are read
-    status = study_status(opened, own)
-    trials = {trial.number: trial for trial in own}
+class Looks:
+    """Looks at a study, one after another: of trials that have ended, or are paused still, nothing is read again.
+
+    No curves are read but those of running trials.
+
+    Args:
+        opened: The study.
+    """
+
+    def __init__(self, opened: OpenStudy) -> None:
+        self._opened = opened
+        self._outlines = KeptOutlines(opened.storage, opened.study_id)
+        self._seconds: dict[int, float | None] = {}
+
+    def look(self) -> Look:
+        """Read what the study has come to now."""
+        opened, own = self._opened, own_among(self._outlines.look())
+        status = study_status(opened, own)
+        entries = {entry["trial"]: entry for entry in status["running_trials"]}
+        ids = [id_of_trial(trial) for trial in own if trial.number in entries]
+        max_epochs = opened.study.user_attrs.get(MAX_EPOCHS_ATTR)
+        for trial, started in _running(opened, ids):
+            entry = entries[trial.number]
+            entry.update(_progress(trial, started.get(entry["attempt"])), max_epochs=max_epochs)
+        ended = [trial for trial in own if trial.state.is_finished()]
+        self._seconds |= _seconds(opened, [trial for trial in ended if trial.number not in self._seconds])
+        return Look(
+            {**status, "running_trials": [entry for entry in entries.values() if "epoch" in entry]},
+            {trial.number: outcome_of(trial) for trial in ended},
+            {trial.number for trial in own if paused_at(trial) is not None},
+            {trial.number: epochs_trained(trial) for trial in own},
+            {number: took for number, took in self._seconds.items() if took is not None},
+        )
+
+
+def _running(opened: OpenStudy, ids: Sequence[int]) -> Iterator[tuple[FrozenTrial, dict[int, float]]]:
+    """Running trials with their curves, and when each of their attempts was begun."""
     with opened.storage.engine.connect() as conn:
-        attempts = ledger.attempts(conn, opened.study_id)
-    begun = {(attempt.trial_id, attempt.attempt): attempt.started_at for attempt in attempts}
-    max_epochs = opened.study.user_attrs.get(MAX_EPOCHS_ATTR)
-    for entry in status["running_trials"]:
-        trial = trials.get(entry["trial"])
-        if trial is not None:
-            started = begun.get((id_of_trial(trial), entry["attempt"]))
-            entry.update(_progress(trial, started), max_epochs=max_epochs)
-    took: defaultdict[int, float] = defaultdict(float)
-    for attempt in attempts:
-        took[attempt.trial_id] += attempt.seconds
-    finished = [trial for trial in trials.values() if trial.state.is_finished()]
-    return Look(
-        {**status, "running_trials": [entry for entry in status["running_trials"] if "epoch" in entry]},
-        {trial.number: outcome_of(trial) for trial in finished},
-        {trial.number for trial in trials.values() if paused_at(trial) is not None},
-        {trial.number: epochs_trained(trial) for trial in trials.values()},
-        {trial.number: took[id_of_trial(trial)] for trial in finished if id_of_trial(trial) in took},
-    )
+        begun = ledger.begun(conn, ids)
+    for trial in opened.storage.read_some(ids):
+        yield trial, begun.get(id_of_trial(trial), {})
+
+
+def _seconds(opened: OpenStudy, trials: Sequence[FrozenTrial]) -> dict[int, float | None]:
+    """What trials took, over all their attempts, by number; None for one that no worker has had."""
+    with opened.storage.engine.connect() as conn:
+        took = ledger.seconds_of(conn, opened.study_id, [id_of_trial(trial) for trial in trials])
+    return {trial.number: took.get(id_of_trial(trial)) for trial in trials}
 
 
 def has_ended(status: dict[str, Any]) -> bool:

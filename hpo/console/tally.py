@@ -11,7 +11,7 @@ from typing import Any, Final
 from optuna.trial import TrialState
 
 from hpo.console.live import GrantView, StudyView, WorkerView, seconds_left
-from hpo.console.snapshot import look_at
+from hpo.console.snapshot import Looks
 from hpo.execution.messages import AgentNews, EpochsEnded, Extended, Failed, Heard, Notice, Started, Tick
 from hpo.storage.grants import inherited_by
 from hpo.storage.machine import host_name
@@ -52,7 +52,7 @@ class Tally:
     """
 
     def __init__(self, opened: OpenStudy) -> None:
-        self._opened = opened
+        self._opened, self._looks = opened, Looks(opened)
         self._goals = opened.spec.study.goals
         self._began = time.monotonic()
         self._rows: dict[str, _Row] = {}
@@ -225,7 +225,7 @@ class Tally:
         began = time.monotonic()
         try:
             with self._opened.storage.patience.whole():
-                found = look_at(self._opened)
+                found = self._looks.look()
         except DatabaseAwayError:
             self._next_look = began + _LOOK
             return

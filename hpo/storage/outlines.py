@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import sqlalchemy as sa
 from optuna.trial import FrozenTrial, TrialState
@@ -22,59 +23,89 @@ from hpo.storage.attributes import (
     OUTCOME_ATTR,
     PAUSED_ATTR,
 )
-from hpo.storage.optuna_private import PARAMS, REPORTS, TRIAL_SYSTEM_ATTRS, TRIAL_USER_ATTRS, TRIALS, VALUES
+from hpo.storage.changes import changes_since, latest_change
+from hpo.storage.optuna_private import (
+    PARAMS,
+    REPORTS,
+    TRIAL_SYSTEM_ATTRS,
+    TRIAL_USER_ATTRS,
+    TRIALS,
+    VALUES,
+    id_of_trial,
+)
 from hpo.storage.outage import patient
-from hpo.storage.reader import Part, ReadingStorage, trial_of, trial_rows
+from hpo.storage.progress import Cursor
+from hpo.storage.reader import Part, ReadingStorage, TrialRow, trial_of, trial_rows
 
+#: Ids in one statement.
+_AT_ONCE: Final = 500
 _STUDY: Final = sa.bindparam("study", type_=sa.Integer)
 _OF_STUDY: Final = sa.and_(
     TRIALS.c.study_id == _STUDY, TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
 )
+_SOME: Final = TRIALS.c.trial_id.in_(sa.bindparam("trials", expanding=True, type_=sa.Integer))
+#: A statement that answers for many trials.
+Query = sa.Select[tuple[Any, ...]]
 
 
-def _joined(table: sa.Table, *columns: Any) -> sa.Select[tuple[Any, ...]]:
-    return (
-        sa.select(table.c.trial_id, *columns).join(TRIALS, TRIALS.c.trial_id == table.c.trial_id).where(_OF_STUDY)
+class _Queries(NamedTuple):
+    """What is read of trials, a statement each: values, steps, user and system attributes."""
+
+    values: Query
+    steps: Query
+    user: Query
+    system: Query
+    params: Query | None = None
+
+
+def _joined(table: sa.Table, whose: sa.ColumnElement[bool], *columns: Any) -> Query:
+    return sa.select(table.c.trial_id, *columns).join(TRIALS, TRIALS.c.trial_id == table.c.trial_id).where(whose)
+
+
+def _values(whose: sa.ColumnElement[bool]) -> Query:
+    kind = sa.cast(VALUES.c.value_type, sa.String(16))
+    return _joined(VALUES, whose, VALUES.c.objective, kind, VALUES.c.value, sa.null())
+
+
+def _user(whose: sa.ColumnElement[bool]) -> Query:
+    return _joined(TRIAL_USER_ATTRS, whose, TRIAL_USER_ATTRS.c.key, TRIAL_USER_ATTRS.c.value_json)
+
+
+def _system(whose: sa.ColumnElement[bool]) -> Query:
+    return _joined(TRIAL_SYSTEM_ATTRS, whose, TRIAL_SYSTEM_ATTRS.c.key, TRIAL_SYSTEM_ATTRS.c.value_json)
+
+
+def _outline(whose: sa.ColumnElement[bool]) -> _Queries:
+    """What decides how a trial counts. A complete one is ranked by its values, any other by its best epoch."""
+    deciding = TRIAL_USER_ATTRS.c.key.in_([OUTCOME_ATTR, FORK_ATTR])
+    ranking = sa.and_(TRIAL_USER_ATTRS.c.key == BEST_ATTR, TRIALS.c.state != TrialState.COMPLETE)
+    key = TRIAL_SYSTEM_ATTRS.c.key
+    counted = sa.or_(key.in_([IMPORTED_ATTR, CONDEMNED_ATTR]), key.startswith(CONSTRAINT_ATTR))
+    # One look into the index for each trial.
+    last = sa.select(sa.func.max(REPORTS.c.step)).where(REPORTS.c.trial_id == TRIALS.c.trial_id).scalar_subquery()
+    return _Queries(
+        _values(whose),
+        sa.select(TRIALS.c.trial_id, last, sa.null()).where(whose),
+        _user(whose).where(sa.or_(deciding, ranking)),
+        _system(whose).where(counted),
     )
 
 
-_VALUES: Final = _joined(
-    VALUES, VALUES.c.objective, sa.cast(VALUES.c.value_type, sa.String(16)), VALUES.c.value, sa.null()
-)
-_PARAMS: Final = _joined(
-    PARAMS, PARAMS.c.param_id, PARAMS.c.param_name, PARAMS.c.param_value, PARAMS.c.distribution_json
-)
-_USER: Final = _joined(TRIAL_USER_ATTRS, TRIAL_USER_ATTRS.c.key, TRIAL_USER_ATTRS.c.value_json)
-_SYSTEM: Final = _joined(TRIAL_SYSTEM_ATTRS, TRIAL_SYSTEM_ATTRS.c.key, TRIAL_SYSTEM_ATTRS.c.value_json)
-# What decides how a trial counts. A complete one is ranked by its values, any other by its best epoch.
-_COUNTED_USER: Final = _USER.where(
-    sa.or_(
-        TRIAL_USER_ATTRS.c.key.in_([OUTCOME_ATTR, FORK_ATTR]),
-        sa.and_(TRIAL_USER_ATTRS.c.key == BEST_ATTR, TRIALS.c.state != TrialState.COMPLETE),
+def _without_curves(best: Any) -> _Queries:
+    steps = _joined(REPORTS, _OF_STUDY, sa.func.max(REPORTS.c.step), best(REPORTS.c.intermediate_value))
+    columns = (PARAMS.c.param_id, PARAMS.c.param_name, PARAMS.c.param_value, PARAMS.c.distribution_json)
+    params = _joined(PARAMS, _OF_STUDY, *columns)
+    return _Queries(
+        _values(_OF_STUDY), steps.group_by(REPORTS.c.trial_id), _user(_OF_STUDY), _system(_OF_STUDY), params
     )
-)
-_COUNTED_SYSTEM: Final = _SYSTEM.where(
-    sa.or_(
-        TRIAL_SYSTEM_ATTRS.c.key.in_([IMPORTED_ATTR, CONDEMNED_ATTR]),
-        TRIAL_SYSTEM_ATTRS.c.key.startswith(CONSTRAINT_ATTR),
-    )
-)
-# One look into the index for each trial.
-_LAST_STEP: Final = sa.select(
-    TRIALS.c.trial_id,
-    sa.select(sa.func.max(REPORTS.c.step)).where(REPORTS.c.trial_id == TRIALS.c.trial_id).scalar_subquery(),
-    sa.null(),
-).where(_OF_STUDY)
 
 
-def _last_and_best(best: Any) -> sa.Select[tuple[Any, ...]]:
-    found = _joined(REPORTS, sa.func.max(REPORTS.c.step), best(REPORTS.c.intermediate_value))
-    return found.group_by(REPORTS.c.trial_id)
-
-
+# Statements are built once: building one costs as much as a small database takes to answer it.
+_OUTLINES: Final = _outline(_OF_STUDY)
+_SOME_OUTLINES: Final = _outline(_SOME)
+_WITH_LEAST: Final = _without_curves(sa.func.min)
+_WITH_LARGEST: Final = _without_curves(sa.func.max)
 _IDS: Final = sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == _STUDY).order_by(TRIALS.c.trial_id.desc())
-_LAST_AND_LEAST: Final = _last_and_best(sa.func.min)
-_LAST_AND_LARGEST: Final = _last_and_best(sa.func.max)
 
 
 @patient
@@ -85,7 +116,49 @@ def outlined_trials(storage: ReadingStorage, study_id: int) -> list[FrozenTrial]
     where it stands for their value, the best epoch. In place of the curve is its last step, with NaN for a value.
     """
     with storage.single_statements() as conn:
-        return _trials(conn, study_id, -1, _LAST_STEP, (_COUNTED_USER, _COUNTED_SYSTEM), params=False)
+        rows = trial_rows(conn, study_id, after=-1, among=())
+        return _trials(conn, rows, {"study": study_id, "after": -1}, _OUTLINES)
+
+
+class KeptOutlines:
+    """The same from look to look: what has ended, or is paused still, is read once.
+
+    Args:
+        storage: Where the study is.
+        study_id: The study.
+    """
+
+    def __init__(self, storage: ReadingStorage, study_id: int) -> None:
+        self._reader, self._study = storage, study_id
+        self._cursor = Cursor()
+        self._kept: dict[int, FrozenTrial] = {}
+
+    def look(self) -> list[FrozenTrial]:
+        """The trials now, by number."""
+        read = _changed(self._reader, self._study, self._cursor)
+        self._kept |= {id_of_trial(trial): trial for trial in read}
+        return sorted(self._kept.values(), key=lambda trial: trial.number)
+
+
+@patient
+def _changed(storage: ReadingStorage, study_id: int, cursor: Cursor) -> list[FrozenTrial]:
+    """The outlines that may have changed since the last look, which ended at the cursor; it is moved."""
+    with storage.single_statements() as conn:
+        # The rows come first: what belongs to one that was finished or paused by then changes no more.
+        if cursor.change is None:
+            change = latest_change(conn, study_id)
+            rows = trial_rows(conn, study_id, after=-1, among=())
+            read = _trials(conn, rows, {"study": study_id, "after": -1}, _OUTLINES)
+        else:
+            change, changed = changes_since(conn, study_id, cursor.change)
+            known = {each for each in changed if each <= cursor.last_id} | cursor.open_ids
+            rows, read = trial_rows(conn, study_id, after=cursor.last_id, among=known), []
+            for start in range(0, len(rows), _AT_ONCE):
+                part = rows[start : start + _AT_ONCE]
+                read += _trials(conn, part, {"trials": [row.trial_id for row in part]}, _SOME_OUTLINES)
+    cursor.change, cursor.last_id = change, max((row.trial_id for row in rows), default=cursor.last_id)
+    cursor.open_ids = {row.trial_id for row in rows if not row.state.is_finished() and row.pause is None}
+    return read
 
 
 @patient
@@ -96,9 +169,10 @@ def trials_without_curves(
 
     In place of a curve is its last step, with the best finite value of all steps, NaN where there is none.
     """
-    steps = _LAST_AND_LEAST if minimize else _LAST_AND_LARGEST
     with storage.single_statements() as conn:
-        return _trials(conn, study_id, after, steps, (_USER, _SYSTEM), params=True)
+        rows = trial_rows(conn, study_id, after=after, among=())
+        whose = {"study": study_id, "after": after}
+        return _trials(conn, rows, whose, _WITH_LEAST if minimize else _WITH_LARGEST)
 
 
 @patient
@@ -110,25 +184,17 @@ def id_before_last(storage: ReadingStorage, study_id: int, count: int) -> int:
 
 
 def _trials(
-    conn: sa.Connection,
-    study_id: int,
-    after: int,
-    steps: sa.Select[tuple[Any, ...]],
-    attrs: tuple[sa.Select[tuple[Any, ...]], sa.Select[tuple[Any, ...]]],
-    *,
-    params: bool,
+    conn: sa.Connection, rows: Sequence[TrialRow], whose: Mapping[str, Any], queries: _Queries
 ) -> list[FrozenTrial]:
-    # The rows come first: what belongs to one that was finished by then changes no more.
-    rows = trial_rows(conn, study_id, after=after, among=())
-    of_study = {"study": study_id, "after": after}
-    drawn = _parts(conn, _PARAMS, of_study) if params else {}
-    values = _parts(conn, _VALUES, of_study)
+    """The trials of these rows, by number, which were read before what belongs to them."""
+    drawn = {} if queries.params is None else _parts(conn, queries.params, whose)
+    values = _parts(conn, queries.values, whose)
     reports = {
         trial_id: {last: math.nan if best is None else best}
-        for trial_id, last, best in conn.execute(steps, of_study)
+        for trial_id, last, best in _rows(conn, queries.steps, whose)
         if last is not None
     }
-    user, system = (_attrs(conn, query, of_study) for query in attrs)
+    user, system = _attrs(conn, queries.user, whose), _attrs(conn, queries.system, whose)
     for row in rows:
         if row.paused is not None:
             user.setdefault(row.trial_id, {})[PAUSED_ATTR] = json.loads(row.paused)
@@ -146,17 +212,19 @@ def _trials(
     return sorted(found, key=lambda trial: trial.number)
 
 
-def _parts(conn: sa.Connection, query: sa.Select[tuple[Any, ...]], whose: dict[str, int]) -> dict[int, list[Part]]:
+def _rows(conn: sa.Connection, query: Query, whose: Mapping[str, Any]) -> Sequence[Any]:
+    return conn.execute(query, whose).all()
+
+
+def _parts(conn: sa.Connection, query: Query, whose: Mapping[str, Any]) -> dict[int, list[Part]]:
     found = defaultdict[int, list[Part]](list)
-    for trial_id, *part in conn.execute(query, whose):
+    for trial_id, *part in _rows(conn, query, whose):
         found[trial_id].append(tuple(part))
     return found
 
 
-def _attrs(
-    conn: sa.Connection, query: sa.Select[tuple[Any, ...]], whose: dict[str, int]
-) -> dict[int, dict[str, Any]]:
+def _attrs(conn: sa.Connection, query: Query, whose: Mapping[str, Any]) -> dict[int, dict[str, Any]]:
     found = defaultdict[int, dict[str, Any]](dict)
-    for trial_id, key, text in conn.execute(query, whose):
+    for trial_id, key, text in _rows(conn, query, whose):
         found[trial_id][key] = json.loads(text)
     return found

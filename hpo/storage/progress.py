@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -50,7 +51,10 @@ class Progress(NamedTuple):
         last: The last step with a report; None: there is none.
         best: The best finite value that it has reported; None: there is none.
         last_not_finite: The last step whose value is not finite.
-        attrs: Its attributes among those that decide where it stands, user and system ones.
+        is_paused: Whether it has the mark of a paused trial.
+        grants: How many grants it has had.
+        until: The epoch to which it was granted last; None: its end, or nothing was granted.
+        attrs: Other attributes of it that decide where it stands, user and system ones; most trials have none.
     """
 
     trial_id: int
@@ -60,7 +64,10 @@ class Progress(NamedTuple):
     last: int | None
     best: float | None
     last_not_finite: int | None
-    attrs: dict[str, Any]
+    is_paused: bool
+    grants: int
+    until: int | None
+    attrs: Mapping[str, Any]
 
 
 class _Statement(NamedTuple):
@@ -88,7 +95,9 @@ class Cursor:
 #: A row of any of the statements: a tuple.
 Row = Any
 
-_ROWS: Final = sa.select(TRIALS.c.trial_id, TRIALS.c.number, TRIALS.c.state)
+# A state as it is stored: SQLAlchemy takes as long for it as for the rest of the row.
+_STATE: Final = sa.type_coerce(TRIALS.c.state, sa.String)
+_ROWS: Final = sa.select(TRIALS.c.trial_id, TRIALS.c.number, _STATE)
 
 
 def _attrs_in(table: sa.Table, among: sa.ColumnElement[bool], whose: sa.ColumnElement[bool]) -> sa.Select[Any]:
@@ -149,8 +158,10 @@ _STATEMENTS: Final[Mapping[str, _Statement]] = {
 } | {"attrs": _Statement(_attrs(sa.and_(_STUDY, _BETWEEN)), _attrs(_SOME))}
 _NEWER: Final = _ROWS.where(_STUDY, _AFTER).order_by(TRIALS.c.trial_id)
 _NEWER_OR_SOME: Final = _ROWS.where(_STUDY, sa.or_(_AFTER, _SOME)).order_by(TRIALS.c.trial_id)
-#: As `json.loads`, without a look at what kind of text it is: half the time of a short one.
-_decode: Final = json.JSONDecoder().raw_decode
+#: Each grant's end, in a trial's grants as JSON: no other part of them has this key, and a quote within a text is
+#: escaped. To decode all would take ten times as long.
+_UNTIL: Final = re.compile(r'"until": (\d+|null)')
+_NO_ATTRS: Final[Mapping[str, Any]] = {}
 
 
 @patient
@@ -182,7 +193,7 @@ def read_progress(
             for trial in _progress(conn, study_id, rows[start : start + _BLOCK], every=every, minimize=minimize):
                 found.append(of(trial))
                 last_id = max(last_id, trial.trial_id)
-                if not trial.state.is_finished() and PAUSED_ATTR not in trial.attrs:
+                if not (trial.is_paused or trial.state.is_finished()):
                     open_ids.add(trial.trial_id)
     cursor.change, cursor.last_id, cursor.open_ids = change, last_id, open_ids
     return found
@@ -218,17 +229,34 @@ def _progress(
 ) -> Iterator[Progress]:
     """The trials of these rows, by id; ``every``: no other trial of the study has an id between theirs."""
     ids = [row[0] for row in rows]
-    attrs = defaultdict[int, dict[str, Any]](dict)
+    paused, grants, attrs = set[int](), dict[int, str](), defaultdict[int, dict[str, Any]](dict)
     for trial_id, key, text in _read(conn, "attrs", study_id, ids, every=every):
-        attrs[trial_id][key] = _decode(text)[0]
+        if key == GRANTS_ATTR:
+            grants[trial_id] = text
+        elif key == PAUSED_ATTR:
+            paused.add(trial_id)
+        else:
+            attrs[trial_id][key] = json.loads(text)
     judged = any(OUTCOME_ATTR in each for each in attrs.values())
     values = dict(_read(conn, "values", study_id, ids, every=every)) if judged else {}
     name = "least" if minimize else "largest"
     reported = {each: rest for each, *rest in _read(conn, name, study_id, ids, every=every)}
     for trial_id, number, state in rows:
         last, best, last_not_finite = reported.get(trial_id, (None, None, None))
-        mine = attrs.get(trial_id, {})
-        yield Progress(trial_id, number, state, values.get(trial_id), last, best, last_not_finite, mine)
+        ends = _UNTIL.findall(grants[trial_id]) if trial_id in grants else ()
+        yield Progress(
+            trial_id,
+            number,
+            TrialState[state],
+            values.get(trial_id),
+            last,
+            best,
+            last_not_finite,
+            trial_id in paused,
+            len(ends),
+            int(ends[-1]) if ends and ends[-1] != "null" else None,
+            attrs.get(trial_id, _NO_ATTRS),
+        )
 
 
 def _read(

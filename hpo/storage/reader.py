@@ -155,6 +155,12 @@ class ReadingStorage(TransactionalStorage):
             return rows, whole_trials(conn, [row for row in rows if row.state in states])
 
     @patient
+    def read_some(self, trial_ids: Sequence[int]) -> list[FrozenTrial]:
+        """Some trials, whole, by id; those that are there."""
+        with self.single_statements() as conn:
+            return whole_trials(conn, rows_of(conn, trial_ids))
+
+    @patient
     def latest_change(self, study_id: int) -> int:
         """The latest change of a study's paused trials; see `hpo.storage.changes`."""
         with self.single_statements() as conn:
@@ -200,6 +206,11 @@ _ROWS_AFTER = _OF_STUDY.where(_AFTER).order_by(TRIALS.c.trial_id)
 _ROWS_OR_AMONG = _OF_STUDY.where(
     sa.or_(_AFTER, TRIALS.c.trial_id.in_(sa.bindparam("among", expanding=True, type_=sa.Integer)))
 ).order_by(TRIALS.c.trial_id)
+_ROWS_OF = (
+    sa.select(*_ROW)
+    .where(TRIALS.c.trial_id.in_(sa.bindparam("trials", expanding=True, type_=sa.Integer)))
+    .order_by(TRIALS.c.trial_id)
+)
 _ROW_OF_ONE = sa.select(*_ROW).where(TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
 
 
@@ -225,6 +236,15 @@ def trial_rows(conn: sa.Connection, study_id: int, *, after: int, among: Collect
         rows = conn.execute(_ROWS_AFTER, bounds).all()
     found = map(TrialRow._make, rows)
     return [row for row in found if few or row.trial_id > after or row.trial_id in among]
+
+
+def rows_of(conn: sa.Connection, trial_ids: Sequence[int]) -> list[TrialRow]:
+    """The rows of some trials, by id."""
+    found: list[TrialRow] = []
+    for start in range(0, len(trial_ids), _AT_ONCE):
+        some = {"trials": sorted(trial_ids)[start : start + _AT_ONCE]}
+        found += [TrialRow._make(row) for row in conn.execute(_ROWS_OF, some)]
+    return found
 
 
 def whole_trials(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:

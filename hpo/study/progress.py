@@ -14,11 +14,9 @@ from hpo.search.schedulers.columns import ENDED, NONE, PAUSED, RUNNING, WAITING,
 from hpo.storage.attributes import (
     CONSTRAINT_ATTR,
     FORK_ATTR,
-    GRANTS_ATTR,
     IMPORTED_ATTR,
     ORIGIN_ATTR,
     OUTCOME_ATTR,
-    PAUSED_ATTR,
 )
 from hpo.storage.progress import Cursor, Progress, last_values_up_to, read_progress, values_at
 from hpo.storage.reader import ReadingStorage
@@ -69,8 +67,9 @@ class StudyProgress:
         ids = np.concatenate([known, read["trial_id"][new]])
         places = np.searchsorted(ids, read["trial_id"])
         self._columns = {name: _changed(column, read[name], places, new) for name, column in self._columns.items()}
-        more = np.full(len(ids) - len(known), math.nan)
-        self._at = {epoch: np.concatenate([values, more]) for epoch, values in self._at.items()}
+        if len(ids) > len(known):
+            more = np.full(len(ids) - len(known), math.nan)
+            self._at = {epoch: np.concatenate([values, more]) for epoch, values in self._at.items()}
         if self._at:
             self._read_values(list(self._at), places, every=False)
 
@@ -88,7 +87,7 @@ class StudyProgress:
         trials, steps = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2).T
         values = np.array([row[2] for row in rows], dtype=np.float64)
         found = np.searchsorted(ids, trials)
-        done = self._epochs[places]
+        done = self._epochs(places)
         for epoch in epochs:
             here = steps == epoch
             self._at[epoch][places] = math.nan
@@ -103,10 +102,9 @@ class StudyProgress:
         values = last_values_up_to(self._reader, epoch, ids)
         self._at[epoch][places] = [values.get(trial_id, math.nan) for trial_id in ids]
 
-    @property
-    def _epochs(self) -> Integers:
-        paused = np.where(self._columns["state"] == PAUSED, self._columns["until"], NONE)
-        epochs: Integers = np.maximum(self._columns["last"], paused)
+    def _epochs(self, places: Integers) -> Integers:
+        state, until, last = (self._columns[name][places] for name in ("state", "until", "last"))
+        epochs: Integers = np.maximum(last, np.where(state == PAUSED, until, NONE))
         return epochs
 
 
@@ -125,31 +123,27 @@ def _changed(column: NDArray[Any], read: NDArray[Any], places: Integers, new: Fl
 def _row(trial: Progress) -> tuple[Any, ...]:
     """In the order of `_KINDS`."""
     attrs = trial.attrs
-    grants = attrs.get(GRANTS_ATTR, ())
-    until = grants[-1]["until"] if grants else None
     return (
         trial.trial_id,
         trial.number,
         _state(trial),
         NONE if trial.last is None else trial.last,
-        NONE if until is None else until,
-        len(grants),
+        NONE if trial.until is None else trial.until,
+        trial.grants,
         attrs[FORK_ATTR]["epoch"] if FORK_ATTR in attrs else 0,
         math.nan if trial.best is None else trial.best,
         trial.last is not None and trial.last != trial.last_not_finite,
         _is_whole(trial),
         IMPORTED_ATTR in attrs,
-        attrs.get(ORIGIN_ATTR, (None,))[0] is not None,
-        all(value <= 0 for key, value in attrs.items() if key.startswith(CONSTRAINT_ATTR)),
+        ORIGIN_ATTR in attrs and attrs[ORIGIN_ATTR][0] is not None,
+        not attrs or all(value <= 0 for key, value in attrs.items() if key.startswith(CONSTRAINT_ATTR)),
     )
 
 
 def _state(trial: Progress) -> int:
-    if trial.state.is_finished():
-        return ENDED
-    if trial.state == TrialState.WAITING:
-        return WAITING
-    return PAUSED if PAUSED_ATTR in trial.attrs else RUNNING
+    if trial.state == TrialState.RUNNING:  # most of those that a scheduler leaves
+        return PAUSED if trial.is_paused else RUNNING
+    return WAITING if trial.state == TrialState.WAITING else ENDED
 
 
 def _is_whole(trial: Progress) -> bool:

@@ -228,7 +228,7 @@ def study_trials(opened: OpenStudy, last: int | None = None) -> list[dict[str, A
     with opened.storage.engine.connect() as conn:
         attempts = _by_trial(ledger.attempts(conn, opened.study_id, after=above))
     minimize = opened.spec.study.direction == "minimize"
-    trials = _own(trials_without_curves(opened.storage, opened.study_id, minimize=minimize, after=above))
+    trials = own_among(trials_without_curves(opened.storage, opened.study_id, minimize=minimize, after=above))
     forks = {fork["replaces"]: trial for trial in trials if (fork := forked_from(trial)) is not None}
     return [
         {
@@ -382,13 +382,14 @@ def _values(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
 
 def own_trials(opened: OpenStudy) -> list[FrozenTrial]:
     """The study's own trials; imported ones are the samplers' business only."""
-    return _own(opened.study.get_trials(deepcopy=False))
+    return own_among(opened.study.get_trials(deepcopy=False))
 
 
 def outlined(opened: OpenStudy) -> list[FrozenTrial]:
     """The same with what decides how each counts, and without parameters and curves: `hpo.storage.outlines`."""
-    return _own(outlined_trials(opened.storage, opened.study_id))
+    return own_among(outlined_trials(opened.storage, opened.study_id))
 
 
-def _own(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+def own_among(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    """Those of a study's trials that were not imported."""
     return [trial for trial in trials if IMPORTED_ATTR not in trial.system_attrs]

@@ -75,7 +75,8 @@ class Columns:
 
     def with_paused(self, number: int) -> Columns:
         """The same with this trial as if it had paused."""
-        state = np.where(self.number == number, PAUSED, self.state)
+        state = self.state.copy()
+        state[self.number == number] = PAUSED
         return replace(self, state=state)
 
 

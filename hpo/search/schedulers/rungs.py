@@ -38,6 +38,8 @@ class Climbers:
 
     def horizon(self, standing: Standing) -> int:
         """As `hpo.search.schedulers.curves.horizon_of`."""
+        if standing.horizon is not None:
+            return standing.horizon
         return horizon_by(standing, self.done[self.whole].max(initial=0), self.done.max(initial=0))
 
     def until(self, standing: Standing, goal: int) -> int | None:
@@ -48,17 +50,29 @@ class Climbers:
 
 def climbers_of(standing: Standing) -> Climbers:
     """Every trial, but those of earlier studies: their losses may have another level."""
-    every, sign = standing.columns, 1.0 if standing.minimize else -1.0
-    ours = ~every.foreign
+    every = standing.columns
+    # An array of very many trials takes its time: what would change nothing is left out.
+    bounded, forked = not every.feasible.all(), bool(every.inherited.any())
 
     def at(epoch: int) -> Floats:
-        losses = sign * every.read_at(epoch)
-        return np.where(every.feasible & np.isfinite(losses), losses, math.inf)[ours]
+        values = every.read_at(epoch)
+        known = np.isfinite(values)
+        if bounded:
+            known &= every.feasible
+        return np.where(known, values if standing.minimize else -values, math.inf)
 
     paused = every.state == PAUSED
-    done = np.where(paused, every.epochs, np.maximum(every.last, 0))
-    resumable = paused & every.feasible & every.finite
-    return Climbers(every.number[ours], done[ours], every.whole[ours], resumable[ours], at)
+    done = np.maximum(every.last, 0)
+    done = np.where(paused, every.epochs if forked else np.maximum(done, every.until), done)
+    resumable = paused & every.finite
+    if bounded:
+        resumable &= every.feasible
+    if not every.foreign.any():
+        return Climbers(every.number, done, every.whole, resumable, at)
+    ours = ~every.foreign
+    return Climbers(
+        every.number[ours], done[ours], every.whole[ours], resumable[ours], lambda epoch: at(epoch)[ours]
+    )
 
 
 def climbing(curves: Sequence[Curve]) -> Climbers:

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from hpo.cli.watch import _as_line, _look, _view, study_view
-from hpo.console.snapshot import Look, has_ended, look_at, thinned
+from hpo.console.snapshot import Look, Looks, has_ended, thinned
 from hpo.errors import StudyError
 from hpo.storage.outage import DatabaseAwayError
 from hpo.study.open_study import OpenStudy
@@ -30,7 +30,7 @@ def report(view: OpenStudy, values: list[float]) -> int:
 def test_a_look_tells_how_far_running_trials_are(studies: Studies) -> None:
     with studies.open(views=2) as (view, other):
         report(view, [3.0, math.nan, 1.0])
-        found = look_at(other)
+        found = Looks(other).look()
         (entry,) = found.status["running_trials"]
         assert (entry["trial"], entry["epoch"], entry["max_epochs"], entry["value"]) == (0, 3, 3, 1.0)
         assert [point[0] for point in entry["curve"]] == [1, 2, 3]
@@ -39,7 +39,7 @@ def test_a_look_tells_how_far_running_trials_are(studies: Studies) -> None:
         assert (found.outcomes, found.seconds) == ({}, {})
         assert not has_ended(found.status)
         view.study.tell(0, 1.0)
-        found = look_at(other)
+        found = Looks(other).look()
         assert found.status["running_trials"] == []
         assert found.outcomes == {0: "complete"}
         assert found.seconds[0] > 0
@@ -47,11 +47,11 @@ def test_a_look_tells_how_far_running_trials_are(studies: Studies) -> None:
 
 def test_a_look_becomes_a_picture(studies: Studies) -> None:
     with studies.open() as (view,):
-        picture = study_view(view, look_at(view))
+        picture = study_view(view, Looks(view).look())
         assert (picture.progress, picture.workers) == ((0, 6, "trials"), [])
         assert picture.notices == ["no trial is running"]
         report(view, [3.0, 2.0])
-        (worker,) = study_view(view, look_at(view)).workers
+        (worker,) = study_view(view, Looks(view).look()).workers
         assert (worker.worker, worker.trial, worker.epoch, worker.curve) == ("worker-0", 0, 2, (3.0, 2.0))
         away = study_view(view, Look({}, {}, set(), {}, {}), "the database is away")
         assert (away.progress[1], away.notices) == (6, ["the database is away"])
@@ -61,7 +61,7 @@ def test_workers_of_several_machines_are_told_apart(studies: Studies) -> None:
     with studies.open() as (view,):
         report(view, [1.0])
         report(view, [2.0])
-        found = look_at(view)
+        found = Looks(view).look()
         found.status["running_trials"][1]["host"] = "elsewhere"
         names = [worker.worker for worker in study_view(view, found).workers]
         assert names[0].startswith("worker-0@")
@@ -74,7 +74,7 @@ def test_several_objectives_have_a_front(studies: Studies) -> None:
         for values in ([1.0, 2.0], [2.0, 1.0]):
             trial, _ = ask(view)
             view.study.tell(trial, values)
-        found = look_at(view)
+        found = Looks(view).look()
         picture = study_view(view, found)
         assert (picture.front, len(picture.best)) == (2, 2)
         assert _as_line(view, found, "").endswith("2 complete, Pareto front trials 0, 1")
@@ -118,10 +118,11 @@ def test_a_database_that_is_away_is_waited_for(
     with studies.open("study.n_trials=1") as (view,):
         view.study.tell(ask(view)[0], 1.0)
         away.append("no route")
-        assert _look(view) == (None, "the database is unreachable; waiting for it: no route")
-        assert _look(view)[1] == ""
+        looks = Looks(view)
+        assert _look(view, looks) == (None, "the database is unreachable; waiting for it: no route")
+        assert _look(view, looks)[1] == ""
         out = _view(view, json_=True)
-        for each in (_look(view), (None, "away"), _look(view)):
+        for each in (_look(view, looks), (None, "away"), _look(view, looks)):
             out.show(*each)
     first, second, third = map(json.loads, capsys.readouterr().out.splitlines())
     assert (first["problem"], third["finished"]) == (None, 1)
@@ -133,10 +134,10 @@ def test_lines_are_printed_where_something_is_new(studies: Studies, capsys: pyte
     with studies.open() as (view,):
         lines = _view(view, json_=False)
         for _ in range(2):
-            lines.show(*_look(view))
+            lines.show(*_look(view, Looks(view)))
         lines.show(None, "the database is away")
         report(view, [1.0])
-        lines.show(*_look(view))
+        lines.show(*_look(view, Looks(view)))
     assert capsys.readouterr().out.splitlines() == ["0/6 trials", "the database is away", "0/6 trials, 1 running"]
 
 
@@ -144,7 +145,7 @@ def test_a_study_that_is_deleted_meanwhile_is_an_error(studies: Studies) -> None
     with studies.open() as (view,):
         view.storage.delete_study(view.study_id)
         with pytest.raises(StudyError, match="the study tiny has been deleted"):
-            _look(view)
+            _look(view, Looks(view))
 
 
 def test_an_interval_without_a_watch_is_refused(tmp_path: Path) -> None:

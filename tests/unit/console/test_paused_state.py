@@ -14,7 +14,7 @@ from hpo.cli.watch import study_view
 from hpo.console.events import EventWriter
 from hpo.console.lines import Reporter
 from hpo.console.live import GrantView, picture
-from hpo.console.snapshot import has_ended, look_at
+from hpo.console.snapshot import Looks, has_ended
 from hpo.console.tally import Tally
 from hpo.errors import StudyError
 from hpo.execution.messages import Extended, Started
@@ -70,7 +70,7 @@ def test_the_commands_show_it(view: OpenStudy) -> None:
 
 def test_the_live_view_shows_how_many_there_are(view: OpenStudy) -> None:
     tally = Tally(view)
-    assert tally.view().paused == study_view(view, look_at(view)).paused == 1
+    assert tally.view().paused == study_view(view, Looks(view).look()).paused == 1
     tally.heard("worker-1", TrialReport(1, None, 0.5, 2, 1.0, paused=True))
     assert (tally.view().paused, tally.finished) == (2, 0)
     tally.heard("worker-1", Started(0))
@@ -154,7 +154,7 @@ def test_its_progress_is_that_of_its_epochs(given: OpenStudy, capsys: pytest.Cap
     assert left > 0
     Reporter(given).heard("worker-1", TrialReport(1, None, 0.5, 7, 1.0, paused=True))
     assert capsys.readouterr().out.startswith("[ 9/40 epochs] trial 1    paused")
-    assert study_view(given, look_at(given)).progress == (2, 40, "epochs")
+    assert study_view(given, Looks(given).look()).progress == (2, 40, "epochs")
     assert not has_ended({**study_status(given), "running": 0})
     assert has_ended({**study_status(given), "running": 0, "epochs": {"trained": 40, "limit": 40}})
 
@@ -201,7 +201,7 @@ def test_the_live_view_shows_the_latest_grant(given: OpenStudy) -> None:
 
 
 def test_a_look_from_elsewhere_shows_it_too(given: OpenStudy) -> None:
-    (worker,) = study_view(given, look_at(given)).workers
+    (worker,) = study_view(given, Looks(given).look()).workers
     assert worker.granted == GrantView(0, 3, "model, ends at 0.123 (0.1 to 0.2), best 0.15")
 
 
