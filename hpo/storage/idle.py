@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from sqlalchemy.util import queue
 
 #: Seconds after its use for which a connection counts as good: to try it costs as much as a small statement.
-_FRESH: Final = 1.0
+_FRESH: Final = 0.1
 
 
 class IdlePool(sa.QueuePool):

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 import optuna
 from optuna.pruners import BasePruner
 from optuna.samplers import BaseSampler
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.code import code_identity
 from hpo.config.identity import identity, stored_identity
@@ -25,6 +25,7 @@ from hpo.search.samplers import ExhaustiveSampler, import_models, make_sampler
 from hpo.search.schedulers.by_name import make_scheduler
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Scheduler
+from hpo.search.schedulers.seen import Seen
 from hpo.search.valid_points import check_where
 from hpo.storage import ledger
 from hpo.storage.attributes import BUDGET_ATTR, CONFIG_ATTR, EPOCHS_ATTR, HASH_ATTR, MAX_EPOCHS_ATTR, WIDENED_ATTR
@@ -76,6 +77,11 @@ class OpenStudy:
         """Its trials as columns, as they were at the last look."""
         minimize = self.spec.study.direction == "minimize"
         return StudyProgress(self.storage, self.study_id, minimize=minimize)
+
+    @functools.cached_property
+    def seen(self) -> dict[int, tuple[FrozenTrial, Seen]]:
+        """By number, the trials that have ended or are paused, and how a scheduler sees them."""
+        return {}
 
     @property
     def study_id(self) -> int:

@@ -61,7 +61,15 @@ def _columns(opened: OpenStudy, here: int | None) -> Columns:
 
 def _seen(opened: OpenStudy, here: int | None) -> Sequence[Seen]:
     opened.forget_looks()
-    found = [seen(trial) for trial in opened.study.get_trials(deepcopy=False)]
+    kept, found = opened.seen, []
+    for trial in opened.study.get_trials(deepcopy=False):
+        known = kept.get(trial.number)
+        # What has ended or is paused is read once, and stays the same object.
+        if known is None or known[0] is not trial:
+            known = trial, seen(trial)
+            if trial.state.is_finished() or known[1].state == "paused":
+                kept[trial.number] = known
+        found.append(known[1])
     return [replace(each, state="paused") if each.number == here else each for each in found]
 
 

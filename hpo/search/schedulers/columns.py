@@ -20,6 +20,9 @@ Flags = NDArray[np.bool_]
 #: `Seen.state` by its number in a column.
 STATES: Final = ("waiting", "running", "paused", "ended")
 WAITING, RUNNING, PAUSED, ENDED = range(len(STATES))
+_STATE_NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
+#: Entries of `Seen.row`.
+_IN_A_ROW: Final = 13
 #: In a column of epochs: there is none.
 NONE: Final = -1
 
@@ -82,31 +85,32 @@ class Columns:
 
 def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:
     """The columns of trials."""
-    pick = min if minimize else max
-
-    def column(of: Callable[[Seen], Any], kind: Any) -> NDArray[Any]:
-        return np.fromiter(map(of, trials), dtype=kind, count=len(trials))
+    rows: list[Sequence[Any]] = list(zip(*(trial.row for trial in trials), strict=True)) or [()] * _IN_A_ROW
+    number, state, last, finite, least, largest, until, grants, *flags, inherited = rows
+    whole, imported, foreign, feasible = (np.array(each, np.bool_) for each in flags)
 
     def at(epoch: int) -> Floats:
-        return column(lambda trial: _value_at(trial.values, epoch), np.float64)
+        return np.array([_value_at(trial.values, epoch) for trial in trials], np.float64)
 
     return Columns(
-        number=column(lambda trial: trial.number, np.int64),
-        state=column(lambda trial: STATES.index(trial.state), np.int64),
-        last=column(lambda trial: max(trial.values, default=NONE), np.int64),
-        finite=column(
-            lambda trial: bool(trial.values) and math.isfinite(trial.values[max(trial.values)]), np.bool_
-        ),
-        best=column(lambda trial: math.nan if (best := trial.best(pick)) is None else best, np.float64),
-        until=column(lambda trial: NONE if trial.until is None else trial.until, np.int64),
-        grants=column(lambda trial: len(trial.kinds), np.int64),
-        whole=column(lambda trial: trial.whole, np.bool_),
-        imported=column(lambda trial: trial.imported, np.bool_),
-        foreign=column(lambda trial: trial.source is not None, np.bool_),
-        feasible=column(lambda trial: trial.feasible, np.bool_),
-        inherited=column(lambda trial: trial.inherited, np.int64),
+        number=np.array(number, np.int64),
+        state=np.array(list(map(_STATE_NUMBERS.__getitem__, state)), np.int64),
+        last=_or_none(last),
+        finite=np.array(finite, np.bool_),
+        best=np.array(least if minimize else largest, np.float64),  # None becomes NaN
+        until=_or_none(until),
+        grants=np.array(grants, np.int64),
+        whole=whole,
+        imported=imported,
+        foreign=foreign,
+        feasible=feasible,
+        inherited=np.array(inherited, np.int64),
         read_at=at,
     )
+
+
+def _or_none(epochs: Sequence[int | None]) -> Integers:
+    return np.array([NONE if epoch is None else epoch for epoch in epochs], np.int64)
 
 
 def _value_at(values: Mapping[int, float], epoch: int) -> float:

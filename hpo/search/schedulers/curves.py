@@ -2,66 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from typing import Final, SupportsInt
 
 from hpo.search.schedulers.scheduler import Standing
-from hpo.search.schedulers.seen import Seen
+from hpo.search.schedulers.seen import Curve, Seen
+
+__all__ = ["Curve"]
 
 #: A horizon that is not known is taken to be this many times the largest epoch seen, and no less than that.
 _ROOM: Final = 3
 _LEAST: Final = 9
-
-
-@dataclass(frozen=True, eq=False)
-class Curve:
-    """A trial with its losses: less is better, infinite where nothing finite was reported or a bound is violated.
-
-    Attributes:
-        seen: The trial.
-        steps: Epochs with a report, ascending.
-        losses: The losses there.
-    """
-
-    seen: Seen
-    steps: Sequence[int]
-    losses: Sequence[float]
-
-    @property
-    def number(self) -> int:
-        """The trial's number."""
-        return self.seen.number
-
-    @property
-    def done(self) -> int:
-        """The last epoch with a report, or of a paused trial where it has paused; 0: none."""
-        if self.seen.state == "paused":
-            return self.seen.epochs
-        return self.steps[-1] if self.steps else 0
-
-    @property
-    def last(self) -> float:
-        """The loss after it."""
-        return self.losses[-1] if self.losses else math.inf
-
-    @cached_property
-    def best(self) -> float:
-        """The least loss."""
-        return min(self.losses, default=math.inf)
-
-    @property
-    def resumable(self) -> bool:
-        """Whether it is paused, and has not diverged."""
-        return self.seen.state == "paused" and math.isfinite(self.last)
-
-    def at(self, epoch: int) -> float:
-        """The loss at the last report up to an epoch; infinite before the first."""
-        index = bisect_right(self.steps, epoch)
-        return self.losses[index - 1] if index else math.inf
 
 
 def curves_of(standing: Standing) -> list[Curve]:
@@ -79,16 +30,7 @@ def earlier_curves(standing: Standing) -> dict[str, list[Curve]]:
 
 
 def _curves(standing: Standing, trials: Iterable[Seen]) -> list[Curve]:
-    sign = 1.0 if standing.minimize else -1.0
-    return [_curve(seen, sign) for seen in trials]
-
-
-def _curve(seen: Seen, sign: float) -> Curve:
-    steps = sorted(seen.values)
-    values = [sign * seen.values[step] if seen.feasible else math.inf for step in steps]
-    if not math.isfinite(sum(values)):  # a sum is finite only where all of them are
-        values = [value if math.isfinite(value) else math.inf for value in values]
-    return Curve(seen, steps, values)
+    return [seen.falling if standing.minimize else seen.rising for seen in trials]
 
 
 def horizon_of(standing: Standing, curves: Sequence[Curve]) -> int:

@@ -1,16 +1,18 @@
-"""A trial as a scheduler sees it."""
+"""A trial as a scheduler sees it, and its curve of losses."""
 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Literal
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A trial as a scheduler sees it.
+    """A trial as a scheduler sees it. A process keeps one that has ended, or is paused, from look to look.
 
     Attributes:
         number: Its number.
@@ -59,3 +61,92 @@ class Seen:
         if not math.isfinite(sum(values)):  # a sum is finite only where all of them are
             values = [value for value in values if math.isfinite(value)]
         return pick(values) if values else None
+
+    @cached_property
+    def all_kinds(self) -> frozenset[str]:
+        """`kinds`, each once."""
+        return frozenset(self.kinds)
+
+    @cached_property
+    def row(self) -> tuple[Any, ...]:
+        """What `hpo.search.schedulers.columns.columns_of` needs of it; least and largest value both."""
+        last = max(self.values, default=None)
+        return (
+            self.number,
+            self.state,
+            last,
+            last is not None and math.isfinite(self.values[last]),
+            self.best(min),
+            self.best(max),
+            self.until,
+            len(self.kinds),
+            self.whole,
+            self.imported,
+            self.source is not None,
+            self.feasible,
+            self.inherited,
+        )
+
+    @cached_property
+    def falling(self) -> Curve:
+        """Its losses where the metric is to fall."""
+        return self._curve(1.0)
+
+    @cached_property
+    def rising(self) -> Curve:
+        """Its losses where the metric is to rise."""
+        return self._curve(-1.0)
+
+    def _curve(self, sign: float) -> Curve:
+        steps = sorted(self.values)
+        values = [sign * self.values[step] if self.feasible else math.inf for step in steps]
+        if not math.isfinite(sum(values)):  # a sum is finite only where all of them are
+            values = [value if math.isfinite(value) else math.inf for value in values]
+        return Curve(self, steps, values)
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """A trial with its losses: less is better, infinite where nothing finite was reported or a bound is violated.
+
+    Attributes:
+        seen: The trial.
+        steps: Epochs with a report, ascending.
+        losses: The losses there.
+    """
+
+    seen: Seen
+    steps: Sequence[int]
+    losses: Sequence[float]
+
+    @property
+    def number(self) -> int:
+        """The trial's number."""
+        return self.seen.number
+
+    @cached_property
+    def done(self) -> int:
+        """The last epoch with a report, or of a paused trial where it has paused; 0: none."""
+        if self.seen.state == "paused":
+            return self.seen.epochs
+        return self.steps[-1] if self.steps else 0
+
+    @property
+    def last(self) -> float:
+        """The loss after it."""
+        return self.losses[-1] if self.losses else math.inf
+
+    @cached_property
+    def best(self) -> float:
+        """The least loss."""
+        return min(self.losses, default=math.inf)
+
+    @cached_property
+    def resumable(self) -> bool:
+        """Whether it is paused, and has not diverged."""
+        return self.seen.state == "paused" and math.isfinite(self.last)
+
+    def at(self, epoch: int) -> float:
+        """The loss at the last report up to an epoch; infinite before the first."""
+        index = bisect_right(self.steps, epoch)
+        return self.losses[index - 1] if index else math.inf

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
+from itertools import islice, pairwise
 from statistics import NormalDist
 from typing import Final
 
@@ -50,7 +50,7 @@ def unjudged(curve: Curve, base: int) -> int:
     """Up to which epoch a trial ran without being chosen by its values; 0 for one that is not at an even point."""
     if not is_even(curve):
         return 0
-    if all(kind in _UNJUDGED for kind in curve.seen.kinds):
+    if curve.seen.all_kinds <= _UNJUDGED:
         return curve.done
     return min(base, curve.done) if curve.seen.kinds[0] == "initial" else 0
 
@@ -74,7 +74,8 @@ def agreements(curves: Sequence[Curve], rungs: Sequence[int], base: int) -> dict
     found = {}
     reach = [(curve, unjudged(curve, base)) for curve in curves if curve.steps]
     for early, late in pairwise(rungs):
-        both = [curve for curve, epoch in reach if epoch >= late and curve.steps[0] <= early]
+        reach = [(curve, epoch) for curve, epoch in reach if epoch >= late]  # fewer at each rung
+        both = [curve for curve, _ in reach if curve.steps[0] <= early]
         count = len(both) if len(both) >= _FEWEST else 0
         total = _WEIGHT * _EXPECTED[early >= base]
         if count:
@@ -103,8 +104,8 @@ def among_promoted(curves: Sequence[Curve], early: int, late: int) -> float:
     All trials together may agree well, and the next rung's best still stand anywhere among the promoted ones,
     where curves cross late. Less the standard error of a rank correlation of n pairs, 1 / √(n - 1).
     """
-    chosen = [curve for curve in curves if any(kind not in _UNJUDGED for kind in curve.seen.kinds)]
-    both = [curve for curve in chosen if curve.done >= late and curve.steps and curve.steps[0] <= early]
+    there = [curve for curve in curves if curve.done >= late and curve.steps and curve.steps[0] <= early]
+    both = [curve for curve in there if not curve.seen.all_kinds <= _UNJUDGED]
     if len(both) < _FEWEST:
         return 0.0
     found = rank_correlation(*([curve.at(epoch) for curve in both] for epoch in (early, late)))
@@ -121,9 +122,9 @@ def wins(curves: Sequence[Curve]) -> float:
 
     A half: the model proposes nothing better than chance. Drawn towards what is usual while it has proposed few.
     """
-    seen = [curve for curve in curves if curve.steps and curve.seen.kinds]
-    model = [curve for curve in seen if curve.seen.kinds[0] == "model"][-_LATEST:]
-    even = [curve for curve in seen if is_even(curve)][-_LATEST:]
+    latest = [curve for curve in reversed(curves) if curve.steps and curve.seen.kinds]
+    model = list(islice((curve for curve in latest if curve.seen.kinds[0] == "model"), _LATEST))[::-1]
+    even = list(islice(filter(is_even, latest), _LATEST))[::-1]
     if not model or not even:
         return _WINS
     won = [_ahead(one, other) for one in model for other in even]

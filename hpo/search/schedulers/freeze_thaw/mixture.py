@@ -12,7 +12,7 @@ from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw import agreement
 from hpo.search.schedulers.freeze_thaw.choice import ModelChoice
 from hpo.search.schedulers.freeze_thaw.study_view import StudyView
-from hpo.search.schedulers.rungs import climbing, ladder, promotion
+from hpo.search.schedulers.rungs import Climbers, climbing, ladder, promotion
 from hpo.search.schedulers.scheduler import New, Next, Resume, Wait, Why
 
 #: Rungs grow by this; of so many that have come to one, one is promoted; of its square where ranks agree.
@@ -83,6 +83,16 @@ class Mixture:
         return [curve for curve in self._even if curve.number not in self._view.twins]
 
     @cached_property
+    def _untouched(self) -> list[Curve]:
+        """Those of these that are paused, and have run unjudged so far."""
+        resumable = [curve for curve in self._singles if curve.resumable]
+        return [curve for curve in resumable if agreement.unjudged(curve, self._base) == curve.done]
+
+    @cached_property
+    def _climbers(self) -> Climbers:
+        return climbing(self._singles)
+
+    @cached_property
     def _opening_epochs(self) -> float:
         horizon = self._view.horizon
         epochs = max(min(_OPENING, _WHOLE_TRIALS * horizon), _OF_A_TRIAL * horizon)
@@ -136,9 +146,8 @@ class Mixture:
         left = share * sum(map(self._view.reach, self._view.own)) - sum(spent.values())
         # The nearest rung is compared first, and the k-th gets a k-th as many epochs.
         for _, (early, late) in sorted(enumerate(steps), key=lambda each: (each[0] + 1) * spent[each[1][1]]):
-            for curve in self._singles:
-                untouched = agreement.unjudged(curve, self._base) == curve.done
-                if curve.resumable and untouched and early <= curve.done < late:
+            for curve in self._untouched:
+                if early <= curve.done < late:
                     # Early in a study a way to the end would be much of all that was trained: it is saved up for.
                     return self._view.resume(curve, late, Why("whole")) if late - curve.done <= left else None
         return None
@@ -180,7 +189,7 @@ class Mixture:
         rungs = [rung for rung in self._rungs if rung >= lowest]
         for early, late in reversed(list(pairwise(rungs))):
             factor = int(_FACTOR ** (1 + agreement.among_promoted(self._singles, early, late)))
-            if found := promotion(climbing(self._singles), [early, late], factor):
+            if found := promotion(self._climbers, [early, late], factor):
                 place, rung = found
                 return self._view.resume(self._singles[place], rung, Why("promotion"))
         return None

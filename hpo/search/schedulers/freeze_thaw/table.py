@@ -37,11 +37,10 @@ class Warp:
     """
 
     def __init__(self, curves: Sequence[Curve]) -> None:
-        losses = np.array([loss for curve in curves for loss in curve.losses])
         lasts = np.array([curve.last for curve in curves if math.isfinite(curve.last)])
-        finite = losses[np.isfinite(losses)]
-        self.best = float(finite.min()) if len(finite) else 0.0
-        self.floor = 0.0 if len(finite) and self.best >= 0 else -math.inf
+        finite = [curve.best for curve in curves if math.isfinite(curve.best)]
+        self.best = min(finite, default=0.0)
+        self.floor = 0.0 if finite and self.best >= 0 else -math.inf
         half = float(np.median(lasts)) if len(lasts) else self.best
         self._scale = max(half - self.best, 1e-12 + 1e-6 * abs(self.best))
 

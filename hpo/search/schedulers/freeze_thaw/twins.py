@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from hpo.search.schedulers.curves import Curve
@@ -18,18 +18,21 @@ def twins(curves: Sequence[Curve]) -> set[int]:
     Both have had exactly the same losses as far as both have come. The one that has come further stands for the
     others, unless it has ended before its time.
     """
-    stands: dict[tuple[float, ...], list[Curve]] = {}
-    found = set()
-    for curve in sorted(curves, key=lambda each: (-each.done, each.number)):
+    alike: dict[tuple[float, ...], list[Curve]] = {}
+    for curve in curves:
         start = tuple(curve.losses[:_SAME])
-        if len(set(start)) < _SAME or not math.isfinite(sum(start)):
-            continue
-        others = stands.setdefault(start, [])
+        if len(set(start)) == _SAME and math.isfinite(sum(start)):
+            alike.setdefault(start, []).append(curve)
+    return {number for group in alike.values() if len(group) > 1 for number in _stood_for(group)}
+
+
+def _stood_for(curves: Sequence[Curve]) -> Iterator[int]:
+    others: list[Curve] = []
+    for curve in sorted(curves, key=lambda each: (-each.done, each.number)):
         if any(_begins(other, curve) for other in others):
-            found.add(curve.number)
+            yield curve.number
         elif curve.seen.state != "ended" or curve.seen.whole or not math.isfinite(curve.last):
             others.append(curve)
-    return found
 
 
 def _begins(whole: Curve, part: Curve) -> bool:
