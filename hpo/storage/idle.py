@@ -39,6 +39,7 @@ class IdlePool(sa.QueuePool):
 
     def _do_return_conn(self, record: sa.pool.ConnectionPoolEntry) -> None:
         self._used_at = time.monotonic()
+        record.fresh = False  # one that was lent without a look whether it is
         super()._do_return_conn(record)
 
     def close_idle(self, seconds: float) -> None:

@@ -8,15 +8,19 @@ from typing import Any
 import optuna
 import sqlalchemy as sa
 from optuna.distributions import FloatDistribution
-from optuna.trial import TrialState, create_trial
+from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from hpo.config.spec import load_spec
+from hpo.console.snapshot import Looks
 from hpo.storage.attributes import IMPORTED_ATTR
-from hpo.storage.optuna_private import TRIAL_SYSTEM_ATTRS, TRIALS
-from hpo.storage.outlines import outlined_trials, trials_without_curves
+from hpo.storage.ledger import Owner
+from hpo.storage.optuna_private import TRIAL_SYSTEM_ATTRS, TRIALS, id_of_study
+from hpo.storage.outlines import KeptOutlines, outlined_trials, trials_without_curves
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.status import own_trials, study_best, study_status, study_trials, trial_value
 from tests.support.big_study import make_big_study
+from tests.support.owners import load, make_study
+from tests.support.owners import opened as opened_storage
 
 NAN, INF = math.nan, math.inf
 COMPLETE, PRUNED, RUNNING, FAIL = TrialState.COMPLETE, TrialState.PRUNED, TrialState.RUNNING, TrialState.FAIL
@@ -93,3 +97,48 @@ def test_status_reads_no_parameters_and_of_each_curve_its_length(tmp_path: Path,
     assert len(of_curves) == 1
     assert "max(trial_intermediate_values.step)" in of_curves[0]
     assert not any("trial_params" in each for each in read)
+
+
+def test_kept_outlines_follow_the_study_and_read_what_has_ended_once(ready_url: str) -> None:
+    make_study(ready_url, 20)
+    with opened_storage(ready_url, owner=Owner.current()) as worker, opened_storage(ready_url) as storage:
+        study = id_of_study(load(worker))
+        kept = KeptOutlines(storage, study)
+
+        def look() -> list[FrozenTrial]:
+            found = kept.look()
+            assert found == outlined_trials(storage, study)
+            return found
+
+        assert look() == []
+        ids = [worker.create_new_trial(study) for _ in range(4)]
+        for trial_id in ids:
+            worker.set_trial_intermediate_value(trial_id, 1, 0.5)
+        look()
+        worker.pause(ids[0], 1)
+        worker.set_trial_state_values(ids[1], COMPLETE, [0.5])
+        worker.requeue(ids[2])
+        ids.append(worker.create_new_trial(study))
+        look()
+        assert worker.resume(ids[0])  # a paused one is not asked for: its change is noted
+        worker.set_trial_intermediate_value(ids[0], 2, 0.25)
+        look()
+        worker.pause(ids[0], 2)
+        before = look()
+        after = kept.look()
+        assert [trial.number for trial, old in zip(after, before, strict=True) if trial is old] == [0, 1]
+
+
+def test_looks_read_no_curves_of_trials_that_have_ended(tmp_path: Path, sqlite_url: str) -> None:
+    opened = load_study(load_spec(make_big_study(tmp_path, 30, epochs=10, storage=sqlite_url)))
+    read: list[str] = []
+    with closing(opened.storage):
+        looks = Looks(opened)
+        sa.event.listen(opened.storage.engine, "before_cursor_execute", lambda *call: read.append(call[2]))
+        found = looks.look()
+        assert looks.look() == found
+        assert found.status == study_status(opened)
+    assert len(found.outcomes) == len(found.seconds) == 30
+    assert sum(found.epochs.values()) == found.status["epochs"]["trained"]
+    of_curves = [each for each in read if "trial_intermediate_values" in each]
+    assert len([each for each in of_curves if "max(trial_intermediate_values.step)" not in each]) == 3  # the best
