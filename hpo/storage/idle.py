@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Final, cast
+from typing import Any, Final, cast
 
 import sqlalchemy as sa
 from sqlalchemy.util import queue
@@ -39,7 +39,7 @@ class IdlePool(sa.QueuePool):
 
     def _do_return_conn(self, record: sa.pool.ConnectionPoolEntry) -> None:
         self._used_at = time.monotonic()
-        record.fresh = False  # one that was lent without a look whether it is
+        cast("Any", record).fresh = False  # lent without a look whether it is
         super()._do_return_conn(record)
 
     def close_idle(self, seconds: float) -> None:
