@@ -113,7 +113,7 @@ class Callback:
             all that in one go, its hooks may be called afterwards.
         saves: It writes checkpoints. With one of these, the state of the others is checked.
         rank_state: With several processes its state inside an epoch differs between them, and a checkpoint holds
-            all of them; one that is resumed by another number of processes loads ``{}``, to begin anew.
+            all of them; one that is resumed by another number of processes loads what ``redealt`` makes of them.
         reads_batches: It reads the loss of single batches. With several processes ``state.loss`` and what is
             recorded of it are then the mean over the whole batch; else they are that of this process's part.
         needs_whole_model: Why it can't work where each process holds a part of the model, as with strategy
@@ -160,6 +160,18 @@ class Callback:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what ``state_dict`` returned."""
+
+    def redealt(self, states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:  # noqa: ARG002
+        """The state of one of another number of processes, of a callback with ``rank_state``.
+
+        Args:
+            states: What ``state_dict`` returned in each process that wrote the checkpoint, by rank.
+            rank: Of the process that is to load it.
+
+        Returns:
+            ``{}`` where it is to begin anew.
+        """
+        return {}
 
     def setup(self, trainer: TrainerView) -> None:
         """See `trainer.events.EVENTS` for when each hook fires and what it may change."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -132,6 +132,21 @@ class CallbackRunner:
             callback.name: callback.state_dict()
             for callback in self.callbacks
             if _is_stateful(callback) and (callback.rank_state or not by_rank)
+        }
+
+    def redealt(self, states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
+        """What a process loads of states that differ by rank and were saved by another number of processes.
+
+        Args:
+            states: Of all callbacks, by the rank of who saved them.
+            rank: Of the process that loads.
+        """
+        return {
+            callback.name: callback.redealt(
+                [state[callback.name] for state in states if callback.name in state], rank
+            )
+            for callback in self.callbacks
+            if callback.rank_state and callback.name in states[0]
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -150,9 +150,21 @@ class GradientAccumulation(Callback):
             "open": self._open_gradients(),
         }
 
+    def redealt(self, states: Sequence[Mapping[str, Any]], rank: int) -> dict[str, Any]:
+        """The sum over the processes for rank 0; for the others as many batches without any gradient."""
+        count, weight = states[0]["gradients"], _total([state["weight"] for state in states])
+        opened = [(state["open"], state["unit"]) for state in states if state["open"] is not None]
+        if rank:
+            return {"gradients": count, "weight": None if weight is None else 0.0, "unit": 1.0, "open": None}
+        sums = [
+            _total([_times(gradient, unit, weight) for gradient, unit in of_parameter])
+            for of_parameter in zip(*([(each, unit) for each in part] for part, unit in opened), strict=True)
+        ]
+        return {"gradients": count, "weight": weight, "unit": 1.0, "open": sums or None}
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume inside the saved group; its gradients are restored when the fit starts."""
-        if not state:  # of a run with another number of processes
+        if not state:  # of a run of several processes that can't be redealt
             self._close()
             self._loaded = None
             return
@@ -180,6 +192,17 @@ class GradientAccumulation(Callback):
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _total(parts: Sequence[Any]) -> Any:
+    """The sum of those that are there; None where there is none."""
+    there = [part for part in parts if part is not None]
+    return sum(there[1:], start=there[0]) if there else None
+
+
+def _times(gradient: Tensor | None, unit: Weight, weight: Weight) -> Tensor | None:
+    """A part of the sum over batches, each times its weight, of what holds that divided by a unit."""
+    return gradient if gradient is None or weight is None or unit is None else gradient * unit
 
 
 def _first_above_zero(first: Weight, second: Tensor | float) -> Tensor | float:

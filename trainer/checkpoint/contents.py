@@ -130,5 +130,6 @@ def _part(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         )
     recorders = [] if rank else [checkpoint["recorder"], *(other["recorder"] for other in others)]
     inside = trainer.state.batch_index > 0
-    forgotten: dict[str, Any] = {name: {} for name in trainer.callbacks.state_dict(by_rank=True)} if inside else {}
-    return {"rng": None if rank else checkpoint["rng"], "recorders": recorders, "callbacks": forgotten}
+    parts = [checkpoint["callbacks"], *(other["callbacks"] for other in others)]
+    dealt: dict[str, Any] = trainer.callbacks.redealt(parts, rank) if inside else {}
+    return {"rng": None if rank else checkpoint["rng"], "recorders": recorders, "callbacks": dealt}

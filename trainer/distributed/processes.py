@@ -2,7 +2,8 @@
 
 There are two groups of torch. The one of the devices (``nccl`` on CUDA, ``gloo`` elsewhere) sums gradients. The
 other is made for each session and uses ``gloo`` on the host, for everything that is small: it is closed by a
-process that fails, and so the others, wherever they wait, know within milliseconds.
+process that fails, and so the others, wherever they wait, know within milliseconds. Where all are processes of one
+machine, they meet and add up what lies on the host by memory that they share (`board`).
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from torch import Tensor
 from torch.distributed import distributed_c10d as c10d
 
 from trainer.data.shard import Shard
+from trainer.distributed.board import Board, shared_board
 from trainer.distributed.group import Group, Strategy, check_strategy
 from trainer.distributed.ranks import is_distributed, local_rank, rank, world_size
 from trainer.error_text import error_text
@@ -41,6 +43,14 @@ _LOOK: Final = timedelta(seconds=2)
 #: What a process says at a meeting, of which the highest counts: nothing, that it has decided, or, rank 0 alone,
 #: that it first wants the others' parts of a checkpoint, or of its tensors.
 _NOTHING, _DECIDED, PARTS, TENSORS = range(4)
+#: What it says on the board where it does not come to a meeting but adds something up.
+_SUM: Final = 7
+#: Bits of what is shown there that say that.
+_KIND: Final = 3
+_APART: Final = (
+    "the processes are at different places of the run: in one of them a hook has skipped something that it did "
+    "not skip in another one, or asked all for something; let hooks do the same in all processes"
+)
 
 #: Sessions of this process so far: equal in all, as they are entered together.
 _sessions = itertools.count(1)
@@ -67,6 +77,8 @@ class Processes(Group):
         self.rank = rank()
         self.size = world_size()
         self._control: Any = None
+        self._board: Board | None = None
+        self._device_sums = 0
         self._words = torch.zeros(1, dtype=torch.int64)
         self._highest = dist.AllreduceOptions()
         self._highest.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
@@ -159,13 +171,18 @@ class Processes(Group):
     def sum(self, flat: Tensor) -> Any:
         """Begin to add up a tensor over all processes, in place; to be handed to ``wait``."""
         if flat.is_cuda:
+            self._device_sums += 1
             return dist.all_reduce(flat, async_op=True)
+        if self._board is not None and self._board.adds:
+            self._board.sum(flat, lambda: self._shown(_SUM, flat.numel()))
+            return None
         return self._begun(lambda control: control.allreduce([flat]))
 
     def wait(self, works: list[Any]) -> None:
         """Wait for sums, which are taken out of the list; on a CUDA device its queue waits, not the host."""
         while works:
-            self._finish(works.pop(0))
+            if (work := works.pop(0)) is not None:
+                self._finish(work)
 
     def broadcast(self, tensors: Sequence[Tensor]) -> None:
         """Give all processes the values of rank 0."""
@@ -189,6 +206,8 @@ class Processes(Group):
                 c10d._get_default_store().compare_set(f"{self._key}/error", "", text)  # noqa: SLF001
             except RuntimeError:  # the process that keeps the store is gone, which the others see by themselves
                 logger.warning("the other processes can't be told of the error")
+        if self._board is not None:
+            self._board.fail()
         self._close()
         if self._on_cuda and c10d._world.default_pg is not None:  # noqa: SLF001
             # What waits on the device for the others would never end.
@@ -209,10 +228,12 @@ class Processes(Group):
         if self.rank:  # what is logged is the same in all, and said once
             self._level, level = _LOGGER.level, max(_LOGGER.getEffectiveLevel(), logging.ERROR)
             _LOGGER.setLevel(level)
+        self._device_sums = 0
         self._known = self._gathered((socket.gethostname(), os.getpid()), _NOTHING)
+        self._board = shared_board(self.rank, self.size, self.gather)
 
     def _close(self) -> None:
-        control, self._control = self._control, None
+        control, self._control, self._board = self._control, None, None
         if control is not None:
             dist.destroy_process_group(control)
             if self.rank:
@@ -229,10 +250,40 @@ class Processes(Group):
         self._collected(_packed(self._make_part()))
 
     def _exchange(self, word: int) -> int:
+        if self._board is not None:
+            return self._shown(word, self._device_sums)
         words = self._words
         words[0] = word
         self._finish(self._begun(lambda control: control.allreduce([words], self._highest)))
         return int(words)
+
+    def _shown(self, word: int, count: int) -> int:
+        """Exchange words on the board; the highest one.
+
+        Args:
+            word: What this process does.
+            count: How many numbers it adds up, or, at a meeting, how many sums its device has begun.
+
+        Raises:
+            RuntimeError: The processes are not at the same place.
+        """
+        if self._board is None:
+            raise self._lost()
+        try:
+            found = self._board.exchange(word | count << _KIND, self._look)
+        except ConnectionError:
+            found = []
+        if not found:
+            raise self._lost()
+        kinds = [shown & _SUM for shown in found]
+        if any(shown >> _KIND != count for shown in found) or (_SUM in kinds and min(kinds) != _SUM):
+            raise RuntimeError(_APART)
+        return max(kinds)
+
+    def _look(self) -> None:
+        """Raise where the others are gone."""
+        if self._told() is not None or self._dead():
+            raise self._lost()
 
     def _gathered(self, value: Any, word: int) -> list[Any]:
         packed = _packed(value)  # before the others count on it
