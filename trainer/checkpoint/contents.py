@@ -129,7 +129,19 @@ def _part(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
             f", with strategy {trainer.group.strategy!r} after {strategy!r}" if before == size else "",
         )
     recorders = [] if rank else [checkpoint["recorder"], *(other["recorder"] for other in others)]
-    inside = trainer.state.batch_index > 0
-    parts = [checkpoint["callbacks"], *(other["callbacks"] for other in others)]
-    dealt: dict[str, Any] = trainer.callbacks.redealt(parts, rank) if inside else {}
+    dealt: dict[str, Any] = {}
+    if trainer.state.batch_index:
+        states = [checkpoint["callbacks"], *(other["callbacks"] for other in others)]
+        split = "fsdp" in {strategy, trainer.group.strategy}
+        dealt = _given_up(trainer) if split else trainer.callbacks.redealt(states, rank)
     return {"rng": None if rank else checkpoint["rng"], "recorders": recorders, "callbacks": dealt}
+
+
+def _given_up(trainer: Resumable) -> dict[str, Any]:
+    """Nothing for each callback whose state differs by rank, where it is that of parts of the model."""
+    names = list(trainer.callbacks.state_dict(by_rank=True))
+    if names and not trainer.group.rank:
+        logger.warning(
+            "%s begins anew inside the epoch: what it had of a split model fits no other split", ", ".join(names)
+        )
+    return {name: {} for name in names}

@@ -21,3 +21,11 @@ def four() -> Iterator[Ranks]:
     ranks = Ranks(4)
     yield ranks
     ranks.close()
+
+
+@pytest.fixture(scope="session")
+def two_apart() -> Iterator[Ranks]:
+    """Two processes that share no memory."""
+    ranks = Ranks(2, apart=True)
+    yield ranks
+    ranks.close()

@@ -32,14 +32,16 @@ class Ranks:
 
     Args:
         size: How many.
+        apart: Whether they share no memory, as those of several machines.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, apart: bool = False) -> None:
         self.size = size
         # As torchrun keeps it: outside of the processes, so that it outlives each of them.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
         context = get_context("forkserver")
-        context.set_forkserver_preload(["torch", "trainer", "trainer.callbacks"])
+        # Or each process imports it anew; an optimizer imports torch._dynamo.
+        context.set_forkserver_preload(["torch", "torch._dynamo", "tests.unit.trainer.distributed.runs"])
         self._ends: list[Connection] = []
         self.processes: list[Any] = []
         for rank in range(size):
@@ -53,7 +55,7 @@ class Ranks:
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "OMP_NUM_THREADS": "1",
             }
-            process = context.Process(target=_serve, args=(theirs, environment), daemon=True)
+            process = context.Process(target=_serve, args=(theirs, environment, apart), daemon=True)
             process.start()
             theirs.close()
             self._ends.append(ours)
@@ -89,9 +91,14 @@ class Ranks:
                 process.join()
 
 
-def _serve(end: Connection, environment: dict[str, str]) -> None:
+def _serve(end: Connection, environment: dict[str, str], apart: bool) -> None:
     os.environ.update(environment)
     import torch
+
+    if apart:
+        from trainer.distributed import board
+
+        board._made = lambda size: None
 
     torch.set_num_threads(1)
     while True:

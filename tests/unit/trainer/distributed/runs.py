@@ -277,6 +277,26 @@ def failing(
     return "no error"
 
 
+def skipping(event: str, action: str) -> str:
+    """A run in which a hook of rank 1 alone skips something."""
+    at = At(
+        event,
+        lambda t: t.state.skip(action),
+        lambda t: rank() == 1 and (t.state.epoch, t.state.batch_index) == (1, 2),
+    )
+    start = At(
+        event,
+        lambda t: t.state.skip(action),
+        lambda t: rank() == 1 and t.state.epoch == 1 and not t.state.batch_index,
+    )
+    trainer, train, val = build("mlp", [start if action == "epoch" else at])
+    try:
+        trainer.fit(train, val)
+    except RuntimeError as error:
+        return f"{error} ({trainer.state.stop_reason}, {trainer.state.epoch})"
+    return "no error"
+
+
 def killed(asking: int, event: str, strategy: str = "ddp") -> str:
     """A run in which one rank is killed."""
     at = At(

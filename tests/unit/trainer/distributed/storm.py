@@ -86,8 +86,9 @@ class Strike:
         if self.kind == "prune":
             told = "" if at == self.rank else f"RankError: rank {self.rank} failed: "
             return Ended(f"{told}PrunedError: no more", "pruned", self.epoch, batch, step)
-        # The others wait for it where they need it next; a batch counts once its loss is recorded.
-        batch += self.event in INSIDE
+        # The others wait for it where they need it next: batch norm does in the forward pass. A batch counts once
+        # its loss is recorded.
+        batch += self.event in INSIDE[1:]
         step += self.event == "on_before_optimizer_step"
         told = f"RankError: rank {self.rank} died without a word, as a process that is killed does"
         return Ended(told, "error", self.epoch, batch, step)

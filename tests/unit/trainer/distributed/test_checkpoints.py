@@ -69,7 +69,8 @@ def test_another_number_of_processes_resumes_near_to_it(
         else:
             history = four.values(interrupted, folder, name, None, None, True, strategy)[0][0]
         for metrics, others in zip(history, whole[0], strict=True):
-            near = 1.0 if name == "accumulation" else 1e-6  # an open group of batches is given up
+            given_up = name == "accumulation" and strategy != "ddp"  # an open group of batches
+            near = 1.0 if given_up else 1e-6
             assert metrics["train_loss"] == pytest.approx(others["train_loss"], abs=near)
             assert metrics["val_loss"] == pytest.approx(others["val_loss"], abs=near)
 

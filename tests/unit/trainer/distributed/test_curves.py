@@ -36,3 +36,11 @@ def test_four_processes_learn_what_one_does(four: Ranks, name: str, strategy: st
     found = four.values(fitted, name, strategy)
     assert_near(found[0], fitted(name))
     assert all(each[0] == found[0][0] for each in found)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn, accumulation, weighted", "merged metric"])
+def test_those_that_share_no_memory_learn_the_same_bits(two: Ranks, two_apart: Ranks, name: str) -> None:
+    (history, weights), _ = two.values(fitted, name)
+    (others, other_weights), _ = two_apart.values(fitted, name)
+    assert history == others
+    assert all(torch.equal(weight, other_weights[key]) for key, weight in weights.items())

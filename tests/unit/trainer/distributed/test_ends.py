@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trainer.distributed.ranks import Ranks
-from tests.unit.trainer.distributed.runs import PrunedError, diverged, failing, killed, stopped
+from tests.unit.trainer.distributed.runs import PrunedError, diverged, failing, killed, skipping, stopped
 
 pytestmark = pytest.mark.full
 
@@ -71,6 +71,28 @@ def test_an_error_of_one_is_told_by_all(
     assert found[1 - asking].startswith(f"RankError: rank {asking} failed: ZeroDivisionError: no more")
 
 
+@pytest.mark.parametrize(
+    ("event", "action"),
+    [
+        ("on_train_batch_start", "batch"),
+        ("on_train_batch_start", "optimizer_step"),
+        ("on_train_epoch_start", "epoch"),
+    ],
+)
+def test_what_one_alone_skips_ends_all(two: Ranks, event: str, action: str) -> None:
+    for text in two.values(skipping, event, action):
+        assert "the processes are at different places of the run: in one of them a hook has skipped" in text
+        assert text.endswith("(error, 1)")
+
+
+def test_those_that_share_no_memory_end_together_too(two_apart: Ranks) -> None:
+    assert two_apart.values(stopped, 1, 2, "now") == [("enough", 1, 2, BATCHES + 2, 1)] * 2
+    assert two_apart.values(diverged, 0) == [("diverged", 1, 2, 8)] * 2
+    first, second = two_apart.values(failing, 1, "on_before_backward", ZeroDivisionError)
+    assert first.startswith("RankError: rank 1 failed: ZeroDivisionError: no more")
+    assert second.startswith("ZeroDivisionError: no more")
+
+
 @both
 def test_a_trial_that_is_pruned_by_one_is_pruned_in_all(two: Ranks, strategy: str) -> None:
     first, second = two.values(failing, 0, "on_epoch_end", PrunedError, (2, 0), strategy)
@@ -87,9 +109,9 @@ def test_of_four_all_name_the_one_that_failed(four: Ranks, strategy: str) -> Non
     ]
 
 
-@pytest.fixture
-def mortal() -> Iterator[Ranks]:
-    ranks = Ranks(2)
+@pytest.fixture(params=[False, True], ids=["together", "apart"])
+def mortal(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    ranks = Ranks(2, apart=request.param)
     yield ranks
     ranks.close()
 
