@@ -21,8 +21,9 @@ from hpo.checks.findings import Finding
 from hpo.checks.meaning import check_meaning
 from hpo.checks.schedule_errors import check_schedule
 from hpo.config.at_import import refuse_search_at_import
+from hpo.config.fitting import load_fitting
 from hpo.config.paths import PathError, join_path, split_path
-from hpo.config.spec import StudySpec, load_fitting
+from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 from hpo.errors import InputError, collected, each_error, together
 from hpo.storage.engines import normalize_url

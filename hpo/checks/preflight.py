@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import math
 import os
-import random
 import tempfile
 import time
 import warnings
@@ -21,6 +20,7 @@ from torch import Tensor
 
 from hpo.checks.findings import Finding, finding
 from hpo.checks.known_errors import broadcast_in
+from hpo.checks.largest import largest_params
 from hpo.checks.peak_memory import PeakMemory
 from hpo.checks.preflight_blame import Attempt, section_of
 from hpo.checks.preflight_probe import (
@@ -33,12 +33,11 @@ from hpo.checks.preflight_probe import (
     Probe,
 )
 from hpo.checks.schedules import check_span
-from hpo.config.paths import join_path, lookup, split_path
-from hpo.config.schema_space import CategoricalParam, FloatParam, ParamSpec
+from hpo.config.paths import join_path
+from hpo.config.schema_space import CategoricalParam
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
-from hpo.search.valid_points import ValidPoints
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.forks import only_in
@@ -54,12 +53,7 @@ from trainer.data.sets import each_set, first_set
 from trainer.metrics.objects import is_object
 from trainer.state import DIVERGED, best_epoch
 
-#: Sections that decide about the size of a run.
-_SIZES: Final = ("data", "loader", "model", "loss", "step")
 _VALIDATION_BATCHES: Final = 8
-#: Points among which the largest that satisfies `where` is looked for, and draws for each.
-_POINTS: Final = 500
-_TRIES: Final = 1_000
 
 
 @dataclass(frozen=True)
@@ -159,38 +153,6 @@ def trials_of_epochs(spec: StudySpec) -> float | None:
     if epochs is None or each is None or epochs >= spec.study.n_trials * each:
         return None
     return epochs / each
-
-
-def largest_params(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
-    """Every searched number that makes a run larger, at its high end; the base config's choice of all else."""
-    config = spec.base_config()
-    chosen: dict[str, Any] = {}
-    sizes: dict[str, Any] = {}
-    for path, entry in space.params.items():
-        if path not in space.active(chosen):
-            continue
-        keys = split_path(path)
-        chosen[path] = space.as_stored(path, lookup(config, keys))
-        most = _most(entry)
-        if most is not None and keys[0] in _SIZES and keys[-1] != "seed":
-            chosen[path] = sizes[path] = most
-    return sizes if space.violated(chosen) is None else _largest_allowed(space, list(sizes))
-
-
-def _largest_allowed(space: SearchSpace, sizes: Sequence[str]) -> dict[str, Any]:
-    """Of many points that satisfy `where`, these parameters of the one with the largest product of them."""
-    points = ValidPoints(space, random.Random(0))
-    drawn = (points.found({}, _TRIES) for _ in range(_POINTS))
-    found = [{path: point[path] for path in sizes if path in point} for point in drawn if point is not None]
-    return max(found, key=lambda sizes: math.prod(map(float, sizes.values())), default={})
-
-
-def _most(entry: ParamSpec) -> float | None:
-    """The largest number of an entry; None where its choices are no numbers."""
-    if not isinstance(entry, CategoricalParam):
-        return float(entry.high) if isinstance(entry, FloatParam) else int(entry.high)
-    numeric = all(isinstance(item, int | float) and not isinstance(item, bool) for item in entry.choices)
-    return max(entry.choices) if numeric else None
 
 
 def _on_device(builder: Builder, space: SearchSpace | None, label: str, workers: int) -> DevicePreflight:

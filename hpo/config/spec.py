@@ -42,20 +42,17 @@ from hpo.config.schema import (
     StudySection,
     TrainerSection,
 )
-from hpo.config.schema_errors import explained, place_of
+from hpo.config.schema_errors import explained
 from hpo.config.schema_space import CategoricalParam, ParamSpec
 from hpo.config.yaml_source import read_yaml
-from hpo.errors import InputError, each_error, together
+from hpo.errors import InputError, together
 
 __all__ = ["StudySpec", "diff_configs", "json_schema", "load_spec", "path_problem"]
 
 #: Bytes; Linux takes 4,096, and files of trials lie deeper.
 _LONGEST_PATH = 3_500
-#: Times that what does not fit is left out: validators may find more once the values fit.
 #: Environment variable with the URL of the database, where the study file and the options give none.
 STORAGE_ENV: Final = "HPO_STORAGE"
-_ATTEMPTS: Final = 4
-_ENTRY_DEPTH: Final = 2
 #: OmegaConf's own word for a value that is missing.
 _MISSING: Final = "???"
 _SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)")
@@ -247,7 +244,7 @@ class StudySpec:
                 section = "study" if name in StudySection.model_fields else "run"
                 raw[section][name] = value
                 marks = marks.override((section, name))
-        return _assemble(self.path, raw, marks)
+        return assembled(self.path, raw, marks)
 
 
 def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space: bool = False) -> StudySpec:
@@ -265,15 +262,20 @@ def load_spec(path: Path, overrides: Sequence[str] = (), *, require_search_space
     Raises:
         InputError: The file or an override can't be used.
     """
-    raw, marks = _read(path, overrides)
-    spec = _assemble(Path(_normal(Path.cwd() / path)), raw, marks)
+    raw, marks = read_overridden(path, overrides)
+    spec = assembled(absolute(path), raw, marks)
     if require_search_space and not spec.search_space and not spec.defines_by_run:
         fix = "add for example `search_space: {optimizer.lr: {type: float, low: 1e-5, high: 0.1, log: true}}`"
         raise marks.error("there is nothing to search", ("search_space",), fix=fix)
     return spec
 
 
-def _read(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Marks]:
+def read_overridden(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Marks]:
+    """A study file with its defaults and the overrides, and where each value was written; not validated yet.
+
+    Raises:
+        InputError: The file can't be read, or an override can't be used.
+    """
     source = read_yaml(path)
     marks = Marks(source.file, source.lines)
     raw = complete(source.data)
@@ -283,61 +285,22 @@ def _read(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Marks]:
     return raw, marks
 
 
-def load_fitting(path: Path, overrides: Sequence[str] = ()) -> tuple[StudySpec | None, list[InputError]]:
-    """What of a study file fits the schema, by which to look for what else is wrong with it.
-
-    What does not fit is left out, so that its default holds.
-
-    Returns:
-        The rest, None where it is too little; and all that does not fit.
-    """
-    errors: list[InputError] = []
-    try:
-        raw, marks = _read(path, overrides)
-        for _ in range(_ATTEMPTS):
-            data = _interpolated(raw, marks)
-            try:
-                StudyFile.model_validate(data)
-            except ValidationError as error:
-                said = [item.path for item in errors]  # what was left out is missing now, there or above
-                found = explained(error, data, marks)
-                errors += [item for item in found if not any(path.startswith(item.path) for path in said)]
-                if any(item.path.startswith("objective") for item in found):
-                    return None, errors  # without it, the rest would be read as a study of the Trainer
-                for item in error.errors(include_url=False):
-                    _leave_out(raw, item)
-                raw = complete(raw)
-            else:
-                return _assemble(Path(_normal(Path.cwd() / path)), raw, marks), errors
-    except InputError as error:
-        errors += each_error(error)
-    return None, errors
-
-
-def _leave_out(raw: dict[str, Any], item: Any) -> None:
-    """Take away what an error of pydantic's is about; a direction, which has no default, is made one."""
-    keys = place_of(item["loc"])[0]
-    if item["type"] == "hpo":
-        keys = (*keys, *item["ctx"]["keys"])
-    keys = keys[:_ENTRY_DEPTH] if keys[0] == "search_space" else keys
-    if keys == ("study", "direction"):
-        assign(raw, keys, "minimize")
-    else:
-        _remove(raw, keys)
-
-
-def _remove(raw: dict[str, Any], keys: Keys) -> None:
-    parent = lookup(raw, keys[:-1])
-    if isinstance(parent, dict):
-        parent.pop(keys[-1], None)
-
-
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of a study file, for editors."""
     return StudyFile.model_json_schema()
 
 
-def _assemble(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
+def absolute(path: Path) -> Path:
+    """Where a path leads from the current folder; symbolic links stay as the person wrote them."""
+    return Path(_normal(Path.cwd() / path))
+
+
+def assembled(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
+    """The spec of a study file that has been read from an absolute path.
+
+    Raises:
+        InputError: It can't be used.
+    """
     spec = StudySpec(path=path, config=_validated(raw, marks), _raw=raw, _marks=marks)
     file = spec.storage_url.partition("?")[0].partition("///")[2] if spec.storage_url.startswith("sqlite") else ""
     for key, place in (("output_dir", spec.output_dir), ("storage", Path(file))):
@@ -351,14 +314,19 @@ def _assemble(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
 
 
 def _validated(raw: dict[str, Any], marks: Marks) -> StudyFile:
-    data = _interpolated(raw, marks)
+    data = interpolated(raw, marks)
     try:
         return StudyFile.model_validate(data)
     except ValidationError as error:
         raise together(explained(error, data, marks)) from error
 
 
-def _interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
+def interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    """A study file with its interpolations resolved.
+
+    Raises:
+        InputError: One can't be, a value is missing, or a section is no mapping.
+    """
     for name, section in raw.items():
         # Said here, since an interpolation into such a section would fail first and less clearly.
         listed = isinstance(section, list) and name != "where"

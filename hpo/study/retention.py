@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import logging
 import math
-import os
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +32,8 @@ from hpo.storage.lineage import epochs_reached, forked_from
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import DatabaseError, first_line
 from hpo.storage.pausing import paused_at
-from hpo.study.folders import attempt_folders, is_attempt
+from hpo.study.checkpoint_files import HALF_WRITTEN, StoredFile, scan, total_size, unlink
+from hpo.study.folders import attempt_folders
 from hpo.study.outcome import outcome_of
 from hpo.study.status import own_trials, ranked_trials
 from hpo.wording import file_size
@@ -44,27 +44,11 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_HALF_WRITTEN: Final = ".epoch-"
 _RESUMABLE: Final = (TrialState.WAITING, TrialState.FAIL)
 #: The place of trials that can still resume: after all others.
 _SPARE_ONLY: Final = 2
 #: No file, and how a system answers an offset that a damaged file has named: these errors are about the file.
 _UNREADABLE: Final = (errno.ENOENT, errno.EINVAL)
-
-
-@dataclass(frozen=True)
-class StoredFile:
-    """A file as it was when it was looked at.
-
-    Attributes:
-        path: The file.
-        size: Bytes.
-        changed: When it was written, in nanoseconds since the epoch.
-    """
-
-    path: Path
-    size: int
-    changed: int
 
 
 @dataclass(frozen=True)
@@ -151,11 +135,11 @@ def clean(opened: OpenStudy, *, keep_best: int | None = None, dry_run: bool = Fa
         StudyError: A file can't be removed, or a folder can't be read.
     """
     with _explained(opened):
-        files = _scan(opened.spec.output_dir)
+        files = scan(opened.spec.output_dir)
         plan = removals(opened, files, keep_best or opened.spec.run.keep_best)
         removed = list(plan) if dry_run else [gone for each in plan if (gone := _remove(opened, each)) is not None]
     removed.sort(key=lambda removal: removal.number)
-    return CleanReport(removed, _total(files) - sum(removal.bytes for removal in removed))
+    return CleanReport(removed, total_size(files) - sum(removal.bytes for removal in removed))
 
 
 def enforce_quota(opened: OpenStudy) -> QuotaReport | None:
@@ -175,8 +159,8 @@ def enforce_quota(opened: OpenStudy) -> QuotaReport | None:
         return None
     removed: list[Removal] = []
     with _explained(opened):
-        files = _scan(opened.spec.output_dir)
-        total = _total(files)
+        files = scan(opened.spec.output_dir)
+        total = total_size(files)
         if total <= quota:
             return None
         for each in removals(opened, files, opened.spec.run.keep_best):
@@ -269,7 +253,7 @@ def _going(
         except (OSError, MemoryError) as error:
             logger.warning("trial %d keeps all its checkpoints: one can't be read now: %s", trial.number, error)
             going = set()
-    going |= {path for path in there if path.name.startswith(_HALF_WRITTEN)}
+    going |= {path for path in there if path.name.startswith(HALF_WRITTEN)}
     return tuple(there[path] for path in sorted(going))
 
 
@@ -352,54 +336,5 @@ def _remove(opened: OpenStudy, removal: Removal) -> Removal | None:
         return None
     if (trial.state, outcome_of(trial)) != (removal.state, removal.outcome):
         return None
-    gone = tuple(file for file in removal.files if _unlink(file))
+    gone = tuple(file for file in removal.files if unlink(file))
     return replace(removal, files=gone) if gone else None
-
-
-def _unlink(file: StoredFile) -> bool:
-    try:
-        if file.path.stat().st_mtime_ns != file.changed:
-            return False
-        file.path.unlink()
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        problem = f"{file.path}: can't be removed: {error.strerror or error}"
-        raise StudyError(f"{problem}\n  fix: run this as a user who may write there") from error
-    return True
-
-
-def _total(files: Mapping[int, Sequence[StoredFile]]) -> int:
-    return sum(file.size for there in files.values() for file in there)
-
-
-def _scan(output_dir: Path) -> dict[int, list[StoredFile]]:
-    """The checkpoint files of all trials, half-written ones with them, by trial."""
-    found: dict[int, list[StoredFile]] = {}
-    for trial in _entries(output_dir / "trials"):
-        if trial.name.isdecimal():
-            found[int(trial.name)] = [
-                file
-                for attempt in _entries(trial)
-                if is_attempt(attempt.name)
-                for file in _stored_files(Path(attempt.path, "checkpoints"))
-            ]
-    return found
-
-
-def _stored_files(folder: Path) -> Iterator[StoredFile]:
-    for entry in _entries(folder):
-        if entry.name.startswith(("epoch-", _HALF_WRITTEN)):
-            try:
-                stat = entry.stat()
-            except FileNotFoundError:  # a running trial's own retention
-                continue
-            yield StoredFile(folder / entry.name, stat.st_size, stat.st_mtime_ns)
-
-
-def _entries(folder: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except (FileNotFoundError, NotADirectoryError):
-        return []

@@ -11,8 +11,9 @@ import torch
 
 from hpo.checks import peak_memory
 from hpo.checks.known_errors import broadcast_in
+from hpo.checks.largest import largest_params
 from hpo.checks.peak_memory import PeakMemory
-from hpo.checks.preflight import DevicePreflight, estimated_seconds, largest_params, preflight
+from hpo.checks.preflight import DevicePreflight, estimated_seconds, preflight
 from hpo.config.space import SearchSpace
 from hpo.config.spec import load_spec
 from hpo.errors import InputError

@@ -24,9 +24,10 @@ from optuna.trial import TrialState
 from hpo.errors import StudyError
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.storage.outage import DatabaseError
+from hpo.study.checkpoint_files import scan
 from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy, load_study
-from hpo.study.retention import _remove, _scan, clean, enforce_quota, kept, removals
+from hpo.study.retention import _remove, clean, enforce_quota, kept, removals
 from hpo.study.retry import reopen
 from hpo.study.status import study_best
 from tests.support.studies import Studies, ask
@@ -239,7 +240,7 @@ def test_what_killed_writers_left_goes_but_not_in_a_running_trial(studies: Studi
 
 def test_a_trial_that_has_been_taken_since_the_look_is_left_alone(studies: Studies) -> None:
     with study_of(studies, [made("waiting")]) as opened:
-        (plan,) = removals(opened, _scan(opened.spec.output_dir), 1)
+        (plan,) = removals(opened, scan(opened.spec.output_dir), 1)
         opened.study.ask()
         assert _remove(opened, plan) is None
         assert len(left(opened, 0)) == 4
@@ -247,7 +248,7 @@ def test_a_trial_that_has_been_taken_since_the_look_is_left_alone(studies: Studi
 
 def test_a_file_that_is_newer_than_the_look_stays(studies: Studies) -> None:
     with study_of(studies, [made("pruned", 1, 2)]) as opened:
-        (plan,) = removals(opened, _scan(opened.spec.output_dir), 1)
+        (plan,) = removals(opened, scan(opened.spec.output_dir), 1)
         os.utime(plan.files[0].path, ns=(0, plan.files[0].changed + 1))
         plan.files[1].path.unlink()
         assert _remove(opened, plan) is None

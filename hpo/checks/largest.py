@@ -1,0 +1,52 @@
+"""The largest config that a trial may draw: what decides whether all of a study fits into a device's memory."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from typing import Any, Final
+
+from hpo.config.paths import lookup, split_path
+from hpo.config.schema_space import CategoricalParam, FloatParam, ParamSpec
+from hpo.config.space import SearchSpace
+from hpo.config.spec import StudySpec
+from hpo.search.valid_points import ValidPoints
+
+#: Sections that decide about the size of a run.
+_SIZES: Final = ("data", "loader", "model", "loss", "step")
+#: Points among which the largest that satisfies `where` is looked for, and draws for each.
+_POINTS: Final = 500
+_TRIES: Final = 1_000
+
+
+def largest_params(spec: StudySpec, space: SearchSpace) -> dict[str, Any]:
+    """Every searched number that makes a run larger, at its high end; the base config's choice of all else."""
+    config = spec.base_config()
+    chosen: dict[str, Any] = {}
+    sizes: dict[str, Any] = {}
+    for path, entry in space.params.items():
+        if path not in space.active(chosen):
+            continue
+        keys = split_path(path)
+        chosen[path] = space.as_stored(path, lookup(config, keys))
+        most = _most(entry)
+        if most is not None and keys[0] in _SIZES and keys[-1] != "seed":
+            chosen[path] = sizes[path] = most
+    return sizes if space.violated(chosen) is None else _largest_allowed(space, list(sizes))
+
+
+def _largest_allowed(space: SearchSpace, sizes: Sequence[str]) -> dict[str, Any]:
+    """Of many points that satisfy `where`, these parameters of the one with the largest product of them."""
+    points = ValidPoints(space, random.Random(0))
+    drawn = (points.found({}, _TRIES) for _ in range(_POINTS))
+    found = [{path: point[path] for path in sizes if path in point} for point in drawn if point is not None]
+    return max(found, key=lambda sizes: math.prod(map(float, sizes.values())), default={})
+
+
+def _most(entry: ParamSpec) -> float | None:
+    """The largest number of an entry; None where its choices are no numbers."""
+    if not isinstance(entry, CategoricalParam):
+        return float(entry.high) if isinstance(entry, FloatParam) else int(entry.high)
+    numeric = all(isinstance(item, int | float) and not isinstance(item, bool) for item in entry.choices)
+    return max(entry.choices) if numeric else None

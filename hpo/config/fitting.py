@@ -1,0 +1,67 @@
+"""What of a broken study file fits, by which to look for what else is wrong with it."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from hpo.config.defaults import complete
+from hpo.config.paths import Keys, assign, lookup
+from hpo.config.schema import StudyFile
+from hpo.config.schema_errors import explained, place_of
+from hpo.config.spec import StudySpec, absolute, assembled, interpolated, read_overridden
+from hpo.errors import InputError, each_error
+
+#: Times that what does not fit is left out: validators may find more once the values fit.
+_ATTEMPTS: Final = 4
+_ENTRY_DEPTH: Final = 2
+
+
+def load_fitting(path: Path, overrides: Sequence[str] = ()) -> tuple[StudySpec | None, list[InputError]]:
+    """What of a study file fits the schema, by which to look for what else is wrong with it.
+
+    What does not fit is left out, so that its default holds.
+
+    Returns:
+        The rest, None where it is too little; and all that does not fit.
+    """
+    errors: list[InputError] = []
+    try:
+        raw, marks = read_overridden(path, overrides)
+        for _ in range(_ATTEMPTS):
+            data = interpolated(raw, marks)
+            try:
+                StudyFile.model_validate(data)
+            except ValidationError as error:
+                said = [item.path for item in errors]  # what was left out is missing now, there or above
+                found = explained(error, data, marks)
+                errors += [item for item in found if not any(path.startswith(item.path) for path in said)]
+                if any(item.path.startswith("objective") for item in found):
+                    return None, errors  # without it, the rest would be read as a study of the Trainer
+                for item in error.errors(include_url=False):
+                    _leave_out(raw, item)
+                raw = complete(raw)
+            else:
+                return assembled(absolute(path), raw, marks), errors
+    except InputError as error:
+        errors += each_error(error)
+    return None, errors
+
+
+def _leave_out(raw: dict[str, Any], item: Any) -> None:
+    """Take away what an error of pydantic's is about; a direction, which has no default, is made one."""
+    keys = place_of(item["loc"])[0]
+    if item["type"] == "hpo":
+        keys = (*keys, *item["ctx"]["keys"])
+    keys = keys[:_ENTRY_DEPTH] if keys[0] == "search_space" else keys
+    if keys == ("study", "direction"):
+        assign(raw, keys, "minimize")
+    else:
+        _remove(raw, keys)
+
+
+def _remove(raw: dict[str, Any], keys: Keys) -> None:
+    parent = lookup(raw, keys[:-1])
+    if isinstance(parent, dict):
+        parent.pop(keys[-1], None)

@@ -1,0 +1,85 @@
+"""The files in the checkpoint folders of a study's trials, as they are on the disk."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hpo.errors import StudyError
+from hpo.study.folders import is_attempt
+
+#: How the name of a file begins that is being written, or whose writer was killed.
+HALF_WRITTEN: Final = ".epoch-"
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """A file as it was when it was looked at.
+
+    Attributes:
+        path: The file.
+        size: Bytes.
+        changed: When it was written, in nanoseconds since the epoch.
+    """
+
+    path: Path
+    size: int
+    changed: int
+
+
+def unlink(file: StoredFile) -> bool:
+    """Remove a file that is still as it was looked at; whether it went.
+
+    Raises:
+        StudyError: It can't be removed.
+    """
+    try:
+        if file.path.stat().st_mtime_ns != file.changed:
+            return False
+        file.path.unlink()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        problem = f"{file.path}: can't be removed: {error.strerror or error}"
+        raise StudyError(f"{problem}\n  fix: run this as a user who may write there") from error
+    return True
+
+
+def total_size(files: Mapping[int, Sequence[StoredFile]]) -> int:
+    """Bytes of all these files, which are by trial."""
+    return sum(file.size for there in files.values() for file in there)
+
+
+def scan(output_dir: Path) -> dict[int, list[StoredFile]]:
+    """The checkpoint files of all trials, half-written ones with them, by trial."""
+    found: dict[int, list[StoredFile]] = {}
+    for trial in _entries(output_dir / "trials"):
+        if trial.name.isdecimal():
+            found[int(trial.name)] = [
+                file
+                for attempt in _entries(trial)
+                if is_attempt(attempt.name)
+                for file in _stored_files(Path(attempt.path, "checkpoints"))
+            ]
+    return found
+
+
+def _stored_files(folder: Path) -> Iterator[StoredFile]:
+    for entry in _entries(folder):
+        if entry.name.startswith(("epoch-", HALF_WRITTEN)):
+            try:
+                stat = entry.stat()
+            except FileNotFoundError:  # a running trial's own retention
+                continue
+            yield StoredFile(folder / entry.name, stat.st_size, stat.st_mtime_ns)
+
+
+def _entries(folder: Path | os.DirEntry[str]) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
