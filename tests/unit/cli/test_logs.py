@@ -12,7 +12,7 @@ import pytest
 
 from hpo.config.spec import load_spec
 from hpo.study.open_study import load_study
-from tests.support.commands import hpo, make_study, start_hpo
+from tests.support.commands import MODEL, hpo, make_study, start_hpo
 from tests.support.in_process import workers_in_process
 
 
@@ -92,11 +92,26 @@ def test_a_reader_that_stops_reading_is_no_error(done: Path) -> None:
     assert (result.stdout, result.stderr) == ("a line\n", "")
 
 
+#: Asks for an end, as Ctrl-C does, in the last batch of the first attempt's second epoch.
+STOPPED_ONCE = MODEL.replace(
+    "            time.sleep(self.delay)\n",
+    "            time.sleep(self.delay)\n"
+    "        self.calls = getattr(self, 'calls', 0) + self.training\n"
+    "        if self.calls == 8 and not STOPPED.exists():\n"
+    "            STOPPED.touch()\n"
+    "            os.kill(os.getpid(), signal.SIGINT)\n",
+).replace(
+    "import time\n",
+    "import os\nimport signal\nimport time\nfrom pathlib import Path\n\n"
+    "STOPPED = Path(__file__).with_name('stopped')\n",
+)
+
+
 @pytest.mark.usefixtures("in_process")
 def test_a_log_is_followed_over_attempts_to_the_trials_end(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    slow = ("--n-trials", 1, "model.delay=0.1", "trainer.max_epochs=6")
-    hpo("run", study, *slow, "--timeout", "2s")
+    study = make_study(tmp_path, code=STOPPED_ONCE)
+    slow = ("--n-trials", 1, "model.delay=0.02", "trainer.max_epochs=6")
+    hpo("run", study, *slow, code=130)
     following = start_hpo("logs", study, 0, "-f", *slow[2:])
     hpo("run", study, *slow)
     printed, errors = following.communicate(timeout=60)

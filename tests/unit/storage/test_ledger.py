@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import sqlalchemy as sa
 from hypothesis import settings
@@ -20,6 +21,7 @@ from hpo.storage import beats, ledger, machine
 from hpo.storage.beats import Beat, Heartbeat
 from hpo.storage.ledger import ATTEMPTS, Lease, Owner
 from hpo.storage.machine import host_name, is_alive
+from tests.support.commands import wait_until
 
 
 @pytest.fixture
@@ -62,12 +64,10 @@ def test_a_stopped_process_lives_and_a_zombie_does_not(child: "subprocess.Popen[
     assert start is not None
     owner = Owner(host_name(), machine.boot_id(), child.pid, start)
     child.send_signal(signal.SIGSTOP)
-    time.sleep(0.02)
+    wait_until(lambda: psutil.Process(child.pid).status() == psutil.STATUS_STOPPED)
     assert alive(owner) is True
     child.kill()
-    deadline = time.monotonic() + 5
-    while alive(owner) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: not alive(owner))
     assert child.returncode is None, "not waited for: a zombie"
     assert Path(f"/proc/{child.pid}").exists()
     assert alive(owner) is False
@@ -100,9 +100,7 @@ def test_the_heartbeat_survives_whatever_goes_wrong(caplog: pytest.LogCaptureFix
         return answer
 
     heart = Heartbeat(beat, interval=0.005, on_lost=lost_leases.append).start()
-    deadline = time.monotonic() + 5
-    while len(beats) < 9 and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: len(beats) >= 9)
     heart.stop()
     assert lost_leases == [LEASE, LEASE], "once for each loss, not for each beat"
     (said,) = caplog.messages  # once for each time of trouble
