@@ -1,6 +1,7 @@
 """What all tests share, and which of them `make test` leaves to `make test-all`."""
 
 import gc
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,20 +23,46 @@ pytest_plugins = ["tests.support.databases", "tests.support.slurm_cluster", "tes
 
 #: Databases that are programs of their own, as tests name them.
 _SERVERS = ("postgresql", "mariadb")
-#: Folders of the full suite: whole studies as a person runs them, and other libraries' trainers.
-_FULL = tuple(Path(__file__).parent / name for name in ("acceptance", "unit/integrations"))
+_HERE = Path(__file__).parent
+#: What is all of the full suite: whole studies as a person runs them, and what needs large libraries of others.
+_FULL = (
+    _HERE / "acceptance",
+    _HERE / "unit" / "integrations",
+    _HERE / "unit" / "trainer" / "callbacks" / "test_save_pretrained.py",
+)
+#: Files whose tests take from half a minute up to two.
+_LONGEST = ("test_ray_page.py", "test_chaos.py", "test_notebook.py")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave folders of the full suite unread where it is left out: to import what they need takes seconds."""
+    """Leave those unread where the full suite is left out: to import what they need takes seconds."""
     return True if config.option.markexpr == "not full" and collection_path in _FULL else None
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what lies in those folders, or needs a database server, as part of the full suite."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what lies there, or needs a server, as part of the full suite; begin with what takes longest."""
     for item in items:
         if any(map(item.path.is_relative_to, _FULL)) or _needs_a_server(item):
             item.add_marker("full")
+    yield  # what `-m` leaves out is gone then
+    items[:] = _dealt(items, getattr(config, "workerinput", {}).get("workercount", 1))
+
+
+def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
+    """The tests in an order in which no process is left alone with a long one at the end.
+
+    Each process of pytest-xdist is given an equal run of the list, and steals from others' runs later: each run
+    begins with its share of the longest.
+    """
+    long = [item for item in items if item.path.name in _LONGEST]
+    rest = iter([item for item in items if item.path.name not in _LONGEST])
+    dealt: list[pytest.Item] = []
+    for worker in range(workers):
+        dealt += long[worker::workers]
+        end = len(items) * (worker + 1) // workers
+        dealt += itertools.islice(rest, max(0, end - len(dealt)))
+    return dealt
 
 
 def pytest_collection_finish() -> None:

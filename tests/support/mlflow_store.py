@@ -1,19 +1,25 @@
 """A local MLflow with its tables made once for all tests of this process: that takes seconds."""
 
+from __future__ import annotations
+
 import atexit
 import shutil
 import tempfile
 from functools import cache
 from pathlib import Path
-
-from mlflow import MlflowClient
+from typing import TYPE_CHECKING
 
 from trainer.callbacks import mlflow_logging
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient  # takes seconds: it waits until it is needed
 
 
 @cache
 def _empty() -> Path:
     """A SQLite file with MLflow's tables, to copy."""
+    from mlflow import MlflowClient
+
     folder = Path(tempfile.mkdtemp(prefix="mlflow-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     with mlflow_logging._sqlalchemys_warning_ignored():
@@ -27,9 +33,11 @@ def uri() -> str:
     return f"sqlite:///{shutil.copy(_empty(), _empty().with_name('mlflow.db'))}"
 
 
-def client() -> MlflowClient:
-    """Reads what is in it."""
-    return MlflowClient(tracking_uri=uri())
+def client(of: str | None = None) -> MlflowClient:
+    """Reads what is in it, or at another tracking URI."""
+    from mlflow import MlflowClient
+
+    return MlflowClient(tracking_uri=of or uri())
 
 
 def put_copy(folder: Path) -> None:

@@ -247,6 +247,7 @@ def test_a_study_that_was_never_started(tmp_path: Path, question: Any) -> None:
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.usefixtures("in_process")
 def test_warnings_are_warnings_at_the_line_that_calls(tmp_path: Path) -> None:
     text = STUDY.replace("{name: random, seed: 3}", "tpe").replace("n_trials: 6", "n_trials: 1")
     path = make_study(tmp_path, text)
@@ -295,6 +296,7 @@ def test_a_run_without_a_complete_trial_is_an_error(tmp_path: Path) -> None:
     assert len(hpo.load_study(path, {"loss.nan": True}).trials) == 2
 
 
+@pytest.mark.full
 def test_changed_code_counts_at_the_next_call(tmp_path: Path) -> None:
     """As in a notebook, where the module that a study names is written again and again."""
     path = make_study(tmp_path)
@@ -312,6 +314,7 @@ def test_changed_code_counts_at_the_next_call(tmp_path: Path) -> None:
         assert "ReLU" in str(hpo.load_best_model(path, {"trainer.max_epochs": 1}))
 
 
+@pytest.mark.full
 def test_interrupted_trials_are_put_back_and_go_on(tmp_path: Path) -> None:
     path = make_study(tmp_path)
     overrides = {"model.delay": 0.05, "trainer.max_epochs": 8}

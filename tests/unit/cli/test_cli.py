@@ -216,6 +216,7 @@ def test_a_trial_whose_folder_is_gone_can_be_trained_anew_only(looked_at: Path) 
     assert "--from-scratch" in hpo("train", looked_at, "--trial", "1", code=3).stderr
 
 
+@pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("name", ["ünï/日本 x", "q?x=1#y", "p%20c%"])
 def test_a_study_stays_in_its_folder_whatever_that_is_called(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str

@@ -232,6 +232,7 @@ def test_numbers_as_targets_get_a_loss_for_their_shape(folder: Path) -> None:
     assert found.base.outputs == [(32, 1)]
 
 
+@pytest.mark.usefixtures("in_process")
 def test_such_a_study_runs(folder: Path) -> None:
     hpo("init", "--from", "net:Net", "--data", "points:arrays")
     study = folder / "study.yaml"

@@ -73,6 +73,7 @@ def test_the_modules_are_not_imported_here(tmp_path: Path) -> None:
     assert not [name for name in set(sys.modules) - before if name.endswith("parts")]
 
 
+@pytest.mark.full
 def test_the_checks_of_a_driver_leave_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a fork server, which has imported torch, would live as long as the driver")
@@ -83,6 +84,7 @@ def test_the_checks_of_a_driver_leave_no_process_behind(tmp_path: Path, monkeypa
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.full
 def test_a_driver_refuses_devices_that_no_machine_has(tmp_path: Path) -> None:
     spec = load_spec(make_study(tmp_path), ["run.devices=[cuda:7]"])
     assert checked(spec, here=False).slots == []

@@ -156,6 +156,7 @@ for _ in range(60):
 """
 
 
+@pytest.mark.full
 def test_what_a_worker_forks_ends_at_a_sigterm_from_its_first_instant_on() -> None:
     ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=50, check=True)
     assert ended.stdout.split("\n") == ["15 False"] * 60 + [""]

@@ -53,6 +53,7 @@ def test_its_code_loads_the_model(
 PRINTED = "import torch; print(repr(model(torch.ones(1, 4)).item()))"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("suffix", "place"), [(".safetensors", "."), (".pt", "moved")])
 def test_moved_without_the_study_it_loads_in_a_process_from_anywhere(
     tmp_path: Path, ready_sqlite_file: Path, suffix: str, place: str

@@ -161,6 +161,7 @@ def test_conditions_and_choices_of_any_kind_are_shown(
 GOALS = "{val_loss: minimize, val_mae: maximize, parameters: minimize}"
 
 
+@pytest.mark.full
 def test_several_objectives_have_a_front(
     studies: Studies, tmp_path: Path, small_plotly: None, small_pictures: None
 ) -> None:

@@ -36,7 +36,7 @@ def long_study() -> Standing:
     return grown(FreezeThaw(), standing(n_epochs=600), bowl)[0]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(standings())
 @pytest.mark.parametrize("scheduler", [FreezeThaw(), Asha(), Hyperband()], ids=lambda each: type(each).__name__)
 def test_any_study_gets_an_answer_that_its_rules_allow(scheduler: Scheduler, study: Standing) -> None:
@@ -269,6 +269,7 @@ def ranked(k: int, epochs: int, *kinds: str, crossing: bool = False) -> Seen:
     return seen(k, values, "ended" if whole else "paused", kinds=("breadth", *kinds), whole=whole)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("crossing", [False, True])
 def test_halving_promotes_fewer_where_those_that_it_promoted_kept_their_ranks(crossing: bool) -> None:
     """The best ten of 45 have come further: enough where they kept their ranks, and then new ones are drawn."""
@@ -361,6 +362,7 @@ def test_a_small_budget_has_a_short_opening() -> None:
     assert sum(trial.kinds[0] == "initial" for trial in end.trials) == 4
 
 
+@pytest.mark.full
 def test_the_model_proposes_no_point_that_is_the_same_to_it() -> None:
     now, found = standing(n_epochs=400), 0
     encoding = Encoding(now.space, now.conditions)
@@ -376,6 +378,7 @@ def test_the_model_proposes_no_point_that_is_the_same_to_it() -> None:
     assert found > 10
 
 
+@pytest.mark.full
 def test_the_model_stays_on_a_trial_the_more_the_longer_a_switch_takes() -> None:
     """Without new trials, and with each of the paused ones at hand in turn."""
     end, _ = grown(FreezeThaw(), standing(n_epochs=120, seed=3), bowl)

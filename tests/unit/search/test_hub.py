@@ -61,6 +61,7 @@ def sampler(name: str, more: str = "") -> str:
     return f'study.sampler={{name: "optunahub:{name}", registry: registry{more}}}'
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_study_is_drawn_by_a_sampler_of_the_hub(registry: Path) -> None:
     study = make_study(registry.parent)
     overrides = (sampler("samplers/lowest", ", share: 0.0, seed: 4"),)
@@ -70,6 +71,7 @@ def test_a_study_is_drawn_by_a_sampler_of_the_hub(registry: Path) -> None:
     assert len({trial["params"]["model.hidden"] for trial in trials}) > 1  # each trial has a seed of its own
 
 
+@pytest.mark.usefixtures("in_process")
 def test_a_pruner_of_the_hub_is_chosen_among_several(registry: Path) -> None:
     study = make_study(registry.parent)
     overrides = ('study.pruner={name: "optunahub:pruners/two#FirstPruner", registry: registry}',)

@@ -251,6 +251,7 @@ def test_what_does_not_fit_is_named_with_its_fix(tmp_path: Path, options: str, p
     assert text in caught.value.fix
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     ("sampler", "pruner", "imported"),
     [

@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
+
 from hpo.search.schedulers.curves import curves_of
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
 from hpo.search.schedulers.freeze_thaw.twins import twins
@@ -50,6 +52,7 @@ def steps(params: Mapping[str, Any], epoch: int) -> float:
     return float((row + 3) ** 2 + (7 + row) / epoch)
 
 
+@pytest.mark.full
 def test_of_trials_with_the_same_losses_one_trains_on() -> None:
     end, answers = grown(FreezeThaw(), standing(n_epochs=300), steps)
     rows = [row_of(trial.params) for trial in end.trials]

@@ -77,7 +77,14 @@ def loss_of(params: Mapping[str, Any]) -> float:
     return (params["model.a"] - 40) ** 2 / 1000 + 1 / params["model.b"] + params.get("model.c", 0.5)
 
 
-@pytest.mark.parametrize("name", [name for name in SAMPLERS if name not in ("grid", "brute_force", "nsgaiii")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.full] if name == "gp" else [])
+        for name in SAMPLERS
+        if name not in ("grid", "brute_force", "nsgaiii")
+    ],
+)
 def test_no_sampler_draws_a_point_that_violates_it(folder: Path, name: str) -> None:
     spec = spec_of(folder, SPACE, WHERE, sampler=sampler_node(name))
     space = SearchSpace.from_spec(spec)
@@ -164,6 +171,7 @@ def spaces(draw: st.DrawFn) -> tuple[dict[str, Any], list[str]]:
     return entries, where
 
 
+@pytest.mark.full
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     drawn=spaces(), name=st.sampled_from(["tpe", "random", "curve_gp", "nsgaii", "qmc", "auto"]), data=st.data()

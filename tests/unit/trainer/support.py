@@ -157,6 +157,13 @@ def interrupt_at(*steps: int, now: bool = True) -> At:
     )
 
 
+def splus(parameters: Any, lr: float) -> torch.optim.Optimizer:
+    """An optimizer whose parameters look different in evaluation; to import its package takes seconds."""
+    from pytorch_optimizer import SPlus
+
+    return SPlus(parameters, lr=lr, inverse_steps=3)
+
+
 def through_file(checkpoint: dict[str, Any]) -> dict[str, Any]:
     """The checkpoint as it comes back from a disk: plain values and tensors only."""
     file = io.BytesIO()

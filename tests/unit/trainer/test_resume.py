@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pytorch_optimizer import SPlus
 from schedulefree import AdamWScheduleFree
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, MultiStepLR, OneCycleLR, ReduceLROnPlateau
@@ -27,6 +26,7 @@ from tests.unit.trainer.support import (
     make_trainer,
     quick,
     regression,
+    splus,
     through_file,
 )
 from trainer import Trainer
@@ -94,7 +94,7 @@ OPTIMIZERS: dict[str, Callable[[Any], Any]] = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.02, momentum=0.9),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.02),
     "schedule-free": lambda parameters: AdamWScheduleFree(parameters, lr=0.02, warmup_steps=3),
-    "splus": lambda parameters: SPlus(parameters, lr=0.02, inverse_steps=3),
+    "splus": lambda parameters: splus(parameters, lr=0.02),
 }
 
 
@@ -172,7 +172,7 @@ def stop_after_batches(*batches: int) -> At:
     )
 
 
-@quick(40)
+@quick(25)
 @given(
     run=st.builds(
         Run,

@@ -12,7 +12,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pytorch_optimizer import SPlus
 from schedulefree import AdamWScheduleFree, SGDScheduleFree
 from torch import nn
 
@@ -27,6 +26,7 @@ from tests.unit.trainer.support import (
     regression,
     run_scripted,
     scripted_trainer,
+    splus,
     through_file,
 )
 from trainer import Callback, Trainer
@@ -122,7 +122,7 @@ class TestNaNDetection:
 AVERAGING: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "schedule-free": lambda parameters: AdamWScheduleFree(parameters, lr=0.1),
     "schedule-free SGD": lambda parameters: SGDScheduleFree(parameters, lr=0.1, momentum=0.9),
-    "splus": lambda parameters: SPlus(parameters, lr=0.1, inverse_steps=3),
+    "splus": lambda parameters: splus(parameters, lr=0.1),
 }
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import comet_ml
 import pytest
 import torch
 
@@ -111,8 +110,8 @@ class Online:
         self.logged: list[tuple[int, set[str]]] = []
         self.tags: list[str] = []
         monkeypatch.setenv("COMET_START_ONLINE", "true")
-        monkeypatch.setattr(comet_ml, "start", self.start)
-        monkeypatch.setattr(comet_ml, "APIExperiment", lambda previous_experiment: self)
+        monkeypatch.setattr("comet_ml.start", self.start)
+        monkeypatch.setattr("comet_ml.APIExperiment", lambda previous_experiment: self)
 
     def start(self, **arguments: Any) -> Any:
         assert arguments["online"]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from mlflow import MlflowClient
 
 from tests.support import mlflow_store
 from tests.unit.trainer.support import (
@@ -43,7 +42,7 @@ def mlflow(experiment: str, **arguments: Any) -> MLflowLogging:
     return MLflowLogging(experiment, **{"tracking_uri": mlflow_store.uri(), **arguments})
 
 
-def runs(experiment: str, client: MlflowClient | None = None) -> list[Any]:
+def runs(experiment: str, client: Any = None) -> list[Any]:
     client = client or mlflow_store.client()
     found = client.get_experiment_by_name(experiment)
     return [] if found is None else list(client.search_runs([found.experiment_id]))
@@ -153,13 +152,15 @@ def test_without_an_address_it_is_a_file_in_the_folder(tmp_path: Path) -> None:
     mlflow_store.put_copy(tmp_path)
     run_scripted([MLflowLogging("here", folder=tmp_path)], [2.0, 1.0])
     assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
-    (run,) = runs("here", MlflowClient(tracking_uri=f"sqlite:///{tmp_path / 'mlflow.db'}"))
+    (run,) = runs("here", mlflow_store.client(f"sqlite:///{tmp_path / 'mlflow.db'}"))
     assert run.info.status == "FINISHED"
 
 
 def test_a_worker_that_was_faster_in_making_the_file_wins(tmp_path: Path) -> None:
     """It makes its own aside meanwhile, which takes seconds, and leaves nothing of it."""
     path, made = tmp_path / "deep" / "mlflow.db", []
+
+    from mlflow import MlflowClient
 
     class Slow(MlflowClient):  # type: ignore[misc]
         def search_experiments(self, **options: Any) -> Any:
@@ -214,7 +215,7 @@ def test_a_database_that_fails_in_the_middle_is_said_once_and_the_next_fit_sends
     again = scripted_trainer([mlflow("p", tracking_uri=uri, run_key="k")], [], max_epochs=3)
     again.load_state_dict(through_file(first.state_dict()))
     again.fit(one_batch(), one_batch())
-    client = MlflowClient(tracking_uri=uri)
+    client = mlflow_store.client(uri)
     (run,) = runs("p", client)
     assert sorted(point.step for point in client.get_metric_history(run.info.run_id, "val_loss")) == [1, 2, 3]
 

@@ -187,6 +187,7 @@ def steps_by_file(folder: Path) -> list[list[int]]:
     return [wandb_file.steps(file) for file in run_files(folder)]
 
 
+@pytest.mark.full
 def test_the_steps_of_attempts_join_without_overlap(tmp_path: Path) -> None:
     first = attempt(tmp_path / "attempt-1", None, [5.0, 4.0], 5, stop=2)
     wandb.teardown()
@@ -201,6 +202,7 @@ def test_the_steps_of_attempts_join_without_overlap(tmp_path: Path) -> None:
     assert [wandb_file.summary(file)["outcome"] for file in files] == ["interrupted", "interrupted", "complete"]
 
 
+@pytest.mark.full
 def test_what_a_killed_attempt_did_not_get_to_its_file_is_sent_by_the_next(tmp_path: Path) -> None:
     """Nothing is left, or the header, or all but the last record, which is torn."""
     first = attempt(tmp_path / "attempt-1", None, [5.0, 4.0, 3.0], 5, stop=3)

@@ -416,6 +416,7 @@ def train_until_half_written(root: str) -> None:
     RUN.fit(RUN.build(in_background(folder, every_n_steps=1)))
 
 
+@pytest.mark.full
 def test_a_process_killed_while_it_writes_leaves_whole_files_and_the_run_goes_on(tmp_path: Path) -> None:
     folder = tmp_path
     killed_in_the_eighth_file(folder)

@@ -6,9 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[4]
 
 
+@pytest.mark.full
 def test_a_full_disk(tmp_path: Path) -> None:
     options = ["-q", "-n", "0", "-p", "no:cacheprovider", "--noconftest", f"--basetemp={tmp_path / 'cases'}"]
     command = [sys.executable, "-m", "pytest", *options, str(Path(__file__).with_name("cases.py"))]
