@@ -15,7 +15,7 @@ from hpo.config.spec import load_spec
 from hpo.storage import machine
 from hpo.storage.recovery import Sightings
 from hpo.study.open_study import load_study, start_study
-from tests.support.commands import descendants, hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
+from tests.support.commands import hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
 
 SLOW = ("model.delay=0.05", "trainer.max_epochs=1000")
 #: Exit code of an agent that was asked to leave.
@@ -79,7 +79,8 @@ def test_an_agent_that_leaves_or_dies_requeues_its_trials(tmp_path: Path, how: s
             agent.kill()
         elif how == "signals":
             # Slurm and systemd send them to every process, and a script's trap again: still one request.
-            processes = [psutil.Process(pid) for pid in descendants(agent.pid)]
+            main = psutil.Process(agent.pid)
+            processes = [main, *main.children(recursive=True)]
             for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM):
                 for process in processes:
                     with contextlib.suppress(psutil.NoSuchProcess):

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -180,14 +180,19 @@ def descendants(pid: int) -> list[int]:
 
 def kill_all(process: subprocess.Popen[str]) -> None:
     """SIGKILL the command and everything it has started, as a power failure would."""
-    pids = descendants(process.pid)
-    for pid in pids:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    pids: set[int] = set()
+    while new := set(descendants(process.pid)) - pids:  # one that is stopped starts no other meanwhile
+        _send(signal.SIGSTOP, new)
+        pids |= new
+    _send(signal.SIGKILL, pids)
     process.communicate()
     wait_until(lambda: not any(_alive(pid) for pid in pids))
+
+
+def _send(number: signal.Signals, pids: Iterable[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
