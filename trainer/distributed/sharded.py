@@ -53,7 +53,7 @@ class Sharded(Processes):
                 f"the model is wrapped in {type(model).__name__}, and strategy 'fsdp' splits it: hand over the "
                 "model that is in it"
             )
-        if not isinstance(bare, FSDPModule):
+        if not any(map(is_part, bare.parameters())):
             self.broadcast([*bare.parameters(), *bare.buffers()])
             split(bare, optimizer, device, self.size)
         check_split(bare, self.size)

@@ -17,6 +17,8 @@ from trainer.step.optimizers import each_of, needs_closure
 
 #: Parameters from which on a module in an nn.Sequential is gathered by itself.
 LARGE: Final = 2**20
+#: Optimizers whose step is not one of single elements.
+_OF_MATRICES: Final = (torch.optim.Adafactor, torch.optim.Muon)
 
 
 def split(model: nn.Module, optimizer: Optimizer, device: torch.device, size: int) -> None:
@@ -90,23 +92,26 @@ def check_splits(model: nn.Module, optimizer: Optimizer) -> None:
             )
     own = {id(parameter) for parameter in model.parameters()}
     for each in each_of(optimizer).values():
-        kind = type(each).__name__
-        if needs_closure(each):
-            raise ValueError(
-                f"{kind} takes a closure, in which it works on all parameters at once, and strategy 'fsdp' splits "
-                "them: use strategy 'ddp' or another optimizer"
-            )
-        held = [parameter for group in each.param_groups for parameter in group["params"]]
-        if any(id(parameter) not in own for parameter in held):
-            raise ValueError(
-                f"{kind} holds parameters that are not the model's, and strategy 'fsdp' splits the model alone: "
-                "make them part of the model"
-            )
-        if kept := _kept_besides(each, {id(parameter) for parameter in held}):
-            raise ValueError(
-                f"{kind} keeps the parameters in {kept!r} too, where strategy 'fsdp' can't put the split ones: "
-                "use strategy 'ddp' or another optimizer"
-            )
+        held = {id(parameter) for group in each.param_groups for parameter in group["params"]}
+        if reason := _why_not(each, held, own):
+            raise ValueError(f"{type(each).__name__} {reason}")
+
+
+def _why_not(optimizer: Optimizer, held: set[int], own: set[int]) -> str | None:
+    """Why an optimizer can't be split, and what to do about it."""
+    other = "use strategy 'ddp' or another optimizer"
+    if needs_closure(optimizer):
+        return f"takes a closure and works on all parameters at once, which strategy 'fsdp' splits: {other}"
+    if isinstance(optimizer, _OF_MATRICES):
+        return f"works on the rows and columns of whole matrices, which strategy 'fsdp' splits: {other}"
+    if held - own:
+        return (
+            "holds parameters that are not the model's, and strategy 'fsdp' splits the model alone: make them "
+            "part of it"
+        )
+    if kept := _kept_besides(optimizer, held):
+        return f"keeps the parameters in {kept!r} too, where strategy 'fsdp' can't put the split ones: {other}"
+    return None
 
 
 def _kept_besides(optimizer: Optimizer, held: set[int]) -> str | None:

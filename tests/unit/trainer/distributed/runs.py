@@ -371,7 +371,7 @@ def words(samples: int, seed: int = 0) -> TensorDataset:
     return TensorDataset(torch.arange(samples) % 5, torch.arange(samples) % 2)
 
 
-def scaled() -> tuple[Any, ...]:
+def scaled(strategy: str = "ddp") -> tuple[Any, ...]:
     """A run in fp16 in which the gradients of rank 1 overflow once."""
 
     def overflow(trainer: Any) -> None:
@@ -379,9 +379,9 @@ def scaled() -> tuple[Any, ...]:
             parameter.grad.fill_(float("inf"))
 
     at = At("on_after_backward", overflow, lambda t: rank() == 1 and t.state.data_batch == 3 and not t.state.epoch)
-    trainer, train, val = build("mlp", [at], precision="fp16", max_epochs=1)
+    trainer, train, val = build("mlp", [at], precision="fp16", max_epochs=1, strategy=strategy)
     state = trainer.fit(train, val)
-    weights = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    weights = list(weights_of(trainer).values())
     return state.step, trainer.precision.state_dict()["scale"], weights
 
 
@@ -397,14 +397,16 @@ def statistics(sync_batchnorm: bool) -> tuple[Tensor, list[str]]:
     return trainer.model[1].running_mean.clone(), [type(module).__name__ for module in trainer.model]
 
 
-def under_contract(name: str, folder: str) -> Any:
+def under_contract(name: str, folder: str, strategy: str = "ddp") -> Any:
     """A run with a shipped callback: what it came to, in plain values."""
     os.environ |= {"WANDB_MODE": "disabled", "COMET_AUTO_LOG_DISABLE": "true", "COMET_START_ONLINE": "false"}
     callbacks = [ALL[name][0](Path(folder))] if name else []
     if rank() == 0:
         Path(folder).mkdir(parents=True, exist_ok=True)
     model = make_model()
-    trainer = make_trainer(callbacks, model=model, metrics={"mae": nn.functional.l1_loss}, max_epochs=3)
+    trainer = make_trainer(
+        callbacks, model=model, metrics={"mae": nn.functional.l1_loss}, max_epochs=3, strategy=strategy
+    )
     state = trainer.fit(regression(11), regression(7, seed=8))
     history = [{key: item for key, item in metrics.items() if key not in CLOCKED} for metrics in state.history]
-    return history, dict(model.state_dict()), state.stop_reason, trainer.test(regression())["test_loss"]
+    return history, weights_of(trainer), state.stop_reason, trainer.test(regression())["test_loss"]
