@@ -248,7 +248,8 @@ class Trainer:
 
     def _fit(self, train: Any, val: Any, ckpt: str | Path | None) -> None:
         if ckpt is not None:
-            found = self.group.from_first(lambda: find_start(ckpt, self.callbacks.callbacks, self.device))
+            device = self.device if self.group.size == 1 else torch.device("cpu")  # it is sent to the others
+            found = self.group.from_first(lambda: find_start(ckpt, self.callbacks.callbacks, device))
             if found is not None:
                 self.load_state_dict(found)
         shard = self.group.shard(self.state)

@@ -41,6 +41,7 @@ class GroupStart(Callback):
             ValueError: The model is wrapped for several processes already, is spread over them, or its step
                 evaluates an optimizer's closure.
         """
+        check_places(trainer, self._group)
         if self._group.strategy == "fsdp":
             check_parts(trainer)
         else:
@@ -127,6 +128,22 @@ class GroupEnd(Callback):
         if all_of_them:
             agreed(trainer.state, all_of_them, mine)
         self._before = wishes(trainer.state)
+
+
+def check_places(trainer: TrainerView, group: Processes) -> None:
+    """Refuse to continue where an error has left the processes at different batches.
+
+    Raises:
+        RuntimeError: They stand there.
+    """
+    state = trainer.state
+    places = group.gather((state.epoch, state.batch_index, state.step))
+    if len(set(places)) > 1:
+        where = ", ".join(
+            f"rank {number} after epoch {epoch}, batch {batch}, step {step}"
+            for number, (epoch, batch, step) in enumerate(places)
+        )
+        raise RuntimeError(f"an error has left the processes at different batches ({where}): resume a checkpoint")
 
 
 def check_alone(trainer: TrainerView) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from trainer.distributed.parts import held, is_part
 from trainer.step.direct import mark_stepped
 
 Kind = Literal["fp32", "bf16", "fp16"]
@@ -41,7 +43,7 @@ class Precision:
             raise ValueError(f"precision is {kind!r}: give 'fp32', 'bf16' or 'fp16'")
         self.kind = kind
         self._device = device
-        self._scaler = torch.amp.GradScaler(device.type) if kind == "fp16" else None
+        self._scaler = _Scaler(device.type) if kind == "fp16" else None
         self._unscaled = False
         self._named: dict[str, Precision] = {}
         self.overflows = 0
@@ -123,7 +125,7 @@ class Precision:
         """Restore the saved scale; a checkpoint of another precision has none, and the scale starts over."""
         if self._scaler is not None and state:
             self._unscaled = False
-            self._scaler = torch.amp.GradScaler(self._device.type)
+            self._scaler = _Scaler(self._device.type)
             scale = dict(state)
             self.overflows = scale.pop("overflows")
             for name, saved in scale.pop("named").items():
@@ -131,6 +133,26 @@ class Precision:
             self._scaler.load_state_dict(scale)
             # It makes its tensors at the first loss, but a step may be due before that.
             self._scaler.scale(torch.zeros((), device=self._device))
+
+
+class _Scaler(torch.amp.GradScaler):
+    """A scaler that looks at what this process holds of gradients that are split over processes.
+
+    Torch's own asks the other processes, and waits for one that has failed.
+    """
+
+    def _unscale_grads_(self, optimizer: Optimizer, *arguments: Any) -> dict[torch.device, Tensor]:
+        if any(is_part(parameter) for group in optimizer.param_groups for parameter in group["params"]):
+            held_here = [_held_with_gradient(item) for group in optimizer.param_groups for item in group["params"]]
+            optimizer = SimpleNamespace(param_groups=[{"params": held_here}])  # type: ignore[assignment]
+        return super()._unscale_grads_(optimizer, *arguments)
+
+
+def _held_with_gradient(parameter: Tensor) -> Tensor:
+    here = held(parameter.detach()).detach()
+    if parameter.grad is not None:
+        here.grad = held(parameter.grad)
+    return here
 
 
 def _has_gradients(optimizer: Optimizer) -> bool:

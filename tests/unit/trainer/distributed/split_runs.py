@@ -77,7 +77,7 @@ def learned(name: str, strategy: str) -> Any:
     return [*[dict(metrics) for metrics in state.history], before, trainer.test(val)], weights_of(trainer), outputs
 
 
-def after_an_error(strategy: str) -> Any:
+def after_an_error(strategy: str, precision: str, event: str) -> Any:
     """A run that an error in rank 1 has broken off, and that is then begun again where it stood."""
     failed: list[int] = []
 
@@ -86,7 +86,7 @@ def after_an_error(strategy: str) -> Any:
         raise ZeroDivisionError("once")
 
     due = lambda t: rank() == 1 and not failed and t.state.step == 8  # noqa: E731
-    trainer, train, val = build("mlp", [At("on_before_backward", fail, due)], strategy=strategy)
+    trainer, train, val = build("mlp", [At(event, fail, due)], strategy=strategy, precision=precision)
     try:
         trainer.fit(train, val)
     except (ZeroDivisionError, RankError) as error:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from tests.unit.trainer.distributed.ranks import Ranks
-from tests.unit.trainer.distributed.runs import fitted, scaled
+from tests.unit.trainer.distributed.runs import fitted, scaled, under_contract
 from tests.unit.trainer.distributed.split_runs import (
     VARIANTS,
     Parted,
@@ -18,6 +18,7 @@ from tests.unit.trainer.distributed.split_runs import (
     split_by_hand,
 )
 from tests.unit.trainer.distributed.test_curves import assert_near
+from tests.unit.trainer.test_contract import ALL
 from trainer.distributed.splitting import LARGE, units
 
 
@@ -42,14 +43,29 @@ def test_what_overflows_in_one_is_no_step_of_a_split_model(two: Ranks) -> None:
 
 
 @pytest.mark.full
-def test_a_run_begins_again_after_an_error_in_one(two: Ranks) -> None:
-    first, second = two.values(after_an_error, "fsdp")
-    expected = two.values(after_an_error, "ddp")[0]
+@pytest.mark.parametrize(("precision", "event"), [("fp32", "on_before_backward"), ("fp16", "on_after_backward")])
+def test_a_run_begins_again_after_an_error_in_one(two: Ranks, precision: str, event: str) -> None:
+    first, second = two.values(after_an_error, "fsdp", precision, event)
+    expected = two.values(after_an_error, "ddp", precision, event)[0]
     assert (first[0], second[0]) == ("RankError", "ZeroDivisionError")
     assert first[1:3] == second[1:3] == expected[1:3]
     for name, weight in expected[3].items():
         torch.testing.assert_close(first[3][name], weight, atol=2e-6, rtol=1e-5)
         assert torch.equal(first[3][name], second[3][name])
+
+
+@pytest.mark.full
+def test_a_batch_that_an_error_kept_from_its_forward_pass_is_trained_again(two: Ranks) -> None:
+    first, second = two.values(after_an_error, "fsdp", "fp32", "on_train_batch_start")
+    assert first[1:3] == second[1:3] == (5, 30)
+    for name, weight in fitted("mlp")[1].items():
+        torch.testing.assert_close(first[3][name], weight, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.full
+def test_processes_that_stand_at_different_batches_do_not_begin_again(two: Ranks) -> None:
+    found = two.call(after_an_error, "ddp", "fp32", "on_train_batch_start")
+    assert all("an error has left the processes at different batches (rank 0" in each.error for each in found)
 
 
 @pytest.mark.full
@@ -91,6 +107,30 @@ def test_a_file_of_weights_is_loaded_into_a_split_model(two: Ranks, tmp_path: Pa
 )
 def test_what_can_not_be_split_is_refused(two: Ranks, what: str, said: str) -> None:
     assert all(said in text for text in two.values(refused, what))
+
+
+#: Shipped callbacks that need the whole model.
+WHOLE = {"LRFinder", "ModelSummary", "SavePretrained", "WeightMerging", "GradientDump"}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ALL)
+def test_every_callback_is_right_or_refused(two: Ranks, name: str, tmp_path: Path) -> None:
+    found = two.call(under_contract, name, str(tmp_path / "split"), "fsdp")
+    if name in WHOLE:
+        assert all(
+            f"ValueError: {name} " in each.error and "each process has a part" in each.error for each in found
+        )
+        return
+    assert not any(each.error for each in found), found
+    (history, weights, reason, _), second = found[0].value, found[1].value
+    whole = two.values(under_contract, name, str(tmp_path / "whole"), "ddp")[0]
+    assert reason == second[2] == whole[2]
+    for key, weight in weights.items():
+        assert torch.equal(weight, second[1][key])
+        torch.testing.assert_close(weight, whole[1][key], atol=2e-6, rtol=1e-5)
+    for metrics, others in zip(history, whole[0], strict=True):
+        assert metrics == pytest.approx(others, abs=1e-6, rel=1e-5, nan_ok=True)
 
 
 class TestUnits:
