@@ -16,6 +16,7 @@ from trainer.callbacks import EMA, BestWeights, Freeze, GradientClipping
 from trainer.checkpoint.weights import load_weights
 from trainer.distributed.processes import RankError
 from trainer.distributed.ranks import rank
+from trainer.rehearsal import rehearse
 
 
 class Parted(nn.Module):
@@ -93,6 +94,14 @@ def after_an_error(strategy: str, precision: str, event: str) -> Any:
         first = type(error).__name__
     state = trainer.fit(train, val)
     return first, state.epoch, state.step, weights_of(trainer)
+
+
+def rehearsed(name: str) -> Any:
+    """A run after its rehearsal, which loads what was before into a model that is split by then."""
+    trainer, train, val = build(name, strategy="fsdp")
+    rehearse(trainer, train, val, val)
+    state = trainer.fit(train, val)
+    return [dict(metrics) for metrics in state.history], weights_of(trainer)
 
 
 def split_by_hand(how: str) -> Any:

@@ -15,6 +15,7 @@ from tests.unit.trainer.distributed.split_runs import (
     learned,
     loaded,
     refused,
+    rehearsed,
     split_by_hand,
 )
 from tests.unit.trainer.distributed.test_curves import assert_near
@@ -66,6 +67,13 @@ def test_a_batch_that_an_error_kept_from_its_forward_pass_is_trained_again(two: 
 def test_processes_that_stand_at_different_batches_do_not_begin_again(two: Ranks) -> None:
     found = two.call(after_an_error, "ddp", "fp32", "on_train_batch_start")
     assert all("an error has left the processes at different batches (rank 0" in each.error for each in found)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["blocks", "ema", "accumulation"])
+def test_a_rehearsal_leaves_no_trace_in_a_model_that_it_has_split(two: Ranks, name: str) -> None:
+    for found in two.values(rehearsed, name):
+        assert_near(found, fitted(name))
 
 
 @pytest.mark.full
