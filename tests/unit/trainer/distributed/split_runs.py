@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.unit.trainer.distributed.runs import Blocks, OwnUpdate, build, weights_of
+from tests.unit.trainer.distributed.runs import Blocks, OwnUpdate, PrunedError, build, weights_of
 from tests.unit.trainer.support import At
 from trainer import Callback
-from trainer.callbacks import EMA, BestWeights, Freeze, GradientClipping
+from trainer.callbacks import EMA, BestWeights, Checkpoint, Freeze, GradientClipping
 from trainer.checkpoint.weights import load_weights
 from trainer.distributed.processes import RankError
 from trainer.distributed.ranks import rank
@@ -94,6 +94,22 @@ def after_an_error(strategy: str, precision: str, event: str) -> Any:
         first = type(error).__name__
     state = trainer.fit(train, val)
     return first, state.epoch, state.step, weights_of(trainer)
+
+
+def pruned(folder: str) -> Any:
+    """How a run with checkpoints ends that rank 0 prunes at the end of its third epoch; what lies there then."""
+
+    def prune(trainer: Any) -> None:
+        trainer.state.stop_reason = "pruned"
+        raise PrunedError("no more")
+
+    at = At("on_epoch_end", prune, lambda t: rank() == 0 and t.state.epoch == 3)
+    trainer, train, val = build("blocks", [at, Checkpoint(folder, max_overhead=1)], strategy="fsdp")
+    try:
+        trainer.fit(train, val)
+    except (PrunedError, RankError) as error:
+        return str(error), trainer.state.stop_reason, sorted(path.name for path in Path(folder).iterdir())
+    return "no error"
 
 
 def rehearsed(name: str) -> Any:

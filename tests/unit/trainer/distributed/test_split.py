@@ -7,19 +7,21 @@ import torch
 from torch import nn
 
 from tests.unit.trainer.distributed.ranks import Ranks
-from tests.unit.trainer.distributed.runs import fitted, scaled, under_contract
+from tests.unit.trainer.distributed.runs import Blocks, fitted, scaled, under_contract
 from tests.unit.trainer.distributed.split_runs import (
     VARIANTS,
     Parted,
     after_an_error,
     learned,
     loaded,
+    pruned,
     refused,
     rehearsed,
     split_by_hand,
 )
 from tests.unit.trainer.distributed.test_curves import assert_near
 from tests.unit.trainer.test_contract import ALL
+from trainer.checkpoint.weights import load_weights
 from trainer.distributed.splitting import LARGE, units
 
 
@@ -74,6 +76,17 @@ def test_processes_that_stand_at_different_batches_do_not_begin_again(two: Ranks
 def test_a_rehearsal_leaves_no_trace_in_a_model_that_it_has_split(two: Ranks, name: str) -> None:
     for found in two.values(rehearsed, name):
         assert_near(found, fitted(name))
+
+
+@pytest.mark.full
+def test_what_rank_0_ends_by_an_error_keeps_the_checkpoints_before(two: Ranks, tmp_path: Path) -> None:
+    first, second = two.values(pruned, str(tmp_path))
+    assert first[:2] == ("no more", "pruned")
+    assert second[:2] == ("rank 0 failed: PrunedError: no more", "pruned")
+    assert {"epoch-00002.pt"} <= set(first[2]) <= {"epoch-00001.pt", "epoch-00002.pt"}
+    model = Blocks()
+    load_weights(model, tmp_path / "epoch-00002.pt")  # whole, for one device
+    assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
 @pytest.mark.full
