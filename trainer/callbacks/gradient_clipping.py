@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 
 from trainer.callback import Callback, TrainerView
-from trainer.distributed.parts import held, is_part
+from trainer.distributed.parts import held
 from trainer.step.norms import total_norm
 
 #: What torch's clip_grad_norm_ adds to a norm, so that none is 0.
@@ -69,7 +69,7 @@ class GradientClipping(Callback):
         ]
         if not parameters:
             return
-        if any(is_part(parameter.grad) for parameter in parameters):
+        if trainer.group.strategy == "fsdp":
             self._clip_parts([held(parameter.grad) for parameter in parameters], trainer)
         elif self.max_norm is not None:
             norm = clip_grad_norm_(parameters, self.max_norm, self.norm_type)

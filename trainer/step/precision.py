@@ -142,8 +142,9 @@ class _Scaler(torch.amp.GradScaler):
     """
 
     def _unscale_grads_(self, optimizer: Optimizer, *arguments: Any) -> dict[torch.device, Tensor]:
-        if any(is_part(parameter) for group in optimizer.param_groups for parameter in group["params"]):
-            held_here = [_held_with_gradient(item) for group in optimizer.param_groups for item in group["params"]]
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        if is_part(parameters[0]):  # as all are then
+            held_here = [_held_with_gradient(parameter) for parameter in parameters]
             optimizer = SimpleNamespace(param_groups=[{"params": held_here}])  # type: ignore[assignment]
         return super()._unscale_grads_(optimizer, *arguments)
 
