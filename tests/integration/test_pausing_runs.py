@@ -157,6 +157,7 @@ def test_a_paused_trial_comes_to_the_same_bits(
     assert sorted((each.number, each.epochs) for each in paused) == [(number, 2) for number in range(_TRIALS)]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("workers", "background", "n_trials"), [(1, False, 2), (3, True, 3)])
 def test_a_kill_at_any_instant_of_a_pause_changes_nothing(
     workers: int, background: bool, n_trials: int, studies: Studies, without_pauses: dict[int, dict[str, Any]]
