@@ -12,13 +12,11 @@ import argparse
 import os
 import subprocess
 import sys
-import tempfile
 import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -28,7 +26,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 from trainer import BatchOptions, Callback, Trainer
-from trainer.callbacks import Checkpoint, default_callbacks
+from trainer.callbacks import ConsoleLogging, default_callbacks
 
 LR = 1e-3
 
@@ -107,7 +105,7 @@ def _rows(size: Size, data: TensorDataset, epoch: int) -> object:
         yield tuple(tensor.index_select(0, rows) for tensor in data.tensors)
 
 
-def ours(size: Size, data: TensorDataset, *, callbacks: Callable[[Path], Sequence[Callback]]) -> float:
+def ours(size: Size, data: TensorDataset, *, callbacks: Callable[[], Sequence[Callback]]) -> float:
     """Seconds of the Trainer, from its first epoch to the end of its last."""
     network, moments = size.model(), []
 
@@ -116,25 +114,24 @@ def ours(size: Size, data: TensorDataset, *, callbacks: Callable[[Path], Sequenc
             dist.barrier()
             moments.append(time.perf_counter())
 
-    with tempfile.TemporaryDirectory() as folder:
-        runner = Trainer(
-            network,
-            torch.optim.Adam(network.parameters(), lr=LR),
-            nn.CrossEntropyLoss(),
-            callbacks=callbacks(Path(folder)),
-            max_epochs=size.epochs,
-            batching=BatchOptions(batch_size=size.batch),
-            device="cpu",
-        )
-        runner.callbacks.register("on_train_epoch_start", start, 1000)
-        runner.callbacks.register("on_epoch_end", lambda _: moments.append(time.perf_counter()), 1000)
-        runner.fit(data)
+    runner = Trainer(
+        network,
+        torch.optim.Adam(network.parameters(), lr=LR),
+        nn.CrossEntropyLoss(),
+        callbacks=callbacks(),
+        max_epochs=size.epochs,
+        batching=BatchOptions(batch_size=size.batch),
+        device="cpu",
+    )
+    runner.callbacks.register("on_train_epoch_start", start, 1000)
+    runner.callbacks.register("on_epoch_end", lambda _: moments.append(time.perf_counter()), 1000)
+    runner.fit(data)
     return moments[-1] - moments[0]
 
 
-def usual(folder: Path) -> list[Callback]:
-    """What a script has that wants its checkpoints."""
-    return [*default_callbacks(), Checkpoint(folder, monitor="train_loss")]
+def usual() -> list[Callback]:
+    """What every run should have, but for the lines on the console."""
+    return [each for each in default_callbacks() if not isinstance(each, ConsoleLogging)]
 
 
 def slowest(run: Callable[[], float]) -> Callable[[], float]:
@@ -160,8 +157,8 @@ def measure(arguments: argparse.Namespace) -> None:
         contestants = {
             base: partial(loop, size, data, loader=False),
             "DistributedDataParallel, DataLoader": partial(loop, size, data, loader=True),
-            "Trainer, in memory, no callbacks": partial(ours, size, data, callbacks=lambda _: []),
-            "Trainer, in memory, the usual callbacks": partial(ours, size, data, callbacks=usual),
+            "Trainer, in memory, no callbacks": partial(ours, size, data, callbacks=list),
+            "Trainer, in memory, default callbacks": partial(ours, size, data, callbacks=usual),
         }
         seconds = interleaved({key: slowest(run) for key, run in contestants.items()}, arguments.rounds)
         if not dist.get_rank():

@@ -38,7 +38,8 @@ class TensorStatistics(Callback):
     Measured are the first step of an epoch and every n-th after it; a metric is the mean over these, of
     ``max_abs`` the maximum. Nothing is read from the device before the epoch's end. There are as many metrics as
     tensors times statistics: for a large model choose some by ``names``. All are there
-    before the first hook of ``on_epoch_end``. Measuring the
+    before the first hook of ``on_epoch_end``. With several processes a statistic of activations is that of each
+    one's part of the batch, and their mean or maximum. Measuring the
     activations of a model that is compiled breaks its graph at each module, and a step that is replayed as a CUDA
     graph can't be looked into: with ``cuda_graph`` this callback is refused.
 

@@ -6,6 +6,7 @@ variance of the whole batch. torch.nn.SyncBatchNorm does the same on CUDA alone.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -59,6 +60,8 @@ def _synced(kind: type[Any], group: Processes, state: TrainState) -> type[Any]:
         self._check_input_dim(input)
         return _normalised(self, input, group, absent=state.absent)
 
+    if "torch._dynamo" in sys.modules:  # a compiled model leaves its graph here, to ask the others
+        forward = torch.compiler.disable(forward)  # type: ignore[no-untyped-call]
     return type(f"Synced{kind.__name__}", (kind,), {"forward": forward})
 
 

@@ -165,6 +165,7 @@ VARIANTS: dict[str, Build] = {
     "clipping": lambda: {"callbacks": [GradientClipping(max_norm=0.05), GradientMonitor()]},
     "ema": lambda: {"callbacks": [EMA(0.8)]},
     "cnn": lambda: {"model": cnn(), "data": pictures},
+    "compiled cnn": lambda: {"model": cnn(), "data": pictures, "compile": {"backend": "eager"}},
     "cnn, accumulation, weighted": lambda: {
         "model": cnn(),
         "data": pictures,
