@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import math
 import os
@@ -9,11 +10,9 @@ import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,6 +21,7 @@ from hpo.checks.findings import Finding, finding
 from hpo.checks.known_errors import broadcast_in
 from hpo.checks.largest import largest_params
 from hpo.checks.peak_memory import PeakMemory
+from hpo.checks.preflight_batches import TriedBatches, tried_batches
 from hpo.checks.preflight_blame import Attempt, section_of
 from hpo.checks.preflight_probe import (
     BACKWARD,
@@ -41,19 +41,17 @@ from hpo.errors import InputError
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.forks import only_in
+from hpo.trial.peers import Peers, Seat
 from hpo.trial.resources import Slot
 from hpo.wording import listed
 from trainer import Trainer
 from trainer.checkpoint.files import CheckpointError
-from trainer.checkpoint.manager import CheckpointManager, load_checkpoint, snapshot
+from trainer.checkpoint.manager import CheckpointManager, load_checkpoint, newest_checkpoint, snapshot
 from trainer.checkpoint.readable import readable
-from trainer.data.batches import Batches, is_batched, pass_length
-from trainer.data.limits import eval_batches
-from trainer.data.sets import each_set, first_set
+from trainer.data.batches import is_batched
+from trainer.data.sets import first_set
 from trainer.metrics.objects import is_object
 from trainer.state import DIVERGED, best_epoch
-
-_VALIDATION_BATCHES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -126,7 +124,8 @@ def preflight(spec: StudySpec, slots: Sequence[Slot], *, search: bool = True) ->
         for label in dict.fromkeys(slot.label for slot in slots):
             mine = [slot for slot in slots if slot.label == label]
             torch.set_num_threads(mine[0].threads)
-            found.append(_on_device(builder, space, label, len(mine)))
+            with contextlib.closing(Peers(builder, mine[0].names)) as peers:
+                found.append(_on_devices(peers, space, mine[0], len(mine)))
     finally:
         torch.set_num_threads(threads)
     return found
@@ -155,15 +154,16 @@ def trials_of_epochs(spec: StudySpec) -> float | None:
     return epochs / each
 
 
-def _on_device(builder: Builder, space: SearchSpace | None, label: str, workers: int) -> DevicePreflight:
-    memory = PeakMemory(torch.device(label))
+def _on_devices(peers: Peers, space: SearchSpace | None, slot: Slot, workers: int) -> DevicePreflight:
+    builder, device = peers.builder, torch.device(slot.names[0])
+    memory = PeakMemory(device)
     notes: list[Finding] = []
-    base = _tried(builder, {}, label, memory, notes)
+    base = _tried(peers, {}, device, memory, notes)
     largest = None
     params = {} if space is None else largest_params(builder.spec, space)
     if params:
         try:
-            largest = _tried(builder, params, label, memory, [])
+            largest = _tried(peers, params, device, memory, [])
         except InputError as error:
             shown = ", ".join(f"{path}={value}" for path, value in params.items())
             problem = f"the largest config that may be drawn ({shown}) does not run: {error.path}: {error.problem}"
@@ -171,14 +171,17 @@ def _on_device(builder: Builder, space: SearchSpace | None, label: str, workers:
             if builder.spec.run.on_oom == "fail" and "memory runs out" in error.problem:
                 fix += ", narrow the search space, or set `run.on_oom: retry_with_accumulation`"
             notes.append(finding(builder.spec, problem, path="search_space", fix=fix))
-    notes += memory.too_little(builder.spec, workers, max(item.memory_bytes for item in (base, largest) if item))
-    return DevicePreflight(label, workers, base, largest, notes)
+    each = max(item.memory_bytes for item in (base, largest) if item)
+    # Of GPUs each has its own memory; processes on the processor share it.
+    notes += memory.too_little(builder.spec, workers, each if device.type == "cuda" else each * slot.size)
+    return DevicePreflight(slot.label, workers, base, largest, notes)
 
 
 def _tried(
-    builder: Builder, params: Mapping[str, Any], label: str, memory: PeakMemory, notes: list[Finding]
+    peers: Peers, params: Mapping[str, Any], device: torch.device, memory: PeakMemory, notes: list[Finding]
 ) -> Measured:
     """Train a few batches with these parameters; what is odd goes to ``notes``."""
+    builder = peers.builder
     spec = builder.spec
     config = spec.resolve(params)
     quiet = {name: False for name, row in CALLBACKS.items() if row.outside}
@@ -192,10 +195,10 @@ def _tried(
             loss_path=loss_path,
             precision=config["trainer"]["precision"],
         )
-        attempt = Attempt(builder, config, torch.device(label), probe)
+        attempt = Attempt(builder, config, device, probe)
         try:
             with only_in(os.getpid()), _heard(spec, probe, loss_path, notes):
-                return _trained(attempt, params, Path(folder), memory, notes)
+                return _trained(attempt, peers, params, Path(folder), memory, notes)
         except KeyboardInterrupt:  # Ctrl-C
             raise
         except BaseException as error:  # noqa: BLE001 - anything that a study's code raises is explained
@@ -204,27 +207,54 @@ def _tried(
 
 
 def _trained(
-    attempt: Attempt, params: Mapping[str, Any], folder: Path, memory: PeakMemory, notes: list[Finding]
+    attempt: Attempt,
+    peers: Peers,
+    params: Mapping[str, Any],
+    folder: Path,
+    memory: PeakMemory,
+    notes: list[Finding],
 ) -> Measured:
     builder, config, probe = attempt.builder, attempt.config, attempt.probe
-    data = builder.data(config)
-    config = attempt.config = builder.laid_out(config, data)
-    notes += _small_data(builder.spec, config, data["train"])
-    seed, place = builder.spec.seed, RunPlace(folder, "check", params)
-    trainer = attempt.trainer = builder.trainer(config, place, seed=seed, device=attempt.device, bridge=[probe])
-    probe.metrics = trainer.metrics
-    val = each_set(
-        lambda one: _First(eval_batches(one, trainer.batching, trainer.device, "val"), _VALIDATION_BATCHES),
-        data["val"],
-    )
-    trainer.fit(data["train"], val)
-    ended = time.perf_counter()
+    with peers.at_work(_Part(config, params), folder):
+        data = builder.data(config)
+        config = attempt.config = builder.laid_out(config, data)
+        notes += _small_data(builder.spec, config, data["train"])
+        seed, place = builder.spec.seed, RunPlace(folder, "check", params)
+        trainer = builder.trainer(config, place, seed=seed, device=attempt.device, bridge=[probe])
+        attempt.trainer = trainer
+        probe.metrics = trainer.metrics
+        peers.meet()
+        val = tried_batches(trainer, data["val"])
+        trainer.fit(data["train"], val)
+        ended = time.perf_counter()
     notes += _after(attempt, folder)
     return _measured(attempt, params, memory, first_set(val), ended)
 
 
+@dataclass(frozen=True)
+class _Part:
+    """What a peer does: its part of the same batches.
+
+    Attributes:
+        config: As resolved.
+        params: What of the search space was set.
+    """
+
+    config: Mapping[str, Any]
+    params: Mapping[str, Any]
+
+    def __call__(self, builder: Builder, seat: Seat) -> None:
+        """Build the trainer, and fit it."""
+        data = builder.data(self.config)
+        config = builder.laid_out(self.config, data)
+        place = RunPlace(seat.folder, "check", self.params)
+        trainer = builder.trainer(config, place, seed=builder.spec.seed, device=seat.device)
+        seat.ready()
+        trainer.fit(data["train"], tried_batches(trainer, data["val"]))
+
+
 def _measured(
-    attempt: Attempt, params: Mapping[str, Any], memory: PeakMemory, val: _First, ended: float
+    attempt: Attempt, params: Mapping[str, Any], memory: PeakMemory, val: TriedBatches, ended: float
 ) -> Measured:
     trainer, probe = attempt.trainer, attempt.probe
     assert trainer is not None
@@ -246,29 +276,6 @@ def _measured(
         # What comes after an epoch is paid once more or less: checkpoints are held to a share of the time.
         trial_s=None if whole is None else whole * state.max_epochs + (ended - probe.validated),
     )
-
-
-class _First:
-    """The first batches of a data set.
-
-    Args:
-        batches: All of them.
-        limit: How many.
-    """
-
-    def __init__(self, batches: Batches, limit: int) -> None:
-        self._batches = batches
-        self._limit = limit
-
-    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
-        """See `trainer.data.batches.Batches.epoch`."""
-        return islice(self._batches.epoch(epoch, skip), self._limit)
-
-    @property
-    def scale(self) -> float:
-        """How many times as long all of them take; 1 if unknown."""
-        length = pass_length(self._batches)
-        return 1.0 if not length else length / min(length, self._limit)
 
 
 def _after(attempt: Attempt, folder: Path) -> list[Finding]:
@@ -304,6 +311,10 @@ def _check_goals(attempt: Attempt, trainer: Trainer) -> None:
 
 def _round_trip(attempt: Attempt, trainer: Trainer, folder: Path) -> list[Finding]:
     """Save, read with ``weights_only``, and load again."""
+    if trainer.group.strategy == "fsdp":  # whole checkpoints are made within a run, where all ranks meet
+        if newest_checkpoint([folder / "checkpoints"]) is None:
+            raise attempt.unsaved(CheckpointError("none that can be read was written"))
+        return []
     try:
         saved = snapshot(readable(trainer.state_dict()))
         file = CheckpointManager(folder / "round-trip").write(saved, trainer.state.epoch)
@@ -354,7 +365,7 @@ def _small_data(spec: StudySpec, config: Mapping[str, Any], train: Any) -> list[
     return [finding(spec, problem, path=path, value=max(sizes), fix=f"write at most {samples}")]
 
 
-@contextmanager
+@contextlib.contextmanager
 def _heard(spec: StudySpec, probe: Probe, loss_path: str, notes: list[Finding]) -> Iterator[None]:
     """Turn what Python and torch warn of while a run is tried out into findings, each said once."""
     places = {

@@ -39,6 +39,7 @@ from trainer.checkpoint.files import CheckpointError
 from trainer.checkpoint.manager import CheckpointWriteError
 from trainer.checkpoint.readable import readable
 from trainer.data import batches
+from trainer.distributed.processes import RankError
 from trainer.error_text import error_text
 from trainer.metrics.objects import measured_alone, metric_at_work
 
@@ -92,6 +93,9 @@ class Attempt:
             return error
         if failure_outcome(error) == Outcome.OUT_OF_MEMORY:
             return self._out_of_memory(error)
+        if isinstance(error, RankError):
+            problem, fix = str(error), "see how it trains on one device: `trainer.devices=1`"
+            return self.builder.spec.error(problem, path="trainer.devices", fix=fix)
         if self.trainer is None:
             return self._said(*self._unbuilt(error), error)
         callback = _callback_in(error.__traceback__)

@@ -27,7 +27,12 @@ OutputDir = Annotated[
 ]
 Workers = Annotated[int | None, typer.Option(min=1, help="Worker processes.", show_default=False)]
 Devices = Annotated[
-    str | None, typer.Option(metavar="auto|cpu|cuda:0,cuda:1", help="Devices to share.", show_default=False)
+    str | None,
+    typer.Option(
+        metavar="auto|cpu|cuda:0,cuda:1",
+        help="Devices to share; cuda:0+cuda:1,cuda:2+cuda:3 are groups, for trials on several.",
+        show_default=False,
+    ),
 ]
 On = Annotated[
     str | None,

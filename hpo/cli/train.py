@@ -18,12 +18,11 @@ from hpo.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    import torch
-
     from hpo.config.spec import StudySpec
     from hpo.final.training import Start
     from hpo.study.open_study import OpenStudy
     from hpo.trial.builder import Builder
+    from hpo.trial.peers import Peers
 
 _DEFAULT_SEEDS: Final = (0, 1, 2)
 #: A single number above this is taken for a seed, not for a number of trainings.
@@ -156,26 +155,48 @@ def _checked(spec: StudySpec, choice: _Choice) -> None:
 
 def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
     _checked(spec, choice)
-    import torch
-
-    from hpo.final.function_training import train_function
-    from hpo.final.training import train_final
     from hpo.trial.builder import Builder
 
     starts = _starts(spec, choice)
     builder = Builder(spec)
-    device = torch.device(spec.trainer.device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    with contextlib.closing(_peers(builder)) as peers:
+        return _train_on(peers, starts, choice)
+
+
+def _peers(builder: Builder) -> Peers:
+    """The processes beside this one, where `trainer.devices` asks for them."""
+    import torch
+
+    from hpo.trial.peers import Peers
+    from hpo.trial.resources import training_slot
+
+    spec = builder.spec
+    if spec.trainer.devices == 1:
+        return Peers(builder, [spec.trainer.device or ("cuda" if torch.cuda.is_available() else "cpu")])
+    slot = training_slot(spec)
+    torch.set_num_threads(slot.threads)
+    return Peers(builder, slot.names)
+
+
+def _train_on(peers: Peers, starts: list[Start], choice: _Choice) -> dict[str, Any]:
+    import torch
+
+    from hpo.final.function_training import train_function
+    from hpo.final.training import train_final
+
+    builder, device = peers.builder, torch.device(peers.devices[0])
+    spec, where = builder.spec, "+".join(peers.devices)
     if choice.seeds is not None or choice.top_k is not None:
-        return _train_over_seeds(builder, starts, choice, device)
+        return _train_over_seeds(peers, starts, choice)
     start = starts[0]
     way = f"from epoch {start.epoch}" if start.checkpoint else "from scratch"
     if len(start.stages) > 1:
         before = ", ".join(f"trial {stage.trial} to epoch {stage.until}" for stage in start.lineage)
         way = f"{way} along its lineage ({before})"
-    print(f"final training of {spec.study.name}, {start.name}, {way}, on {device}", flush=True)
+    print(f"final training of {spec.study.name}, {start.name}, {way}, on {where}", flush=True)
     if spec.config.objective is not None:
         return train_function(builder, start, device=device)
-    return train_final(builder, start, epochs=choice.epochs, device=device)
+    return train_final(builder, start, epochs=choice.epochs, device=device, peers=peers)
 
 
 def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
@@ -195,21 +216,22 @@ def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
     return [looked_up(spec, start)]
 
 
-def _train_over_seeds(
-    builder: Builder, starts: list[Start], choice: _Choice, device: torch.device
-) -> dict[str, Any]:
+def _train_over_seeds(peers: Peers, starts: list[Start], choice: _Choice) -> dict[str, Any]:
+    import torch
+
     from hpo.final.seed_run import SeedTrainer
     from hpo.final.seeds import train_over_seeds
 
     seeds = choice.seeds or _DEFAULT_SEEDS
     what = starts[0].name if choice.top_k is None else f"the best {len(starts)} trials"
     print(
-        f"final training of {builder.spec.study.name}, {what}, from scratch, on {device}; "
+        f"final training of {peers.builder.spec.study.name}, {what}, from scratch, on {'+'.join(peers.devices)}; "
         f"seeds {', '.join(map(str, seeds))}",
         flush=True,
     )
     try:
-        return train_over_seeds(SeedTrainer(builder, choice.epochs, device), starts, seeds)
+        device = torch.device(peers.devices[0])
+        return train_over_seeds(SeedTrainer(peers.builder, choice.epochs, device, peers), starts, seeds)
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes it", file=sys.stderr)
         raise

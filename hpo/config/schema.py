@@ -193,6 +193,18 @@ class TrainerSection(Section):
     device: Annotated[str | None, MAY_CHANGE] = Field(
         default=None, min_length=1, description="Device of the training.", examples=["cuda:0"]
     )
+    devices: Annotated[int, MAY_CHANGE] = Field(
+        default=1,
+        ge=1,
+        le=MAX_PROCESSES,
+        description="Devices that train one trial together, with a process each; batch_size is that of all.",
+        examples=[2],
+    )
+    strategy: Annotated[Literal["ddp", "fsdp"], MAY_CHANGE] = Field(
+        default="ddp",
+        description="Of several devices: whether each holds the whole model, or a part of it.",
+        examples=["fsdp"],
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -201,6 +213,12 @@ class TrainerSection(Section):
         if not isinstance(data, Mapping) or "max_epochs" in data:
             return data
         return {**data, "max_epochs": None} if data.get("max_steps") is not None else data
+
+    @model_validator(mode="after")
+    def _of_several(self) -> Self:
+        if self.devices > 1 and self.cuda_graph:
+            raise fail("can't record a step of several devices", "set it to false, or `devices: 1`", "cuda_graph")
+        return self
 
     @property
     def known_epochs(self) -> int | None:
@@ -323,6 +341,35 @@ class StudyFile(Section):
                 raise fail(problem, fix, name)
         return trainer
 
+    @field_validator("trainer")
+    @classmethod
+    def _enough_for_each_device(cls, trainer: TrainerSection, info: ValidationInfo) -> TrainerSection:
+        """Refuse devices of one trial that would have no samples, or that no worker gets."""
+        if (loader := info.data.get("loader")) is not None and loader.batch_size < trainer.devices:
+            problem = f"is more than the {loader.batch_size} samples of a batch, which the devices share"
+            fix = f"use fewer devices, or `loader.batch_size` of {trainer.devices} or more"
+            raise fail(problem, fix, "devices")
+        gpus = None if (run := info.data.get("run")) is None else run.resources.gpu
+        if trainer.devices > 1 and gpus and gpus < trainer.devices:
+            problem = f"is more than the GPUs of a worker, {gpus:g} by `run.resources.gpu`"
+            raise fail(problem, f"set `run.resources.gpu` to {trainer.devices}", "devices")
+        return trainer
+
+    @field_validator("search_space")
+    @classmethod
+    def _leaves_the_devices(cls, space: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
+        """Refuse to search how a trial is spread, and batches with fewer samples than devices."""
+        for path in ("trainer.devices", "trainer.strategy"):
+            if path in space:
+                fix = "give it in `trainer`: slots are dealt out before a trial draws its parameters"
+                raise fail("can't be searched", fix, path)
+        trainer, path = info.data.get("trainer"), "loader.batch_size"
+        devices = 1 if trainer is None else trainer.devices
+        if devices > 1 and path in space and (least := _least(space[path])) < devices:
+            problem = f"may draw a batch of {least}, fewer samples than the {devices} `trainer.devices`"
+            raise fail(problem, f"begin with {devices} or more", path)
+        return space
+
     @field_validator("search_space")
     @classmethod
     def _reaches_the_function(cls, space: dict[str, Any], info: ValidationInfo) -> dict[str, Any]:
@@ -332,6 +379,12 @@ class StudyFile(Section):
                     problem = "names no argument of the function that `objective` names"
                     raise fail(problem, "write `objective.` and the name of one of its arguments", path)
         return space
+
+
+def _least(entry: Any) -> float:
+    """The smallest number that an entry of the search space may draw; infinite where that is no number."""
+    choices = [entry.low] if hasattr(entry, "low") else entry.choices
+    return min((each for each in choices if isinstance(each, int | float)), default=math.inf)
 
 
 def known_keys(model: type[BaseModel] = StudyFile, above: Keys = ()) -> Iterator[Keys]:

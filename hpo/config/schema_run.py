@@ -40,7 +40,8 @@ class RunSection(Section):
     )
     devices: Devices = Field(
         default=None,
-        description="Devices that the workers share; auto: every GPU, or the processor.",
+        description="Devices that the workers share; auto: every GPU, or the processor. Groups of "
+        "`trainer.devices`: cuda:0+cuda:1,cuda:2+cuda:3.",
         examples=["auto", "cuda:0,cuda:1"],
     )
     on: str | None = Field(

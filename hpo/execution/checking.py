@@ -14,8 +14,8 @@ from hpo.checks.findings import Finding
 from hpo.config.spec import StudySpec
 from hpo.errors import HpoError, StudyError
 from hpo.execution.launchers.forkserver import without_interrupt
-from hpo.execution.launchers.mainless import LoneContext, MainlessContext
 from hpo.execution.limits import death_of, oom_kills
+from hpo.trial.mainless import LoneContext, MainlessContext
 from hpo.trial.resources import Slot
 
 

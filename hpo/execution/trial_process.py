@@ -22,6 +22,7 @@ from optuna.exceptions import StorageInternalError
 
 from hpo.errors import HpoError, LeaseLostError, OtherCodeError
 from hpo.execution.beating import trial_heartbeat
+from hpo.execution.limits import death_of, oom_kills
 from hpo.execution.messages import Command, Failed, Lost, Message, Started, WorkerOrder, send
 from hpo.execution.news import News
 from hpo.execution.pulse import ADVANCED, BEAT, Pulse, show_free, show_held
@@ -30,9 +31,12 @@ from hpo.storage.attributes import GRANTS_ATTR, RETRIED_ATTR
 from hpo.storage.grants import Granted
 from hpo.storage.ledger import Lease
 from hpo.storage.optuna_private import id_of_trial, known_of, reports_of
+from hpo.study.folders import print_error
 from hpo.study.open_study import OpenStudy
 from hpo.study.taking import begin
 from hpo.trial.builder import Builder
+from hpo.trial.forks import die_like
+from hpo.trial.peers import Peers
 from hpo.trial.progress import RunProgress
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
@@ -91,6 +95,7 @@ class TrialProcess:
         channel: To the supervisor.
         pulse: Shows what it holds, that it runs, and that the trial advances.
         request: What others want of it.
+        peers: The other processes of a trial on several devices.
     """
 
     order: WorkerOrder
@@ -99,8 +104,12 @@ class TrialProcess:
     channel: Connection[Message, Command]
     pulse: Pulse
     request: StopRequest = field(default_factory=StopRequest)
+    peers: Peers = field(init=False)
     _news: News | None = None
     _from_epoch: int | None = None
+
+    def __post_init__(self) -> None:
+        self.peers = Peers(self.builder, self.order.slot.devices, partial(_died, oom_kills()))
 
     def run(self, lease: Lease, extend: Callable[[], Granted | None], before_s: float = 0.0) -> Ended:
         """Train a trial to its end, to a pause or to a request to stop.
@@ -155,7 +164,7 @@ class TrialProcess:
 
     def _code(self, trial: optuna.Trial) -> TrainingCode:
         if self.order.spec.config.objective is None:
-            return TrainerCode(self.builder)
+            return TrainerCode(self.builder, self.peers)
         self.builder.import_targets()
         return function_code(self.order.spec, self.builder.resolver, trial)
 
@@ -174,6 +183,12 @@ class TrialProcess:
         earlier = self.opened.storage.attempts_of_trial(id_of_trial(trial))[:-1]
         after = known_of(trial).user_attrs.get(RETRIED_ATTR, 0)
         return sum(attempt.seconds for attempt in earlier if attempt.attempt > after)
+
+
+def _died(struck_before: int, rank: int, exitcode: int) -> None:
+    """A peer has died, and so does the trial: as it would on one device."""
+    print_error(f"{death_of(exitcode, struck_before, who=f'rank {rank}')}, and so does the trial")
+    die_like(exitcode)
 
 
 def _said(extend: Callable[[], Granted | None], news: News) -> Granted | None:

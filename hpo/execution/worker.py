@@ -24,7 +24,7 @@ from functools import partial
 from multiprocessing import connection
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 import optuna
 from optuna.exceptions import StorageInternalError
@@ -49,6 +49,7 @@ from hpo.study.folders import redirect_output
 from hpo.study.open_study import load_study
 from hpo.study.standing import standing_of
 from hpo.study.taking import Taker
+from hpo.trial.forks import die_like
 
 #: Seconds that a trial's process may take to end when its trial has: threads of the study's may hold it up.
 _LINGER: Final = 5.0
@@ -201,7 +202,8 @@ class _Worker:
         signal.set_wakeup_fd(-1)
         if connection.wait([self._wake], 0) and self._was_terminated():  # while it took the trial
             self._trial.request.leave()
-        return self._trial.run(lease, partial(self._taker.extended, lease.trial_id)) is not Ended.FAILED
+        with contextlib.closing(self._trial.peers):
+            return self._trial.run(lease, partial(self._taker.extended, lease.trial_id)) is not Ended.FAILED
 
     def _take(self) -> Lease | None:
         """A trial; None where nothing is left to do, or the worker is asked to leave."""
@@ -255,7 +257,7 @@ class _Worker:
         ended = self._wait(standby, lease)
         if ended is None:
             standby.process.join()
-            _die_like(standby.process.exitcode or 0)
+            die_like(standby.process.exitcode or 0)
         self._free_since = time.monotonic()
         self._opened.storage.forget(lease.trial_id)
         return ended
@@ -328,16 +330,11 @@ def _in_fork(trial: TrialProcess, ours: Connection[Any, Any], theirs: Connection
     os.setpgid(0, 0)  # so that all that it starts can be ended with it
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    trial.peers.fork()  # while this process has one thread
     orders = Orders(theirs, trial.request)
-    given = orders.assignment()
-    if given is not None:
-        theirs.send(trial.run(given.lease, orders.extend, given.before_s))
-
-
-def _die_like(exitcode: int) -> NoReturn:
-    """End as another process has, without a word: it may have died inside one."""
-    if exitcode < 0:
-        with contextlib.suppress(OSError):  # SIGKILL has no handler
-            signal.signal(-exitcode, signal.SIG_DFL)
-        os.kill(os.getpid(), -exitcode)
-    os._exit(max(exitcode, 0))
+    try:
+        given = orders.assignment()
+        if given is not None:
+            theirs.send(trial.run(given.lease, orders.extend, given.before_s))
+    finally:
+        trial.peers.close()

@@ -17,6 +17,7 @@ from hpo.config.identity import identity
 from hpo.final.training import DivergedError, Start, final_config, train_at, write_json
 from hpo.study.folders import redirect_output
 from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.peers import Peers
 from trainer.checkpoint.files import list_checkpoints
 from trainer.state import DIVERGED
 
@@ -57,11 +58,13 @@ class SeedTrainer:
         builder: Builds trainers; the data is loaded once for all.
         epochs: Passes over the data to train; None: as long as ``trainer`` says.
         device: Where to train.
+        peers: The other processes of a training on several devices; None: it has one.
     """
 
     builder: Builder
     epochs: int | None
     device: torch.device
+    peers: Peers | None = None
 
     def run(self, start: Start, seed: int, label: str) -> SeedRun:
         """The training of one seed, from scratch; its log goes to ``log.txt`` in its folder.
@@ -89,7 +92,7 @@ class SeedTrainer:
     def _train(self, start: Start, place: RunPlace) -> None:
         try:
             with redirect_output(place.folder / "log.txt"):
-                train_at(self.builder, start, place, epochs=self.epochs, device=self.device)
+                train_at(self.builder, start, place, epochs=self.epochs, device=self.device, peers=self.peers)
         except DivergedError:
             write_json(place.folder / "metrics.json", {"stopped": DIVERGED})
         # What was worth keeping is in model.pt; a finished training is not resumed.

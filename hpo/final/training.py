@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from optuna.trial import FrozenTrial
-from torch import nn
 
 from hpo.config.code import code_identity
-from hpo.config.several import is_several
 from hpo.config.spec import StudySpec
 from hpo.config.yaml_dumper import to_yaml
 from hpo.errors import InputError, StudyError
+from hpo.final.learning_rates import learning_rate_plan
 from hpo.final.models import best_checkpoint, find_trial, refuse_foreign_parameters
 from hpo.study.code_record import trial_codes
 from hpo.study.lineage import Stage, lineage_of
@@ -24,14 +23,14 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.status import trial_value
 from hpo.trial.builder import Builder, RunPlace
-from hpo.trial.optimizer import make_scheduler
+from hpo.trial.peers import Peers, Seat
 from hpo.trial.run_length import NO_PROGRESS, Progress
 from trainer import Trainer
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.files import CheckpointFile, list_checkpoints
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
+from trainer.distributed.parts import is_part, load_model, split_state
 from trainer.files import replacing
-from trainer.lr_schedulers import needs_metric
 from trainer.state import PAUSED, best_epoch
 from trainer.step.parts import bare_model
 
@@ -155,14 +154,17 @@ def _refuse_other_code(spec: StudySpec, number: int, code: str | None) -> None:
         )
 
 
-def train_final(builder: Builder, start: Start, *, epochs: int | None, device: torch.device) -> dict[str, Any]:
+def train_final(
+    builder: Builder, start: Start, *, epochs: int | None, device: torch.device, peers: Peers | None = None
+) -> dict[str, Any]:
     """Train, keep the best epoch, and write ``final/`` in the output folder.
 
     Args:
         builder: Builds the trainer.
         start: What to start from.
         epochs: Passes over the data to train; None: as long as ``trainer`` says.
-        device: Where to train.
+        device: Where to train; with peers the first of the devices.
+        peers: The other processes of a training on several devices; None: it has one.
 
     Returns:
         What ``final/metrics.json`` holds: study, trial, the value of the study's metric, epochs in all, the best
@@ -174,11 +176,17 @@ def train_final(builder: Builder, start: Start, *, epochs: int | None, device: t
     """
     place = RunPlace(builder.spec.output_dir / "final", "final", start.params)
     _clear(place.checkpoints)
-    return train_at(builder, start, place, epochs=epochs, device=device)
+    return train_at(builder, start, place, epochs=epochs, device=device, peers=peers)
 
 
 def train_at(
-    builder: Builder, start: Start, place: RunPlace, *, epochs: int | None, device: torch.device
+    builder: Builder,
+    start: Start,
+    place: RunPlace,
+    *,
+    epochs: int | None,
+    device: torch.device,
+    peers: Peers | None = None,
 ) -> dict[str, Any]:
     """Train in a folder, and keep the best epoch there; on from the folder's newest checkpoint if it has one.
 
@@ -188,11 +196,77 @@ def train_at(
         place: The folder, and the run's name; `final_config` with a seed is what it must be of.
         epochs: See `train_final`, as for what is returned.
         device: Where to train.
+        peers: See `train_final`.
 
     Raises:
         DivergedError: No epoch has a finite value of the study's metric.
     """
     place.folder.mkdir(parents=True, exist_ok=True)
+    peers = peers or Peers(builder, ())
+    with peers.at_work(_Part(start, place, epochs), place.folder):
+        trained = _trained(builder, start, place, place, epochs, device, peers.meet)
+    return _written(builder.spec, start, place, trained)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What a peer does in a final training: all but writing.
+
+    Attributes:
+        start: What to start from.
+        place: Where rank 0 writes.
+        epochs: Passes over the data.
+    """
+
+    start: Start
+    place: RunPlace
+    epochs: int | None
+
+    def __call__(self, builder: Builder, seat: Seat) -> None:
+        """Train, and evaluate."""
+        own = replace(self.place, folder=seat.folder)
+        _trained(builder, self.start, self.place, own, self.epochs, seat.device, seat.ready)
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """What a final training has come to.
+
+    Attributes:
+        trainer: With the weights of the best epoch.
+        config: The last stage's.
+        epoch: The best one.
+        metrics: Those of its weights on validation and test data.
+        weights: They themselves, whole.
+    """
+
+    trainer: Trainer
+    config: Mapping[str, Any]
+    epoch: int
+    metrics: Mapping[str, float]
+    weights: Mapping[str, torch.Tensor]
+
+
+def _trained(
+    builder: Builder,
+    start: Start,
+    place: RunPlace,
+    own: RunPlace,
+    epochs: int | None,
+    device: torch.device,
+    ready: Callable[[], None],
+) -> _Trained:
+    """Train all stages, and evaluate the best epoch.
+
+    Args:
+        builder: Builds the trainer.
+        start: What to start from.
+        place: Where rank 0 writes, whose checkpoints all resume from.
+        own: Where this process writes.
+        epochs: See `train_final`.
+        device: Where to train.
+        ready: Called before the first fit.
+    """
     begun = newest_checkpoint([place.checkpoints], device)
     if begun is not None:
         print(f"resuming from {begun[0].path}", flush=True)
@@ -203,16 +277,17 @@ def train_at(
             config = final_config(builder.spec, stage.params, epochs)
             data = builder.data(config)
             config = builder.laid_out(config, data, start.progress)
-            trainer = _trainer(builder, start, stage, config, place, device)
+            trainer = _trainer(builder, start, stage, config, own, device)
             _load(trainer, start, begun, before)
             for line in _plan(builder, stage, config, trainer):
                 print(line, flush=True)
+            ready()
             trainer.fit(data["train"], data["val"])
             if until is None or trainer.state.epoch < until:  # else the next trial of the lineage takes over
                 break
             begun = newest_checkpoint([place.checkpoints], device)
         before = until
-    return _finish(builder, trainer, start, config, place, data)
+    return _Trained(trainer, config, *_evaluated(builder.spec, trainer, start, place, data))
 
 
 def _trainer(
@@ -279,35 +354,6 @@ def final_config(spec: StudySpec, params: Mapping[str, Any], epochs: int | None)
     return spec.resolve({**params, **length})
 
 
-def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Trainer) -> Sequence[str]:
-    """Lines that say how the learning rate will go, found by running the schedule on a stand-in."""
-    group = trainer.optimizer.param_groups[0]
-    start = float(group.get("initial_lr", group["lr"]))
-    if config["lr_scheduler"] is None:
-        return [f"learning rate: {start:.4g}, constant"]
-    node = config["lr_scheduler"]
-    if is_several(node):
-        return [f"learning rate: from {start:.4g}, by the schedulers {', '.join(node)}"]
-    name = str(node["_target_"]).rpartition(".")[2]
-    epochs = config["trainer"]["max_epochs"]
-    by_pass = epochs is not None and config["trainer"]["validate_every"] is None
-    if node["interval"] == "step" or not by_pass:
-        return [f"learning rate: from {start:.4g}, {name} at each {node['interval']}"]
-    # Any optimizer will do, as long as it has a momentum for the schedules that move one.
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=start, momentum=0.9)
-    scheduler = make_scheduler(builder.resolver, node, optimizer)
-    if needs_metric(scheduler):
-        return [f"learning rate: from {start:.4g}, lower when {builder.spec.study.metric} stalls"]
-    rates = []
-    for _ in range(epochs):
-        rates.append(optimizer.param_groups[0]["lr"])
-        optimizer.step()
-        scheduler.step()
-    shown = sorted({0, epochs // 4, epochs // 2, 3 * epochs // 4, epochs - 1})
-    steps = ", ".join(f"{rates[index]:.3g} (epoch {index + 1})" for index in shown)
-    return [f"learning rate over {epochs} epochs, {name}: {steps}"]
-
-
 def _go_on(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Weights, optimizer state and history of the checkpoint; learning rate and schedule as freshly built."""
     fresh = [dict(group) for group in trainer.optimizer.param_groups]
@@ -320,15 +366,11 @@ def _go_on(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     trainer.state.load_state_dict({**checkpoint["state"], "stop_reason": None})
 
 
-def _finish(
-    builder: Builder,
-    trainer: Trainer,
-    start: Start,
-    config: Mapping[str, Any],
-    place: RunPlace,
-    data: Mapping[str, Any],
-) -> dict[str, Any]:
-    spec, history = builder.spec, trainer.state.history
+def _evaluated(
+    spec: StudySpec, trainer: Trainer, start: Start, place: RunPlace, data: Mapping[str, Any]
+) -> tuple[int, Mapping[str, float], Mapping[str, torch.Tensor]]:
+    """The best epoch, whose weights the trainer has afterwards, their metrics, and the weights."""
+    history = trainer.state.history
     epoch = best_epoch(history, spec.study.metric, spec.study.mode, after=trainer.state.inherited)
     if epoch is None:
         raise DivergedError(f"final training diverged: no epoch has a finite {spec.study.metric}")
@@ -339,23 +381,31 @@ def _finish(
         if found is None:
             raise StudyError(f"the checkpoint of epoch {epoch} in {place.checkpoints} can't be read")
         best = found[1]
-    bare_model(trainer.model).load_state_dict(best["model"])
+    load_model(bare_model(trainer.model), best["model"])
     trainer.optimizer.load_state_dict(best["optimizer"])
+    split_state(trainer.optimizer)
     metrics = trainer.validate(data["val"])
     if "test" in data:
         metrics |= trainer.test(data["test"])
+    own = bare_model(trainer.model).state_dict()
+    # A split model has no whole weights of its own.
+    return epoch, metrics, best["model"] if any(map(is_part, own.values())) else own
+
+
+def _written(spec: StudySpec, start: Start, place: RunPlace, trained: _Trained) -> dict[str, Any]:
+    trainer, epoch = trained.trainer, trained.epoch
     weights = place.folder / "model.pt"
-    _save_weights(bare_model(trainer.model), weights)
-    text = to_yaml({**config, "seed": start.seed})
+    _save_weights(trained.weights, weights)
+    text = to_yaml({**trained.config, "seed": start.seed})
     (place.folder / "config.yaml").write_text(text, encoding="utf-8")
     result = {
         "study": spec.study.name,
         "trial": start.trial,
-        "value": history[epoch - 1][spec.study.metric],
+        "value": trainer.state.history[epoch - 1][spec.study.metric],
         "epochs": trainer.state.epoch,
         "best_epoch": epoch,
         "stopped": trainer.state.stop_reason,
-        "metrics": metrics,
+        "metrics": trained.metrics,
         "model": str(weights),
         "code": code_identity(spec).hash,
         "trial_code": start.code,
@@ -370,9 +420,9 @@ def write_json(path: Path, data: Any) -> None:
         file.write(json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
 
 
-def _save_weights(model: nn.Module, path: Path) -> None:
+def _save_weights(found: Mapping[str, torch.Tensor], path: Path) -> None:
     aside = path.with_suffix(".part")
-    torch.save({name: tensor.cpu() for name, tensor in model.state_dict().items()}, aside)
+    torch.save({name: tensor.cpu() for name, tensor in found.items()}, aside)
     aside.replace(path)
 
 

@@ -34,7 +34,7 @@ from trainer.metrics.objects import Metric
 from trainer.metrics.whole_set import MAX_BYTES, WholeSet
 
 #: Keys of `trainer` that are arguments of the Trainer as they are.
-_HANDED_OVER: Final = ("validate_every", "precision", "compile", "cuda_graph", "deterministic")
+_HANDED_OVER: Final = ("validate_every", "precision", "compile", "cuda_graph", "strategy", "deterministic")
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -55,6 +56,12 @@ class Checkpoints:
         self._manager = CheckpointManager(self._folders[-1])
         self._device = device
         self._source = source
+
+    def on(self, device: torch.device) -> Checkpoints:
+        """The same, with tensors loaded to another device."""
+        other = copy(self)
+        other._device = device  # noqa: SLF001 - of the same class
+        return other
 
     def newest(self) -> tuple[CheckpointFile, dict[str, Any]] | None:
         """The readable checkpoint with the most progress, which the log names; a damaged one is passed over."""

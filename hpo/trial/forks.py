@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from collections.abc import Iterator
+from typing import NoReturn
 
 from hpo.study.folders import print_error
 from trainer.error_text import traceback_text
@@ -46,3 +48,16 @@ def only_in(process: int) -> Iterator[None]:
         end_fork(process, error)
         raise
     end_fork(process)
+
+
+def die_like(exitcode: int) -> NoReturn:
+    """End as another process has, without a word: it may have died inside one.
+
+    Args:
+        exitcode: As `multiprocessing.Process.exitcode`.
+    """
+    if exitcode < 0:
+        with contextlib.suppress(OSError, ValueError):  # SIGKILL has no handler, and a thread can't set one
+            signal.signal(-exitcode, signal.SIG_DFL)
+        os.kill(os.getpid(), -exitcode)
+    os._exit(max(exitcode, 0))

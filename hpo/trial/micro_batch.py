@@ -20,9 +20,9 @@ def finer(config: Mapping[str, Any], parts: int) -> int | None:
         parts: Parts that a batch is cut into now.
 
     Returns:
-        None where batches can't be cut further: they have one sample, their size changes as the trial runs, a
-        last, smaller one is dropped, which cut batches would not drop, an epoch is a fraction of a pass, which
-        might end inside a batch, or a limit counts batches, which would then be other samples.
+        None where batches can't be cut further: they have one sample for each device, their size changes as the
+        trial runs, a last, smaller one is dropped, which cut batches would not drop, an epoch is a fraction of a
+        pass, which might end inside a batch, or a limit counts batches, which would then be other samples.
     """
     if any(value is not None for name, value in config["loader"].items() if name.endswith("_batches")):
         return None
@@ -30,7 +30,8 @@ def finer(config: Mapping[str, Any], parts: int) -> int | None:
     if config["loader"]["drop_last"] or schedule or isinstance(config["trainer"]["validate_every"], float):
         return None
     batch = int(config["loader"]["batch_size"])
-    return next((number for number in range(2 * parts, batch + 1, parts) if batch % number == 0), None)
+    most = batch // config["trainer"]["devices"]
+    return next((number for number in range(2 * parts, most + 1, parts) if batch % number == 0), None)
 
 
 def cut(config: dict[str, Any], parts: int) -> dict[str, Any]:

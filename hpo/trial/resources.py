@@ -12,6 +12,8 @@ from hpo.errors import InputError
 # A container's share of the processors: microseconds of each period, or "max" (Linux cgroups, version 2).
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 _DEVICE = re.compile(r"cpu|mps|cuda(:\d{1,4})?")
+#: Between the devices of one trial.
+_AND = "+"
 
 
 @dataclass(frozen=True)
@@ -19,44 +21,62 @@ class Slot:
     """What one worker may use.
 
     Attributes:
-        label: Device for people to read, such as ``cuda:1``.
-        device: Device that the worker sees; its own GPU is ``cuda:0`` to it.
+        label: Device for people to read, such as ``cuda:1``, or devices, such as ``cuda:0+cuda:1``.
+        device: Device that the worker sees, its first one; its own GPUs are ``cuda:0``, ``cuda:1``, … to it.
         visible: Its CUDA_VISIBLE_DEVICES; None leaves the variable alone.
-        threads: Threads for torch on the CPU.
+        threads: Threads for torch on the CPU, of each process that trains.
+        size: Devices that train one trial, each with a process.
     """
 
     label: str
     device: str
     visible: str | None
     threads: int
+    size: int = 1
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each process, by rank, as the worker sees it."""
+        if self.size == 1 or self.visible is None:
+            return (self.device,) * self.size
+        return tuple(f"cuda:{rank}" for rank in range(self.size))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The device of each process, by rank, as a process sees it that sees all of them."""
+        return tuple(self.label.split(_AND))
 
 
-def deal(devices: Sequence[str] | None, workers: int | None) -> list[Slot]:
+def deal(devices: Sequence[str] | None, workers: int | None, size: int = 1) -> list[Slot]:
     """One slot per worker, devices dealt out in turn and CPU cores shared out.
 
     Args:
-        devices: Names: ``cpu``, ``cuda`` (every GPU), ``cuda:N``, ``mps``. None: every GPU, or the CPU.
-        workers: How many; None: one for each GPU, one in all for the CPU.
+        devices: Names: ``cpu``, ``cuda`` (every GPU), ``cuda:N``, ``mps``; or groups of them, such as
+            ``cuda:0+cuda:1``. None: every GPU, or the CPU.
+        workers: How many; None: one for each GPU or group, one in all for the CPU.
+        size: Devices of one trial. Single GPUs make groups in their order, of ``cuda`` as many as come out even;
+            the CPU is shared by so many processes.
 
     Raises:
-        InputError: There is no such device.
+        InputError: There is no such device, or they make no groups of this size.
     """
-    names = _named(devices)
-    count = workers or len(names)
-    threads = max(1, cores() // count)
-    return [_slot(names[index % len(names)], threads) for index in range(count)]
+    groups = _groups(devices, size)
+    count = workers or len(groups)
+    threads = max(1, cores() // (count * size))
+    return [_slot(groups[index % len(groups)], threads) for index in range(count)]
 
 
-def study_slots(spec: StudySpec) -> list[Slot]:
-    """One slot per worker of a study, as its file says.
+def study_slots(spec: StudySpec, *, workers: int | None = None) -> list[Slot]:
+    """One slot per worker of a study, as its file says; or for so many.
 
     Raises:
         InputError: There is no such device, or one that can't do what the study asks of it.
     """
     try:
-        slots = deal(_asked_for(spec), spec.run.workers)
+        slots = deal(_asked_for(spec), workers or spec.run.workers, spec.trainer.devices)
     except InputError as error:
-        raise spec.error(error.problem, path=_place(spec), value=error.value, fix=error.fix) from error
+        path = _place(spec) if error.path == "devices" else error.path
+        raise spec.error(error.problem, path=path, value=error.value, fix=error.fix) from error
     for slot in slots:
         if spec.trainer.cuda_graph and not slot.device.startswith("cuda"):
             fix = "set it to false, or give GPUs with `run.devices`"
@@ -66,18 +86,31 @@ def study_slots(spec: StudySpec) -> list[Slot]:
     return slots
 
 
+def training_slot(spec: StudySpec) -> Slot:
+    """What one training of a study may use that has this machine for itself.
+
+    Raises:
+        InputError: There is no such device, or one that can't do what the study asks of it.
+    """
+    return study_slots(spec, workers=1)[0]
+
+
 def devices_elsewhere(spec: StudySpec) -> list[str]:
     """The study's devices that this machine lacks, and others have to have; empty where it has them all.
 
     Raises:
-        InputError: A name that no machine has.
+        InputError: A name that no machine has, or a group of another size than `trainer.devices`.
     """
     names, gpus = _asked_for(spec) or (["cuda"] if spec.trainer.cuda_graph else []), _gpus()
-    for name in names:
+    try:
+        single = [part for name in names for part in _parts(name, spec.trainer.devices)]
+    except InputError as error:
+        raise spec.error(error.problem, path=_place(spec), value=error.value, fix=error.fix) from error
+    for name in single:
         if not _DEVICE.fullmatch(name):
             fix = "write cpu, cuda (every GPU), cuda:0, cuda:1, … or mps"
             raise spec.error("is no name of a device", path=_place(spec), value=name, fix=fix)
-    return [name for name in names if not _is_here(name, gpus) and not (name == "cuda" and gpus)]
+    return [name for name in single if not _is_here(name, gpus) and not (name == "cuda" and gpus)]
 
 
 def _asked_for(spec: StudySpec) -> Sequence[str] | None:
@@ -102,16 +135,77 @@ def cores() -> int:
     return max(1, min(limits))
 
 
-def _named(devices: Sequence[str] | None) -> list[str]:
+def _groups(devices: Sequence[str] | None, size: int) -> list[tuple[str, ...]]:
+    """The devices of each group, as they are to be dealt out."""
     gpus = _gpus()
-    if devices is None:
-        return [f"cuda:{index}" for index in range(gpus)] or ["cpu"]
-    names: list[str] = []
-    for name in devices:
-        names += [f"cuda:{index}" for index in range(gpus)] if name == "cuda" and gpus else [name]
-    for name in names:
-        _check(name, gpus)
-    return names
+    every = [f"cuda:{index}" for index in range(gpus)]
+    groups: list[tuple[str, ...]] = []
+    single: list[str] = []
+    for name in devices or (["cuda"] if gpus else ["cpu"]):
+        if name == "cuda" and gpus:
+            if gpus < size:
+                raise _too_few(size, gpus)
+            groups += _dealt(every[: gpus - gpus % size], size)
+            continue
+        parts = _parts(name, size)
+        for part in parts:
+            _check(part, gpus)
+        if len(parts) == size:
+            groups.append(parts)
+        elif name == "cpu":
+            groups.append(parts * size)
+        else:
+            single += parts
+    if len(single) % size:
+        there = f"{len(single)} {'device' if len(single) == 1 else 'devices'}"
+        raise InputError(
+            f"{there} can't be dealt out in groups of {size}, as `trainer.devices` says",
+            path="devices",
+            value=",".join(single),
+            fix=f"name {size} devices for each worker, such as {_AND.join(every[:size]) or 'cpu'}",
+        )
+    groups += _dealt(single, size)
+    for group in groups:
+        _check_together(group)
+    return groups
+
+
+def _dealt(names: Sequence[str], size: int) -> list[tuple[str, ...]]:
+    return [tuple(names[first : first + size]) for first in range(0, len(names), size)]
+
+
+def _parts(name: str, size: int) -> tuple[str, ...]:
+    """The devices that a name means: those of a group, or one."""
+    parts = tuple(part.strip() for part in name.split(_AND))
+    if len(parts) not in (1, size):
+        other = f"groups of {size}" if size > 1 else "a comma between devices of different trials"
+        problem = f"is a group of {len(parts)} devices, and `trainer.devices` is {size}"
+        fix = f"set `trainer.devices` to {len(parts)}, or write {other}"
+        raise InputError(problem, path="devices", value=name, fix=fix)
+    return parts
+
+
+def _too_few(size: int, gpus: int) -> InputError:
+    return InputError(
+        f"a trial is to train on {size} devices, and there {'is 1 GPU' if gpus == 1 else f'are {gpus} GPUs'}",
+        path="trainer.devices",
+        value=str(size),
+        fix=f"write at most {gpus}, or `--devices cpu` for {size} processes on the processor",
+    )
+
+
+def _check_together(group: tuple[str, ...]) -> None:
+    """Refuse a group whose devices can't train together."""
+    if len(group) == 1 or group == ("cpu",) * len(group):
+        return
+    problem = ""
+    if len(set(group)) < len(group):
+        problem = "names a device twice, and each of its processes needs its own"
+    elif not all(name.startswith("cuda") for name in group):
+        problem = "mixes devices that can't train together"
+    if problem:
+        fix = "write different GPUs, such as cuda:0+cuda:1, or cpu"
+        raise InputError(problem, path="devices", value=_AND.join(group), fix=fix)
 
 
 def _gpus() -> int:
@@ -140,10 +234,11 @@ def _check(name: str, gpus: int) -> None:
     raise InputError("no such device here", path="devices", value=name, fix=f"there are {', '.join(there)}")
 
 
-def _slot(name: str, threads: int) -> Slot:
-    kind, _, index = name.partition(":")
-    if kind != "cuda":
-        return Slot(name, name, None, threads)
+def _slot(group: tuple[str, ...], threads: int) -> Slot:
+    label, size = _AND.join(group), len(group)
+    if not group[0].startswith("cuda"):
+        return Slot(label, group[0], None, threads, size)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    physical = visible.split(",")[int(index)].strip() if visible else index
-    return Slot(name, "cuda:0", physical, threads)
+    indices = [name.partition(":")[2] for name in group]
+    physical = [visible.split(",")[int(index)].strip() if visible else index for index in indices]
+    return Slot(label, "cuda:0", ",".join(physical), threads, size)

@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from hpo.errors import StudyError
 from hpo.study.outcome import prediction_record
 from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.micro_batch import MicroBatches, cut, finer
+from hpo.trial.peers import Peers, Seat
 from hpo.trial.pruner_callback import PrunerCallback
 from hpo.trial.session import Session
 from hpo.trial.watch import Watch
-from trainer import Trainer
+from trainer import Callback, Trainer
 from trainer.callbacks import LossPrediction
 from trainer.recorded import Metrics
 from trainer.state import CONTINUED
@@ -27,9 +31,11 @@ class TrainerCode:
 
     Attributes:
         builder: Builds the trainer.
+        peers: The other processes of a training on several devices; None: it has one.
     """
 
     builder: Builder
+    peers: Peers | None = None
     _session: Session | None = None
     _trainer: Trainer | None = None
 
@@ -60,8 +66,12 @@ class TrainerCode:
     def train(self, session: Session) -> str | None:
         """Build the trainer at the point where the trial last was, and fit it."""
         self._session = session
-        trainer, data = self._prepared(session)
-        reason = trainer.fit(data["train"], data["val"]).stop_reason
+        peers = self.peers or Peers(self.builder, ())
+        part = _Part.of(session)
+        with peers.at_work(part, session.folder):
+            trainer, data = self._prepared(session, part)
+            peers.meet()
+            reason = trainer.fit(data["train"], data["val"]).stop_reason
         # Asked for too late: nothing is left to train.
         return None if reason in CONTINUED and trainer.finished else reason
 
@@ -73,24 +83,75 @@ class TrainerCode:
         ready = isinstance(self.builder.data(config)["train"], DataLoader)
         return None if ready else finer(config, self._session.parts)
 
-    def _prepared(self, session: Session) -> tuple[Trainer, Mapping[str, Any]]:
+    def _prepared(self, session: Session, part: _Part) -> tuple[Trainer, Mapping[str, Any]]:
         data = self.builder.data(session.config)
         config = self.builder.laid_out(session.config, data)
         if config != session.config:
             session.keep_config(config)
-        trainer = self._trainer = self.builder.trainer(
-            cut(config, session.parts),
-            RunPlace(session.folder, f"trial-{session.number}", session.params),
-            seed=session.seed,
-            device=session.device,
-            bridge=[Watch(session), MicroBatches(session.parts), PrunerCallback(session)],
+        bridge = [Watch(session), MicroBatches(session.parts), PrunerCallback(session)]
+        trainer = self._trainer = part.trainer(self.builder, config, session.folder, session.device, bridge)
+        return trainer, data
+
+
+@dataclass(frozen=True)
+class _Part:
+    """What all ranks of a trial do, and all that a peer knows of it.
+
+    Attributes:
+        number: The trial.
+        params: Its parameters.
+        config: Its config, without the lengths that the data decides.
+        seed: Its seed.
+        parts: Parts that each batch is cut into.
+        checkpoints: Where it was last.
+    """
+
+    number: int
+    params: Mapping[str, Any]
+    config: Mapping[str, Any]
+    seed: int
+    parts: int
+    checkpoints: Checkpoints
+
+    @classmethod
+    def of(cls, session: Session) -> _Part:
+        """Of a trial."""
+        return cls(
+            session.number,
+            session.params,
+            session.config,
+            session.seed,
+            session.parts,
+            session.checkpoints,
         )
-        found = session.checkpoints.newest()
+
+    def __call__(self, builder: Builder, seat: Seat) -> None:
+        """As a peer: build the trainer, and fit it."""
+        data = builder.data(self.config)
+        config = builder.laid_out(self.config, data)
+        trainer = self.trainer(builder, config, seat.folder, seat.device, [MicroBatches(self.parts)])
+        seat.ready()
+        trainer.fit(data["train"], data["val"])
+
+    def trainer(
+        self,
+        builder: Builder,
+        config: dict[str, Any],
+        folder: Path,
+        device: torch.device,
+        bridge: Sequence[Callback],
+    ) -> Trainer:
+        """The trainer at the point where the trial last was."""
+        place = RunPlace(folder, f"trial-{self.number}", self.params)
+        config = cut(config, self.parts)
+        trainer = builder.trainer(config, place, seed=self.seed, device=device, bridge=bridge)
+        checkpoints = self.checkpoints.on(device)
+        found = checkpoints.newest()
         if found is not None:
             trainer.load_state_dict(found[1])
-        elif (checkpoint := session.checkpoints.of_parent()) is not None:
+        elif (checkpoint := checkpoints.of_parent()) is not None:
             _fork(trainer, checkpoint)
-        return trainer, data
+        return trainer
 
 
 def _fork(trainer: Trainer, checkpoint: dict[str, Any]) -> None:

@@ -9,7 +9,6 @@ machine, they meet and add up what lies on the host by memory that they share (`
 from __future__ import annotations
 
 import atexit
-import itertools
 import json
 import logging
 import os
@@ -51,9 +50,6 @@ _APART: Final = (
     "the processes are at different places of the run: in one of them a hook has skipped something that it did "
     "not skip in another one, or asked all for something; let hooks do the same in all processes"
 )
-
-#: Sessions of this process so far: equal in all, as they are entered together.
-_sessions = itertools.count(1)
 
 
 class RankError(RuntimeError):
@@ -221,8 +217,10 @@ class Processes(Group):
             torch.cuda.set_device(device)
         if not is_distributed():
             dist.init_process_group("cpu:gloo,cuda:nccl" if self._on_cuda else "gloo")
-            atexit.register(_end_group)
-        self._key = f"trainer/{next(_sessions)}"
+            atexit.register(end_group)
+        # Sessions of this process in this group so far: equal in all, as they are entered together.
+        session = c10d._get_default_store().add(f"trainer/sessions/{self.rank}", 1)  # noqa: SLF001
+        self._key = f"trainer/{session}"
         self._control = dist.new_group(backend="gloo")
         self.at_boundary = self.will_meet = self.failed = False
         if self.rank:  # what is logged is the same in all, and said once
@@ -400,7 +398,7 @@ def _has_ended(process: int) -> bool:
         return os.path.isdir("/proc/self")  # noqa: PTH112
 
 
-def _end_group() -> None:
+def end_group() -> None:
     """End the process group that the Trainer has begun, if it is still there."""
     if is_distributed():
         dist.destroy_process_group()

@@ -15,13 +15,13 @@ from typing import Any, Final
 
 from hpo.errors import StudyError
 from hpo.execution.launchers.launcher import Ended, Said
-from hpo.execution.launchers.mainless import MainlessContext
 from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.launchers.start import work
 from hpo.execution.limits import death_of, kill_group, oom_kills
 from hpo.execution.messages import Command, Message, WorkerOrder, received
 from hpo.execution.pulse import ADVANCED, BEAT, BEATEN, PROCESS, PULSE_LENGTH, Held, Pulse, held_by
 from hpo.storage.machine import process_start
+from hpo.trial.mainless import MainlessContext
 from hpo.trial.resources import Slot
 
 #: Seconds that a killed process may take to be gone, and between two looks at it.

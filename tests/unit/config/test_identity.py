@@ -104,7 +104,7 @@ def test_how_a_study_is_run_is_marked_as_a_whole_and_what_is_searched_is_not() -
     marked = {path for path, _ in keys_with_values() if may_change(path) and not path.startswith("run.")}
     assert marked == {
         *("study.name", "study.n_trials", "study.epochs", "study.target_value", "study.stop_after_no_improvement"),
-        "trainer.device",
+        *("trainer.device", "trainer.devices", "trainer.strategy"),
     }
 
 

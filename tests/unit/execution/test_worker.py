@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from multiprocessing import Pipe
 from typing import Any
 
@@ -17,6 +16,8 @@ from hpo.execution.worker import _Worker
 from hpo.storage.ledger import Lease
 from hpo.study.open_study import OpenStudy
 from hpo.study.taking import Taker, begin
+from hpo.trial.builder import Builder
+from hpo.trial.peers import Peers
 from hpo.trial.stopping import StopRequest
 from tests.support.studies import Studies
 from tests.unit.study.test_granting import two_by_two
@@ -47,7 +48,7 @@ class Trains:
     """Completes its trial at once, as a trial's process does."""
 
     def __init__(self, opened: OpenStudy) -> None:
-        self.opened, self.request = opened, StopRequest()
+        self.opened, self.request, self.peers = opened, StopRequest(), Peers(Builder(opened.spec), ())
 
     def run(self, lease: Lease, *_: object) -> Ended:
         storage = self.opened.storage
@@ -70,7 +71,7 @@ class Kills(Taker):
         if taken is not None and not self.killed:
             self.killed.append(int(self.pulse[PROCESS]))
             os.kill(self.killed[0], signal.SIGKILL)
-            time.sleep(0.1)
+            os.waitid(os.P_PID, self.killed[0], os.WEXITED | os.WNOWAIT)  # until it is gone
             if self.lost:
                 assert isinstance(taken, Lease)
                 self.opened.storage.requeue(taken.trial_id)

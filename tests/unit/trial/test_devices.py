@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hpo.errors import InputError
 from hpo.trial import resources
@@ -103,3 +106,61 @@ def test_a_containers_quota_limits_the_cores(
 def test_omp_num_threads_limits_the_cores(gpus: pytest.MonkeyPatch) -> None:
     gpus.setenv("OMP_NUM_THREADS", "4")
     assert deal(["cpu"], 2)[0].threads == 2
+
+
+def test_gpus_make_groups_in_their_order_and_what_is_left_over_stays_idle(gpus: pytest.MonkeyPatch) -> None:
+    assert deal(None, None, 2) == [Slot("cuda:0+cuda:1", "cuda:0", "0,1", 4, 2)]
+    assert deal(["cuda"], None, 3)[0].devices == ("cuda:0", "cuda:1", "cuda:2")
+
+
+def test_groups_are_dealt_as_they_are_named(gpus: pytest.MonkeyPatch) -> None:
+    gpus.setattr(torch.cuda, "device_count", lambda: 4)
+    gpus.setenv("CUDA_VISIBLE_DEVICES", "7,5,3,1")
+    slots = deal(["cuda:3+cuda:0", "cuda:1", "cuda:2"], 3, 2)
+    assert [slot.label for slot in slots] == ["cuda:3+cuda:0", "cuda:1+cuda:2", "cuda:3+cuda:0"]
+    assert [slot.visible for slot in slots] == ["1,7", "5,3", "1,7"]
+    assert slots[0].devices == ("cuda:0", "cuda:1")
+    assert slots[0].names == ("cuda:3", "cuda:0")
+
+
+def test_the_processor_is_shared_by_the_processes_of_a_trial(no_gpu: None) -> None:
+    assert deal(None, 2, 2) == [Slot("cpu+cpu", "cpu", None, 2, 2)] * 2
+    assert deal(["cpu+cpu"], None, 2)[0].devices == ("cpu", "cpu")
+
+
+@pytest.mark.parametrize(
+    ("devices", "size", "problem"),
+    [
+        (None, 4, "a trial is to train on 4 devices, and there are 3 GPUs"),
+        (["cuda:0", "cuda:1", "cuda:2"], 2, "3 devices can't be dealt out in groups of 2"),
+        (["cuda:0+cuda:1"], 3, "is a group of 2 devices, and `trainer.devices` is 3"),
+        (["cuda:0+cuda:1"], 1, "is a group of 2 devices, and `trainer.devices` is 1"),
+        (["cuda:0+cuda:0"], 2, "names a device twice"),
+        (["cuda:0+cpu"], 2, "mixes devices that can't train together"),
+        (["cuda:0+cuda:3"], 2, "no such device here"),
+    ],
+)
+def test_devices_that_make_no_groups_are_refused(
+    gpus: pytest.MonkeyPatch, devices: list[str] | None, size: int, problem: str
+) -> None:
+    with pytest.raises(InputError, match=re.escape(problem)) as refused:
+        deal(devices, None, size)
+    assert refused.value.fix
+
+
+@given(st.integers(1, 9), st.integers(1, 4), st.none() | st.integers(1, 12))
+def test_groups_share_no_gpu_and_each_is_whole(count: int, size: int, workers: int | None) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda, "device_count", lambda: count)
+        patch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+        if count < size:
+            with pytest.raises(InputError, match="a trial is to train on"):
+                deal(None, workers, size)
+            return
+        slots = deal(None, workers, size)
+    assert len(slots) == (workers or count // size)
+    groups = {slot.names for slot in slots}
+    assert all(len(group) == size for group in groups)
+    used = [name for group in groups for name in group]
+    assert len(set(used)) == len(used)
+    assert len(groups) == min(len(slots), count // size)

@@ -22,24 +22,26 @@ OVERRIDES = (
 )
 
 
-def config_of(batch: int, **callbacks: Any) -> dict[str, Any]:
+def config_of(batch: int, devices: int = 1, **callbacks: Any) -> dict[str, Any]:
     loader = {"batch_size": batch, "eval_batch_size": 256, "drop_last": False}
-    return {"loader": loader, "callbacks": callbacks, "trainer": {"validate_every": None}}
+    return {"loader": loader, "callbacks": callbacks, "trainer": {"validate_every": None, "devices": devices}}
 
 
-@given(st.integers(1, 200))
-def test_parts_are_equal_and_shrink_to_single_samples(batch: int) -> None:
+@given(st.integers(1, 200), st.integers(1, 8))
+def test_parts_are_equal_and_shrink_to_single_samples_of_each_device(batch: int, devices: int) -> None:
     parts: int | None = 1
     seen = [1]
-    while (parts := finer(config_of(batch), seen[-1])) is not None:
+    while (parts := finer(config_of(batch, devices), seen[-1])) is not None:
         assert batch % parts == 0
         assert parts % seen[-1] == 0
         assert parts >= 2 * seen[-1]
         made = cut(config_of(batch), parts)
         assert made["loader"]["eval_batch_size"] == max(1, 256 // parts)
         assert made["loader"]["batch_size"] * made["callbacks"]["gradient_accumulation"]["batches"] == batch
+        assert made["loader"]["batch_size"] >= devices
         seen.append(parts)
-    assert seen[-1] == batch
+    if devices == 1:
+        assert seen[-1] == batch
 
 
 @pytest.mark.parametrize(
@@ -48,7 +50,7 @@ def test_parts_are_equal_and_shrink_to_single_samples(batch: int) -> None:
         config_of(1),
         config_of(8, batch_size_schedule={"sizes": {}}),
         config_of(8) | {"loader": {"batch_size": 8, "drop_last": True}},
-        config_of(8) | {"trainer": {"validate_every": 0.5}},
+        config_of(8) | {"trainer": {"validate_every": 0.5, "devices": 1}},
     ],
     ids=["one sample", "sizes that change", "a dropped rest", "a part of a pass"],
 )

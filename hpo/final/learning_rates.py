@@ -1,0 +1,44 @@
+"""How the learning rate of a final training will go, in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from hpo.config.several import is_several
+from hpo.trial.builder import Builder
+from hpo.trial.optimizer import make_scheduler
+from trainer import Trainer
+from trainer.lr_schedulers import needs_metric
+
+
+def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Trainer) -> Sequence[str]:
+    """Lines that say how the learning rate will go, found by running the schedule on a stand-in."""
+    group = trainer.optimizer.param_groups[0]
+    start = float(group.get("initial_lr", group["lr"]))
+    if config["lr_scheduler"] is None:
+        return [f"learning rate: {start:.4g}, constant"]
+    node = config["lr_scheduler"]
+    if is_several(node):
+        return [f"learning rate: from {start:.4g}, by the schedulers {', '.join(node)}"]
+    name = str(node["_target_"]).rpartition(".")[2]
+    epochs = config["trainer"]["max_epochs"]
+    by_pass = epochs is not None and config["trainer"]["validate_every"] is None
+    if node["interval"] == "step" or not by_pass:
+        return [f"learning rate: from {start:.4g}, {name} at each {node['interval']}"]
+    # Any optimizer will do, as long as it has a momentum for the schedules that move one.
+    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=start, momentum=0.9)
+    scheduler = make_scheduler(builder.resolver, node, optimizer)
+    if needs_metric(scheduler):
+        return [f"learning rate: from {start:.4g}, lower when {builder.spec.study.metric} stalls"]
+    rates = []
+    for _ in range(epochs):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.step()
+        scheduler.step()
+    shown = sorted({0, epochs // 4, epochs // 2, 3 * epochs // 4, epochs - 1})
+    steps = ", ".join(f"{rates[index]:.3g} (epoch {index + 1})" for index in shown)
+    return [f"learning rate over {epochs} epochs, {name}: {steps}"]

@@ -1,0 +1,190 @@
+"""Trials on several devices: real runs whose trials are trained by two processes, on the processor."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.commands import (
+    HELD,
+    MODEL,
+    STUDY,
+    epochs_trained,
+    hpo,
+    hpo_json,
+    ledger_of,
+    make_study,
+    start_hpo,
+    values,
+    wait_until,
+)
+
+pytestmark = pytest.mark.full
+
+#: One rank does something to its process, or to its loss, in the second epoch; a death comes once in a trial.
+FAULTS = """
+import os
+import signal
+from pathlib import Path
+
+import torch
+
+from parts import Explode
+
+
+class Fault(Explode):
+    def __init__(self, kind, rank=1):
+        super().__init__()
+        self.kind, self.mine, self.calls = f"be_{kind}", int(os.environ.get("RANK", "0")) == rank, 0
+
+    def forward(self, outputs, targets):
+        loss = super().forward(outputs, targets)
+        self.calls += outputs.requires_grad
+        return getattr(self, self.kind)(loss) if self.calls == 6 and self.mine and loss.requires_grad else loss
+
+    def be_fine(self, loss):
+        return loss
+
+    def be_failing(self, loss):
+        raise ValueError("this rank fails")
+
+    def be_memory(self, loss):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    def be_nan(self, loss):
+        return loss * float("nan")
+
+    def be_killed(self, loss):
+        mark = Path(__file__).with_name(f"mark-{self.kind}-{os.environ['RANK']}")
+        if not mark.exists():
+            mark.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return loss
+"""
+#: Each process draws dropout of its own.
+GROUPED = STUDY.replace("dropout: 0.1", "dropout: 0.0").replace("n_trials: 6", "n_trials: 2")
+TWO = "trainer.devices=2"
+
+
+def grouped(folder: Path, text: str = GROUPED, **given: Any) -> Path:
+    study = make_study(folder, text, **given)
+    (folder / "faults.py").write_text(FAULTS)
+    return study
+
+
+def folder_of(study: Path, trial: int, attempt: int = 1) -> Path:
+    return study.parent / "runs" / "tiny" / "trials" / str(trial) / f"attempt-{attempt}"
+
+
+def processes_of(study: Path) -> list[int]:
+    """The processes that have a file of the study's open: its trials' and their peers'."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            found += [process.pid for file in process.open_files() if file.path.startswith(str(study.parent))]
+    return found
+
+
+def test_two_devices_come_to_what_one_comes_to(tmp_path: Path) -> None:
+    one, two = grouped(tmp_path / "one"), grouped(tmp_path / "two")
+    hpo("run", one, "--workers", 1)
+    hpo("run", two, TWO, "--workers", 1)
+    assert values(two) == pytest.approx(values(one), abs=1e-6)
+    assert hpo_json("trials", two)[0]["internals"]["device"] == "cpu+cpu"
+    # Rank 0 alone writes what there is one of.
+    assert [file.name for file in (folder_of(two, 0) / "rank-1").iterdir()] == ["log.txt"]
+    assert epochs_trained(two) == [3, 3]
+    assert processes_of(two) == []
+
+
+def test_what_happens_on_one_rank_is_the_trials(tmp_path: Path) -> None:
+    kinds = ["failing", "memory", "nan", "fine"]
+    study = grouped(tmp_path, GROUPED.replace("parts.Explode", "faults.Fault, kind: fine"))
+    space = f"search_space={{loss.kind: {{type: categorical, choices: [{', '.join(kinds)}]}}}}"
+    hpo("run", study, TWO, "study.sampler.name=grid", "study.n_trials=4", "--workers", 1, space)
+    trials = {trial["params"]["loss.kind"]: trial for trial in hpo_json("trials", study, space)}
+    assert {kind: trial["outcome"] for kind, trial in trials.items()} == {
+        "failing": "error",
+        "memory": "out_of_memory",
+        "nan": "diverged",
+        "fine": "complete",
+    }
+    assert trials["failing"]["reason"] == "RankError: rank 1 failed: ValueError: this rank fails"
+    assert 'raise ValueError("this rank fails")' in trials["failing"]["traceback"]
+    assert processes_of(study) == []
+
+
+def test_a_trial_whose_rank_is_killed_resumes_to_the_same_bits(tmp_path: Path) -> None:
+    text = GROUPED.replace("parts.Explode", "faults.Fault, kind: killed")
+    command = [TWO, "study.sampler.name=grid", "callbacks.checkpoint.max_overhead=1", "--workers", 1]
+    space = "search_space={loss.rank: {type: categorical, choices: [0, 1]}}"
+    spared, killed = grouped(tmp_path / "spared", text), grouped(tmp_path / "killed", text)
+    for rank in (0, 1):
+        (spared.parent / f"mark-killed-{rank}").touch()
+    hpo("run", spared, *command, space)
+    hpo("run", killed, *command, space)
+    for trial, found in enumerate(hpo_json("trials", killed, space)):
+        first, _ = found["internals"]["attempts"]
+        assert "killed by SIGKILL" in first["reason"]
+        assert "resuming from" in (folder_of(killed, trial, 2) / "log.txt").read_text()
+        assert found["metrics"] == hpo_json("trials", spared, space)[trial]["metrics"]
+    assert processes_of(killed) == []
+
+
+def test_a_pruned_trial_ends_in_all_ranks(tmp_path: Path) -> None:
+    study = grouped(tmp_path)
+    pruner = "study.pruner={name: threshold, upper: 0.0001}"
+    hpo("run", study, TWO, pruner, "--workers", 1, code=3)
+    trials = hpo_json("trials", study, pruner)
+    assert [(trial["outcome"], trial["epochs"]) for trial in trials] == [("pruned", 1)] * 2
+    assert processes_of(study) == []
+
+
+def test_data_that_can_not_be_forked_is_loaded_by_each_rank(tmp_path: Path) -> None:
+    code = MODEL.replace(
+        "def load(",
+        "def load(samples=96):\n    load.kept = open(__file__)\n    return loaded(samples)\n\n\ndef loaded(",
+    )
+    one, two = grouped(tmp_path / "one"), grouped(tmp_path / "two", code=code)
+    hpo("run", one, "--workers", 1)
+    hpo("run", two, TWO, "--workers", 1)
+    assert values(two) == pytest.approx(values(one), abs=1e-6)
+    assert processes_of(two) == []
+
+
+def test_ctrl_c_requeues_a_trial_of_two_ranks(tmp_path: Path) -> None:
+    study = grouped(tmp_path, code=HELD)
+    command = [study, TWO, "--workers", 1]
+    running = start_hpo("run", *command)
+    log = folder_of(study, 0) / "rank-1" / "log.txt"
+    wait_until(log.exists)
+    os.killpg(running.pid, signal.SIGINT)
+    (study.parent / "go").touch()
+    running.communicate(timeout=60)
+    assert processes_of(study) == []
+    hpo("run", *command)
+    assert len(values(study)) == 2
+    assert next(each.outcome for each in ledger_of(study)) == "requeued"
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+def test_a_study_is_checked_and_trained_in_the_group(tmp_path: Path, strategy: str) -> None:
+    study = grouped(tmp_path)
+    group = (TWO, f"trainer.strategy={strategy}")
+    checked = hpo_json("check", study, *group)
+    assert [each["device"] for each in checked["devices"]] == ["cpu+cpu"]
+    hpo("run", study, *group, "--workers", 1)
+    whole = hpo_json("train", study, *group)
+    assert hpo_json("train", study)["metrics"] == pytest.approx(whole["metrics"], abs=1e-6)
+    further = hpo_json("train", study, *group, "--trial", "best", "--epochs", 2)
+    alone = hpo_json("train", study, "--trial", "best", "--epochs", 2)
+    assert alone["metrics"] == pytest.approx(further["metrics"], abs=1e-6)
+    seeds = hpo_json("train", study, *group, "--seeds", 2)
+    assert seeds["diverged"] == []
+    assert processes_of(study) == []
