@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Mapping
+from typing import Any, Final
 
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
@@ -14,7 +15,10 @@ MOST: Final = 4_000
 #: They learn from an even sample what they learn from all. The others keep what they have to find again (a
 #: population, a grid's order, rungs) in single trials.
 _SAMPLERS: Final = frozenset({"tpe", "random", "qmc", "gp", "curve_gp"})
-_PRUNERS: Final = frozenset({"none", "median", "percentile", "threshold"})
+#: Or they compare with the best trial, which is in the sample, or with what is read without the trials.
+_PRUNERS: Final = frozenset(
+    {"none", "median", "percentile", "threshold", "wilcoxon", "successive_halving", "hyperband"}
+)
 
 
 def most_shown(spec: StudySpec, space: SearchSpace) -> int | None:
@@ -32,6 +36,16 @@ def most_shown(spec: StudySpec, space: SearchSpace) -> int | None:
         or study.duplicates == "reuse"
         or (study.duplicates == "resample" and not (spec.defines_by_run or space.is_continuous))
         or chosen_sampler(spec).name not in _SAMPLERS
-        or study.pruner.name not in _PRUNERS
+        or not _suffices(study.pruner.name, study.pruner.kwargs)
     )
     return None if whole else MOST
+
+
+def _suffices(pruner: str, arguments: Mapping[str, Any]) -> bool:
+    """Whether a sample is enough to a pruner of a study file, and to the one that it wraps."""
+    if pruner != "patient":
+        return pruner in _PRUNERS
+    wrapped = arguments.get("wrapped_pruner")
+    if isinstance(wrapped, Mapping):
+        return _suffices(str(wrapped.get("name")), wrapped)
+    return wrapped is None or wrapped in _PRUNERS

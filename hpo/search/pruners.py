@@ -2,13 +2,13 @@
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, cast
+from typing import Any, Final
 
-import optuna
 from optuna import pruners
 
 from hpo.config.spec import StudySpec
 from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
+from hpo.search.halving_pruners import BracketsFirstHyperbandPruner, RungsPruner
 from hpo.search.predicted_loss.pruner import PredictedLossPruner
 
 __all__ = ["PRUNERS", "PredictedLossPruner", "make_pruner"]
@@ -30,19 +30,6 @@ PRUNERS: Final[Mapping[str, type[pruners.BasePruner]]] = MappingProxyType(
 
 #: Of so many epochs of a trial one is the median pruner's warm-up.
 _EPOCHS_A_WARM_UP_STEP: Final = 10
-
-
-class BracketsFirstHyperbandPruner(pruners.HyperbandPruner):
-    """Optuna's, with its brackets laid out before it is first asked.
-
-    A sampler is shown the trials of one bracket, and all of them as long as there are no brackets: the first trial
-    of a process would be drawn otherwise than the same trial later in another.
-    """
-
-    def __init__(self, max_resource: str | int, **arguments: Any) -> None:
-        super().__init__(max_resource=max_resource, **arguments)
-        if isinstance(max_resource, int):
-            self._try_initialization(cast("optuna.Study", None))  # the study is for "auto" only
 
 
 def make_pruner(spec: StudySpec) -> pruners.BasePruner:
@@ -72,6 +59,8 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any]) -> pruners.BasePr
             raise spec.error("needs `max_resource` where the data decides the length", path=path, fix=fix)
         arguments.setdefault("max_resource", spec.trainer.known_epochs)
         kind = BracketsFirstHyperbandPruner
+    if kind is pruners.SuccessiveHalvingPruner:
+        kind = RungsPruner
     if kind is PredictedLossPruner:
         arguments.setdefault("seed", spec.study.sampler.seed)
     if kind is pruners.MedianPruner:

@@ -7,11 +7,13 @@ from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution
+from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage.optuna_private import CachedStorage, CachedStudy, id_of_trial
 from hpo.storage.reader import TrialRow
+from hpo.storage.rung_values import AtRungs, RungValues
 from hpo.storage.sample import stride, thinned
 from hpo.storage.study_storage import StudyStorage
 
@@ -45,6 +47,7 @@ class StudyCache(CachedStorage):
         self._max_age = max_age
         self._most = most
         self._seen: dict[int, _Seen] = {}
+        self._rungs: dict[int, RungValues] = {}
         self._shown: dict[str, BaseDistribution] = {}
 
     def expect(self, study_id: int, distributions: Mapping[str, BaseDistribution]) -> None:
@@ -134,6 +137,28 @@ class StudyCache(CachedStorage):
         if unfinished:
             trials.sort(key=_number)  # of sorted runs: nearly as cheap as a merge
         return copy.deepcopy(trials) if deepcopy else trials
+
+    def get_best_trial(self, study_id: int) -> FrozenTrial:
+        """The best complete trial, the earliest of equals; see `optuna.storages.BaseStorage`.
+
+        A worker that holds a sample has it there: a pruner that compares with it asks the server for no order of
+        all values.
+        """
+        if self._most is None:
+            return super().get_best_trial(study_id)
+        return BaseStorage.get_best_trial(self, study_id)
+
+    @property
+    def behind(self) -> StudyStorage:
+        """The storage."""
+        return self._storage
+
+    def at_rungs(self, study_id: int) -> list[AtRungs]:
+        """What trials had at the rungs of a pruner that halves."""
+        with self._lock:
+            if study_id not in self._rungs:
+                self._rungs[study_id] = RungValues(self._storage, study_id)
+            return list(self._rungs[study_id].look())
 
     def forget_looks(self) -> None:
         """Let the next look at a study's trials find all that has been stored until then."""

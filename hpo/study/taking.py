@@ -12,6 +12,7 @@ from optuna.exceptions import UpdateFinishedTrialError
 from optuna.trial import TrialState
 
 from hpo.errors import BudgetExhaustedError
+from hpo.search.halving_pruners import LooksAhead
 from hpo.search.schedulers.scheduler import (
     Fork,
     New,
@@ -54,6 +55,8 @@ class Taker:
             ValueError: The scheduler resumes a trial that is not there.
         """
         self.opened.refuse_other_code()
+        if isinstance(self.opened.study.pruner, LooksAhead):  # in the process that forks one for each trial
+            self.opened.study.pruner.look_ahead(self.opened.study)
         anew = False
         while True:
             standing = standing_of(self.opened)

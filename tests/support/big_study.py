@@ -38,11 +38,14 @@ from hpo.storage.optuna_private import (
     TRIALS,
     VALUES,
 )
+from hpo.storage.rung_values import RUNG_ATTR
 from hpo.study.open_study import OpenStudy, start_study
 
 _PRUNED: Final = 0.6
 _DIVERGED: Final = 0.01
 _SECONDS_A_TRIAL: Final = 60
+#: Where a pruner that halves has looked, and has stored what it saw.
+_RUNGS: Final = (1, 4, 16)
 _WHY: Final = {"kind": "", "predicted": None, "low": None, "high": None, "incumbent": 0.5}
 _START: Final = datetime(2026, 1, 1, tzinfo=UTC)
 _AT_ONCE: Final = 5_000  # trials whose rows are held at a time
@@ -220,6 +223,11 @@ class _Block:
             yield trial_id, "hpo:timing", json.dumps(timing)
 
     def _system_attrs(self) -> Iterator[tuple[Any, ...]]:
+        if self._opened.spec.study.pruner.name in ("successive_halving", "hyperband"):
+            for trial_id, length, curve in zip(self._ids, self._lengths, self._curves, strict=True):
+                for rung, epoch in enumerate(_RUNGS):
+                    if epoch <= length:
+                        yield trial_id, f"{RUNG_ATTR}{rung}", json.dumps(curve[epoch - 1])
         for trial_id in self._ids:
             for index, name in enumerate(("config.yaml", "log.txt")):
                 artifact = f"7523c5a0-09e4-5a98-a3b2-{2 * trial_id + index:012x}"

@@ -1,0 +1,99 @@
+"""What trials had at the rungs of a pruner that halves: read without the trials, and what has ended once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import sqlalchemy as sa
+from optuna.trial import TrialState
+
+from hpo.storage.optuna_private import REPORTS, TRIAL_SYSTEM_ATTRS, TRIALS
+from hpo.storage.outage import patient
+from hpo.storage.reader import ReadingStorage, TrialRow, trial_rows
+
+#: The attributes in which Optuna's successive halving keeps a trial's value at each rung that it came to.
+RUNG_ATTR: Final = "completed_rung_"
+#: Ids in one statement.
+_AT_ONCE: Final = 500
+
+_STUDY: Final = TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer)
+_AT_RUNGS: Final = (
+    sa.select(TRIALS.c.number, TRIAL_SYSTEM_ATTRS.c.key, TRIAL_SYSTEM_ATTRS.c.value_json)
+    .join(TRIALS, TRIALS.c.trial_id == TRIAL_SYSTEM_ATTRS.c.trial_id)
+    .where(TRIAL_SYSTEM_ATTRS.c.key.startswith(RUNG_ATTR))
+)
+_OF_ALL: Final = _AT_RUNGS.where(_STUDY)
+_OF_SOME: Final = _AT_RUNGS.where(TRIALS.c.trial_id.in_(sa.bindparam("trials", expanding=True, type_=sa.Integer)))
+# One look into the index for each trial.
+_LAST: Final = sa.select(sa.func.max(REPORTS.c.step)).where(REPORTS.c.trial_id == TRIALS.c.trial_id)
+_LONGEST: Final = sa.select(sa.func.max(_LAST.scalar_subquery())).where(
+    _STUDY, TRIALS.c.state == TrialState.COMPLETE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AtRungs:
+    """What a pruner that halves asks of a trial.
+
+    Attributes:
+        number: Its number.
+        system_attrs: By the rung's attribute, the value that it had there.
+        state: Its state, if it stands for a complete one.
+        last_step: The last step of that one.
+    """
+
+    number: int
+    system_attrs: dict[str, float] = field(default_factory=dict)
+    state: TrialState = TrialState.RUNNING
+    last_step: int | None = None
+
+
+class RungValues:
+    """The trials of a study that have come to a rung.
+
+    Args:
+        storage: Where the study is.
+        study_id: The study.
+    """
+
+    def __init__(self, storage: ReadingStorage, study_id: int) -> None:
+        self._reader, self._study = storage, study_id
+        self._last_id = -1
+        self._open: set[int] = set()
+        self._kept: dict[int, AtRungs] = {}
+
+    def look(self) -> Iterable[AtRungs]:
+        """What is stored now."""
+        rows, read = _look(self._reader, self._study, self._last_id, self._open)
+        for row in rows:
+            self._kept.pop(row.number, None)
+        for number, key, text in read:
+            self._kept.setdefault(number, AtRungs(number)).system_attrs[key] = json.loads(text)
+        self._last_id = max((row.trial_id for row in rows), default=self._last_id)
+        self._open = {row.trial_id for row in rows if not row.state.is_finished()}
+        return self._kept.values()
+
+
+@patient
+def _look(storage: ReadingStorage, study_id: int, after: int, among: set[int]) -> tuple[list[TrialRow], list[Any]]:
+    """The rows of the trials after one or among others, and what these had at rungs."""
+    with storage.single_statements() as conn:
+        # The rows come first: what belongs to one that was finished by then changes no more.
+        rows = trial_rows(conn, study_id, after=after, among=among)
+        if after < 0:
+            return rows, list(conn.execute(_OF_ALL, {"study": study_id}).all())
+        ids, read = [row.trial_id for row in rows], list[Any]()
+        for start in range(0, len(ids), _AT_ONCE):
+            read += conn.execute(_OF_SOME, {"trials": ids[start : start + _AT_ONCE]}).all()
+    return rows, read
+
+
+@patient
+def longest_complete(storage: ReadingStorage, study_id: int) -> int | None:
+    """The last step of a study's longest complete trial; None where there is none."""
+    with storage.single_statements() as conn:
+        found = conn.execute(_LONGEST, {"study": study_id}).scalar()
+    return None if found is None else int(found)
