@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from finished_trials import postgres, server_cpu
 
 from hpo.config.spec import StudySpec, load_spec
+from hpo.console.snapshot import Looks
 from hpo.storage.agents import AGENTS
 from hpo.study.open_study import load_study
 from tests.support.big_study import make_big_study
@@ -47,3 +48,11 @@ def commands(arguments: argparse.Namespace) -> None:
             now = resource.getrusage(resource.RUSAGE_CHILDREN)
             cpu = now.ru_utime + now.ru_stime - ours.ru_utime - ours.ru_stime
             print(f"| hpo {line} | {cpu:.2f} | {server_cpu(url) - its:.2f} |", flush=True)
+        opened = load_study(load_spec(file, arguments.set))
+        looks = Looks(opened)
+        for which in ("first", "later"):
+            began, its = time.process_time(), server_cpu(url)
+            looks.look()
+            cpu = time.process_time() - began
+            print(f"| {which} look of status --watch | {cpu:.2f} | {server_cpu(url) - its:.2f} |", flush=True)
+        opened.storage.close()
