@@ -35,13 +35,13 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("direction", ["minimize", "maximize"])
 def test_decisions_are_those_by_whole_trials(
-    sqlite_url: str, pair: str, direction: str, monkeypatch: pytest.MonkeyPatch
+    ready_url: str, pair: str, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, kind = PAIRS[pair]
     plain = make(pruners.HyperbandPruner if pair == "hyperband" else pruners.SuccessiveHalvingPruner)
     expected = optuna.create_study(study_name=NAME, direction=direction, pruner=plain)
     # Two workers, each with a pruner and a cache of its own.
-    opened = [open_storage(sqlite_url, create=True, owner=Owner.current()) for _ in range(2)]
+    opened = [open_storage(ready_url, create=False, owner=Owner.current()) for _ in range(2)]
     optuna.create_study(study_name=NAME, direction=direction, storage=opened[0])
     studies = [
         optuna.load_study(study_name=NAME, storage=StudyCache(storage, most=4), pruner=make(kind))
