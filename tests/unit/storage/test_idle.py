@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
-import pytest
 import sqlalchemy as sa
 
 from hpo.storage.idle import IdlePool
@@ -36,23 +34,6 @@ def test_what_is_idle_is_closed_and_what_is_in_use_stays(tmp_path: Path) -> None
     with engine.connect(), engine.connect():  # there is room for as many as before
         assert pool.checkedout() == 2
     engine.dispose()
-
-
-def test_a_connection_is_tried_before_it_is_lent_unless_it_was_just_in_use(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = [0.0]
-    monkeypatch.setattr("hpo.storage.idle.time", SimpleNamespace(monotonic=lambda: clock[0]))
-    made = sa.create_engine(f"sqlite:///{tmp_path}/a.db", poolclass=IdlePool, pool_pre_ping=True)
-    made.dispose()  # the pool is made anew, as after a fork
-    tried = []
-    monkeypatch.setattr(made.dialect, "do_ping", lambda _: tried.append(clock[0]) or True)
-    for at in (0.0, 0.05, 0.1, 5.0, 5.05):
-        clock[0] = at
-        with made.connect() as conn:
-            conn.exec_driver_sql("SELECT 1")
-    made.dispose()
-    assert tried == [5.0]
 
 
 def test_a_storage_gives_an_idle_connection_back_to_the_server(postgres_server: PostgresServer) -> None:
