@@ -23,6 +23,7 @@ forked.set_forkserver_preload(
         "sqlalchemy.dialects.sqlite",
         "sqlalchemy.dialects.postgresql.psycopg",
         "hpo.execution.launchers.preload",
+        "torch._dynamo",  # an optimizer imports it: seconds, in each process of the tests of several
     ]
 )
 

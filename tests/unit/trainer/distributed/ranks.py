@@ -8,11 +8,12 @@ import signal
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
 import torch.distributed as dist
+
+from tests.support.owners import forked
 
 #: Seconds after which a test counts as one that hangs.
 PATIENCE = 60.0
@@ -39,13 +40,10 @@ class Ranks:
         self.size = size
         # As torchrun keeps it: outside of the processes, so that it outlives each of them.
         self._store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        context = get_context("forkserver")
-        # Or each process imports it anew; an optimizer imports torch._dynamo.
-        context.set_forkserver_preload(["torch", "torch._dynamo", "tests.unit.trainer.distributed.runs"])
         self._ends: list[Connection] = []
         self.processes: list[Any] = []
         for rank in range(size):
-            ours, theirs = context.Pipe()
+            ours, theirs = forked.Pipe()
             environment = {
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
@@ -55,7 +53,7 @@ class Ranks:
                 "TORCHELASTIC_USE_AGENT_STORE": "True",
                 "OMP_NUM_THREADS": "1",
             }
-            process = context.Process(target=_serve, args=(theirs, environment, apart), daemon=True)
+            process = forked.Process(target=_serve, args=(theirs, environment, apart), daemon=True)
             process.start()
             theirs.close()
             self._ends.append(ours)
