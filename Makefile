@@ -4,6 +4,8 @@ HPO := $(VENV)/bin/hpo
 STUDY := studies/digits/study.yaml
 # One process more than cores: a quarter of the tests' time they wait, for a time-out or for another process.
 TESTERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
+# Those of the full suite wait for servers, clusters and disks most of their time.
+WAITERS = $(shell $(PYTHON) -c "import os; print(2 * os.cpu_count() + 1)")
 
 # Or each process of the tests, several hundred, compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -19,7 +21,7 @@ test: install
 
 # The rest: PostgreSQL and MariaDB, storms, the browser, the documents' commands, the studies.
 test-all: install
-	$(VENV)/bin/python -m pytest -n $(TESTERS) --dist worksteal -m full
+	$(VENV)/bin/python -m pytest -n $(WAITERS) --dist worksteal -m full
 
 lint: install
 	$(VENV)/bin/ruff check .
