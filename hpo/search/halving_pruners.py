@@ -88,7 +88,7 @@ class _Shown:
     among: Callable[[int], bool] | None
     longest: bool
 
-    def get_trials(self, deepcopy: bool = True) -> list[AtRungs]:  # noqa: ARG002 - nobody changes them
+    def get_trials(self, deepcopy: bool = True) -> list[AtRungs]:  # noqa: ARG002 - they are never changed
         study_id, among = id_of_study(self.study), self.among
         shown = [each for each in self.cache.at_rungs(study_id) if among is None or among(each.number)]
         if self.longest and (last := longest_complete(self.cache.behind, study_id)) is not None:

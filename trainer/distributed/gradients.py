@@ -49,9 +49,12 @@ class GradientSum(Callback):
         """Put the gradients of all in the place of this process's."""
         state = trainer.state
         weight = state.step_weight if state.batches_per_step > 1 else weight_of_batch(trainer)
-        add_gradients(self._group, trainer.optimizer, weight)
+        self._put_together(trainer, weight)
         for overflows in trainer.precision.overflow_marks(trainer.optimizer):  # those of all count for each
             self._group.wait([self._group.sum(overflows)])
+
+    def _put_together(self, trainer: TrainerView, weight: Weight) -> None:
+        add_gradients(self._group, trainer.optimizer, weight)
 
 
 def weight_of_batch(trainer: TrainerView) -> Weight:
