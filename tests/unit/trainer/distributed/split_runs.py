@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -72,11 +73,24 @@ VARIANTS: dict[str, Callable[[], dict[str, Any]]] = {
 def learned(name: str, strategy: str) -> Any:
     """The history of a run, its weights at the end, and the numbers before and after it."""
     torch.manual_seed(0)  # a variant may build the model
-    trainer, train, val = build("mlp", strategy=strategy, **VARIANTS[name]())
-    before = trainer.validate(val)
-    state = trainer.fit(train, val)
-    outputs = trainer.predict(val)
-    return [*[dict(metrics) for metrics in state.history], before, trainer.test(val)], weights_of(trainer), outputs
+    with _computing_in(torch.float32 if name == "bf16" else torch.float64):
+        trainer, train, val = build("mlp", strategy=strategy, **VARIANTS[name]())
+        before = trainer.validate(val)
+        state = trainer.fit(train, val)
+        outputs = trainer.predict(val)
+        history = [*[dict(metrics) for metrics in state.history], before, trainer.test(val)]
+        return history, weights_of(trainer), outputs
+
+
+@contextmanager
+def _computing_in(dtype: torch.dtype) -> Iterator[None]:
+    """Build models and data of this type: RMSprop, which divides by gradients, enlarges float32's rounding."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
 
 
 def after_an_error(strategy: str, precision: str, event: str) -> Any:
