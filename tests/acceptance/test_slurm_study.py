@@ -23,7 +23,7 @@ def test_nothing_is_lost_by_a_killed_driver_preemption_a_time_limit_and_a_lost_n
     command = (study.path, "--on", "slurm:exclusive=yes,nodes=2", "--workers", 2)
     environment = {**slurm_cluster.environment, **study.environment}
     with driving(*command, environment=environment) as driver:
-        driver.wait(lambda: len(driver.hosts) == 2 and driver.said("trial_ended"))
+        driver.wait(lambda: len(driver.hosts) == 2 and study.agents_that_trained() == 2)
         (first, host), (second, _) = driver.hosts.items()
         driver.kill()
     slurm_cluster.limit_time(second)
@@ -33,6 +33,7 @@ def test_nothing_is_lost_by_a_killed_driver_preemption_a_time_limit_and_a_lost_n
         again.wait(lambda: min(slurm_cluster.restarts(first), slurm_cluster.restarts(second)) == 1)
         slurm_cluster.lift_time_limit(second)
         again.wait(lambda: len(again.hosts) == 2 and study.agents_at_work() == 2)
+        again.wait(lambda: study.agents_that_trained() == 4)
         lost = again.hosts[first]
         slurm_cluster.lose_node(lost)
         again.wait(lambda: again.said("agent_lost"))  # the other one has its machine to itself
