@@ -4,23 +4,27 @@
 
 The loops are what people write: DistributedDataParallel over gloo, a fused Adam, and each process its part of each
 batch: rows of tensors in memory, which is what the Trainer does too, or a DataLoader with a DistributedSampler.
-All train the same model on batches of the same size, each once a round, from the first batch to the last one. The
-processes are started by torchrun.
+All train the same model on batches of the same size, each once a round in long epochs and once in epochs of a
+quarter of their length. What an epoch of each takes gives the cost of a step, and what an epoch costs beside its
+steps. The time is that of the slowest process, from the first batch to the last epoch's end; CPU time is that of
+all. The processes are started by torchrun.
 """
 
 import argparse
 import os
+import statistics
 import subprocess
 import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
-from timing import interleaved, ratios
+from timing import interleaved
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
@@ -29,6 +33,23 @@ from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import ConsoleLogging, default_callbacks
 
 LR = 1e-3
+# Of so many short epochs a long one is made.
+_SHORTER = 4
+
+
+class Cost(NamedTuple):
+    """Seconds, on the clock and of the processor."""
+
+    wall: float
+    cpu: float
+
+
+def now() -> Cost:
+    return Cost(time.perf_counter(), time.process_time())
+
+
+def between(start: Cost, end: Cost) -> Cost:
+    return Cost(end.wall - start.wall, end.cpu - start.cpu)
 
 
 @dataclass(frozen=True)
@@ -38,14 +59,18 @@ class Size:
     Attributes:
         widths: Of the layers of an MLP, the inputs first.
         batch: Samples a batch, of all processes together.
-        batches: Batches an epoch.
-        epochs: Epochs a round.
+        batches: Batches of a long epoch.
+        epochs: Long epochs a round.
     """
 
     widths: tuple[int, ...]
     batch: int
     batches: int
     epochs: int
+
+    def in_short(self) -> "Size":
+        """As many batches in short epochs."""
+        return replace(self, batches=self.batches // _SHORTER, epochs=self.epochs * _SHORTER)
 
     def model(self) -> nn.Module:
         """The same one in each process and round."""
@@ -63,27 +88,27 @@ class Size:
 
 
 SIZES = {
-    "small": Size((64, 64, 10), 32, 56, 5),
-    "medium": Size((784, 512, 512, 10), 128, 40, 2),
+    "small": Size((64, 64, 10), 32, 224, 2),
+    "medium": Size((784, 512, 512, 10), 128, 48, 1),
     "large": Size((1024, 2048, 2048, 1024, 10), 128, 12, 1),
 }
 
 
-def loop(size: Size, data: TensorDataset, *, loader: bool) -> float:
-    """Seconds of torch's own loop."""
+def loop(size: Size, data: TensorDataset, *, loader: bool) -> Cost:
+    """Of torch's own loop."""
     network = DistributedDataParallel(size.model())
     optimizer = torch.optim.Adam(network.parameters(), lr=LR, fused=True)
     loss_function = nn.CrossEntropyLoss()
     batches = _loaded(size, data) if loader else partial(_rows, size, data)
     dist.barrier()
-    started = time.perf_counter()
+    started = now()
     for epoch in range(size.epochs):
         for inputs, targets in batches(epoch):
             optimizer.zero_grad()
             loss = loss_function(network(inputs), targets)
             loss.backward()
             optimizer.step()
-    return time.perf_counter() - started
+    return between(started, now())
 
 
 def _loaded(size: Size, data: TensorDataset) -> Callable[[int], DataLoader]:
@@ -105,14 +130,15 @@ def _rows(size: Size, data: TensorDataset, epoch: int) -> object:
         yield tuple(tensor.index_select(0, rows) for tensor in data.tensors)
 
 
-def ours(size: Size, data: TensorDataset, *, callbacks: Callable[[], Sequence[Callback]]) -> float:
-    """Seconds of the Trainer, from its first epoch to the end of its last."""
-    network, moments = size.model(), []
+def ours(size: Size, data: TensorDataset, *, callbacks: Callable[[], Sequence[Callback]]) -> Cost:
+    """Of the Trainer, from its first epoch to the end of its last."""
+    network = size.model()
+    moments: list[Cost] = []
 
     def start(trainer: Trainer) -> None:
         if not trainer.state.epoch:
             dist.barrier()
-            moments.append(time.perf_counter())
+            moments.append(now())
 
     runner = Trainer(
         network,
@@ -124,9 +150,9 @@ def ours(size: Size, data: TensorDataset, *, callbacks: Callable[[], Sequence[Ca
         device="cpu",
     )
     runner.callbacks.register("on_train_epoch_start", start, 1000)
-    runner.callbacks.register("on_epoch_end", lambda _: moments.append(time.perf_counter()), 1000)
+    runner.callbacks.register("on_epoch_end", lambda _: moments.append(now()), 1000)
     runner.fit(data)
-    return moments[-1] - moments[0]
+    return between(moments[0], moments[-1])
 
 
 def usual() -> list[Callback]:
@@ -134,13 +160,14 @@ def usual() -> list[Callback]:
     return [each for each in default_callbacks() if not isinstance(each, ConsoleLogging)]
 
 
-def slowest(run: Callable[[], float]) -> Callable[[], float]:
-    """The seconds of the slowest process."""
+def together(run: Callable[[], Cost]) -> Callable[[], Cost]:
+    """The seconds of the slowest process, and the processor's of all."""
 
-    def timed() -> float:
-        seconds = torch.tensor([run()])
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        return seconds.item()
+    def timed() -> Cost:
+        wall, cpu = (torch.tensor([seconds]) for seconds in run())
+        dist.all_reduce(wall, dist.ReduceOp.MAX)
+        dist.all_reduce(cpu)
+        return Cost(wall.item(), cpu.item())
 
     return timed
 
@@ -150,33 +177,68 @@ def measure(arguments: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore")
     dist.init_process_group("gloo")
+    base = "DistributedDataParallel, in memory"
+    kinds: dict[str, Callable[[Size, TensorDataset], Cost]] = {
+        base: partial(loop, loader=False),
+        "DistributedDataParallel, DataLoader": partial(loop, loader=True),
+        "Trainer, in memory, no callbacks": partial(ours, callbacks=list),
+        "Trainer, in memory, default callbacks": partial(ours, callbacks=usual),
+    }
     for name in arguments.sizes.split(","):
         size = SIZES[name]
-        data = size.data()
-        base = "DistributedDataParallel, in memory"
+        short = size.in_short()
         contestants = {
-            base: partial(loop, size, data, loader=False),
-            "DistributedDataParallel, DataLoader": partial(loop, size, data, loader=True),
-            "Trainer, in memory, no callbacks": partial(ours, size, data, callbacks=list),
-            "Trainer, in memory, default callbacks": partial(ours, size, data, callbacks=usual),
+            (kind, length): together(partial(run, each, each.data()))
+            for kind, run in kinds.items()
+            for length, each in (("short", short), ("long", size))
         }
-        seconds = interleaved({key: slowest(run) for key, run in contestants.items()}, arguments.rounds)
+        costs = interleaved(contestants, arguments.rounds)
         if not dist.get_rank():
-            report(name, size, seconds, base)
+            found = {kind: split(short, size, costs[kind, "short"], costs[kind, "long"]) for kind in kinds}
+            report(name, size, found, base)
     dist.destroy_process_group()
 
 
-def report(name: str, size: Size, seconds: dict[str, list[float]], base: str) -> None:
-    """A Markdown table."""
+class Split(NamedTuple):
+    """What a round has cost, in seconds; an epoch, beside its steps."""
+
+    step: float
+    epoch: float
+    step_cpu: float
+    epoch_cpu: float
+
+
+def split(short: Size, long: Size, of_short: Sequence[Cost], of_long: Sequence[Cost]) -> list[Split]:
+    """The cost of a step and that of an epoch in each round, from epochs of two lengths."""
+    found = []
+    for some, many in zip(of_short, of_long, strict=True):
+        steps = [
+            (b / long.epochs - a / short.epochs) / (long.batches - short.batches)
+            for a, b in zip(some, many, strict=True)
+        ]
+        epochs = [a / short.epochs - step * short.batches for a, step in zip(some, steps, strict=True)]
+        found.append(Split(steps[0], epochs[0], steps[1], epochs[1]))
+    return found
+
+
+def report(name: str, size: Size, found: dict[str, list[Split]], base: str) -> None:
+    """A Markdown table of medians over the rounds; ratios are those of one round."""
     parameters = sum(item.numel() for item in size.model().parameters())
     load = ", ".join(f"{each:.1f}" for each in os.getloadavg())
     ranks = dist.get_world_size()
     print(f"\n{name}: {parameters:,} parameters, batches of {size.batch}, {ranks} processes, load {load}\n")
-    print("| contestant | median µs a step | ratio | min - max |")
-    print("|---|---|---|---|")
-    for key, (low, middle, high) in ratios(seconds, base).items():
-        each = sorted(seconds[key])[len(seconds[key]) // 2] / (size.batches * size.epochs) * 1e6
-        print(f"| {key} | {each:.0f} | {middle:.2f} | {low:.2f} - {high:.2f} |", flush=True)
+    print("| contestant | µs a step | ratio (min - max) | CPU µs a step | ratio | ms an epoch | CPU ms an epoch |")
+    print("|---|---|---|---|---|---|---|")
+    for key, rounds in found.items():
+        pairs = list(zip(rounds, found[base], strict=True))
+        wall = sorted(own.step / other.step for own, other in pairs)
+        cpu = statistics.median(own.step_cpu / other.step_cpu for own, other in pairs)
+        step, epoch, step_cpu, epoch_cpu = (statistics.median(values) for values in zip(*rounds, strict=True))
+        print(
+            f"| {key} | {step * 1e6:.0f} | {statistics.median(wall):.2f} ({wall[0]:.2f} - {wall[-1]:.2f}) | "
+            f"{step_cpu * 1e6:.0f} | {cpu:.2f} | {epoch * 1e3:.1f} | {epoch_cpu * 1e3:.1f} |",
+            flush=True,
+        )
 
 
 def main() -> None:

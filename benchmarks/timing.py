@@ -1,17 +1,21 @@
 """Interleaved timing: each round runs every contestant once, so that a slow moment of the machine hits all."""
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
+from typing import TypeVar
+
+_Name = TypeVar("_Name", bound=Hashable)
+_Cost = TypeVar("_Cost")
 
 
-def interleaved(contestants: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each contestant in each round, after one round that does not count.
+def interleaved(contestants: Mapping[_Name, Callable[[], _Cost]], rounds: int) -> dict[_Name, list[_Cost]]:
+    """What each contestant has cost in each round, after one round that does not count.
 
     Args:
-        contestants: By name, a function that does the work once and returns the seconds it took.
+        contestants: By name, a function that does the work once and returns its cost, such as the seconds it took.
         rounds: Rounds that count.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    seconds: dict[_Name, list[_Cost]] = {name: [] for name in contestants}
     for number in range(rounds + 1):
         for name, run in contestants.items():
             taken = run()

@@ -115,6 +115,40 @@ def test_cycles_stay_until_the_collection_that_is_due() -> None:
     assert [node() for node in nodes] == [None] * 3
 
 
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """Nothing is frozen, as in a script; what the test run has imported is again afterwards."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+def tracked(node: object) -> bool:
+    """Whether a collection looks at it: not at what is frozen."""
+    return any(each is node for each in gc.get_objects())
+
+
+@pytest.mark.usefixtures("thawed")
+def test_what_was_there_before_is_collected_once_and_left_out_until_the_end(collections: list[Any]) -> None:
+    old, dead, made = Node(), weakref.ref(Node()), []
+    found: list[tuple[bool, bool, bool]] = []
+    make = At("on_train_epoch_start", lambda trainer: made.append(Node()))
+    look = At("on_epoch_end", lambda trainer: found.append((dead() is None, tracked(old), tracked(made[-1]))))
+    fit(GarbageCollection(), make, look)
+    assert found == [(True, False, True)] * 2
+    assert collections == ["all"] * 3
+    assert tracked(old)
+    assert gc.get_freeze_count() == 0
+
+
+def test_what_the_process_has_frozen_stays_frozen_alone() -> None:
+    count, node = gc.get_freeze_count(), Node()
+    found: list[bool] = []
+    fit(GarbageCollection(), At("on_epoch_end", lambda trainer: found.append(tracked(node))), max_epochs=1)
+    assert found == [True]
+    assert count / 2 < gc.get_freeze_count() <= count
+
+
 class Watching(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Its inputs say whether the process that makes them collects on its own."""
 
