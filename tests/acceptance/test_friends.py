@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests.support import mlflow_store, wandb_file
 from tests.support.commands import STUDY, hpo, hpo_json, kill_all, make_study, start_hpo, wait_until
@@ -18,6 +16,10 @@ EPOCHS = 30
 def test_a_trial_that_is_killed_and_goes_on_is_one_run_everywhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # They take seconds to import, in each process that collects the tests.
+    from mlflow import MlflowClient
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     study = make_study(tmp_path, STUDY.replace("search_space:", FRIENDS))

@@ -62,9 +62,9 @@ def curves(study: Path, output: Path) -> dict[int, list[list[str]]]:
     return found
 
 
-def finished(study: Path, *storage: str) -> int:
+def finished(study: Path) -> int:
     """Finished trials so far; 0 before there is a study."""
-    result = hpo("status", study, "--json", *storage, code=None)
+    result = hpo("status", study, "--json", code=None)
     return int(json.loads(result.stdout)["finished"]) if result.returncode == 0 else 0
 
 
@@ -166,21 +166,15 @@ def test_final_training_starts_anew_when_asked(done: tuple[Path, str]) -> None:
     assert "learning rate over 2 epochs, CosineAnnealingLR" in printed
 
 
-@pytest.fixture(params=["sqlite", "postgresql"])
-def storage(request: pytest.FixtureRequest) -> tuple[str, ...]:
-    """Options that name the storage."""
-    return () if request.param == "sqlite" else ("--storage", request.getfixturevalue("postgres_url"))
-
-
-def test_sigkill_of_everything_loses_and_doubles_nothing(tmp_path: Path, storage: tuple[str, ...]) -> None:
+def test_sigkill_of_everything_loses_and_doubles_nothing(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     slow = (*SLOW, "model.delay=0.15")  # looking takes a second or two, on a busy machine
-    process = start_hpo("run", study, "--workers", 3, "--n-trials", 9, *slow, *storage)
-    wait_until(lambda: finished(study, *storage) >= 2)
+    process = start_hpo("run", study, "--workers", 3, "--n-trials", 9, *slow)
+    wait_until(lambda: finished(study) >= 2)
     kill_all(process)
-    assert finished(study, *storage) < 9
-    hpo("run", study, "--workers", 3, "--n-trials", 9, *slow, *storage)
-    status = hpo_json("status", study, *storage)
+    assert finished(study) < 9
+    hpo("run", study, "--workers", 3, "--n-trials", 9, *slow)
+    status = hpo_json("status", study)
     assert (status["finished"], status["running"], status["waiting"]) == (9, 0, 0)
     undisturbed = make_study(tmp_path / "undisturbed")
     hpo("run", undisturbed, "--workers", 2, "--n-trials", 9, *SLOW, "model.delay=0.0")
@@ -217,8 +211,9 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     assert hpo_json("status", study)["outcomes"]["complete"] == 6
 
 
-def test_two_runs_at_once_share_the_total(tmp_path: Path, storage: tuple[str, ...]) -> None:
+def test_two_runs_at_once_share_the_total(tmp_path: Path, postgres_url: str) -> None:
     study = make_study(tmp_path)
+    storage = ("--storage", postgres_url)
     both = [start_hpo("run", study, "--workers", 2, "--n-trials", 12, *storage) for _ in range(2)]
     for process in both:
         _, errors = process.communicate(timeout=120)

@@ -173,10 +173,9 @@ def test_ctrl_c_requeues_a_trial_of_two_ranks(tmp_path: Path) -> None:
     assert next(each.outcome for each in ledger_of(study)) == "requeued"
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_a_study_is_checked_and_trained_in_the_group(tmp_path: Path, strategy: str) -> None:
+def test_a_study_is_checked_and_trained_in_the_group(tmp_path: Path) -> None:
     study = grouped(tmp_path)
-    group = (TWO, f"trainer.strategy={strategy}")
+    group = (TWO, "trainer.strategy=fsdp")
     checked = hpo_json("check", study, *group)
     assert [each["device"] for each in checked["devices"]] == ["cpu+cpu"]
     hpo("run", study, *group, "--workers", 1)

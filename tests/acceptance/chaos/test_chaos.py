@@ -28,23 +28,23 @@ def test_nothing_is_lost_or_doubled_on_sqlite(tmp_path: Path) -> None:
     spec = load_spec(make_study(tmp_path / "study"))
     # Where host names can't be set, both are on this host: then no living worker counts as dead.
     hosts = ["", "other" if other_hosts_work() else ""]
-    _survives(spec, Weather(kills=12, seed=39, pause=(0.05, 0.5), longest_stop=4.5), hosts)
+    _survives(spec, Weather(kills=8, seed=39, pause=(0.05, 0.5), longest_stop=4.5), hosts)
 
 
 def test_paused_trials_are_resumed_or_pruned_whatever_happens(tmp_path: Path) -> None:
     spec = load_spec(make_study(tmp_path / "study", ["study.pruner=none", "run.background_reports=true"]))
-    weather = Weather(kills=10, seed=5, pause=(0.05, 0.5), longest_stop=2.0, pauses=True, mines=0.02)
+    weather = Weather(kills=7, seed=5, pause=(0.05, 0.5), longest_stop=2.0, pauses=True, mines=0.02)
     _survives(spec, weather, ["", ""])
 
 
 def test_forks_follow_their_lineages_whatever_happens(tmp_path: Path) -> None:
     pbt = ["study.scheduler={name: pbt, population: 4, every: 2}", "study.pruner=none", "study.n_trials=100"]
     spec = load_spec(make_study(tmp_path / "study", [*pbt, "study.epochs=40", "trainer.max_epochs=30"]))
-    weather = Weather(kills=8, seed=7, pause=(0.05, 0.5), longest_stop=2.0, mines=0.02)
+    weather = Weather(kills=6, seed=7, pause=(0.05, 0.5), longest_stop=2.0, mines=0.02)
     _survives(spec, weather, ["", ""])
 
 
 def test_nothing_is_lost_or_doubled_on_postgresql(tmp_path: Path, postgres_server: PostgresServer) -> None:
     spec = load_spec(make_study(tmp_path / "study")).with_options(storage=postgres_server.new_database())
-    weather = Weather(kills=8, restarts=1, seed=25, workers=3, pause=(0.05, 0.5), longest_stop=2.0)
+    weather = Weather(kills=6, restarts=1, seed=25, workers=3, pause=(0.05, 0.5), longest_stop=2.0)
     _survives(spec, weather, [""], postgres_server)

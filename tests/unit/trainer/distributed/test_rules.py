@@ -1,6 +1,4 @@
-"""What several processes refuse, what they share, and the contract of callbacks in them."""
-
-from pathlib import Path
+"""What several processes refuse, and what they share."""
 
 import pytest
 import torch
@@ -11,9 +9,7 @@ from tests.unit.trainer.distributed.runs import (
     refused,
     scaled,
     statistics,
-    under_contract,
 )
-from tests.unit.trainer.test_contract import ACT, ALL
 
 pytestmark = pytest.mark.full
 
@@ -54,24 +50,3 @@ def test_statistics_are_equal_at_the_end_and_classes_as_before(two: Ranks, sync_
     assert torch.equal(mean, other)
     assert torch.allclose(mean, expected, atol=1e-6) == sync_batchnorm
     assert kinds == classes
-
-
-@pytest.fixture(scope="module")
-def plain(two: Ranks, tmp_path_factory: pytest.TempPathFactory) -> object:
-    return two.values(under_contract, "", str(tmp_path_factory.mktemp("plain")))[0]
-
-
-@pytest.mark.parametrize("name", ALL)
-def test_every_callback_works_in_two_processes(two: Ranks, name: str, tmp_path: Path, plain: object) -> None:
-    first, second = two.values(under_contract, name, str(tmp_path))
-    assert first[2] == second[2]
-    assert all(torch.equal(weight, second[1][key]) for key, weight in first[1].items())
-    for metrics, others in zip(first[0], second[0], strict=True):
-        assert all(metrics[key] == others[key] for key in metrics.keys() & others.keys())
-    if name not in ACT:
-        history, weights = plain[:2]
-        assert all(torch.equal(weight, weights[key]) for key, weight in first[1].items())
-        for metrics, others in zip(first[0], history, strict=True):
-            # A loss that is read batch by batch is added up in other places.
-            near = 1e-6 if ALL[name][0](tmp_path).reads_batches else 0
-            assert {key: metrics[key] for key in others} == pytest.approx(others, abs=near, rel=0)
