@@ -13,8 +13,9 @@ from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw.acquisition import Aim, worth
 from hpo.search.schedulers.freeze_thaw.earlier import Earlier, earlier_of, prior_after
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding, Floats
+from hpo.search.schedulers.freeze_thaw.fitting import fitted
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
-from hpo.search.schedulers.freeze_thaw.model import CurveModel, fitted
+from hpo.search.schedulers.freeze_thaw.model import CurveModel
 from hpo.search.schedulers.freeze_thaw.proposals import Proposals
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
 from hpo.search.trial_curves import TrialCurves

@@ -24,6 +24,7 @@ from hpo.storage.attributes import (
     PAUSED_ATTR,
 )
 from hpo.storage.changes import changes_since, latest_change
+from hpo.storage.id_lists import in_list
 from hpo.storage.optuna_private import (
     PARAMS,
     REPORTS,
@@ -43,7 +44,7 @@ _STUDY: Final = sa.bindparam("study", type_=sa.Integer)
 _OF_STUDY: Final = sa.and_(
     TRIALS.c.study_id == _STUDY, TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
 )
-_SOME: Final = TRIALS.c.trial_id.in_(sa.bindparam("trials", expanding=True, type_=sa.Integer))
+_SOME: Final = in_list(TRIALS.c.trial_id, "trials")
 #: A statement that answers for many trials.
 Query = sa.Select[tuple[Any, ...]]
 

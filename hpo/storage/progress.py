@@ -23,6 +23,7 @@ from hpo.storage.attributes import (
     PAUSED_ATTR,
 )
 from hpo.storage.changes import changes_since, latest_change
+from hpo.storage.id_lists import in_list
 from hpo.storage.optuna_private import REPORTS, TRIAL_SYSTEM_ATTRS, TRIAL_USER_ATTRS, TRIALS, VALUES
 from hpo.storage.outage import patient
 from hpo.storage.reader import ReadingStorage
@@ -33,7 +34,7 @@ _AT_ONCE: Final = 500
 _BLOCK: Final = 5_000
 T = TypeVar("T")
 _STUDY: Final = TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer)
-_SOME: Final = TRIALS.c.trial_id.in_(sa.bindparam("trials", expanding=True, type_=sa.Integer))
+_SOME: Final = in_list(TRIALS.c.trial_id, "trials")
 _BETWEEN: Final = TRIALS.c.trial_id.between(
     sa.bindparam("first", type_=sa.Integer), sa.bindparam("last", type_=sa.Integer)
 )
@@ -136,7 +137,7 @@ def _reported(best: Any) -> sa.Select[tuple[Any, ...]]:
 _AT: Final = (
     sa.select(REPORTS.c.trial_id, REPORTS.c.step, REPORTS.c.intermediate_value)
     .join(TRIALS, TRIALS.c.trial_id == REPORTS.c.trial_id)
-    .where(REPORTS.c.step.in_(sa.bindparam("steps", expanding=True, type_=sa.Integer)))
+    .where(in_list(REPORTS.c.step, "steps"))
 )
 _UP_TO: Final = (
     sa.select(REPORTS.c.trial_id, REPORTS.c.step, REPORTS.c.intermediate_value)

@@ -20,6 +20,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage import changes, sample, study_rows
 from hpo.storage.attributes import PAUSED_ATTR
+from hpo.storage.id_lists import in_list
 from hpo.storage.optuna_private import (
     PARAMS,
     REPORTS,
@@ -204,13 +205,12 @@ _AFTER = TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
 _OF_STUDY = sa.select(*_ROW).where(TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer))
 _ROWS_AFTER = _OF_STUDY.where(_AFTER).order_by(TRIALS.c.trial_id)
 _ROWS_OR_AMONG = _OF_STUDY.where(
-    sa.or_(_AFTER, TRIALS.c.trial_id.in_(sa.bindparam("among", expanding=True, type_=sa.Integer)))
+    sa.or_(
+        _AFTER,
+        in_list(TRIALS.c.trial_id, "among"),
+    )
 ).order_by(TRIALS.c.trial_id)
-_ROWS_OF = (
-    sa.select(*_ROW)
-    .where(TRIALS.c.trial_id.in_(sa.bindparam("trials", expanding=True, type_=sa.Integer)))
-    .order_by(TRIALS.c.trial_id)
-)
+_ROWS_OF = sa.select(*_ROW).where(in_list(TRIALS.c.trial_id, "trials")).order_by(TRIALS.c.trial_id)
 _ROW_OF_ONE = sa.select(*_ROW).where(TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
 
 
@@ -285,7 +285,7 @@ def _part(
         sa.cast(table.c[name], sa.String(models.MAX_INDEXED_STRING_LENGTH)).label("name"),
         (sa.null() if number is None else table.c[number]).label("number"),
         (sa.null() if text is None else table.c[text]).label("text"),
-    ).where(table.c.trial_id.in_(sa.bindparam("trials", expanding=True, type_=sa.Integer)))
+    ).where(in_list(table.c.trial_id, "trials"))
 
 
 # The first part has a value in every column: it is what databases take the columns' types from.

@@ -10,6 +10,7 @@ from typing import Any, Final
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
+from hpo.storage.id_lists import in_list
 from hpo.storage.optuna_private import REPORTS, TRIAL_SYSTEM_ATTRS, TRIALS
 from hpo.storage.outage import patient
 from hpo.storage.reader import ReadingStorage, TrialRow, trial_rows
@@ -26,7 +27,7 @@ _AT_RUNGS: Final = (
     .where(TRIAL_SYSTEM_ATTRS.c.key.startswith(RUNG_ATTR))
 )
 _OF_ALL: Final = _AT_RUNGS.where(_STUDY)
-_OF_SOME: Final = _AT_RUNGS.where(TRIALS.c.trial_id.in_(sa.bindparam("trials", expanding=True, type_=sa.Integer)))
+_OF_SOME: Final = _AT_RUNGS.where(in_list(TRIALS.c.trial_id, "trials"))
 # One look into the index for each trial.
 _LAST: Final = sa.select(sa.func.max(REPORTS.c.step)).where(REPORTS.c.trial_id == TRIALS.c.trial_id)
 _LONGEST: Final = sa.select(sa.func.max(_LAST.scalar_subquery())).where(

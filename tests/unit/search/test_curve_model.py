@@ -12,8 +12,9 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 from hpo.search.schedulers.freeze_thaw import kernel
+from hpo.search.schedulers.freeze_thaw.fitting import fitted, negative_log_posterior
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
-from hpo.search.schedulers.freeze_thaw.model import CurveModel, Known, fitted, negative_log_posterior
+from hpo.search.schedulers.freeze_thaw.model import CurveModel, Known
 
 GROUPS = np.array([0, 1, 1, 2])  # the second parameter has two columns
 PRIOR = kernel.prior(3)

@@ -17,8 +17,9 @@ from hpo.search.schedulers.freeze_thaw import kernel
 from hpo.search.schedulers.freeze_thaw.acquisition import Aim, drawn_aim, worth
 from hpo.search.schedulers.freeze_thaw.earlier import prior_after
 from hpo.search.schedulers.freeze_thaw.encoding import Floats
+from hpo.search.schedulers.freeze_thaw.fitting import fitted
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
-from hpo.search.schedulers.freeze_thaw.model import CurveModel, fitted
+from hpo.search.schedulers.freeze_thaw.model import CurveModel
 from hpo.search.schedulers.freeze_thaw.study_view import StudyView
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of
 from hpo.search.schedulers.rungs import ladder

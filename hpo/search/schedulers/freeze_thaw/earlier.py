@@ -22,8 +22,9 @@ from scipy.linalg import LinAlgError
 from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw import kernel
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding, Floats
+from hpo.search.schedulers.freeze_thaw.fitting import fitted
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
-from hpo.search.schedulers.freeze_thaw.model import CurveModel, Known, fitted
+from hpo.search.schedulers.freeze_thaw.model import CurveModel, Known
 from hpo.search.schedulers.freeze_thaw.table import Warp, table_of
 
 #: Rows that are read of an earlier study, at most.

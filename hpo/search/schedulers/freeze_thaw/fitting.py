@@ -1,0 +1,73 @@
+"""The curve model's scales, fitted to what was seen."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.linalg import LinAlgError, cholesky
+from scipy.linalg.lapack import dpotri
+from scipy.optimize import minimize
+
+from hpo.search.schedulers.freeze_thaw import kernel
+from hpo.search.schedulers.freeze_thaw.kernel import Floats, Rows
+
+#: Mean and standard deviation of theta.
+Prior = tuple[Floats, Floats]
+
+#: Steps of L-BFGS in one fit; the next fit starts where this one ends.
+_STEPS: Final = 12
+#: Standard deviations of the prior that the scales may leave its mean by.
+_WIDEST: Final = 4.0
+#: What a covariance that can't be decomposed counts as.
+_IMPOSSIBLE: Final = 1e10
+
+
+def negative_log_posterior(
+    theta: Floats, prior: Prior, groups: NDArray[np.int64], rows: Rows, z: Floats, fixed: Floats | None = None
+) -> tuple[float, Floats]:
+    """-ln p(z | theta) - ln p(theta) without constants, and its gradient.
+
+    Args:
+        theta: See `kernel`.
+        prior: Mean and standard deviation of theta.
+        groups: For each column of x, the index of its length.
+        rows: Where something was seen.
+        z: Warped losses there [rows].
+        fixed: A covariance that does not depend on theta [rows, rows]; None: there is none.
+    """
+    mean, std = prior
+    found = kernel.parts(theta, groups, rows, rows)
+    covariance = kernel.noisy(found.covariance(theta), theta)
+    if fixed is not None:
+        covariance += fixed
+    try:
+        factor = cholesky(covariance, lower=True, check_finite=False)
+    except LinAlgError:
+        return _IMPOSSIBLE, np.zeros_like(theta)
+    lower, _ = dpotri(factor, lower=1)
+    inverse = lower + np.tril(lower, -1).T
+    alpha = inverse @ z
+    off = (theta - mean) / std
+    value = 0.5 * float(z @ alpha) + float(np.log(np.diag(factor)).sum()) + 0.5 * float(off @ off)
+    weight = 0.5 * (inverse - np.outer(alpha, alpha))
+    return value, kernel.slopes(theta, groups, rows, found, weight) + off / std
+
+
+def fitted(
+    start: Floats, prior: Prior, groups: NDArray[np.int64], rows: Rows, z: Floats, fixed: Floats | None = None
+) -> Floats:
+    """Scales of the maximum a posteriori near ``start``; the prior's means where none is found."""
+    mean, std = prior
+    bounds = list(zip(mean - _WIDEST * std, mean + _WIDEST * std, strict=True))
+    found = minimize(
+        negative_log_posterior,
+        np.clip(start, mean - _WIDEST * std, mean + _WIDEST * std),
+        args=(prior, groups, rows, z, fixed),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=bounds,
+        options={"maxiter": _STEPS, "maxfun": 2 * _STEPS},
+    )
+    return np.asarray(found.x) if np.isfinite(found.x).all() else mean
