@@ -6,25 +6,36 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final
 
 import sqlalchemy as sa
-from optuna.trial import TrialState
 
 from hpo.storage.attributes import (
+    BUDGET_ATTR,
     CONSTRAINT_ATTR,
+    EPOCHS_ATTR,
     FORK_ATTR,
     GRANTS_ATTR,
     IMPORTED_ATTR,
+    MAX_EPOCHS_ATTR,
     ORIGIN_ATTR,
     OUTCOME_ATTR,
     PAUSED_ATTR,
+    SCHEDULER_ATTR,
 )
-from hpo.storage.changes import changes_since, latest_change
+from hpo.storage.changes import CHANGES, latest_change
 from hpo.storage.id_lists import in_list
-from hpo.storage.optuna_private import REPORTS, TRIAL_SYSTEM_ATTRS, TRIAL_USER_ATTRS, TRIALS, VALUES
+from hpo.storage.optuna_private import (
+    REPORTS,
+    STUDY_USER_ATTRS,
+    TRIAL_SYSTEM_ATTRS,
+    TRIAL_USER_ATTRS,
+    TRIALS,
+    VALUES,
+    models,
+)
 from hpo.storage.outage import patient
 from hpo.storage.reader import ReadingStorage
 
@@ -32,50 +43,8 @@ from hpo.storage.reader import ReadingStorage
 _AT_ONCE: Final = 500
 #: Trials whose rows are held at a time: more would count as new objects, which start long garbage collections.
 _BLOCK: Final = 5_000
-T = TypeVar("T")
-_STUDY: Final = TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer)
-_SOME: Final = in_list(TRIALS.c.trial_id, "trials")
-_BETWEEN: Final = TRIALS.c.trial_id.between(
-    sa.bindparam("first", type_=sa.Integer), sa.bindparam("last", type_=sa.Integer)
-)
-_AFTER: Final = TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
-
-
-class Progress(NamedTuple):
-    """A trial.
-
-    Attributes:
-        trial_id: Its id.
-        number: Its number.
-        state: Its state.
-        value: Its value, if it has an outcome of its own; None: there is none, or it is not finite.
-        last: The last step with a report; None: there is none.
-        best: The best finite value that it has reported; None: there is none.
-        last_not_finite: The last step whose value is not finite.
-        is_paused: Whether it has the mark of a paused trial.
-        grants: How many grants it has had.
-        until: The epoch to which it was granted last; None: its end, or nothing was granted.
-        attrs: Other attributes of it that decide where it stands, user and system ones; most trials have none.
-    """
-
-    trial_id: int
-    number: int
-    state: TrialState
-    value: float | None
-    last: int | None
-    best: float | None
-    last_not_finite: int | None
-    is_paused: bool
-    grants: int
-    until: int | None
-    attrs: Mapping[str, Any]
-
-
-class _Statement(NamedTuple):
-    """A statement about all trials of a study whose ids lie in a range, and about some trials by their ids."""
-
-    where_all: sa.Executable
-    where_some: sa.Executable
+#: Above every id.
+_NO_ID: Final = 2**31 - 1
 
 
 @dataclass
@@ -93,127 +62,211 @@ class Cursor:
     open_ids: set[int] = field(default_factory=set)
 
 
+#: The trial, the epoch and the value of a report; NaN for a value that is not finite.
+Report = tuple[int, int, float]
 #: A row of any of the statements: a tuple.
 Row = Any
 
-# A state as it is stored: SQLAlchemy takes as long for it as for the rest of the row.
-_STATE: Final = sa.type_coerce(TRIALS.c.state, sa.String)
-_ROWS: Final = sa.select(TRIALS.c.trial_id, TRIALS.c.number, _STATE)
+
+@dataclass
+class Progress:
+    """Trials as lists, in the order of their ids, with one entry for each.
+
+    Attributes:
+        trial_id: Its id.
+        number: Its number.
+        state: The name of its state.
+        last: The last step with a report; None: there is none.
+        last_not_finite: The last step whose value is not finite.
+        best: The best finite value that it has reported; None: there is none.
+        is_paused: Whether it has the mark of a paused trial.
+        grants: How many grants it has had.
+        until: The epoch to which it was granted last; None: its end, or nothing was granted.
+        attrs: By id, other attributes that decide where a trial stands, user and system ones; most have none.
+        values: By id, the value of a trial that has an outcome of its own; None: it is not finite.
+        reports: At the epochs that were asked for.
+        study: The study's attributes that budgets and schedulers need.
+    """
+
+    trial_id: list[int] = field(default_factory=list)
+    number: list[int] = field(default_factory=list)
+    state: list[str] = field(default_factory=list)
+    last: list[int | None] = field(default_factory=list)
+    last_not_finite: list[int | None] = field(default_factory=list)
+    best: list[float | None] = field(default_factory=list)
+    is_paused: list[bool] = field(default_factory=list)
+    grants: list[int] = field(default_factory=list)
+    until: list[int | None] = field(default_factory=list)
+    attrs: dict[int, dict[str, Any]] = field(default_factory=lambda: defaultdict(dict))
+    values: dict[int, float | None] = field(default_factory=dict)
+    reports: list[Report] = field(default_factory=list)
+    study: dict[str, Any] = field(default_factory=dict)
+
+    def add(self, rows: Sequence[Row]) -> None:
+        """Take in rows of `_trials`, by id."""
+        if not rows:
+            return
+        _, trial_id, number, last, last_not_finite, best, state, grants, paused = zip(*rows, strict=True)
+        self.trial_id += trial_id
+        self.number += number
+        self.state += state
+        self.last += last
+        self.last_not_finite += last_not_finite
+        self.best += best
+        self.is_paused += [mark is not None for mark in paused]
+        ends = [() if text is None else _UNTIL.findall(text) for text in grants]
+        self.grants += map(len, ends)
+        self.until += [int(each[-1]) if each and each[-1] != "null" else None for each in ends]
+
+    @property
+    def open_ids(self) -> set[int]:
+        """Ids of those that change without a note."""
+        each = zip(self.trial_id, self.state, self.is_paused, strict=True)
+        return {trial_id for trial_id, state, paused in each if not paused and state in _OPEN}
 
 
-def _attrs_in(table: sa.Table, among: sa.ColumnElement[bool], whose: sa.ColumnElement[bool]) -> sa.Select[Any]:
-    attrs = sa.select(table.c.trial_id, table.c.key, table.c.value_json)
-    return attrs.join(TRIALS, TRIALS.c.trial_id == table.c.trial_id).where(among, whose)
-
-
-def _attrs(whose: sa.ColumnElement[bool]) -> sa.CompoundSelect[Any]:
-    user = TRIAL_USER_ATTRS.c.key.in_([PAUSED_ATTR, GRANTS_ATTR, OUTCOME_ATTR, FORK_ATTR])
-    system = TRIAL_SYSTEM_ATTRS.c.key
-    deciding = sa.or_(system.in_([IMPORTED_ATTR, ORIGIN_ATTR]), system.startswith(CONSTRAINT_ATTR))
-    return sa.union_all(_attrs_in(TRIAL_USER_ATTRS, user, whose), _attrs_in(TRIAL_SYSTEM_ATTRS, deciding, whose))
-
-
-# The value counts beside an outcome only: an attempt may have died between the two.
-_VALUES: Final = (
-    _ROWS.with_only_columns(TRIALS.c.trial_id, VALUES.c.value)
-    .join(VALUES, sa.and_(VALUES.c.trial_id == TRIALS.c.trial_id, VALUES.c.objective == 0))
-    .join(
-        TRIAL_USER_ATTRS,
-        sa.and_(TRIAL_USER_ATTRS.c.trial_id == TRIALS.c.trial_id, TRIAL_USER_ATTRS.c.key == OUTCOME_ATTR),
-    )
-)
-_NOT_FINITE: Final = sa.case((REPORTS.c.intermediate_value_type != "FINITE", REPORTS.c.step))
-
-
-def _reported(best: Any) -> sa.Select[tuple[Any, ...]]:
-    columns = (sa.func.max(REPORTS.c.step), best(REPORTS.c.intermediate_value), sa.func.max(_NOT_FINITE))
-    return (
-        sa.select(REPORTS.c.trial_id, *columns)
-        .join(TRIALS, TRIALS.c.trial_id == REPORTS.c.trial_id)
-        .group_by(REPORTS.c.trial_id)
-    )
-
-
-_AT: Final = (
-    sa.select(REPORTS.c.trial_id, REPORTS.c.step, REPORTS.c.intermediate_value)
-    .join(TRIALS, TRIALS.c.trial_id == REPORTS.c.trial_id)
-    .where(in_list(REPORTS.c.step, "steps"))
-)
-_UP_TO: Final = (
-    sa.select(REPORTS.c.trial_id, REPORTS.c.step, REPORTS.c.intermediate_value)
-    .join(TRIALS, TRIALS.c.trial_id == REPORTS.c.trial_id)
-    .where(REPORTS.c.step <= sa.bindparam("step", type_=sa.Integer))
-    .order_by(REPORTS.c.step)
-)
-# Statements are built once: building one costs as much as a small database takes to answer it.
-_STATEMENTS: Final[Mapping[str, _Statement]] = {
-    name: _Statement(statement.where(_STUDY, _BETWEEN), statement.where(_SOME))
-    for name, statement in {
-        "rows": _ROWS.order_by(TRIALS.c.trial_id),
-        "values": _VALUES,
-        "least": _reported(sa.func.min),
-        "largest": _reported(sa.func.max),
-        "at": _AT,
-        "up to": _UP_TO,
-    }.items()
-} | {"attrs": _Statement(_attrs(sa.and_(_STUDY, _BETWEEN)), _attrs(_SOME))}
-_NEWER: Final = _ROWS.where(_STUDY, _AFTER).order_by(TRIALS.c.trial_id)
-_NEWER_OR_SOME: Final = _ROWS.where(_STUDY, sa.or_(_AFTER, _SOME)).order_by(TRIALS.c.trial_id)
+_OPEN: Final = frozenset({"RUNNING", "WAITING"})
 #: Each grant's end, in a trial's grants as JSON: no other part of them has this key, and a quote within a text is
 #: escaped. To decode all would take ten times as long.
 _UNTIL: Final = re.compile(r'"until": (\d+|null)')
-_NO_ATTRS: Final[Mapping[str, Any]] = {}
+
+# ---------------------------------------------------------------------------- statements
+# They are built once: building one costs as much as a small database takes to answer it.
+
+_STUDY_ID: Final = sa.bindparam("study", type_=sa.Integer)
+_STUDY: Final = TRIALS.c.study_id == _STUDY_ID
+_BETWEEN: Final = TRIALS.c.trial_id.between(
+    sa.bindparam("first", type_=sa.Integer), sa.bindparam("last", type_=sa.Integer)
+)
+_NULL: Final = sa.null()
+_TEXT: Final = sa.String(models.MAX_INDEXED_STRING_LENGTH)
+#: The trials that a look asks for, new ones and some by their ids: a part of the statement that the others use.
+_ROW: Final = sa.select(TRIALS.c.trial_id, TRIALS.c.number, TRIALS.c.state)
+_LOOKED_AT: Final = sa.union_all(
+    _ROW.where(_STUDY, TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)),
+    _ROW.where(in_list(TRIALS.c.trial_id, "trials")),
+).cte("looked_at")
+_NOT_FINITE: Final = sa.case((REPORTS.c.intermediate_value_type != "FINITE", REPORTS.c.step))
+_STEPS: Final = in_list(REPORTS.c.step, "steps")
+
+
+def _part(name: str) -> sa.ColumnElement[str]:
+    return sa.literal_column(f"'{name}'").label("part")
+
+
+def _trials(of: sa.FromClause, best: Any) -> sa.Select[Any]:
+    """A row for each trial; what belongs to one that was finished or paused by then changes no more."""
+
+    def attr(key: str) -> sa.ScalarSelect[Any]:
+        mine = (TRIAL_USER_ATTRS.c.trial_id == of.c.trial_id, TRIAL_USER_ATTRS.c.key == key)
+        return sa.select(TRIAL_USER_ATTRS.c.value_json).where(*mine).scalar_subquery()
+
+    reported = (sa.func.max(REPORTS.c.step), sa.func.max(_NOT_FINITE), best(REPORTS.c.intermediate_value))
+    return (
+        sa.select(
+            *(_part("trial"), of.c.trial_id, of.c.number, *reported),
+            *(sa.cast(of.c.state, _TEXT), attr(GRANTS_ATTR), attr(PAUSED_ATTR)),
+        )
+        .outerjoin_from(of, REPORTS, REPORTS.c.trial_id == of.c.trial_id)
+        .group_by(of.c.trial_id, of.c.number, of.c.state)
+    )
+
+
+def _attrs(of: sa.FromClause) -> tuple[sa.Select[Any], sa.Select[Any]]:
+    def having(table: sa.Table, deciding: sa.ColumnElement[bool]) -> sa.Select[Any]:
+        unused = (_NULL, _NULL, _NULL, _NULL)
+        columns = (_part("attr"), of.c.trial_id, *unused, table.c.key, table.c.value_json, _NULL)
+        return sa.select(*columns).join_from(of, table, table.c.trial_id == of.c.trial_id).where(deciding)
+
+    key = TRIAL_SYSTEM_ATTRS.c.key
+    system = sa.or_(key.in_([IMPORTED_ATTR, ORIGIN_ATTR]), key.startswith(CONSTRAINT_ATTR))
+    user = TRIAL_USER_ATTRS.c.key.in_([OUTCOME_ATTR, FORK_ATTR])
+    return having(TRIAL_USER_ATTRS, user), having(TRIAL_SYSTEM_ATTRS, system)
+
+
+def _reports(of: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]:
+    unused = (_NULL, _NULL, _NULL)
+    columns = (REPORTS.c.trial_id, REPORTS.c.step, _NULL, _NULL, REPORTS.c.intermediate_value, *unused)
+    join = sa.select(_part("report"), *columns).join_from(of, REPORTS, REPORTS.c.trial_id == of.c.trial_id)
+    return join.where(which)
+
+
+def _look(best: Any) -> sa.CompoundSelect[Any]:
+    """All of some trials at one time. The first part has a value in every column: it gives the columns' types."""
+    return sa.union_all(_trials(_LOOKED_AT, best), *_attrs(_LOOKED_AT), _reports(_LOOKED_AT, _STEPS))
+
+
+_BLOCK_OF: Final = (_STUDY, _BETWEEN)
+_LOOKS: Final = {True: _look(sa.func.min), False: _look(sa.func.max)}
+_BLOCKS: Final = {
+    minimize: _trials(TRIALS, best).where(*_BLOCK_OF).order_by(TRIALS.c.trial_id)
+    for minimize, best in ((True, sa.func.min), (False, sa.func.max))
+}
+_BLOCK_ATTRS: Final = sa.union_all(*(each.where(*_BLOCK_OF) for each in _attrs(TRIALS)))
+_BLOCK_REPORTS: Final = _reports(TRIALS, _STEPS).where(*_BLOCK_OF)
+_IDS: Final = sa.select(TRIALS.c.trial_id).where(_STUDY).order_by(TRIALS.c.trial_id)
+_VALUES: Final = sa.select(VALUES.c.trial_id, VALUES.c.value).where(
+    VALUES.c.objective == 0, in_list(VALUES.c.trial_id, "trials")
+)
+_UP_TO: Final = (
+    sa.select(REPORTS.c.trial_id, REPORTS.c.intermediate_value)
+    .where(REPORTS.c.step <= sa.bindparam("step", type_=sa.Integer), in_list(REPORTS.c.trial_id, "trials"))
+    .order_by(REPORTS.c.step)
+)
+_NO_NUMBER: Final = sa.cast(_NULL, sa.Integer)
+#: The study's attributes, and what has changed since the last look.
+_STUDY_AND_CHANGES: Final = sa.union_all(
+    sa.select(_NO_NUMBER, _NO_NUMBER, STUDY_USER_ATTRS.c.key, STUDY_USER_ATTRS.c.value_json).where(
+        STUDY_USER_ATTRS.c.study_id == _STUDY_ID,
+        STUDY_USER_ATTRS.c.key.in_([BUDGET_ATTR, EPOCHS_ATTR, MAX_EPOCHS_ATTR, SCHEDULER_ATTR]),
+    ),
+    sa.select(CHANGES.c.change_id, CHANGES.c.trial_id, _NULL, _NULL).where(
+        CHANGES.c.study_id == _STUDY_ID, CHANGES.c.change_id > sa.bindparam("change", type_=sa.Integer)
+    ),
+)
 
 
 @patient
 def read_progress(
-    storage: ReadingStorage, study_id: int, cursor: Cursor, of: Callable[[Progress], T], *, minimize: bool
-) -> list[T]:
-    """The trials that may have changed since the last look, by id; the first look reads all.
+    storage: ReadingStorage, study_id: int, cursor: Cursor, epochs: Collection[int], *, minimize: bool
+) -> Progress:
+    """The study, and its trials that may have changed since the last look; the first look reads all of them.
 
     Args:
         storage: Where the study is.
         study_id: The study.
         cursor: Where the last look ended; it is moved.
-        of: What is kept of a trial.
+        epochs: Reports at these epochs are read with the trials; those of the first look are not (`reports_at`).
         minimize: Whether the least value is the best.
     """
-    every, last_id, open_ids = cursor.change is None, cursor.last_id, set[int]()
-    found: list[T] = []
     with storage.single_statements() as conn:
-        # The rows come first: what belongs to one that was finished or paused by then changes no more.
-        if cursor.change is None:
-            change, rows, known = latest_change(conn, study_id), [], []
+        first = cursor.change is None
+        change = latest_change(conn, study_id) if cursor.change is None else cursor.change
+        rows = conn.execute(_STUDY_AND_CHANGES, {"study": study_id, "change": change}).all()
+        study = {key: json.loads(text) for _, _, key, text in rows if key is not None}
+        changes = {each: trial_id for each, trial_id, key, _ in rows if key is None}
+        if first:
+            found = _every(conn, study_id, minimize=minimize)
         else:
-            change, changed = changes_since(conn, study_id, cursor.change)
-            known = sorted(each for each in changed | cursor.open_ids if each <= last_id)
-            rows = _some(conn, "rows", known[_AT_ONCE:])
-        some = {"study": study_id, "after": last_id, "trials": known[:_AT_ONCE]}
-        rows += conn.execute(_NEWER_OR_SOME if known else _NEWER, some).all()
-        for start in range(0, len(rows), _BLOCK):
-            for trial in _progress(conn, study_id, rows[start : start + _BLOCK], every=every, minimize=minimize):
-                found.append(of(trial))
-                last_id = max(last_id, trial.trial_id)
-                if not (trial.is_paused or trial.state.is_finished()):
-                    open_ids.add(trial.trial_id)
-    cursor.change, cursor.last_id, cursor.open_ids = change, last_id, open_ids
+            known = sorted(each for each in {*changes.values()} | cursor.open_ids if each <= cursor.last_id)
+            found = _some(conn, study_id, cursor.last_id, known, epochs, minimize=minimize)
+        judged = [trial_id for trial_id, attrs in found.attrs.items() if OUTCOME_ATTR in attrs]
+        # The value counts beside an outcome only: an attempt may have died between the two.
+        found.values = dict(_chunked(conn, _VALUES, judged))
+    found.study = study
+    cursor.change = max(changes, default=change)
+    cursor.last_id = max(cursor.last_id, found.trial_id[-1] if found.trial_id else -1)
+    cursor.open_ids = found.open_ids
     return found
 
 
 @patient
-def values_at(
-    storage: ReadingStorage, study_id: int, epochs: Collection[int], ids: Sequence[int], *, every: bool
-) -> list[tuple[int, int, float]]:
-    """The trial, the epoch and the value of each report at one of these epochs; NaN for a value not finite.
-
-    ``ids``: of these trials, by id; ``every``: they are all of the study.
-    """
-    found: list[tuple[int, int, float]] = []
+def reports_at(storage: ReadingStorage, study_id: int, epoch: int, ids: Sequence[int]) -> list[Report]:
+    """The reports at an epoch; ``ids``: all trials of the study, by id."""
+    found: list[Report] = []
     with storage.single_statements() as conn:
-        for start in range(0, len(ids), _BLOCK):
-            block = ids[start : start + _BLOCK]
-            rows = _read(conn, "at", study_id, block, every=every, steps=list(epochs))
-            found += [(each, step, math.nan if value is None else value) for each, step, value in rows]
+        for block in _blocks(study_id, ids):
+            found += map(_report, conn.execute(_BLOCK_REPORTS, block | {"steps": [epoch]}))
     return found
 
 
@@ -221,58 +274,58 @@ def values_at(
 def last_values_up_to(storage: ReadingStorage, epoch: int, ids: Sequence[int]) -> dict[int, float]:
     """By id, the value of each trial's last report up to an epoch; NaN for a value that is not finite."""
     with storage.single_statements() as conn:
-        rows = _some(conn, "up to", ids, step=epoch)
-    return {trial_id: math.nan if value is None else value for trial_id, _, value in rows}
+        rows = _chunked(conn, _UP_TO, ids, step=epoch)
+    return {trial_id: math.nan if value is None else value for trial_id, value in rows}
 
 
-def _progress(
-    conn: sa.Connection, study_id: int, rows: Sequence[Row], *, every: bool, minimize: bool
-) -> Iterator[Progress]:
-    """The trials of these rows, by id; ``every``: no other trial of the study has an id between theirs."""
-    ids = [row[0] for row in rows]
-    paused, grants, attrs = set[int](), dict[int, str](), defaultdict[int, dict[str, Any]](dict)
-    for trial_id, key, text in _read(conn, "attrs", study_id, ids, every=every):
-        if key == GRANTS_ATTR:
-            grants[trial_id] = text
-        elif key == PAUSED_ATTR:
-            paused.add(trial_id)
-        else:
-            attrs[trial_id][key] = json.loads(text)
-    judged = any(OUTCOME_ATTR in each for each in attrs.values())
-    values = dict(_read(conn, "values", study_id, ids, every=every)) if judged else {}
-    name = "least" if minimize else "largest"
-    reported = {each: rest for each, *rest in _read(conn, name, study_id, ids, every=every)}
-    for trial_id, number, state in rows:
-        last, best, last_not_finite = reported.get(trial_id, (None, None, None))
-        ends = _UNTIL.findall(grants[trial_id]) if trial_id in grants else ()
-        yield Progress(
-            trial_id,
-            number,
-            TrialState[state],
-            values.get(trial_id),
-            last,
-            best,
-            last_not_finite,
-            trial_id in paused,
-            len(ends),
-            int(ends[-1]) if ends and ends[-1] != "null" else None,
-            attrs.get(trial_id, _NO_ATTRS),
-        )
+def _every(conn: sa.Connection, study_id: int, *, minimize: bool) -> Progress:
+    found = Progress()
+    for block in _blocks(study_id, conn.execute(_IDS, {"study": study_id}).scalars().all()):
+        found.add(conn.execute(_BLOCKS[minimize], block).all())
+        _add_attrs(found, conn.execute(_BLOCK_ATTRS, block))
+    return found
 
 
-def _read(
-    conn: sa.Connection, name: str, study_id: int, ids: Sequence[int], *, every: bool, **more: Any
-) -> Sequence[Row]:
-    """What a statement finds of these trials, by id; ``every``: as of `_progress`."""
-    if not every:
-        return _some(conn, name, ids, **more)
-    between = {"study": study_id, "first": ids[0], "last": ids[-1]}
-    return conn.execute(_STATEMENTS[name].where_all, between | more).all()
+def _some(
+    conn: sa.Connection, study_id: int, after: int, ids: Sequence[int], epochs: Collection[int], *, minimize: bool
+) -> Progress:
+    """The trials with these ids, and those with an id above ``after``, which is above these."""
+    found, trials = Progress(), list[Row]()
+    for start in range(0, max(1, len(ids)), _AT_ONCE):
+        some = {
+            "trials": ids[start : start + _AT_ONCE],
+            "after": _NO_ID if start else after,
+            "steps": list(epochs),
+        }
+        by_part = defaultdict[str, list[Row]](list)
+        for row in conn.execute(_LOOKS[minimize], some | {"study": study_id, "steps": [*epochs]}):
+            by_part[row[0]].append(row)
+        trials += by_part["trial"]
+        found.reports += map(_report, by_part["report"])
+        _add_attrs(found, by_part["attr"])
+    found.add(sorted(trials, key=lambda row: row[1]))
+    return found
 
 
-def _some(conn: sa.Connection, name: str, ids: Sequence[int], **more: Any) -> list[Row]:
+def _blocks(study_id: int, ids: Sequence[int]) -> Iterator[dict[str, int]]:
+    """Parameters of the statements about all trials between two, of which these are the ids."""
+    for start in range(0, len(ids), _BLOCK):
+        block = ids[start : start + _BLOCK]
+        yield {"study": study_id, "first": block[0], "last": block[-1]}
+
+
+def _chunked(conn: sa.Connection, statement: sa.Executable, ids: Sequence[int], **more: Any) -> list[Row]:
     found: list[Row] = []
     for start in range(0, len(ids), _AT_ONCE):
-        some = {"trials": list(ids[start : start + _AT_ONCE])}
-        found += conn.execute(_STATEMENTS[name].where_some, some | more).all()
+        found += conn.execute(statement, {"trials": ids[start : start + _AT_ONCE]} | more).all()
     return found
+
+
+def _add_attrs(found: Progress, rows: Iterable[Row]) -> None:
+    for _, trial_id, *_, key, text, _ in rows:
+        found.attrs[trial_id][key] = json.loads(text)
+
+
+def _report(row: Row) -> Report:
+    _, trial_id, step, _, _, value, *_ = row
+    return trial_id, step, math.nan if value is None else value

@@ -18,7 +18,7 @@ from hpo.storage.attributes import (
     ORIGIN_ATTR,
     OUTCOME_ATTR,
 )
-from hpo.storage.progress import Cursor, Progress, last_values_up_to, read_progress, values_at
+from hpo.storage.progress import Cursor, Progress, Report, last_values_up_to, read_progress, reports_at
 from hpo.storage.reader import ReadingStorage
 from hpo.study.outcome import Outcome, ended_as
 
@@ -27,6 +27,7 @@ _KINDS: Final[Mapping[str, Any]] = {
     "best": np.float64,
     **dict.fromkeys(("finite", "whole", "imported", "foreign", "feasible"), np.bool_),
 }
+_STATES: Final[Mapping[str, int]] = {"RUNNING": RUNNING, "WAITING": WAITING}
 
 
 class StudyProgress:
@@ -49,19 +50,18 @@ class StudyProgress:
         self._at: dict[int, Floats] = {}
 
     def look(self) -> Columns:
-        """The study now."""
-        storage, study_id = self._reader, self._study
-        rows = read_progress(storage, study_id, self._cursor, _row, minimize=self._minimize)
-        if rows:
-            self._take_in(rows)
-        named = {name: column for name, column in self._columns.items() if name != "trial_id"}
-        return Columns(**named, read_at=self._values_at)
+        """The study's trials now."""
+        return self.look_at_study()[1]
 
-    def _take_in(self, rows: Sequence[tuple[Any, ...]]) -> None:
-        read = {
-            name: np.array(values, kind)
-            for (name, kind), values in zip(_KINDS.items(), zip(*rows, strict=True), strict=True)
-        }
+    def look_at_study(self) -> tuple[dict[str, Any], Columns]:
+        """The study's attributes that budgets and schedulers need, and its trials, now."""
+        read = read_progress(self._reader, self._study, self._cursor, self._at, minimize=self._minimize)
+        if read.trial_id:
+            self._take_in(_columns_of(read), read.reports)
+        named = {name: column for name, column in self._columns.items() if name != "trial_id"}
+        return read.study, Columns(**named, read_at=self._values_at)
+
+    def _take_in(self, read: Mapping[str, NDArray[Any]], reports: Sequence[Report]) -> None:
         known = self._columns["trial_id"]
         new = read["trial_id"] > known.max(initial=-1)  # ids and numbers rise together
         ids = np.concatenate([known, read["trial_id"][new]])
@@ -70,30 +70,25 @@ class StudyProgress:
         if len(ids) > len(known):
             more = np.full(len(ids) - len(known), math.nan)
             self._at = {epoch: np.concatenate([values, more]) for epoch, values in self._at.items()}
-        if self._at:
-            self._read_values(list(self._at), places, every=False)
+        for epoch in self._at:
+            self._at[epoch][places] = math.nan
+            self._fill_in(epoch, places, [report for report in reports if report[1] == epoch])
 
     def _values_at(self, epoch: int) -> Floats:
         if epoch not in self._at:
-            count = len(self._columns["trial_id"])
-            self._at[epoch] = np.full(count, math.nan)
-            self._read_values([epoch], np.arange(count), every=True)
+            ids = self._columns["trial_id"]
+            self._at[epoch] = np.full(len(ids), math.nan)
+            reports = reports_at(self._reader, self._study, epoch, ids.tolist())
+            self._fill_in(epoch, np.arange(len(ids)), reports)
         return self._at[epoch]
 
-    def _read_values(self, epochs: Sequence[int], places: Integers, *, every: bool) -> None:
-        """Fill in the values at these epochs, of the trials at some places."""
-        ids = self._columns["trial_id"]
-        rows = values_at(self._reader, self._study, epochs, ids[places].tolist(), every=every)
-        trials, steps = np.array([row[:2] for row in rows], dtype=np.int64).reshape(-1, 2).T
-        values = np.array([row[2] for row in rows], dtype=np.float64)
-        found = np.searchsorted(ids, trials)
-        done = self._epochs(places)
-        for epoch in epochs:
-            here = steps == epoch
-            self._at[epoch][places] = math.nan
-            self._at[epoch][found[here]] = values[here]
-            # A trial may have come so far, and reported nothing there: what it reported before counts.
-            self._fill_gaps(epoch, np.setdiff1d(places[done >= epoch], found[here]))
+    def _fill_in(self, epoch: int, places: Integers, reports: Sequence[Report]) -> None:
+        """Fill in the values at an epoch, of the trials at some places."""
+        trials, _, values = zip(*reports, strict=True) if reports else ((), (), ())
+        found = np.searchsorted(self._columns["trial_id"], np.array(trials, dtype=np.int64))
+        self._at[epoch][found] = values
+        # A trial may have come so far, and reported nothing there: what it reported before counts.
+        self._fill_gaps(epoch, np.setdiff1d(places[self._epochs(places) >= epoch], found))
 
     def _fill_gaps(self, epoch: int, places: Integers) -> None:
         if not len(places):
@@ -120,32 +115,43 @@ def _changed(column: NDArray[Any], read: NDArray[Any], places: Integers, new: Fl
     return changed
 
 
-def _row(trial: Progress) -> tuple[Any, ...]:
+def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
     """In the order of `_KINDS`."""
-    attrs = trial.attrs
-    return (
-        trial.trial_id,
-        trial.number,
-        _state(trial),
-        NONE if trial.last is None else trial.last,
-        NONE if trial.until is None else trial.until,
-        trial.grants,
-        attrs[FORK_ATTR]["epoch"] if FORK_ATTR in attrs else 0,
-        math.nan if trial.best is None else trial.best,
-        trial.last is not None and trial.last != trial.last_not_finite,
-        _is_whole(trial),
-        IMPORTED_ATTR in attrs,
-        ORIGIN_ATTR in attrs and attrs[ORIGIN_ATTR][0] is not None,
-        not attrs or all(value <= 0 for key, value in attrs.items() if key.startswith(CONSTRAINT_ATTR)),
-    )
+    ids, last = np.array(read.trial_id, np.int64), _or_none(read.last)
+    state = np.array([_STATES.get(name, ENDED) for name in read.state], np.int64)
+    state[(state == RUNNING) & np.array(read.is_paused)] = PAUSED
+    columns = {
+        "trial_id": ids,
+        "number": np.array(read.number, np.int64),
+        "state": state,
+        "last": last,
+        "until": _or_none(read.until),
+        "grants": np.array(read.grants, np.int64),
+        "inherited": np.zeros(len(ids), np.int64),
+        "best": np.array(read.best, np.float64),  # None becomes NaN
+        "finite": (last != NONE) & (last != _or_none(read.last_not_finite)),
+        "whole": np.array([name == TrialState.COMPLETE.name for name in read.state]),
+        "imported": np.zeros(len(ids), np.bool_),
+        "foreign": np.zeros(len(ids), np.bool_),
+        "feasible": np.ones(len(ids), np.bool_),
+    }
+    for trial_id, attrs in read.attrs.items():
+        place = np.searchsorted(ids, trial_id)
+        for name, value in _decided_by(attrs, TrialState[read.state[place]], read.values.get(trial_id)).items():
+            columns[name][place] = value
+    return columns
 
 
-def _state(trial: Progress) -> int:
-    if trial.state == TrialState.RUNNING:  # most of those that a scheduler leaves
-        return PAUSED if trial.is_paused else RUNNING
-    return WAITING if trial.state == TrialState.WAITING else ENDED
+def _decided_by(attrs: Mapping[str, Any], state: TrialState, value: float | None) -> dict[str, Any]:
+    """What the other attributes of a trial say of it."""
+    return {
+        "inherited": attrs[FORK_ATTR]["epoch"] if FORK_ATTR in attrs else 0,
+        "whole": ended_as(state, attrs.get(OUTCOME_ATTR), value) == Outcome.COMPLETE,
+        "imported": IMPORTED_ATTR in attrs,
+        "foreign": ORIGIN_ATTR in attrs and attrs[ORIGIN_ATTR][0] is not None,
+        "feasible": all(each <= 0 for key, each in attrs.items() if key.startswith(CONSTRAINT_ATTR)),
+    }
 
 
-def _is_whole(trial: Progress) -> bool:
-    stored = trial.attrs.get(OUTCOME_ATTR)
-    return ended_as(trial.state, stored, trial.value) == Outcome.COMPLETE
+def _or_none(epochs: Sequence[int | None]) -> Integers:
+    return np.array([NONE if epoch is None else epoch for epoch in epochs], np.int64)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
@@ -36,10 +37,18 @@ def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
         opened: The study.
         here: A running trial whose grant ends: it is shown as if it had paused.
     """
-    attrs = user_attrs_of(opened.study)
+    attrs: Mapping[str, Any]
+    read_columns: Callable[[], Columns] | None
+    if opened.scheduler.reads_trials:
+        attrs, read_columns = user_attrs_of(opened.study), None
+    elif here is None:
+        attrs, read_columns = user_attrs_of(opened.study), opened.progress.look
+    else:  # where a grant ends, columns are always asked for, and the two are read together
+        attrs, now = opened.progress.look_at_study()
+        read_columns = partial(now.with_paused, here)
     return Standing(
         read=lambda: _seen(opened, here),
-        read_columns=None if opened.scheduler.reads_trials else lambda: _columns(opened, here),
+        read_columns=read_columns,
         space=opened.space.distributions,
         conditions=opened.space.conditions,
         where=opened.space.where,
@@ -52,11 +61,6 @@ def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
         state=attrs.get(SCHEDULER_ATTR, {}),
         here=here,
     )
-
-
-def _columns(opened: OpenStudy, here: int | None) -> Columns:
-    now = opened.progress.look()
-    return now if here is None else now.with_paused(here)
 
 
 def _seen(opened: OpenStudy, here: int | None) -> Sequence[Seen]:

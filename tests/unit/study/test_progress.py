@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from itertools import pairwise
@@ -174,9 +174,9 @@ def test_what_is_paused_or_finished_is_not_read_again(
         asked: list[list[int]] = []
         take_in = made.progress._take_in
 
-        def noted(rows: Sequence[tuple[Any, ...]]) -> None:
-            asked.append([row[1] for row in rows])
-            take_in(rows)
+        def noted(read: Mapping[str, Any], reports: Sequence[Any]) -> None:
+            asked.append(read["number"].tolist())
+            take_in(read, reports)
 
         monkeypatch.setattr(made.progress, "_take_in", noted)
         made.look()
