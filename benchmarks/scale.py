@@ -7,8 +7,9 @@
 
 `workers`: a process that joins a study of finished trials (`tests/support/big_study.py`): from opening it to its
 first trial with parameters; a later ask; a report with the pruner's decision (median); memory beyond what the
-process had before it opened the study, with torch and hpo imported. With a scheduler (`--set study.pruner=null
-study.scheduler=asha`) most trials are paused, and the decision is that at a grant's end. "optuna" is
+process had before it opened the study, with all that workers have from their fork server, torch and hpo. With a
+scheduler (`--set study.pruner=null study.scheduler=asha`) most trials are paused, and the decision is that at a
+grant's end. "optuna" is
 `optuna.load_study` on the same database with the same sampler and pruner, "grpc" the same through
 `optuna.storages.run_grpc_proxy_server`; it is left out without grpcio, and its server's memory stands beside the
 process's own.
@@ -101,9 +102,7 @@ def open_as(row: str, file: Path, overrides: list[str], proxy: int) -> optuna.St
 
 def as_worker(row: str, file: Path, overrides: list[str], proxy: int) -> dict[str, Any]:
     """Join, ask, report; what it took."""
-    import torch  # noqa: F401
-
-    import hpo.execution.worker  # noqa: F401
+    import hpo.execution.launchers.preload  # noqa: F401 - as the fork server that workers come from
     from hpo.config.space import SearchSpace
 
     spec = load_spec(file, overrides)
