@@ -11,6 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
+from hpo.execution.supervisor import Supervisor
 from tests.support.commands import (
     HELD,
     MODEL,
@@ -31,6 +32,7 @@ pytestmark = pytest.mark.full
 FAULTS = """
 import os
 import signal
+import time
 from pathlib import Path
 
 import torch
@@ -60,6 +62,13 @@ class Fault(Explode):
     def be_nan(self, loss):
         return loss * float("nan")
 
+    def be_hanging(self, loss):
+        time.sleep(1000)
+
+    def be_eating(self, loss):
+        self.eaten = torch.ones(2**29)
+        time.sleep(1000)
+
     def be_killed(self, loss):
         mark = Path(__file__).with_name(f"mark-{self.kind}-{os.environ['RANK']}")
         if not mark.exists():
@@ -67,6 +76,11 @@ class Fault(Explode):
             os.kill(os.getpid(), signal.SIGKILL)
         return loss
 """
+#: Batches are slow until there is a file named `go`: an epoch of 32 ends long after any request.
+SLOW = HELD.replace(
+    "while self.calls == 6 and not GO.exists():\n            time.sleep(0.05)",
+    "if not GO.exists():\n            time.sleep(0.5)",
+)
 #: Each process draws dropout of its own.
 GROUPED = STUDY.replace("dropout: 0.1", "dropout: 0.0").replace("n_trials: 6", "n_trials: 2")
 TWO = "trainer.devices=2"
@@ -186,4 +200,40 @@ def test_a_study_is_checked_and_trained_in_the_group(tmp_path: Path) -> None:
     assert alone["metrics"] == pytest.approx(further["metrics"], abs=1e-6)
     seeds = hpo_json("train", study, *group, "--seeds", 2)
     assert seeds["diverged"] == []
+    assert processes_of(study) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "limit", "outcome"),
+    [("hanging", "trial_timeout=1", "timed_out"), ("eating", "trial_memory=1GB", "out_of_memory")],
+)
+def test_a_limit_ends_all_ranks_of_a_trial(
+    tmp_path: Path, kind: str, limit: str, outcome: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What exceeds it is a rank that is not the trial's own process, and does not end by itself."""
+    monkeypatch.setattr(Supervisor.__init__, "__defaults__", (None, 1.0))
+    study = grouped(tmp_path, GROUPED.replace("parts.Explode", f"faults.Fault, kind: {kind}"))
+    hpo("run", study, TWO, "study.n_trials=1", "--workers", 1, f"run.{limit}", code=None)
+    (trial,) = hpo_json("trials", study, "study.n_trials=1")
+    assert trial["outcome"] == outcome
+    assert limit.partition("=")[0] in trial["reason"]
+    assert processes_of(study) == []
+
+
+def test_trials_of_two_ranks_are_stopped_paused_and_resumed(tmp_path: Path) -> None:
+    """`hpo stop` first, then a scheduler that pauses trials: no epoch is lost, none is trained twice."""
+    text = GROUPED.replace("n_trials: 2", "n_trials: 4").replace("batch_size: 16", "batch_size: 2")
+    study = grouped(tmp_path, text, code=SLOW)
+    scheduled = (TWO, "study.scheduler={name: freeze_thaw, switch: 1}", "study.epochs=12", "trainer.max_epochs=6")
+    command = [study, *scheduled, "--workers", 1]
+    running = start_hpo("run", *command)
+    wait_until((folder_of(study, 0) / "rank-1" / "log.txt").exists)
+    assert "all of them have left" in hpo("stop", study, *scheduled, "--wait").stdout
+    running.communicate(timeout=60)
+    assert processes_of(study) == []
+    assert [each.outcome for each in ledger_of(study)] == ["requeued"]
+    (study.parent / "go").touch()
+    hpo("run", *command)
+    assert {each.outcome for each in ledger_of(study)} == {"requeued", "paused", "complete"}
+    assert sum(trial["epochs"] for trial in hpo_json("trials", study, *scheduled)) == 12
     assert processes_of(study) == []
