@@ -65,6 +65,23 @@ def study_progress(status: Mapping[str, Any]) -> tuple[int, int, str]:
     return progress((status["finished"], status["n_trials"]), (epochs["trained"], epochs["limit"]))
 
 
+def best_list(best: dict[str, Any] | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """The ``best`` of a status as a list: empty, of one, or the Pareto front."""
+    if best is None:
+        return []
+    return best if isinstance(best, list) else [best]
+
+
+def described_best(goals: Sequence[str], best: Any) -> list[tuple[str, str]]:
+    """The best of a status in words, with their title; nothing where there is none. ``goals``: the metrics."""
+    found = best_list(best)
+    if not found:
+        return []
+    if len(goals) > 1:
+        return [("Pareto front", f"trials {', '.join(str(entry['trial']) for entry in found)}")]
+    return [("best", f"trial {found[0]['trial']}, {goals[0]} {found[0]['value']:.6g}")]
+
+
 def granted(until: int | None, why: Mapping[str, Any]) -> str:
     """Why a scheduler has granted a trial epochs: ``to epoch 9: model, ends at 0.12 (0.1 to 0.2), best 0.15``."""
     goal = "to its end" if until is None else f"to epoch {until}"

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from hpo.console.output import flushed
 from hpo.console.screen import Screen, is_drawable
-from hpo.console.tally import best_list, viewed
+from hpo.console.tally import viewed
 from hpo.errors import StudyError
-from hpo.wording import study_progress
+from hpo.wording import best_list, described_best, study_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -117,18 +117,8 @@ def _as_line(opened: OpenStudy, found: Look | None, problem: str) -> str:
     parts = [f"{done}/{of} {unit}"]
     parts += [f"{status[name]} {name}" for name in UNFINISHED if status[name]]
     parts += [f"{count} {name}" for name, count in status["outcomes"].items() if count]
-    parts += [f"{title} {text}" for title, text in described_best(opened.spec, status["best"])]
+    parts += [f"{title} {text}" for title, text in described_best([*opened.spec.study.goals], status["best"])]
     return ", ".join(parts)
-
-
-def described_best(spec: StudySpec, best: Any) -> list[tuple[str, str]]:
-    """The best of a status in words, with their title; nothing where there is none."""
-    found = best_list(best)
-    if not found:
-        return []
-    if len(spec.study.goals) > 1:
-        return [("Pareto front", f"trials {', '.join(str(entry['trial']) for entry in found)}")]
-    return [("best", f"trial {found[0]['trial']}, {spec.study.metric} {found[0]['value']:.6g}")]
 
 
 class _Drawing:

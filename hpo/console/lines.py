@@ -14,7 +14,7 @@ from optuna.trial import TrialState
 from hpo.console.live import Picture
 from hpo.console.output import flushed
 from hpo.console.screen import Screen
-from hpo.console.tally import Tally, best_list, in_words
+from hpo.console.tally import Tally, in_words
 from hpo.execution.messages import AgentNews, Extended, Failed, Heard, Notice, Placed, Started
 from hpo.storage.engines import display_url
 from hpo.storage.grants import granted_after
@@ -24,7 +24,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.status import study_status
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
-from hpo.wording import count_of, granted, shown, study_progress, taken
+from hpo.wording import best_list, count_of, granted, shown, study_progress, taken
 
 
 class Reporter:

@@ -21,7 +21,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
-from hpo.wording import progress
+from hpo.wording import best_list, progress
 
 #: Seconds between two looks into the database, and a bound on their share of the time.
 _LOOK: Final = 10.0
@@ -254,13 +254,6 @@ def in_words(news: AgentNews) -> str:
     said = what.get(news.what, "is lost" if news.what == "lost" else f"has {news.what}")
     logs = f"; its output: {news.logs}" if news.logs else ""
     return f"agent {news.placement} {said}{on}{why}{logs}"
-
-
-def best_list(best: dict[str, Any] | list[dict[str, Any]] | None) -> list[dict[str, Any]]:
-    """The ``best`` of a status as a list: empty, of one, or the Pareto front."""
-    if best is None:
-        return []
-    return best if isinstance(best, list) else [best]
 
 
 def viewed(entry: dict[str, Any], *, with_host: bool) -> WorkerView:

@@ -39,9 +39,11 @@ def inherited_epochs(trial: FrozenTrial | Trial) -> int:
 
 def epochs_reached(trial: FrozenTrial) -> int:
     """Epochs that a trial has behind it, as far as they were reported, those of its parent included."""
-    return inherited_epochs(trial) if trial.last_step is None else trial.last_step
+    last = trial.last_step  # found anew each time
+    return inherited_epochs(trial) if last is None else last
 
 
 def epochs_trained(trial: FrozenTrial) -> int:
     """Epochs that a trial has trained itself, as far as they were reported."""
-    return epochs_reached(trial) - inherited_epochs(trial)
+    last = trial.last_step
+    return 0 if last is None else last - inherited_epochs(trial)

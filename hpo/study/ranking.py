@@ -19,6 +19,8 @@ from hpo.storage.attributes import BEST_ATTR
 from hpo.study.outcome import UNFINISHED, Outcome, outcome_of
 
 _DIRECTIONS: Final = {"minimize": StudyDirection.MINIMIZE, "maximize": StudyDirection.MAXIMIZE}
+#: Outcomes of trials that are ranked by their best epoch.
+_BEST_EPOCH: Final = frozenset((*UNFINISHED, Outcome.PRUNED))
 
 
 def study_directions(goals: Mapping[str, Direction]) -> list[StudyDirection]:
@@ -33,12 +35,11 @@ def is_feasible(trial: FrozenTrial) -> bool:
 
 def is_ranked(trial: FrozenTrial) -> bool:
     """Whether a trial is complete, its values finite, and within the bounds."""
-    return (
-        outcome_of(trial) == Outcome.COMPLETE
-        and trial.values is not None
-        and all(map(math.isfinite, trial.values))
-        and is_feasible(trial)
-    )
+    return outcome_of(trial) == Outcome.COMPLETE and _has_rank(trial)
+
+
+def _has_rank(trial: FrozenTrial) -> bool:
+    return trial.values is not None and all(map(math.isfinite, trial.values)) and is_feasible(trial)
 
 
 def judged(trial: FrozenTrial, goals: Mapping[str, Direction]) -> FrozenTrial | None:
@@ -48,8 +49,8 @@ def judged(trial: FrozenTrial, goals: Mapping[str, Direction]) -> FrozenTrial | 
     epoch until it last paused.
     """
     outcome, best = outcome_of(trial), trial.user_attrs.get(BEST_ATTR)
-    if outcome not in (*UNFINISHED, Outcome.PRUNED) or best is None:
-        return trial if is_ranked(trial) else None
+    if outcome not in _BEST_EPOCH or best is None:
+        return trial if outcome == Outcome.COMPLETE and _has_rank(trial) else None
     trial = copy.copy(trial)
     trial.values = [best["metrics"][name] for name in goals]
     return trial if is_feasible(trial) else None
