@@ -39,9 +39,9 @@ def test_nothing_is_lost_by_a_killed_driver_preemption_a_time_limit_and_a_lost_n
         again.wait(lambda: again.said("agent_lost"))  # the other one has its machine to itself
         slurm_cluster.start_node(lost)
         again.wait(lambda: study.agents_that_trained() == 5)
-        study.hurry()
-        assert again.end() == 0, again.output
         assert not again.said("agent_placed"), "Slurm has started each of them again"
+        study.hurry()  # one may leave now before the last trial is put back, and be replaced
+        assert again.end() == 0, again.output
         ended = again.events[-1]
     assert (ended["ending"], ended["status"]["finished"]) == ("done", TRIALS)
     assert [each["placement"] for each in again.said("agent_lost")] == [first]
