@@ -25,6 +25,7 @@ from hpo.search.schedulers.curves import Curve, affordable, curves_of, horizon_o
 from hpo.search.schedulers.hyperband import Hyperband
 from hpo.search.schedulers.rungs import ladder
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
+from hpo.storage import progress as storage_progress
 from hpo.storage.attributes import GRANTED_ATTR, OUTCOME_ATTR
 from hpo.storage.grants import Grant
 from hpo.storage.ledger import Owner
@@ -144,20 +145,41 @@ def test_columns_follow_any_interleaving(ready_sqlite_file: Path, steps: list[tu
 def test_columns_follow_pauses_on_every_database(ready_url: str) -> None:
     """Also where a trial has paused again between two looks, and where the study's end has pruned it."""
     with world(ready_url) as made:
-        for _ in range(5):
-            made.create(1, 0)
-            made.report(0, len(made.running) - 1)
-        for which in range(4):
-            made.pause(0, 1)
-            made.look(which)
-        made.resume(2, 3)
-        made.report(2, 1)
-        made.pause(1, 3)
+        pauses(made)
+
+
+def test_columns_are_the_same_read_in_parts(
+    ready_sqlite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_progress, "_AT_ONCE", 2)
+    monkeypatch.setattr(storage_progress, "_BLOCK", 3)
+    shutil.copy(ready_sqlite_file, tmp_path / "study.db")
+    with world(f"sqlite:///{tmp_path}/study.db") as made:
+        pauses(made)
+        for _ in range(2):  # five that are known, and new ones with them
+            for _ in range(5):
+                made.create(1, 0)
+                made.report(0, len(made.running) - 1)
+            made.look()
+        made.progress.forget()
         made.look()
-        made.resume(0, 0)
-        made.look()
-        assert len(list(prune_paused(made.worker, made.study))) == 3
-        made.look()
+
+
+def pauses(made: World) -> None:
+    for _ in range(5):
+        made.create(1, 0)
+        made.report(0, len(made.running) - 1)
+    for which in range(4):
+        made.pause(0, 1)
+        made.look(which)
+    made.resume(2, 3)
+    made.report(2, 1)
+    made.pause(1, 3)
+    made.look()
+    made.resume(0, 0)
+    made.look()
+    assert len(list(prune_paused(made.worker, made.study))) == 3
+    made.look()
 
 
 def test_what_is_paused_or_finished_is_not_read_again(
