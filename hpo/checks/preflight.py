@@ -41,7 +41,8 @@ from hpo.errors import InputError
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.callbacks import CALLBACKS
 from hpo.trial.forks import only_in
-from hpo.trial.peers import Peers, Seat
+from hpo.trial.peer import Seat
+from hpo.trial.peers import Peers
 from hpo.trial.resources import Slot
 from hpo.wording import listed
 from trainer import Trainer

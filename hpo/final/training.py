@@ -23,7 +23,8 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.status import trial_value
 from hpo.trial.builder import Builder, RunPlace
-from hpo.trial.peers import Peers, Seat
+from hpo.trial.peer import Seat
+from hpo.trial.peers import Peers
 from hpo.trial.run_length import NO_PROGRESS, Progress
 from trainer import Trainer
 from trainer.callback import Callback, TrainerView

@@ -10,7 +10,6 @@ import contextlib
 import multiprocessing
 import os
 import pickle
-import queue
 import signal
 import threading
 import time
@@ -21,82 +20,26 @@ from multiprocessing.connection import Connection
 from multiprocessing.context import BaseContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+import psutil
 import torch
 import torch.distributed as dist
 
 from hpo.config.spec import StudySpec
-from hpo.search.one_thread import allow_threads
-from hpo.study.folders import print_error, redirect_output
-from hpo.study.outcome import Outcome
+from hpo.study.folders import print_error
 from hpo.trial.builder import Builder
-from hpo.trial.failure import failure_outcome, is_device_memory
-from hpo.trial.forks import only_in
 from hpo.trial.mainless import LoneContext
+from hpo.trial.peer import FOR_RANK_0, Done, Ready, Task, Work, serve
 from trainer.distributed.processes import RankError, end_group
-from trainer.error_text import error_text, traceback_text
 
 #: Seconds that peers may take to end a training that rank 0 has ended.
 _LINGER: Final = 5.0
-#: Signals that are meant for rank 0, whom its peers follow.
-_FOR_RANK_0: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
+#: Seconds between two looks whether a peer is stopped, and after how many in a row that find it so it is ended.
+_LOOK: Final = 1.0
+_STOPPED_LOOKS: Final = 30
 #: All ranks are on one machine: nothing of what they tell each other leaves it.
 _LOOPBACK: Final = "127.0.0.1"
-
-
-@dataclass(frozen=True)
-class Seat:
-    """A peer's place in the group.
-
-    Attributes:
-        rank: Its number, from 1.
-        device: Where it trains.
-        folder: Where it may write; rank 0 and other peers have other folders.
-        ready: To be called once its trainer is built: all go on together from there.
-    """
-
-    rank: int
-    device: torch.device
-    folder: Path
-    ready: Callable[[], None]
-
-
-class Work(Protocol):
-    """What a peer does: its part in what rank 0 does. It is pickled."""
-
-    def __call__(self, builder: Builder, seat: Seat) -> None:
-        """Do it."""
-        ...
-
-
-@dataclass(frozen=True)
-class _Task:
-    work: Work
-    folder: Path
-    device: str
-    threads: int
-    environment: dict[str, str]
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """A peer has built its trainer."""
-
-
-@dataclass(frozen=True)
-class _Done:
-    """A peer's work has come to its end.
-
-    Attributes:
-        error: Its error in a line; None: there was none.
-        trace: The error's traceback.
-        memory: Whose memory ran out by that: ``"device"`` or ``"host"``; empty: none's.
-    """
-
-    error: str | None = None
-    trace: str = ""
-    memory: str = ""
 
 
 class PeerTracebackError(Exception):
@@ -112,8 +55,10 @@ class _Peer:
     process: BaseProcess
     end: Connection[Any, Any]
     is_ready: bool = False
-    done: _Done | None = None
+    done: Done | None = None
     died: bool = False
+    fate: str = "died without a word"
+    stopped: int = 0
 
     @property
     def has_ended(self) -> bool:
@@ -144,6 +89,7 @@ class Peers:
         self._on_death = on_death
         self._peers: list[_Peer] = []
         self._store: Any = None
+        self._working = False
         self._changed = threading.Condition()
 
     @property
@@ -173,17 +119,22 @@ class Peers:
             self._start(LoneContext(), self.builder.spec)
         with self._described() as port:
             self._hand_out(work, folder, port)
+            self._working = True
             watch = threading.Thread(target=self._watch, name="hpo-peers", daemon=True)
             watch.start()
             try:
                 yield
             except BaseException as error:
+                self._leave()
                 self._wait(lambda peer: peer.has_ended, _LINGER)
-                cause = self._cause(error)
+                cause, lost = self._cause(error), self._lost_peer()
                 self.close()
+                if lost is not None and _is_of(lost, error):
+                    raise lost from error
                 if cause is None:
                     raise
                 raise error from cause
+            self._leave()
             if not self._wait(lambda peer: peer.has_ended, _LINGER):
                 self.close()
             watch.join(_LINGER)
@@ -195,9 +146,9 @@ class Peers:
             RankError: One has failed.
         """
         self._wait(lambda peer: peer.is_ready or self._has_failed(), None)
+        if (lost := self._lost_peer()) is not None:
+            raise lost
         for peer in self._peers:
-            if peer.died:
-                raise RankError(f"rank {peer.rank} died without a word", peer.rank)
             if peer.done is not None and peer.done.error is not None:
                 raise RankError(f"rank {peer.rank} failed: {peer.done.error}", peer.rank)
 
@@ -208,7 +159,7 @@ class Peers:
             return
         end_group()
         for peer in peers:
-            peer.done = peer.done or _Done()  # its end is no death
+            peer.done = peer.done or Done()  # its end is no death
             peer.end.close()
         deadline = time.monotonic() + _LINGER
         for peer in peers:
@@ -229,7 +180,7 @@ class Peers:
             inherited = tuple(ends) if context.get_start_method() == "fork" else ()
             # Not a daemon: those may not have DataLoader workers.
             process = context.Process(  # type: ignore[attr-defined]
-                target=_serve, args=(theirs, inherited, source, rank), name=f"rank-{rank}", daemon=False
+                target=serve, args=(theirs, inherited, source, rank), name=f"rank-{rank}", daemon=False
             )
             with _held_back():
                 process.start()
@@ -260,16 +211,16 @@ class Peers:
         for peer in self._peers:
             peer.is_ready, peer.done = False, None
             description = _description(peer.rank, self.size, port)
-            task = _Task(work, folder / f"rank-{peer.rank}", self.devices[peer.rank], threads, description)
+            task = Task(work, folder / f"rank-{peer.rank}", self.devices[peer.rank], threads, description)
             with contextlib.suppress(OSError):  # it has died, which the watch sees
                 peer.end.send_bytes(pickle.dumps(task))  # by value: multiprocessing would share tensors
 
     def _watch(self) -> None:
-        """Take what the peers say, until all have done their work."""
+        """Take what the peers say, until all have done their work, and end those that are stopped."""
         working = {peer.end: peer for peer in self._peers}
         while working:
             try:
-                ready = connection.wait(list(working))
+                ready = connection.wait(list(working), _LOOK)
             except OSError:  # closed by `close`
                 return
             for end in ready:
@@ -277,6 +228,27 @@ class Peers:
                 self._take(peer)
                 if peer.has_ended:
                     del working[peer.end]
+                if peer.died:
+                    self._let_go()
+            for peer in working.values():
+                _end_if_stopped(peer)
+
+    def _leave(self) -> None:
+        """Rank 0 has come to the end of its part."""
+        with self._changed:
+            self._working = False
+            self._changed.notify_all()
+
+    def _let_go(self) -> None:
+        """Where rank 0 still waits for a peer that has died, it does so at the group's store: end that."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._working, _LINGER):
+                self._store = None
+
+    def _lost_peer(self) -> RankError | None:
+        """The death of a peer; None where all live."""
+        died = next((peer for peer in self._peers if peer.died), None)
+        return None if died is None else RankError(f"rank {died.rank} {died.fate}", died.rank)
 
     def _take(self, peer: _Peer) -> None:
         try:
@@ -289,8 +261,8 @@ class Peers:
             self._on_death(peer.rank, peer.process.exitcode or 0)
         with self._changed:
             peer.died = peer.died or died
-            peer.is_ready = peer.is_ready or isinstance(said, _Ready)
-            if isinstance(said, _Done):
+            peer.is_ready = peer.is_ready or isinstance(said, Ready)
+            if isinstance(said, Done):
                 peer.done = said
             self._changed.notify_all()
 
@@ -313,6 +285,25 @@ class Peers:
         return kind(done.trace)
 
 
+def _is_of(lost: RankError, error: BaseException) -> bool:
+    """Whether rank 0's error comes of a peer's death: what it saw of it, or of what `_let_go` has closed."""
+    return isinstance(error, dist.DistError) or (isinstance(error, RankError) and error.rank in {0, lost.rank})
+
+
+def _end_if_stopped(peer: _Peer) -> None:
+    """End a peer that has been stopped for long, as by SIGSTOP: the others would wait for it without end.
+
+    Looks are counted, not time, so that those of a group that is stopped as a whole may continue.
+    """
+    with contextlib.suppress(psutil.NoSuchProcess, ValueError):  # it has ended, and may be closed
+        is_stopped = psutil.Process(peer.process.pid).status() == psutil.STATUS_STOPPED
+        peer.stopped = peer.stopped + 1 if is_stopped else 0
+        if peer.stopped == _STOPPED_LOOKS:
+            peer.fate = f"was stopped for {_STOPPED_LOOKS * _LOOK:g} s, and has been ended"
+            print_error(f"rank {peer.rank} {peer.fate}")
+            peer.process.kill()
+
+
 def _description(rank: int, size: int, port: int) -> dict[str, str]:
     """What torchrun would tell a process of its group."""
     return {
@@ -326,58 +317,12 @@ def _description(rank: int, size: int, port: int) -> dict[str, str]:
     }
 
 
-def _serve(
-    end: Connection[Any, Any], inherited: Sequence[Connection[Any, Any]], source: Builder | StudySpec, rank: int
-) -> None:
-    """A peer's life: one work after another, as long as rank 0 lives."""
-    for other in inherited:  # or the end of rank 0 would not be seen
-        other.close()
-    for number in _FOR_RANK_0:
-        signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_RANK_0)
-    tasks: queue.SimpleQueue[_Task] = queue.SimpleQueue()
-    threading.Thread(target=_listen, args=(end, tasks), daemon=True).start()
-    builder = source if isinstance(source, Builder) else Builder(source)
-    while True:
-        end.send(_done(tasks.get(), builder, end, rank))
-
-
-def _listen(end: Connection[Any, Any], tasks: queue.SimpleQueue[_Task]) -> None:
-    with contextlib.suppress(EOFError, OSError):
-        while True:
-            tasks.put(pickle.loads(end.recv_bytes()))
-    os._exit(0)  # rank 0 is gone, or needs its peers no more
-
-
-def _done(task: _Task, builder: Builder, end: Connection[Any, Any], rank: int) -> _Done:
-    os.environ.update(task.environment)
-    torch.set_num_threads(task.threads)
-    allow_threads(task.threads)
-    task.folder.mkdir(parents=True, exist_ok=True)
-    seat = Seat(rank, torch.device(task.device), task.folder, lambda: end.send(_Ready()))
-    with redirect_output(task.folder / "log.txt"):
-        try:
-            with only_in(os.getpid()):
-                task.work(builder, seat)
-        except BaseException as error:  # noqa: BLE001 - a study's code may raise anything; rank 0 hears of it
-            trace = traceback_text(error)
-            print_error(trace)
-            return _Done(error_text(error), trace, _memory(error))
-    return _Done()
-
-
-def _memory(error: BaseException) -> str:
-    if failure_outcome(error) != Outcome.OUT_OF_MEMORY:
-        return ""
-    return "device" if is_device_memory(error) else "host"
-
-
 @contextlib.contextmanager
 def _held_back() -> Iterator[None]:
     """A process that is started inside gets no signal that is meant for rank 0, which gets it afterwards."""
     # Its start would let signals through again.
     resource_tracker.ensure_running()
-    kept = signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_RANK_0)
+    kept = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_RANK_0)
     try:
         yield
     finally:

@@ -15,7 +15,8 @@ from hpo.study.outcome import prediction_record
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.micro_batch import MicroBatches, cut, finer
-from hpo.trial.peers import Peers, Seat
+from hpo.trial.peer import Seat
+from hpo.trial.peers import Peers
 from hpo.trial.pruner_callback import PrunerCallback
 from hpo.trial.session import Session
 from hpo.trial.watch import Watch
