@@ -306,7 +306,7 @@ class Checkpoint(Callback):
     # ---- how
 
     def _save(self, trainer: TrainerView) -> bool:
-        """Write the state as it is, after the best epochs that wait; not one of no use, which is told."""
+        """Write the state as it is, after the best epochs that wait; False where it can't be used and is left out."""
         started = time.monotonic()
         self._settle(trainer)
         state, permanent = trainer.state, self._stays(trainer.state)
