@@ -306,7 +306,7 @@ class Checkpoint(Callback):
     # ---- how
 
     def _save(self, trainer: TrainerView) -> bool:
-        """Write the state as it is, after the best epochs that wait; False where it can't be used and is left out."""
+        """Write the state as it is, after the best epochs that wait; False where it is of no use and left out."""
         started = time.monotonic()
         self._settle(trainer)
         state, permanent = trainer.state, self._stays(trainer.state)
