@@ -293,12 +293,13 @@ def _some(
     found, trials = Progress(), list[Row]()
     for start in range(0, max(1, len(ids)), _AT_ONCE):
         some = {
+            "study": study_id,
             "trials": ids[start : start + _AT_ONCE],
             "after": _NO_ID if start else after,
-            "steps": list(epochs),
+            "steps": [*epochs],
         }
         by_part = defaultdict[str, list[Row]](list)
-        for row in conn.execute(_LOOKS[minimize], some | {"study": study_id, "steps": [*epochs]}):
+        for row in conn.execute(_LOOKS[minimize], some):
             by_part[row[0]].append(row)
         trials += by_part["trial"]
         found.reports += map(_report, by_part["report"])
