@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 
 import optuna
@@ -61,7 +61,13 @@ def all_that_is_wrong(path: Path, overrides: Sequence[str], error: InputError) -
         with collected(imports):
             check_imports(spec)
     known = tuple(item.path for item in structure)
-    return together([*structure, *(item for item in imports if not item.path.startswith(known))])
+    # A section may be said to be empty because its wrong entries were left out.
+    new = (item for item in imports if not item.path.startswith(known) and not _encloses(item.path, known))
+    return together([*structure, *new])
+
+
+def _encloses(path: str, others: Iterable[str]) -> bool:
+    return bool(path) and any(other.startswith((f"{path}.", f"{path}[")) for other in others)
 
 
 def check_imports(spec: StudySpec, *, search: bool = True) -> list[Finding]:

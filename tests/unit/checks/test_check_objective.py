@@ -258,6 +258,13 @@ def test_an_objective_that_names_nothing_is_no_study_of_the_trainer(tmp_path: Pa
     assert [each.path.partition(".")[0] for each in each_error(said)] == ["objective"]
 
 
+def test_a_space_whose_only_parameter_is_wrong_is_not_said_to_be_empty_too(tmp_path: Path) -> None:
+    with pytest.raises(InputError) as refused:
+        read(tmp_path, text=STUDY.replace("type: float, ", ""))
+    said = all_that_is_wrong(tmp_path / "study.yaml", (), refused.value)
+    assert [each.path for each in each_error(said)] == ["search_space[objective.lr].type"]
+
+
 def test_an_editor_takes_a_function_or_the_trainers_sections() -> None:
     validator = Draft202012Validator(study_schema())
     assert validator.is_valid(yaml.safe_load(STUDY))
