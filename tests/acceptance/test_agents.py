@@ -11,6 +11,7 @@ from hpo.errors import StudyError
 from hpo.storage.ledger import Attempt
 from tests.support.commands import (
     HELD,
+    PATIENCE,
     STUDY,
     epochs_trained,
     hpo,
@@ -53,7 +54,7 @@ def test_lost_after_decides_where_a_network_is_cut_between_two_of_one_name(
         assert (lost.host, lost.boot_id) == (held.host, held.boot_id)
         way.mend()
         study.with_name("go").touch()
-        said = [agent.communicate(timeout=60)[0] for agent in agents]
+        said = [agent.communicate(timeout=PATIENCE)[0] for agent in agents]
         assert [agent.returncode for agent in agents] == [0, 0], "\n".join(said)
     ends = [(each.trial_id, each.attempt, each.outcome) for each in ledger_of(study)]
     assert [end for end in ends if end[2] != "complete"] == [(lost.trial_id, 1, "lost")]

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import hpo, hpo_json, make_study, start_hpo, wait_until
+from tests.support.commands import PATIENCE, hpo, hpo_json, make_study, start_hpo, wait_until
 
 QUICK = ("trainer.max_epochs=1",)
 
@@ -94,7 +94,7 @@ def test_a_trial_that_goes_on_under_other_code_says_so(study: Path) -> None:
     process = start_hpo("run", study, *slow, "--n-trials", 1)
     wait_until(lambda: list(study.parent.glob("runs/tiny/trials/0/attempt-1/checkpoints/*.pt")))
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130, said
     change(study, "time.sleep(self.delay)", "pass")
     hpo("run", study, *slow, "--n-trials", 1, code=2)
@@ -153,7 +153,7 @@ def test_a_running_study_takes_no_trial_under_other_code(study: Path, accepted: 
     else:  # a worker that takes the place of another reads the code anew
         (pid, *_) = wait_until(lambda: attempts(study, "ended_at IS NULL"))
         os.kill(pid, signal.SIGKILL)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 3, said
     assert "the study's code is" in said
     assert "parts.py has changed" in said

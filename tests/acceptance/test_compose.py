@@ -19,7 +19,17 @@ import typer
 import yaml
 
 from hpo.cli.app import app
-from tests.support.commands import HELD, STUDY, epochs_trained, hpo, ledger_of, make_study, start_hpo, wait_until
+from tests.support.commands import (
+    HELD,
+    PATIENCE,
+    STUDY,
+    epochs_trained,
+    hpo,
+    ledger_of,
+    make_study,
+    start_hpo,
+    wait_until,
+)
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "docker-compose.yml"
@@ -186,7 +196,7 @@ def served(command: list[str]) -> Iterator[str]:
         yield match[0].replace("localhost", "127.0.0.1")
     finally:
         process.terminate()
-        process.communicate(timeout=20)
+        process.communicate(timeout=PATIENCE)
 
 
 def logged_in(link: str) -> Callable[[str], Any]:
@@ -219,7 +229,7 @@ def test_agents_and_the_dashboard_share_one_database(
     wait_until(lambda: epochs_trained(study) == [1, 1])
     study.with_name("go").touch()
     for process in agents:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
     assert {item.name for item in (tmp_path / "runs" / "tiny" / "trials").iterdir()} == set("01234")
     with served(commands["dashboard"]) as link:

@@ -13,7 +13,17 @@ from pathlib import Path
 import pytest
 
 from hpo.execution.engines.local import LocalEngine
-from tests.support.commands import HELD, STUDY, hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
+from tests.support.commands import (
+    HELD,
+    PATIENCE,
+    STUDY,
+    hpo,
+    hpo_json,
+    ledger_of,
+    make_study,
+    start_hpo,
+    wait_until,
+)
 from tests.support.local_agents import found, none_left
 
 #: Two agents of one worker each.
@@ -38,7 +48,7 @@ def let_train(study: Path) -> None:
 
 
 def end_of(process: subprocess.Popen[str]) -> tuple[str, str]:
-    out, errors = process.communicate(timeout=100)
+    out, errors = process.communicate(timeout=PATIENCE)
     return out, errors
 
 
@@ -125,7 +135,9 @@ def test_a_study_in_python_is_run_by_agents_elsewhere(tmp_path: Path) -> None:
     """
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(code))
-    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=100)
+    done = subprocess.run(
+        [sys.executable, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith("\ndone 3\n"), done.stdout
     assert "study tiny: 3 trials, up to 2 agents on local" in done.stdout

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import STUDY, hpo, hpo_json, make_study, start_hpo, wait_until
+from tests.support.commands import PATIENCE, STUDY, hpo, hpo_json, make_study, start_hpo, wait_until
 
 FAULTS = """
 import asyncio
@@ -128,7 +128,7 @@ def test_a_database_that_is_gone_ends_the_run_with_checkpoints(tmp_path: Path, h
         kept.rename(database)
     else:
         Path(f"{database}-wal").unlink()
-    _, errors = process.communicate(timeout=120)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 3, errors
     name = "study.db-wal" if harm == "log removed" else "study.db"
     happened = "was replaced by another file" if harm == "replaced" else "was removed"

@@ -14,7 +14,7 @@ from typing import Any
 from hpo.config.spec import load_spec
 from hpo.storage.ledger import Attempt
 from hpo.study.open_study import load_study
-from tests.support.commands import hpo, ledger_of, make_study, start_hpo, wait_until
+from tests.support.commands import PATIENCE, hpo, ledger_of, make_study, start_hpo, wait_until
 
 #: A study whose callback leaves all that a process can be changed in as it should not be, and whose model's value
 #: shows what it finds so.
@@ -184,7 +184,7 @@ def alone(study: Path, number: int, params: dict[str, Any]) -> list[float]:
     opened.storage.close()
     file = study.parent / f"alone-{number}.json"
     command = [sys.executable, "-c", ALONE, str(study), json.dumps(params), str(seed), str(file)]
-    subprocess.run(command, check=True, capture_output=True, timeout=100)
+    subprocess.run(command, check=True, capture_output=True, timeout=PATIENCE)
     found: list[float] = json.loads(file.read_text())
     return found
 
@@ -198,7 +198,7 @@ def test_values_are_equal_with_one_worker_with_four_after_kills_and_alone(tmp_pa
         wait_until(lambda: list(killed.parent.rglob("epoch-*.pt")) and leases(killed))
         os.kill(victim(leases(killed)[0]), signal.SIGKILL)
         time.sleep(0.5)
-    _, errors = process.communicate(timeout=200)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     assert len(ledger_of(killed)) > 4
     found = curves(one)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import wait_until
-from tests.support.engine_contract import PATIENCE
 from tests.support.page_commands import Page
 from tests.support.ray_cluster import RayMissingError, alone_in_a_network
 from tests.support.servers import PostgresServer
@@ -54,7 +53,7 @@ def test_the_commands_of_the_page_start_a_cluster_and_train_on_it(page: Page) ->
     page.allow(8)
     name = page.do("hpo submit").strip()
     log = logs / f"driver-{name.rpartition('-')[2]}.log"
-    wait_until(lambda: log.exists() and "8 of 8 trials finished" in log.read_text(), PATIENCE)
+    wait_until(lambda: log.exists() and "8 of 8 trials finished" in log.read_text())
     assert "8 of 8" in page.do("hpo status")
     page.do("hpo stop")
 
@@ -62,6 +61,6 @@ def test_the_commands_of_the_page_start_a_cluster_and_train_on_it(page: Page) ->
     jobs = [word for word in page.do("python agents.py").split() if word.startswith("raysubmit_")]
     assert len(jobs) == 2, "one for each machine"
     for job in jobs:  # their agents have joined, found nothing left to do, and left in order
-        wait_until(lambda job=job: "succeeded" in page.call(f"ray job status {job}"), PATIENCE)
+        wait_until(lambda job=job: "succeeded" in page.call(f"ray job status {job}"))
 
     assert not page.commands

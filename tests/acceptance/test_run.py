@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
 import os
@@ -17,8 +16,14 @@ import pytest
 import torch
 
 from tests.support.commands import (
+    CRAWLING,
+    HELD,
+    LONG,
+    PATIENCE,
     STUDY,
     descendants,
+    epochs_trained,
+    held,
     hpo,
     hpo_json,
     kill_all,
@@ -49,7 +54,6 @@ TRIAL_KEYS = ["trial", "outcome", "value", "params", "metrics", "epochs", "durat
 TRIAL_KEYS += ["internals"]
 INTERNALS = ["metrics", "prediction", "seed", "grants", "fork", "replaced_by", "worker", "device", "attempts"]
 OUTCOMES = ["complete", "pruned", "diverged", "out_of_memory", "error", "timed_out", "lost"]
-SLOW = ("model.delay=0.05", "trainer.max_epochs=4")
 
 
 def curves(study: Path, output: Path) -> dict[int, list[list[str]]]:
@@ -66,12 +70,6 @@ def finished(study: Path) -> int:
     """Finished trials so far; 0 before there is a study."""
     result = hpo("status", study, "--json", code=None)
     return int(json.loads(result.stdout)["finished"]) if result.returncode == 0 else 0
-
-
-def in_training(study: Path) -> bool:
-    """Whether a trial of `SLOW` has trained an epoch, and is not at its end."""
-    files = (study.parent / "runs" / "tiny").glob("trials/*/attempt-1/metrics.csv")
-    return any(1 < len(file.read_text().splitlines()) < 4 for file in files)
 
 
 def evaluate(checkpoint: str, params: dict[str, Any]) -> float:
@@ -167,46 +165,42 @@ def test_final_training_starts_anew_when_asked(done: tuple[Path, str]) -> None:
 
 
 def test_sigkill_of_everything_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    slow = (*SLOW, "model.delay=0.15")  # looking takes a second or two, on a busy machine
-    process = start_hpo("run", study, "--workers", 3, "--n-trials", 9, *slow)
-    wait_until(lambda: finished(study) >= 2)
+    study = make_study(tmp_path, code=HELD)
+    for number in range(2):
+        (tmp_path / f"pass-{number}").touch()
+    process = start_hpo("run", study, "--workers", 3, "--n-trials", 9)
+    wait_until(lambda: finished(study) == 2 and len(held(study)) == 3)
     kill_all(process)
-    assert finished(study) < 9
-    hpo("run", study, "--workers", 3, "--n-trials", 9, *slow)
+    assert finished(study) == 2
+    (tmp_path / "go").touch()
+    hpo("run", study, "--workers", 3, "--n-trials", 9)
     status = hpo_json("status", study)
     assert (status["finished"], status["running"], status["waiting"]) == (9, 0, 0)
     undisturbed = make_study(tmp_path / "undisturbed")
-    hpo("run", undisturbed, "--workers", 2, "--n-trials", 9, *SLOW, "model.delay=0.0")
+    hpo("run", undisturbed, "--workers", 2, "--n-trials", 9)
     output = tmp_path / "runs" / "tiny"
     assert curves(study, output) == curves(undisturbed, tmp_path / "undisturbed" / "runs" / "tiny")
 
 
 def test_workers_put_their_trials_down_when_their_supervisor_is_killed(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    process = start_hpo("run", study, "--workers", 2, "model.delay=0.1", "trainer.max_epochs=20")
-    wait_until(lambda: len({path.parent for path in tmp_path.rglob("epoch-*.pt")}) == 2)
+    study = make_study(tmp_path, code=CRAWLING)
+    process = start_hpo("run", study, "--workers", 2, *LONG)
+    wait_until(lambda: epochs_trained(study) == [1, 1])
     process.kill()
     process.communicate()
     wait_until(lambda: hpo_json("status", study)["running"] == 0)
     assert hpo_json("status", study)["waiting"] == 2
 
 
-def killed_worker(supervisor: int) -> bool:
-    """Kill a leader of a process group below the supervisor; False if it had just ended by itself."""
-    with contextlib.suppress(ProcessLookupError):
-        leaders = [pid for pid in descendants(supervisor) if os.getpgid(pid) == pid and pid != supervisor]
-        os.kill(leaders[-1], signal.SIGKILL)
-        return True
-    return False
-
-
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    process = start_hpo("run", study, "--workers", 2, *SLOW)
-    wait_until(lambda: finished(study) >= 1)
-    wait_until(lambda: killed_worker(process.pid))
-    _, errors = process.communicate(timeout=120)
+    study = make_study(tmp_path, code=HELD)
+    process = start_hpo("run", study, "--workers", 2)
+    wait_until(lambda: len(held(study)) == 2)
+    leaders = [pid for pid in descendants(process.pid) if os.getpgid(pid) == pid != process.pid]
+    os.kill(leaders[-1], signal.SIGKILL)
+    wait_until(lambda: len(held(study)) == 3)  # the trial of the other one
+    (tmp_path / "go").touch()
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     assert hpo_json("status", study)["outcomes"]["complete"] == 6
 
@@ -216,7 +210,7 @@ def test_two_runs_at_once_share_the_total(tmp_path: Path, postgres_url: str) -> 
     storage = ("--storage", postgres_url)
     both = [start_hpo("run", study, "--workers", 2, "--n-trials", 12, *storage) for _ in range(2)]
     for process in both:
-        _, errors = process.communicate(timeout=120)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert process.returncode == 0, errors
     status = hpo_json("status", study, *storage)
     assert (status["finished"], status["outcomes"]["complete"], status["running"]) == (12, 12, 0)
@@ -246,18 +240,19 @@ def test_four_workers_start_at_four_points(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_interrupts_trials_and_they_resume(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    process = start_hpo("run", study, "--workers", 2, *SLOW)
-    wait_until(lambda: finished(study) >= 1)
-    wait_until(lambda: in_training(study))
+    study = make_study(tmp_path, code=CRAWLING)
+    options = ("--workers", 2, *LONG, "trainer.max_epochs=3")
+    process = start_hpo("run", study, *options)
+    wait_until(lambda: epochs_trained(study) == [1, 1])
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert f"resume with:\n  {sys.executable} -m hpo run {study} --workers 2" in errors
     status = hpo_json("status", study)
     assert status["running"] == 0
-    assert status["waiting"] >= 1
-    hpo("run", study, "--workers", 2, *SLOW)
+    assert status["waiting"] == 2
+    (tmp_path / "go").touch()
+    hpo("run", study, *options)
     assert hpo_json("status", study)["outcomes"]["complete"] == 6
     for rows in curves(study, tmp_path / "runs" / "tiny").values():
         assert all(int(after[0]) == int(before[0]) + 1 for before, after in pairwise(rows))
@@ -265,7 +260,7 @@ def test_ctrl_c_interrupts_trials_and_they_resume(tmp_path: Path) -> None:
 
 def test_a_timeout_interrupts_trials_and_is_no_failure(tmp_path: Path) -> None:
     study = make_study(tmp_path)
-    printed = hpo("run", study, "--timeout", "3", "model.delay=0.2", "trainer.max_epochs=20").stdout
+    printed = hpo("run", study, "--timeout", "3", "model.delay=0.2", "trainer.max_epochs=4000").stdout
     assert "the time limit is reached" in printed
     status = hpo_json("status", study)
     assert (status["running"], status["finished"]) == (0, 0)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import MODEL, hpo, hpo_json, make_study, wait_until
+from tests.support.commands import MODEL, PATIENCE, hpo, hpo_json, make_study, wait_until
 
 PLAIN = """
     import hpo
@@ -152,7 +152,7 @@ def test_an_interrupted_script_goes_on_when_it_is_started_again(tmp_path: Path) 
     try:
         wait_until(lambda: list(tmp_path.glob("runs/tiny/trials/*/attempt-1/metrics.csv")))
         os.kill(process.pid, signal.SIGINT)
-        _, said = process.communicate(timeout=60)
+        _, said = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         process.communicate()

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.support import wandb_file
-from tests.support.commands import STUDY, hpo, hpo_json, make_study, start_hpo
+from tests.support.commands import PATIENCE, STUDY, hpo, hpo_json, make_study, start_hpo
 
 
 def get(address: str) -> Any:
-    with urllib.request.urlopen(address, timeout=20) as response:
+    with urllib.request.urlopen(address, timeout=PATIENCE) as response:
         return json.loads(response.read())
 
 
@@ -36,7 +36,7 @@ def test_the_dashboard_shows_the_curves_that_were_reported(tmp_path: Path) -> No
         assert {item["name"] for item in trials[0]["params"]} == {"optimizer.lr", "model.hidden"}
     finally:
         process.send_signal(signal.SIGINT)
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode in (0, 130)
     assert "Traceback" not in errors
 

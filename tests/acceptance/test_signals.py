@@ -10,24 +10,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import MODEL, hpo_json, ledger_of, make_study, start_hpo, wait_until
-
-LONG = ("model.delay=0.05", "trainer.max_epochs=40")
-
-
-def trials_saved(study: Path) -> int:
-    """How many trials have a checkpoint."""
-    return len({path.relative_to(study.parent / "runs").parts[2] for path in study.parent.rglob("epoch-*.pt")})
+from tests.support.commands import (
+    CRAWLING,
+    LONG,
+    MODEL,
+    PATIENCE,
+    epochs_trained,
+    hpo_json,
+    ledger_of,
+    make_study,
+    start_hpo,
+    wait_until,
+)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
 def test_a_signal_puts_trials_down_with_all_they_have_done(tmp_path: Path, number: signal.Signals) -> None:
-    study = make_study(tmp_path)
+    study = make_study(tmp_path, code=CRAWLING)
     process = start_hpo("run", study, "--workers", 2, *LONG)
-    wait_until(lambda: trials_saved(study) == 2)
+    wait_until(lambda: epochs_trained(study) == [1, 1])
     for _ in range(2 if number == signal.SIGHUP else 1):  # a shell passes the hang-up on a second time
         process.send_signal(number)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "stopping: each worker finishes its batch" in errors
     assert "resume with:" in errors
@@ -39,15 +43,15 @@ def test_a_signal_puts_trials_down_with_all_they_have_done(tmp_path: Path, numbe
 
 
 def test_an_interrupt_that_comes_twice_without_a_terminal_is_one_request(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
+    study = make_study(tmp_path, code=CRAWLING)
     process = start_hpo("run", study, "--workers", 2, *LONG)
     assert process.stderr is not None
-    wait_until(lambda: trials_saved(study) == 2)
+    wait_until(lambda: epochs_trained(study) == [1, 1])
     process.send_signal(signal.SIGINT)
     said = next(line for line in process.stderr if "stopping" in line)  # a slow step may be named before
     assert said == "stopping: each worker finishes its batch and checkpoints\n"
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert {(each.outcome, each.reason) for each in ledger_of(study)} == {("requeued", "interrupted")}
 
@@ -59,13 +63,13 @@ def test_a_run_that_is_to_ignore_the_hang_up_goes_on(tmp_path: Path) -> None:
         process = subprocess.Popen(["nohup", *command], stdout=out, stderr=out, start_new_session=True)
         wait_until(lambda: list(tmp_path.rglob("epoch-*.pt")))
         os.killpg(process.pid, signal.SIGHUP)
-        assert process.wait(timeout=120) == 0, (tmp_path / "out").read_text()
+        assert process.wait(timeout=PATIENCE) == 0, (tmp_path / "out").read_text()
     assert hpo_json("status", study)["finished"] == 6
 
 
 def test_a_pipe_whose_reader_is_gone_ends_the_run_in_order(tmp_path: Path) -> None:
     study = make_study(tmp_path)
-    process = start_hpo("run", study, "--workers", 2, "model.delay=0.05")
+    process = start_hpo("run", study, "--workers", 2, "--n-trials", 500)
     assert process.stdout is not None
     assert process.stderr is not None
     process.stdout.readline()
@@ -77,7 +81,7 @@ def test_a_pipe_whose_reader_is_gone_ends_the_run_in_order(tmp_path: Path) -> No
     assert "BrokenPipe" not in errors
     status = hpo_json("status", study)
     assert status["running"] == 0
-    assert status["finished"] < 6
+    assert status["finished"] < 500
 
 
 @pytest.mark.parametrize("on", [(), ("--on", "local")], ids=["here", "on local"])
@@ -89,16 +93,16 @@ def test_ctrl_c_while_libraries_are_loaded_shows_no_traceback(
     process = start_hpo("run", study, *on)
     wait_until(lambda: library in Path(f"/proc/{process.pid}/maps").read_text())
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the fork server as well
-    printed, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, errors) == (130, "")
     assert printed in ("", f"checking {study}\n")
 
 
 def test_ctrl_c_while_a_driver_checks_the_study_shows_no_traceback(tmp_path: Path) -> None:
-    study = make_study(tmp_path, code=f"open('{tmp_path}/imported', 'w')\nimport time\ntime.sleep(5)\n{MODEL}")
+    study = make_study(tmp_path, code=f"open('{tmp_path}/imported', 'w')\nimport time\ntime.sleep(600)\n{MODEL}")
     process = start_hpo("run", study, "--on", "local")
     wait_until((tmp_path / "imported").exists)
     os.killpg(process.pid, signal.SIGINT)
-    printed, errors = process.communicate(timeout=60)
+    printed, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, printed) == (130, f"checking {study}\n")
     assert errors in ("", "importing torch and what the study names …\n")

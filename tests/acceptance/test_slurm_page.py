@@ -9,7 +9,6 @@ import pytest
 from hpo.config.spec import load_spec
 from hpo.study.open_study import start_study
 from tests.support.commands import wait_until
-from tests.support.engine_contract import PATIENCE
 from tests.support.page_commands import Page
 from tests.support.servers import PostgresServer
 from tests.support.slurm_cluster import SlurmCluster
@@ -29,7 +28,7 @@ def test_the_commands_of_the_page_place_agents_and_a_driver_that_slurm_requeues(
     page.do("hpo run .*--dry-run > agents.sh")
     logs.mkdir(parents=True)
     job = page.do("sbatch agents.sh").split()[-1]
-    wait_until(lambda: set(slurm_cluster.states(job).values()) == {"COMPLETED"}, PATIENCE)
+    wait_until(lambda: set(slurm_cluster.states(job).values()) == {"COMPLETED"})
     said = [log.read_text() for log in logs.glob(f"agent-{job}_*.log")]
     assert len(said) == 2
     assert all("left the study spirals: " in each for each in said)
@@ -42,10 +41,10 @@ def test_the_commands_of_the_page_place_agents_and_a_driver_that_slurm_requeues(
     # With a driver as a job, which Slurm warns of its time limit.
     page.allow(8)
     driver = page.do("hpo submit").strip()
-    wait_until(lambda: "agent-" in _log(logs, driver), PATIENCE)
+    wait_until(lambda: "agent-" in _log(logs, driver))
     slurm_cluster.call("scancel", "--signal=TERM", driver)  # as Slurm does then: to the job's step
-    wait_until(lambda: slurm_cluster.restarts(driver) == 1, PATIENCE)
-    wait_until(lambda: slurm_cluster.state(driver) == "COMPLETED", PATIENCE)
+    wait_until(lambda: slurm_cluster.restarts(driver) == 1)
+    wait_until(lambda: slurm_cluster.state(driver) == "COMPLETED")
     assert "the agents go on working" in _log(logs, driver)
     assert "8 of 8 trials finished" in _log(logs, driver)
     assert "8 of 8" in page.do("hpo status")

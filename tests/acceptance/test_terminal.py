@@ -14,10 +14,22 @@ from typing import Any
 import pexpect
 import pytest
 
-from tests.support.commands import HELD, STUDY, hpo, hpo_json, ledger_of, make_study, wait_until
+from tests.support.commands import (
+    CRAWLING,
+    HELD,
+    LONG,
+    PATIENCE,
+    STUDY,
+    epochs_trained,
+    held,
+    hpo,
+    hpo_json,
+    ledger_of,
+    make_study,
+    wait_until,
+)
 from tests.support.local_agents import none_left
 
-LONG = ("model.delay=0.05", "trainer.max_epochs=40")
 #: What a terminal is ordered to do, apart from text: cursor, colours, erasing.
 CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\r")
 
@@ -32,7 +44,7 @@ def terminal(*arguments: object, width: int = 100, height: int = 30, **environme
         env={**plain, "TERM": "xterm-256color", **environment},
         dimensions=(height, width),
         encoding="utf-8",
-        timeout=90,
+        timeout=PATIENCE,
     )
     child.logfile_read = seen = Recorder()
     child.seen = seen
@@ -73,15 +85,20 @@ def left(child: Any) -> list[str]:
     return [line.rstrip() for line in CONTROL.sub("", text).split("\n")]
 
 
+@pytest.fixture
+def crawling(tmp_path: Path) -> Path:
+    """A study whose trials train until they are asked to leave."""
+    return make_study(tmp_path, code=CRAWLING)
+
+
 def test_a_run_is_drawn_and_leaves_its_lines_and_summary(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    with terminal(
-        "run", study, "--workers", 2, "--n-trials", 3, "model.delay=0.03", "trainer.max_epochs=6"
-    ) as child:
+    study = make_study(tmp_path, code=CRAWLING.replace("> 64", "> 8"))  # from the third epoch on
+    with terminal("run", study, "--workers", 2, "--n-trials", 3, "trainer.max_epochs=6") as child:
         child.expect(r"0/3 trials")
         child.expect(r"worker-1 +\S*\d+ +cpu +[1-6]/6 +\d\.\d+ +0:\d\d")
         child.expect("█")
         child.expect(r"best \S*trial \d")
+        (tmp_path / "go").touch()
         assert ended(child) == 0
         lines = left(child)
     below = lines[len(lines) - lines[::-1].index("3 of 3 trials finished: 3 complete") :]
@@ -91,65 +108,51 @@ def test_a_run_is_drawn_and_leaves_its_lines_and_summary(tmp_path: Path) -> None
     assert sorted(said) == ["0", "1", "2"]
 
 
-def test_ctrl_c_leaves_the_terminal_as_it_was(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    with terminal("run", study, "--workers", 2, *LONG) as child:
-        child.expect(r"[1-9]\d?/40")
+def test_a_run_is_drawn_anew_where_the_terminal_becomes_narrow_and_ctrl_c_leaves_it_as_it_was(
+    crawling: Path,
+) -> None:
+    with terminal("run", crawling, "--workers", 2, *LONG) as child:
+        child.expect(r"worker-1 +\S*\d +cpu +1/40[^\n]+\n[^\n]*worker-2 +\S*\d +cpu +1/40")
+        child.setwinsize(20, 40)
+        child.expect(r"\n\x1b\[2mtrial")  # the first column is left out
         child.sendintr()
-        child.expect("stopping: each worker finishes its batch")
+        child.expect("stopping: each worker finishes")
         child.expect("interrupted; resume with:")
         assert ended(child) == 130
         left(child)
         assert "Traceback" not in child.seen.text
-    assert hpo_json("status", study)["waiting"] == 2
+    assert hpo_json("status", crawling)["waiting"] == 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
-def test_a_signal_leaves_the_terminal_as_it_was(tmp_path: Path, number: signal.Signals) -> None:
-    study = make_study(tmp_path)
-    with terminal("run", study, *LONG) as child:
-        child.expect(r"[1-9]\d?/40")
-        child.kill(number)
+def test_a_signal_leaves_the_terminal_as_it_was(crawling: Path) -> None:
+    with terminal("run", crawling, *LONG) as child:
+        child.expect("1/40")
+        child.kill(signal.SIGTERM)
         child.expect("interrupted; resume with:")
         assert ended(child) == 130
         left(child)
 
 
-def test_a_terminal_that_is_closed_ends_the_run_in_order(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    with terminal("run", study, *LONG) as child:
-        child.expect(r"[1-9]\d?/40")
+def test_a_terminal_that_is_closed_ends_the_run_in_order(crawling: Path) -> None:
+    with terminal("run", crawling, *LONG) as child:
+        child.expect("1/40")
         child.ptyproc.fileobj.close()
         assert child.wait() == 130
-    assert hpo_json("status", study)["waiting"] == 1
+    assert hpo_json("status", crawling)["waiting"] == 1
 
 
-def test_a_study_that_can_not_go_on_leaves_its_reason_on_the_terminal(tmp_path: Path) -> None:
+def test_a_study_that_can_not_go_on_leaves_its_reason_on_the_terminal_without_colours_where_they_are_unwanted(
+    tmp_path: Path,
+) -> None:
     study = make_study(tmp_path)
-    with terminal("run", study, "data.broken=true") as child:
+    with terminal("run", study, "data.broken=true", NO_COLOR="1") as child:
         assert ended(child) == 3
         lines = left(child)
+        assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", child.seen.text)
+        assert "0/6 trials" in child.seen.text
     assert "! trial 1: RuntimeError: the data is broken" in lines
     assert [line for line in lines if line.startswith("the first 3 trials failed alike:")]
     assert lines[-2].lstrip().startswith("fix: see the log of trial 2 in ")
-
-
-def test_a_terminal_that_becomes_narrow_is_drawn_anew(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    with terminal("run", study, *LONG) as child:
-        child.expect(r"worker-1 +\S*0 +cpu +[1-9]\d?/40")
-        child.setwinsize(20, 40)
-        child.expect(r"\n\x1b\[2mtrial")  # the first column is left out
-        child.sendintr()
-        assert ended(child) == 130
-
-
-def test_colours_are_off_where_they_are_unwanted(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    with terminal("run", study, "--n-trials", 1, NO_COLOR="1") as child:
-        assert ended(child) == 0
-        assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", child.seen.text)
-        assert "1/1 trials" in child.seen.text
 
 
 def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
@@ -163,12 +166,11 @@ def test_a_dumb_terminal_gets_plain_lines(tmp_path: Path) -> None:
         assert child.seen.text.startswith("1/1 trials, 1 complete, best trial 0")
 
 
-def test_a_study_is_watched_from_another_terminal(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    with terminal("run", study, "--n-trials", 1, *LONG, "trainer.max_epochs=400") as child:
-        child.expect(r"[1-9]\d*/400")
-        with terminal("status", study, "--watch", "--interval", 0.2) as watching:
-            watching.expect(r"worker-1 +\S*0 +cpu +[1-9]\d*/400 +\d")
+def test_a_study_is_watched_from_another_terminal(crawling: Path) -> None:
+    with terminal("run", crawling, *LONG, "--quiet") as child:
+        wait_until(lambda: epochs_trained(crawling) == [1])
+        with terminal("status", crawling, "--watch", "--interval", 0.2) as watching:
+            watching.expect(r"worker-1 +\S*0 +cpu +1/40 +\d")
             watching.sendintr()
             assert ended(watching) == 130
             assert "worker-1" in left(watching)[-2]
@@ -178,10 +180,10 @@ def test_a_study_is_watched_from_another_terminal(tmp_path: Path) -> None:
 
 
 def test_a_second_ctrl_c_stops_at_once_and_costs_no_retry(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    command = ("run", study, "--workers", 2, "--n-trials", 2, "run.max_retries=0", "trainer.max_epochs=1")
-    with terminal(*command, "model.delay=1", "--quiet") as child:
-        wait_until(lambda: len(list(tmp_path.rglob("log.txt"))) == 2)
+    study = make_study(tmp_path, code=HELD)
+    command = ("run", study, "--workers", 2, "--n-trials", 2, "run.max_retries=0")
+    with terminal(*command, "--quiet") as child:
+        wait_until(lambda: len(held(study)) == 2)
         child.sendintr()
         child.expect("stopping: each worker finishes its batch and checkpoints; a second Ctrl-C stops them")
         child.sendintr()
@@ -191,14 +193,15 @@ def test_a_second_ctrl_c_stops_at_once_and_costs_no_retry(tmp_path: Path) -> Non
         ("stopped", "its worker was stopped immediately")
     }
     assert hpo_json("status", study)["waiting"] == 2
-    hpo(*command, "model.delay=1")
+    (tmp_path / "go").touch()
+    hpo(*command)
     assert hpo_json("status", study)["outcomes"]["complete"] == 2
 
 
 def test_a_second_ctrl_c_stops_agents_at_once(tmp_path: Path) -> None:
     study = make_study(tmp_path, STUDY, HELD)
     with none_left(study), terminal("run", study, "--on", "local", "--workers", 1, "--quiet") as child:
-        wait_until(lambda: list(tmp_path.rglob("metrics.csv")), 300)  # two processes import torch
+        wait_until(lambda: held(study))
         child.sendintr()
         child.expect("stopping: agents checkpoint their trials and leave; a second Ctrl-C stops them immediately")
         child.sendintr()

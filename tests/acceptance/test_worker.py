@@ -15,7 +15,7 @@ from hpo.config.spec import load_spec
 from hpo.storage import machine
 from hpo.storage.recovery import Sightings
 from hpo.study.open_study import load_study, start_study
-from tests.support.commands import hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
+from tests.support.commands import PATIENCE, hpo, hpo_json, ledger_of, make_study, start_hpo, wait_until
 
 SLOW = ("model.delay=0.05", "trainer.max_epochs=1000")
 #: Exit code of an agent that was asked to leave.
@@ -87,7 +87,7 @@ def test_an_agent_that_leaves_or_dies_requeues_its_trials(tmp_path: Path, how: s
                         process.send_signal(number)
         else:
             agent.stdin.close()
-        assert agent.wait(60) == code
+        assert agent.wait(PATIENCE) == code
     wait_until(lambda: hpo_json("status", study)["running"] == 0)
     (only,) = ledger_of(study)
     assert (only.outcome, only.reason) == ("requeued", "interrupted")
@@ -156,7 +156,7 @@ def test_hpo_stop_reaches_every_agent_and_what_starts_later_works_again(tmp_path
     assert "asked 2 agents to leave on " in stopped
     assert "all of them have left" in stopped
     for agent in agents:
-        printed, _ = agent.communicate(timeout=60)
+        printed, _ = agent.communicate(timeout=PATIENCE)
         assert (agent.returncode, "left the study tiny: `hpo stop`" in printed) == (0, True)
     status = hpo_json("status", study)
     assert (status["running"], status["waiting"], status["agents"]) == (0, 2, [])

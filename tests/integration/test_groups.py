@@ -15,6 +15,7 @@ from hpo.execution.supervisor import Supervisor
 from tests.support.commands import (
     HELD,
     MODEL,
+    PATIENCE,
     STUDY,
     epochs_trained,
     hpo,
@@ -180,7 +181,7 @@ def test_ctrl_c_requeues_a_trial_of_two_ranks(tmp_path: Path) -> None:
     wait_until(log.exists)
     os.killpg(running.pid, signal.SIGINT)
     (study.parent / "go").touch()
-    running.communicate(timeout=60)
+    running.communicate(timeout=PATIENCE)
     assert processes_of(study) == []
     hpo("run", *command)
     assert len(values(study)) == 2
@@ -229,7 +230,7 @@ def test_trials_of_two_ranks_are_stopped_paused_and_resumed(tmp_path: Path) -> N
     running = start_hpo("run", *command)
     wait_until((folder_of(study, 0) / "rank-1" / "log.txt").exists)
     assert "all of them have left" in hpo("stop", study, *scheduled, "--wait").stdout
-    running.communicate(timeout=60)
+    running.communicate(timeout=PATIENCE)
     assert processes_of(study) == []
     assert [each.outcome for each in ledger_of(study)] == ["requeued"]
     (study.parent / "go").touch()

@@ -22,7 +22,7 @@ from hpo.execution.engines.kubectl import Kubectl
 from hpo.execution.engines.kubernetes import KubernetesEngine
 from hpo.execution.engines.kubernetes_settings import Settings
 from tests.support.commands import wait_until
-from tests.support.engine_contract import PATIENCE, MachinesContract
+from tests.support.engine_contract import MachinesContract
 from tests.support.kubernetes_cluster import Cluster, cluster_in
 
 pytestmark = [
@@ -66,7 +66,7 @@ class Driver:
 
     def hear(self, wanted: Callable[[list[Change]], bool]) -> list[Change]:
         """What is said until it is what is waited for."""
-        wait_until(lambda: wanted(self.said) or self.said.extend(self.engine.changes()), PATIENCE)
+        wait_until(lambda: wanted(self.said) or self.said.extend(self.engine.changes()))
         said, self.said = self.said, []
         return said
 
@@ -142,5 +142,5 @@ def test_the_driver_is_submitted(cluster: Cluster, tmp_path: Path) -> None:
     job = driver.engine.submit(["run", "study.yaml", "leave"], order(tmp_path))
     assert job in cluster.jobs
     assert driver.engine.find(order(tmp_path)) == [], "it is no agent"
-    wait_until(lambda: cluster.jobs[job]["status"], PATIENCE)
+    wait_until(lambda: cluster.jobs[job]["status"])
     assert "run study.yaml leave" in cluster.output(job)

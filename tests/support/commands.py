@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hpo.cli.app import main
 from hpo.config.spec import load_spec
@@ -22,6 +22,8 @@ from hpo.config.study_modules import forget_modules
 from hpo.storage.ledger import Attempt, attempts
 from hpo.study.open_study import load_study
 
+#: Seconds that a test waits at most: on a machine that is busy with other tests a program takes long to start.
+PATIENCE: Final = 240.0
 MODEL = '''
 import time
 
@@ -74,12 +76,42 @@ class Explode(nn.Module):
         return loss * float("nan") if self.nan else loss
 '''
 
-#: A trial waits in its second epoch until there is a file named `go` in the study's folder.
+_DELAY = "        if self.training and self.delay:\n            time.sleep(self.delay)\n"
+_GATE = """import os
+import time
+from pathlib import Path
+
+GO = Path(__file__).with_name("go")
+
+
+def may_go():
+    held = GO.with_name(f"held-{os.getpid()}")
+    while not GO.exists():
+        held.touch()
+        for each in GO.parent.glob("pass-*"):
+            try:
+                each.unlink()
+            except FileNotFoundError:
+                continue
+            held.unlink()
+            return
+        time.sleep(0.05)
+"""
+#: A trial waits inside a batch of its second epoch until the study's folder has a file named `go`, or one named
+#: `pass-…`, which the trial removes: it lets one trial train on. See `held`.
 HELD = MODEL.replace(
-    "        if self.training and self.delay:\n            time.sleep(self.delay)\n",
+    _DELAY,
     "        self.calls = getattr(self, 'calls', 0) + self.training\n"
-    "        while self.calls == 6 and not GO.exists():\n            time.sleep(0.05)\n",
-).replace("import time\n", "import time\nfrom pathlib import Path\n\nGO = Path(__file__).with_name('go')\n")
+    "        if self.calls == 6:\n            may_go()\n",
+).replace("import time\n", _GATE, 1)
+#: After 64 batches one takes half a second, until there is a file named `go`: with the options `LONG` a trial does
+#: not come to the end of its second epoch.
+CRAWLING = MODEL.replace(
+    _DELAY,
+    "        self.calls = getattr(self, 'calls', 0) + self.training\n"
+    "        if self.calls > 64 and not GO.exists():\n            time.sleep(0.5)\n",
+).replace("import time\n", _GATE, 1)
+LONG = ("loader.batch_size=1", "trainer.max_epochs=40")
 
 STUDY = """
 study:
@@ -164,6 +196,11 @@ def epochs_trained(study: Path) -> list[int]:
     return [path.read_text().count("\n") - 1 for path in study.parent.rglob("metrics.csv")]
 
 
+def held(study: Path) -> set[int]:
+    """The processes that wait in a study of `HELD`, or were killed while they did."""
+    return {int(path.name.partition("-")[2]) for path in study.parent.glob("held-*")}
+
+
 def values(*arguments: object) -> dict[int, float]:
     """The value of each complete trial."""
     trials = hpo_json("trials", *arguments)
@@ -195,7 +232,7 @@ def _send(number: signal.Signals, pids: Iterable[int]) -> None:
             os.kill(pid, number)
 
 
-def wait_until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_until(condition: Callable[[], Any], seconds: float = PATIENCE) -> Any:
     """Wait for a condition to become true; returns its value.
 
     Looking takes a fifth of the time at most: what is waited for needs the processor.

@@ -27,7 +27,7 @@ from hpo.checks.checks import check_imports
 from hpo.cli.app import app
 from hpo.config.spec import load_spec
 from hpo.config.yaml_source import parse_value
-from tests.support.commands import Result, hpo, start_hpo
+from tests.support.commands import PATIENCE, Result, hpo, start_hpo
 
 ROOT: Final = Path(__file__).parents[2]
 _BLOCK: Final = re.compile(
@@ -275,7 +275,7 @@ def serve(words: list[str]) -> None:
         with urllib.request.urlopen(f"http://127.0.0.1:{link.port}{link.path}{query}", timeout=30) as answer:
             assert answer.status == 200
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=60)
+        process.communicate(timeout=PATIENCE)
     finally:
         if process.poll() is None:
             process.kill()

@@ -12,10 +12,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tests.support.commands import wait_until
+from tests.support.commands import PATIENCE, wait_until
 
-#: Seconds; agents import torch, all at once.
-_PATIENCE = 240.0
 #: Events after which an agent is not at work.
 _GONE = ("agent_requeued", "agent_ended", "agent_died", "agent_lost")
 
@@ -70,13 +68,13 @@ class Driver:
             return value or None
 
         try:
-            return wait_until(found, _PATIENCE)
+            return wait_until(found)
         except AssertionError as error:
             raise AssertionError(f"{error}\n{self.output}") from error
 
     def end(self) -> int:
         """Wait for its end; its exit code."""
-        code = self.process.wait(_PATIENCE)
+        code = self.process.wait(PATIENCE)
         self._reader.join()
         return code
 

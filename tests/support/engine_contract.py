@@ -14,8 +14,6 @@ from hpo.execution.engines import engine as engine_module
 from hpo.execution.engines.engine import AgentOrder, Change, Ended, Engine, NodeGone, Placement, Running
 from tests.support.commands import wait_until
 
-#: Seconds that a test waits at most: on a machine that is busy with other tests a program takes long to start.
-PATIENCE: Final = 240.0
 #: Leaves as an agent does at a signal, and at the end of a pipe that is its standard input, and says what it has
 #: heard. Files say that its study is ``done``, or that it is to ``die``.
 AGENT: Final = """
@@ -171,7 +169,7 @@ def until(engine: Engine, done: Callable[[list[Change]], bool]) -> list[Change]:
         changes.extend(engine.changes())
         return done(changes)
 
-    wait_until(enough, PATIENCE)
+    wait_until(enough)
     return changes
 
 
@@ -192,4 +190,4 @@ def line(engine: Engine, placement: Placement, word: str) -> str:
         lines = log.read_text().splitlines(keepends=True) if log.exists() else []
         return next((each for each in lines if each.startswith(word) and each.endswith("\n")), "")
 
-    return str(wait_until(found, PATIENCE)).rstrip("\n")
+    return str(wait_until(found)).rstrip("\n")

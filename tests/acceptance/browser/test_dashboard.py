@@ -22,7 +22,7 @@ from hpo.study.folders import attempt_folder
 from hpo.study.note import write_note
 from hpo.study.open_study import load_study, start_study
 from hpo.trial.artifacts import artifact_folder, artifact_id, keep_artifacts
-from tests.support.commands import make_study, start_hpo
+from tests.support.commands import PATIENCE, make_study, start_hpo
 from tests.support.studies import ask
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Dashboard:
 
     def request(self, method: str, path: str, body: Any = None, **headers: str) -> tuple[int, Any]:
         """Status and JSON of an answer; to 127.0.0.1, whatever the Host header says."""
-        connection = http.client.HTTPConnection("127.0.0.1", urlsplit(self.address).port or 0, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", urlsplit(self.address).port or 0, timeout=PATIENCE)
         try:
             text = None if body is None else json.dumps(body)
             connection.request(method, path, text, {"Content-Type": "application/json"} | headers)
@@ -115,7 +115,7 @@ def dashboards(study: Path) -> Iterator[tuple[Dashboard, Dashboard]]:
     yield running[0][0], running[1][0]
     for _, process in running:
         process.terminate()
-        _, errors = process.communicate(timeout=20)
+        _, errors = process.communicate(timeout=PATIENCE)
         assert "Traceback" not in errors
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from hpo.config.spec import load_spec
 from hpo.study.open_study import load_study
-from tests.support.commands import MODEL, hpo, make_study, start_hpo
+from tests.support.commands import MODEL, PATIENCE, hpo, make_study, start_hpo
 from tests.support.in_process import workers_in_process
 
 
@@ -114,7 +114,7 @@ def test_a_log_is_followed_over_attempts_to_the_trials_end(tmp_path: Path) -> No
     hpo("run", study, *slow, code=130)
     following = start_hpo("logs", study, 0, "-f", *slow[2:])
     hpo("run", study, *slow)
-    printed, errors = following.communicate(timeout=60)
+    printed, errors = following.communicate(timeout=PATIENCE)
     assert (following.returncode, errors) == (0, "")
     attempts = sorted((study.parent / "runs" / "tiny" / "trials" / "0").iterdir())
     assert printed.count("==> attempt 1 <==") == printed.count("==> attempt 2 <==") == 1
