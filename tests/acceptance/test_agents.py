@@ -39,7 +39,7 @@ def test_lost_after_decides_where_a_network_is_cut_between_two_of_one_name(
 ) -> None:
     """Both are called localhost: what one sees of its own processes says nothing about those of the other."""
     text = STUDY.replace("n_trials: 6", "n_trials: 4")
-    text += f"run: {{lost_after: 3s, max_retries: 1, storage: '{postgres_url}'}}\n"
+    text += f"run: {{lost_after: 6s, max_retries: 1, storage: '{postgres_url}'}}\n"
     study = make_study(tmp_path / "study", text, HELD)
     first, second = (Machine(tmp_path, "localhost", boot) for boot in boots)
     with network(postgres_url) as way, contextlib.ExitStack() as stack:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import PATIENCE, hpo, hpo_json, make_study, start_hpo, wait_until
+from tests.support.commands import HELD, PATIENCE, held, hpo, hpo_json, make_study, start_hpo, wait_until
 
 QUICK = ("trainer.max_epochs=1",)
 
@@ -144,14 +144,17 @@ def test_a_duplicate_takes_no_result_of_other_code_over(study: Path) -> None:
 @pytest.mark.parametrize("accepted", [False, True])
 def test_a_running_study_takes_no_trial_under_other_code(study: Path, accepted: bool) -> None:
     """Code that changes while workers run: they hold to the code that they have read, or end with the study."""
-    slow = ("trainer.max_epochs=1", "model.delay=0.05")
+    if not accepted:
+        make_study(study.parent, code=HELD)
+        study.with_name("pass-one").touch()
+    slow = ("trainer.max_epochs=2", "model.delay=0.05")
     process = start_hpo("run", study, *slow, "--n-trials", 400)
     wait_until(lambda: attempts(study, "ended_at IS NOT NULL"))
     change(study)
     if accepted:  # by a run that does nothing else
         hpo("run", study, *slow, "--n-trials", 400, "--timeout", "1s", "--accept-code-change", "--quiet")
     else:  # a worker that takes the place of another reads the code anew
-        (pid, *_) = wait_until(lambda: attempts(study, "ended_at IS NULL"))
+        (pid,) = wait_until(lambda: held(study))
         os.kill(pid, signal.SIGKILL)
     _, said = process.communicate(timeout=PATIENCE)
     assert process.returncode == 3, said

@@ -7,14 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 from hpo.config.spec import load_spec
 from hpo.storage.ledger import Attempt
 from hpo.study.open_study import load_study
-from tests.support.commands import PATIENCE, hpo, ledger_of, make_study, start_hpo, wait_until
+from tests.support.commands import HELD, MODEL, PATIENCE, held, hpo, ledger_of, make_study, start_hpo, wait_until
 
 #: A study whose callback leaves all that a process can be changed in as it should not be, and whose model's value
 #: shows what it finds so.
@@ -155,8 +154,8 @@ os._exit(0)  # a thread of the study's would hold it up
 """
 
 
-def study_in(folder: Path) -> Path:
-    study = make_study(folder, STUDY)
+def study_in(folder: Path, code: str = MODEL) -> Path:
+    study = make_study(folder, STUDY, code)
     (folder / "vandal.py").write_text(VANDAL)
     return study
 
@@ -190,14 +189,16 @@ def alone(study: Path, number: int, params: dict[str, Any]) -> list[float]:
 
 
 def test_values_are_equal_with_one_worker_with_four_after_kills_and_alone(tmp_path: Path) -> None:
-    one, four, killed = (study_in(tmp_path / name) for name in ("one", "four", "killed"))
+    one, four = (study_in(tmp_path / name) for name in ("one", "four"))
+    killed = study_in(tmp_path / "killed", HELD)
     hpo("run", one, "--workers", 1)
     hpo("run", four, "--workers", 4, "callbacks.vandal.linger=true")
-    process = start_hpo("run", killed, "--workers", 2, "model.delay=0.1")
-    for victim in (lambda lease: lease.pid, lambda lease: os.getpgid(_parent(lease.pid))):
-        wait_until(lambda: list(killed.parent.rglob("epoch-*.pt")) and leases(killed))
+    process = start_hpo("run", killed, "--workers", 2)
+    for dead, victim in enumerate((lambda lease: lease.pid, lambda lease: os.getpgid(_parent(lease.pid)))):
+        wait_until(lambda dead=dead: len(held(killed)) == 2 + dead)
         os.kill(victim(leases(killed)[0]), signal.SIGKILL)
-        time.sleep(0.5)
+    wait_until(lambda: len(held(killed)) == 4)
+    killed.with_name("go").touch()
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, errors
     assert len(ledger_of(killed)) > 4

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import MODEL, PATIENCE, hpo, hpo_json, make_study, wait_until
+from tests.support.commands import CRAWLING, MODEL, PATIENCE, hpo, hpo_json, make_study, wait_until
 
 PLAIN = """
     import hpo
@@ -142,10 +142,10 @@ def test_functions_of_a_script_are_studies(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_script_goes_on_when_it_is_started_again(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    slow = 'hpo.run("study.yaml", {"model.delay": 0.2}, workers=2, n_trials=2, progress=False)'
-    path = script(tmp_path, f"import hpo\nprint({slow}.outcomes['complete'])\n")
-    overrides = ["model.delay=0.2"]
+    study = make_study(tmp_path, code=CRAWLING)
+    overrides = ["loader.batch_size=1"]
+    run = f'hpo.run("study.yaml", {overrides}, workers=2, n_trials=2, progress=False)'
+    path = script(tmp_path, f"import hpo\nprint({run}.outcomes['complete'])\n")
     process = subprocess.Popen(
         [sys.executable, str(path)], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
@@ -161,5 +161,6 @@ def test_an_interrupted_script_goes_on_when_it_is_started_again(tmp_path: Path) 
     status = hpo_json("status", study, *overrides)
     assert status["running"] == 0
     assert status["waiting"] > 0
+    (tmp_path / "go").touch()
     assert python(tmp_path, str(path)).stdout == "2\n"
     assert all(len(trial["internals"]["attempts"]) <= 2 for trial in hpo_json("trials", study, *overrides))

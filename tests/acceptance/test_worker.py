@@ -103,12 +103,12 @@ def run(trial, lr=0.1):
     while not trial.should_stop:
         time.sleep(0.05)
     (trial.folder / "saving").touch()
-    time.sleep(8.0)
+    time.sleep(14.0)
     trial.save_checkpoint({"lr": lr}, batch=1)
 """
 LONG_STUDY = """
 study: {name: long, n_trials: 1}
-run: {workers: 1, lost_after: 3}
+run: {workers: 1, lost_after: 6}
 objective: {_target_: long.run, lr: 0.1}
 search_space: {objective.lr: {type: float, low: 0.1, high: 0.2}}
 """

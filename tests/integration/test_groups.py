@@ -13,7 +13,7 @@ import pytest
 
 from hpo.execution.supervisor import Supervisor
 from tests.support.commands import (
-    HELD,
+    CRAWLING,
     MODEL,
     PATIENCE,
     STUDY,
@@ -78,10 +78,7 @@ class Fault(Explode):
         return loss
 """
 #: Batches are slow until there is a file named `go`: an epoch of 32 ends long after any request.
-SLOW = HELD.replace(
-    "while self.calls == 6 and not GO.exists():\n            time.sleep(0.05)",
-    "if not GO.exists():\n            time.sleep(0.5)",
-)
+SLOW = CRAWLING.replace("self.calls > 64 and ", "")
 #: Each process draws dropout of its own.
 GROUPED = STUDY.replace("dropout: 0.1", "dropout: 0.0").replace("n_trials: 6", "n_trials: 2")
 TWO = "trainer.devices=2"
@@ -174,18 +171,18 @@ def test_data_that_can_not_be_forked_is_loaded_by_each_rank(tmp_path: Path) -> N
 
 
 def test_ctrl_c_requeues_a_trial_of_two_ranks(tmp_path: Path) -> None:
-    study = grouped(tmp_path, code=HELD)
+    study = grouped(tmp_path, GROUPED.replace("batch_size: 16", "batch_size: 2"), code=SLOW)
     command = [study, TWO, "--workers", 1]
     running = start_hpo("run", *command)
     log = folder_of(study, 0) / "rank-1" / "log.txt"
     wait_until(log.exists)
     os.killpg(running.pid, signal.SIGINT)
-    (study.parent / "go").touch()
     running.communicate(timeout=PATIENCE)
     assert processes_of(study) == []
+    assert [each.outcome for each in ledger_of(study)] == ["requeued"]
+    (study.parent / "go").touch()
     hpo("run", *command)
     assert len(values(study)) == 2
-    assert next(each.outcome for each in ledger_of(study)) == "requeued"
 
 
 def test_a_study_is_checked_and_trained_in_the_group(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from hpo.study.outcome import Outcome
 from hpo.study.status import study_best, study_status, study_trials
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import deal
-from tests.support.commands import wait_until
+from tests.support.commands import CRAWLING, make_study, wait_until
 from tests.support.in_process import InProcessLauncher
 from tests.support.studies import Studies
 from trainer.state import TrainState
@@ -198,8 +198,10 @@ def test_every_trial_is_announced_and_reported(studies: Studies) -> None:
 
 
 def test_each_epoch_is_told_once_and_a_resumed_trials_curve_again(studies: Studies) -> None:
-    overrides = ("model.delay=0.04", "trainer.max_epochs=8", "study.n_trials=1")
+    overrides = ("trainer.max_epochs=8", "study.n_trials=1", "loader.batch_size=1")
+    make_study(studies.folder, code=CRAWLING)
     _, first = supervise(studies, *overrides, until=EpochsEnded, launch=InProcessLauncher)
+    (studies.folder / "go").touch()
     _, second = supervise(studies, *overrides, launch=InProcessLauncher)
     new, again = [], []
     for message in [*of(EpochsEnded, first), *of(EpochsEnded, second)]:
@@ -321,11 +323,11 @@ def commands() -> list[str]:
 @pytest.mark.parametrize("do", ["sleep", "deaf"])
 def test_a_trial_that_hangs_is_ended_with_all_its_processes(studies: Studies, do: str) -> None:
     hang = f"loss={{_target_: faults.Hang, do: {do}}}"
-    ending, heard = supervise(studies, hang, "run.no_progress_timeout=1", "study.n_trials=1")
+    ending, heard = supervise(studies, hang, "run.no_progress_timeout=3", "study.n_trials=1")
     assert ending is Ending.DONE
     (settled,) = of(Settled, heard)
     assert (settled.state, settled.outcome) == (TrialState.FAIL, Outcome.TIMED_OUT)
-    assert settled.reason == "no batch was finished within no_progress_timeout, 1 s"
+    assert settled.reason == "no batch was finished within no_progress_timeout, 3 s"
     with studies.open("trainer.max_epochs=1", "study.n_trials=1", hang) as (view,):
         (trial,) = view.study.get_trials()
         (entry,) = study_trials(view)
@@ -431,7 +433,7 @@ def test_output_whose_reader_is_gone_interrupts_the_trials(studies: Studies) -> 
 
 
 def test_a_timeout_puts_running_trials_down(studies: Studies) -> None:
-    overrides = ("model.delay=0.3",)
+    overrides = ("model.delay=0.3", "trainer.max_epochs=1000")
     ending, _ = supervise(studies, *overrides, timeout=0.5, launch=InProcessLauncher)
     assert ending is Ending.TIMEOUT
     shown = status(studies, *overrides)

@@ -24,7 +24,7 @@ from hpo.execution.placing import Placing
 from hpo.execution.supervisor import Ending
 from hpo.study.open_study import load_study
 from hpo.study.status import study_best, study_status
-from tests.support.commands import STUDY, hpo_json, make_study, wait_until
+from tests.support.commands import CRAWLING, STUDY, hpo_json, make_study, wait_until
 from tests.support.studies import Studies, ask
 
 SEVERAL = STUDY.replace("  n_trials: 6", "  n_trials: 2\n  objectives: {val_loss: minimize, val_mae: minimize}")
@@ -316,8 +316,8 @@ def test_changed_code_counts_at_the_next_call(tmp_path: Path) -> None:
 
 @pytest.mark.full
 def test_interrupted_trials_are_put_back_and_go_on(tmp_path: Path) -> None:
-    path = make_study(tmp_path)
-    overrides = {"model.delay": 0.05, "trainer.max_epochs": 8}
+    path = make_study(tmp_path, code=CRAWLING)
+    overrides = {"loader.batch_size": 1}
 
     def interrupt() -> None:
         wait_until(lambda: list(tmp_path.glob("runs/tiny/trials/*/attempt-1/metrics.csv")))
@@ -332,6 +332,7 @@ def test_interrupted_trials_are_put_back_and_go_on(tmp_path: Path) -> None:
     states = {trial.state.name for trial in hpo.load_study(path, overrides).trials}
     assert "RUNNING" not in states
     assert "WAITING" in states
+    (tmp_path / "go").touch()
     result = hpo.run(path, overrides, n_trials=2, progress=False)
     assert result.finished == result.outcomes["complete"] == 2
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import hpo, hpo_json, make_study
+from tests.support.commands import CRAWLING, hpo, hpo_json, make_study
 
 NAMES = {
     "study_started": [
@@ -108,10 +108,11 @@ def test_each_grant_is_told_once_with_its_reason(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("in_process")
 def test_a_resumed_trials_epochs_are_not_told_again(tmp_path: Path) -> None:
-    study = make_study(tmp_path)
-    slow = ("--n-trials", 1, "model.delay=0.1", "trainer.max_epochs=4", "--json")
-    first = events(hpo("run", study, "--timeout", "1s", *slow).stdout)
-    second = events(hpo("run", study, *slow).stdout)
+    study = make_study(tmp_path, code=CRAWLING)
+    options = ("--n-trials", 1, "loader.batch_size=1", "trainer.max_epochs=4", "--json")
+    first = events(hpo("run", study, "--timeout", "1s", *options).stdout)
+    (tmp_path / "go").touch()
+    second = events(hpo("run", study, *options).stdout)
     assert first[-1]["ending"] == "timeout"
     assert len(of("trial_requeued", first)) == len(of("trial_started", first))
     reported_epochs = [event["epoch"] for event in [*of("epoch_ended", first), *of("epoch_ended", second)]]
