@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from sqlalchemy import orm
 
 from hpo.storage.attributes import EPOCHS_ATTR
-from hpo.storage.grants import Grant, begin_grants, has_grant, is_granted, store_grant
+from hpo.storage.grants import Grant, add_grant, begin_grants, has_grant, is_granted, store_grant
 from hpo.storage.leased import LeasedStorage
 from hpo.storage.ledger import Owner
 
@@ -64,10 +64,10 @@ class GrantingStorage(LeasedStorage):
             LeaseLostError: Another attempt has the trial.
         """
         self.attempt_of(trial_id)
-        with self.transaction() as session:
-            self._fence(session, trial_id)
-            if not (self.patience.tries and has_grant(session, trial_id, grant)):
-                store_grant(session, trial_id, grant)
+        with self.one_transaction() as conn:
+            self._fence(conn, trial_id)
+            if not (self.patience.tries and has_grant(conn, trial_id, grant)):
+                add_grant(conn, trial_id, grant)
 
     def _store_grant(self, session: orm.Session, trial_id: int, *, only_first: bool = False) -> None:
         """Store what is being granted, in the transaction that takes the trial; ``only_first``: if it has none."""

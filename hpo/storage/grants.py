@@ -18,6 +18,7 @@ from sqlalchemy import orm
 from hpo.storage.attributes import FORK_ATTR, GRANTED_ATTR, GRANTS_ATTR, SCHEDULER_ATTR
 from hpo.storage.changes import note_change
 from hpo.storage.guarded import set_attr
+from hpo.storage.ledger import Executor
 from hpo.storage.lineage import Forked
 from hpo.storage.optuna_private import (
     STUDIES,
@@ -102,20 +103,28 @@ def store_grant(session: orm.Session, trial_id: int, grant: Grant) -> None:
     Raises:
         OldGrantError: It is not the study's next one.
     """
-    number = grant.granted["number"]
-    if not _rows(
-        session, _NEXT, {"study": grant.study_id, "was": json.dumps(number), "now": json.dumps(number + 1)}
-    ):
-        raise OldGrantError(f"grant {number} is not the study's next one")
-    set_attr(session, TRIAL_USER_ATTRS, trial_id, GRANTS_ATTR, [*_stored(session, trial_id), grant.granted])
+    add_grant(session, trial_id, grant)
     if grant.params is not None:
         set_attr(session, TRIAL_SYSTEM_ATTRS, trial_id, "fixed_params", dict(grant.params))
     if grant.fork is not None:
         _store_fork(session, trial_id, grant.study_id, grant.fork)
+
+
+def add_grant(conn: Executor, trial_id: int, grant: Grant) -> None:
+    """Store a grant that brings no parameters and no fork, in a transaction that holds its trial.
+
+    Raises:
+        OldGrantError: It is not the study's next one.
+    """
+    number, more = grant.granted["number"], json.dumps(grant.granted)
+    if not _rows(conn, _NEXT, {"study": grant.study_id, "was": json.dumps(number), "now": json.dumps(number + 1)}):
+        raise OldGrantError(f"grant {number} is not the study's next one")
+    if not _rows(conn, _APPEND, {"trial": trial_id, "more": f", {more}]"}):
+        conn.execute(_FIRST, {"trial_id": trial_id, "key": GRANTS_ATTR, "value_json": f"[{more}]"})
     if grant.state is not None:
         state = {"study": grant.study_id, "now": json.dumps(grant.state)}
-        if not _rows(session, _SET_STATE, state):
-            _add(session, grant.study_id, SCHEDULER_ATTR, grant.state)
+        if not _rows(conn, _SET_STATE, state):
+            _add(conn, grant.study_id, SCHEDULER_ATTR, grant.state)
 
 
 def is_granted(session: orm.Session, trial_id: int) -> bool:
@@ -123,9 +132,9 @@ def is_granted(session: orm.Session, trial_id: int) -> bool:
     return bool(_stored(session, trial_id))
 
 
-def has_grant(session: orm.Session, trial_id: int, grant: Grant) -> bool:
+def has_grant(conn: Executor, trial_id: int, grant: Grant) -> bool:
     """Whether an earlier try has stored it after all."""
-    return grant.granted in _stored(session, trial_id)
+    return grant.granted in _stored(conn, trial_id)
 
 
 def _store_fork(session: orm.Session, trial_id: int, study_id: int, fork: Forked) -> None:
@@ -137,15 +146,28 @@ def _store_fork(session: orm.Session, trial_id: int, study_id: int, fork: Forked
         note_change(session, study_id, replaced)
 
 
-def _stored(session: orm.Session, trial_id: int) -> list[Granted]:
-    found = session.execute(_GRANTS, {"trial": trial_id}).scalar()
-    return [] if found is None else cast("list[Granted]", json.loads(found))
+def _stored(conn: Executor, trial_id: int) -> list[Granted]:
+    found = conn.execute(_GRANTS, {"trial": trial_id}).scalar()
+    return [] if found is None else cast("list[Granted]", json.loads(cast("str", found)))
 
 
 # Statements are built once: building one costs more than to execute it.
-_GRANTS = sa.select(TRIAL_USER_ATTRS.c.value_json).where(
-    TRIAL_USER_ATTRS.c.trial_id == sa.bindparam("trial", type_=sa.Integer), TRIAL_USER_ATTRS.c.key == GRANTS_ATTR
+_OF_TRIAL = (
+    TRIAL_USER_ATTRS.c.trial_id == sa.bindparam("trial", type_=sa.Integer),
+    TRIAL_USER_ATTRS.c.key == GRANTS_ATTR,
 )
+_TEXT = TRIAL_USER_ATTRS.c.value_json
+_GRANTS = sa.select(_TEXT).where(*_OF_TRIAL)
+#: A list of grants gets one more: what follows takes the place of its closing bracket.
+_APPEND = (
+    sa.update(TRIAL_USER_ATTRS)
+    .where(*_OF_TRIAL)
+    .values(
+        value_json=sa.func.substr(_TEXT, 1, sa.func.char_length(_TEXT) - 1, type_=sa.String)
+        + sa.bindparam("more", type_=sa.String)
+    )
+)
+_FIRST = sa.insert(TRIAL_USER_ATTRS).inline()
 
 
 def _change(key: str) -> sa.Update:
@@ -163,9 +185,9 @@ def _is(study_id: int, key: str) -> sa.ColumnElement[bool]:
     return (STUDY_USER_ATTRS.c.study_id == study_id) & (STUDY_USER_ATTRS.c.key == key)
 
 
-def _rows(session: orm.Session, statement: sa.Update, parameters: Mapping[str, Any]) -> int:
-    return cast("sa.CursorResult[tuple[()]]", session.execute(statement, parameters)).rowcount
+def _rows(conn: Executor, statement: sa.Update, parameters: Mapping[str, Any]) -> int:
+    return cast("sa.CursorResult[tuple[()]]", conn.execute(statement, parameters)).rowcount
 
 
-def _add(session: orm.Session, study_id: int, key: str, value: object) -> None:
-    session.execute(sa.insert(STUDY_USER_ATTRS).values(study_id=study_id, key=key, value_json=json.dumps(value)))
+def _add(conn: Executor, study_id: int, key: str, value: object) -> None:
+    conn.execute(sa.insert(STUDY_USER_ATTRS).values(study_id=study_id, key=key, value_json=json.dumps(value)))

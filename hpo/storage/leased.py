@@ -6,7 +6,6 @@ from typing import cast
 
 import sqlalchemy as sa
 from optuna.trial import TrialState
-from sqlalchemy import orm
 
 from hpo.errors import LeaseLostError
 from hpo.storage import agents, beats, ledger
@@ -68,16 +67,17 @@ class LeasedStorage(ReadingStorage):
         self._since.pop(trial_id, None)
         self._outcomes.pop(trial_id, None)
 
-    def _fence(self, session: orm.Session, trial_id: int) -> None:
+    def _fence(self, conn: ledger.Executor, trial_id: int) -> None:
         """Check, and lock until the transaction's end, that the trial is this storage's to write."""
         if self.owner is None:
             return
         attempt = self._held.get(trial_id)
         if attempt is None:
-            state = session.execute(sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id)).scalar()
+            query = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id)
+            state = cast("TrialState | None", conn.execute(query).scalar())
             if state is None or state.is_finished():
                 return  # Optuna refuses the write itself
-        elif ledger.holds(session, trial_id, attempt):
+        elif ledger.holds(conn, trial_id, attempt):
             return
         raise lease_lost(trial_id)
 

@@ -135,9 +135,6 @@ _UNTIL: Final = re.compile(r'"until": (\d+|null)')
 
 _STUDY_ID: Final = sa.bindparam("study", type_=sa.Integer)
 _STUDY: Final = TRIALS.c.study_id == _STUDY_ID
-_BETWEEN: Final = TRIALS.c.trial_id.between(
-    sa.bindparam("first", type_=sa.Integer), sa.bindparam("last", type_=sa.Integer)
-)
 _NULL: Final = sa.null()
 _TEXT: Final = sa.String(models.MAX_INDEXED_STRING_LENGTH)
 #: The trials that a look asks for, new ones and some by their ids: a part of the statement that the others use.
@@ -148,6 +145,12 @@ _LOOKED_AT: Final = sa.union_all(
 ).cte("looked_at")
 _NOT_FINITE: Final = sa.case((REPORTS.c.intermediate_value_type != "FINITE", REPORTS.c.step))
 _STEPS: Final = in_list(REPORTS.c.step, "steps")
+
+
+def _between(table: sa.FromClause) -> sa.ColumnElement[bool]:
+    """Rows of trials between two ids; for each table of a join: a server takes none's from that of another."""
+    first, last = (sa.bindparam(name, type_=sa.Integer) for name in ("first", "last"))
+    return table.c.trial_id.between(first, last)
 
 
 def _part(name: str) -> sa.ColumnElement[str]:
@@ -196,14 +199,33 @@ def _look(best: Any) -> sa.CompoundSelect[Any]:
     return sa.union_all(_trials(_LOOKED_AT, best), *_attrs(_LOOKED_AT), _reports(_LOOKED_AT, _STEPS))
 
 
-_BLOCK_OF: Final = (_STUDY, _BETWEEN)
+def _block(best: Any) -> sa.Select[Any]:
+    """The rows of `_trials` for all trials between two, each table read once."""
+    of = REPORTS.c.trial_id
+    reported = (sa.func.max(REPORTS.c.step), sa.func.max(_NOT_FINITE), best(REPORTS.c.intermediate_value))
+    named = [column.label(name) for column, name in zip(reported, ("last", "not_finite", "best"), strict=True)]
+    curves = sa.select(of, *named).where(_between(REPORTS)).group_by(of).subquery()
+    found: Any = TRIALS.outerjoin(curves, curves.c.trial_id == TRIALS.c.trial_id)
+    attrs = []
+    for key in (GRANTS_ATTR, PAUSED_ATTR):
+        attr = TRIAL_USER_ATTRS.alias()
+        mine = sa.and_(attr.c.trial_id == TRIALS.c.trial_id, attr.c.key == key, _between(attr))
+        found = found.outerjoin(attr, mine)
+        attrs.append(attr.c.value_json)
+    columns = (TRIALS.c.trial_id, TRIALS.c.number, curves.c.last, curves.c.not_finite, curves.c.best)
+    query = sa.select(_part("trial"), *columns, sa.cast(TRIALS.c.state, _TEXT), *attrs).select_from(found)
+    return query.where(_STUDY, _between(TRIALS)).order_by(TRIALS.c.trial_id)
+
+
 _LOOKS: Final = {True: _look(sa.func.min), False: _look(sa.func.max)}
-_BLOCKS: Final = {
-    minimize: _trials(TRIALS, best).where(*_BLOCK_OF).order_by(TRIALS.c.trial_id)
-    for minimize, best in ((True, sa.func.min), (False, sa.func.max))
-}
-_BLOCK_ATTRS: Final = sa.union_all(*(each.where(*_BLOCK_OF) for each in _attrs(TRIALS)))
-_BLOCK_REPORTS: Final = _reports(TRIALS, _STEPS).where(*_BLOCK_OF)
+_BLOCKS: Final = {True: _block(sa.func.min), False: _block(sa.func.max)}
+_ALL_ATTRS: Final = sa.union_all(
+    *(
+        each.where(_STUDY, _between(table))
+        for each, table in zip(_attrs(TRIALS), (TRIAL_USER_ATTRS, TRIAL_SYSTEM_ATTRS), strict=True)
+    )
+)
+_ALL_REPORTS: Final = _reports(TRIALS, _STEPS).where(_STUDY, _between(REPORTS))
 _IDS: Final = sa.select(TRIALS.c.trial_id).where(_STUDY).order_by(TRIALS.c.trial_id)
 _VALUES: Final = sa.select(VALUES.c.trial_id, VALUES.c.value).where(
     VALUES.c.objective == 0, in_list(VALUES.c.trial_id, "trials")
@@ -265,8 +287,8 @@ def reports_at(storage: ReadingStorage, study_id: int, epoch: int, ids: Sequence
     """The reports at an epoch; ``ids``: all trials of the study, by id."""
     found: list[Report] = []
     with storage.single_statements() as conn:
-        for block in _blocks(study_id, ids):
-            found += map(_report, conn.execute(_BLOCK_REPORTS, block | {"steps": [epoch]}))
+        for rows in conn.execute(_ALL_REPORTS, _all(study_id, ids) | {"steps": [epoch]}).partitions(_BLOCK):
+            found += map(_report, rows)
     return found
 
 
@@ -280,9 +302,11 @@ def last_values_up_to(storage: ReadingStorage, epoch: int, ids: Sequence[int]) -
 
 def _every(conn: sa.Connection, study_id: int, *, minimize: bool) -> Progress:
     found = Progress()
-    for block in _blocks(study_id, conn.execute(_IDS, {"study": study_id}).scalars().all()):
+    ids = conn.execute(_IDS, {"study": study_id}).scalars().all()
+    for block in _blocks(study_id, ids):
         found.add(conn.execute(_BLOCKS[minimize], block).all())
-        _add_attrs(found, conn.execute(_BLOCK_ATTRS, block))
+    # After the trials: what belongs to one that had ended by then changes no more.
+    _add_attrs(found, conn.execute(_ALL_ATTRS, _all(study_id, ids)))
     return found
 
 
@@ -311,8 +335,12 @@ def _some(
 def _blocks(study_id: int, ids: Sequence[int]) -> Iterator[dict[str, int]]:
     """Parameters of the statements about all trials between two, of which these are the ids."""
     for start in range(0, len(ids), _BLOCK):
-        block = ids[start : start + _BLOCK]
-        yield {"study": study_id, "first": block[0], "last": block[-1]}
+        yield _all(study_id, ids[start : start + _BLOCK])
+
+
+def _all(study_id: int, ids: Sequence[int]) -> dict[str, int]:
+    """Parameters of a statement about all trials of these ids, which ascend."""
+    return {"study": study_id, "first": ids[0] if ids else 0, "last": ids[-1] if ids else 0}
 
 
 def _chunked(conn: sa.Connection, statement: sa.Executable, ids: Sequence[int], **more: Any) -> list[Row]:

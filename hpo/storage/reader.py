@@ -35,6 +35,8 @@ from hpo.storage.transactions import TransactionalStorage
 
 # Ids in one statement: far below what any database takes, and enough for the statement's own cost not to count.
 _AT_ONCE: Final = 500
+# Trials that are read whole in one statement: as many as a sample has. A server reads each table once for it.
+_WHOLE_AT_ONCE: Final = 4_000
 # Rows held at a time: all that are held together count as new objects, which start long garbage collections.
 _FETCHED: Final = 200
 _FINITE: Final = "FINITE"
@@ -194,15 +196,23 @@ class ReadingStorage(TransactionalStorage):
                 rows = trial_rows(conn, study_id, after=-1, among=())
             else:
                 best = sample.best_ids(conn, study_id, maximize=maximize)
-                query = _OF_STUDY.where(sample.in_sample(sample.stride(trials, most), best))
-                query = query.order_by(TRIALS.c.trial_id)
+                query = _WITH_MARK.where(sample.in_sample(sample.stride(trials, most), best, _MARK.c.trial_id))
                 rows = [TrialRow._make(row) for row in conn.execute(query, {"study": study_id})]
             return last, rows, whole_trials(conn, [row for row in rows if row.state in states])
 
 
 # Statements are built once: building one costs as much as a small database takes to answer it.
 _AFTER = TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)
-_OF_STUDY = sa.select(*_ROW).where(TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer))
+_STUDY = TRIALS.c.study_id == sa.bindparam("study", type_=sa.Integer)
+_OF_STUDY = sa.select(*_ROW).where(_STUDY)
+# All trials of a study beside the marks of paused ones: a look for each trial takes a server much longer.
+_MARK = TRIAL_USER_ATTRS.alias("mark")
+_WITH_MARK = (
+    sa.select(*_ROW)
+    .outerjoin_from(TRIALS, _MARK, sa.and_(_MARK.c.trial_id == TRIALS.c.trial_id, _MARK.c.key == PAUSED_ATTR))
+    .where(_STUDY)
+    .order_by(TRIALS.c.trial_id)
+)
 _ROWS_AFTER = _OF_STUDY.where(_AFTER).order_by(TRIALS.c.trial_id)
 _ROWS_OR_AMONG = _OF_STUDY.where(
     sa.or_(
@@ -250,8 +260,8 @@ def rows_of(conn: sa.Connection, trial_ids: Sequence[int]) -> list[TrialRow]:
 def whole_trials(conn: sa.Connection, rows: Sequence[TrialRow]) -> list[FrozenTrial]:
     """The trials of these rows with all that belongs to them, in the same order."""
     trials: list[FrozenTrial] = []
-    for start in range(0, len(rows), _AT_ONCE):
-        trials += _whole(conn, rows[start : start + _AT_ONCE])
+    for start in range(0, len(rows), _WHOLE_AT_ONCE):
+        trials += _whole(conn, rows[start : start + _WHOLE_AT_ONCE])
     return trials
 
 

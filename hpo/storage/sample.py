@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from typing import Final
+from typing import Any, Final
 
 import sqlalchemy as sa
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage.optuna_private import TRIALS, VALUES
-from hpo.storage.pausing import IS_PAUSED
 
 #: The best trials that a sample has: as many as Optuna's TPE takes for its good ones at most.
 BEST: Final = 25
@@ -49,9 +48,15 @@ def best_ids(conn: sa.Connection, study_id: int, *, maximize: bool) -> list[int]
     return list(conn.execute(best, {"study": study_id}).scalars())
 
 
-def in_sample(every: int, best: Sequence[int]) -> sa.ColumnElement[bool]:
-    """The condition of the trials that are read: they wait or run, are in the even sample, or among the best."""
-    running = sa.and_(TRIALS.c.state == TrialState.RUNNING, ~IS_PAUSED)
+def in_sample(every: int, best: Sequence[int], paused: sa.ColumnElement[Any]) -> sa.ColumnElement[bool]:
+    """The condition of the trials that are read: they wait or run, are in the even sample, or among the best.
+
+    Args:
+        every: The sample's stride.
+        best: Ids of the best.
+        paused: A column that is NULL for a trial that is not paused.
+    """
+    running = sa.and_(TRIALS.c.state == TrialState.RUNNING, paused.is_(None))
     sampled = sa.or_(TRIALS.c.number % every == 0, TRIALS.c.trial_id.in_(best))
     return sa.or_(TRIALS.c.state == TrialState.WAITING, running, sampled)
 

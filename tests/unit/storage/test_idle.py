@@ -5,8 +5,10 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 import sqlalchemy as sa
 
+from hpo.storage import idle
 from hpo.storage.idle import IdlePool
 from hpo.storage.ledger import Owner
 from tests.support.owners import load, make_study, opened
@@ -34,6 +36,25 @@ def test_what_is_idle_is_closed_and_what_is_in_use_stays(tmp_path: Path) -> None
     with engine.connect(), engine.connect():  # there is room for as many as before
         assert pool.checkedout() == 2
     engine.dispose()
+
+
+def test_a_connection_is_asked_whether_it_works_unless_it_just_did(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = sa.create_engine(f"sqlite:///{tmp_path}/a.db", poolclass=IdlePool, pool_pre_ping=True)
+    asked = list[float]()
+
+    def ping(_: object) -> bool:
+        asked.append(idle._FRESH)
+        return True
+
+    monkeypatch.setattr(engine.dialect, "do_ping", ping)
+    for _ in range(2):  # the second time with the pool that takes the place of the closed one
+        for fresh in (3600.0, 3600.0, 0.0, 3600.0, 0.0):
+            monkeypatch.setattr(idle, "_FRESH", fresh)
+            engine.connect().close()
+        engine.dispose()
+    assert asked == [0.0, 0.0] * 2
 
 
 def test_a_storage_gives_an_idle_connection_back_to_the_server(postgres_server: PostgresServer) -> None:

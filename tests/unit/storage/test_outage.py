@@ -26,6 +26,7 @@ from hpo.errors import BudgetExhaustedError, StudyError
 from hpo.storage import engines as database
 from hpo.storage import ledger
 from hpo.storage.beats import Heartbeat
+from hpo.storage.grants import Grant, Granted, OldGrantError, grants_of
 from hpo.storage.ledger import Owner
 from hpo.storage.outage import OPERATIONS, DatabaseAwayError, DatabaseError, Patience
 from hpo.storage.study_storage import StudyStorage, open_storage
@@ -128,6 +129,37 @@ def test_a_commit_whose_answer_is_lost_is_done_once(
     assert storage.beat() == []
 
 
+@pytest.mark.parametrize("arrives", [True, False])
+def test_a_grant_whose_commits_answer_is_lost_is_stored_once(
+    lossy_owner: tuple[StudyStorage, Losses], arrives: bool
+) -> None:
+    storage, losses = lossy_owner
+    study = study_id(storage)
+    storage.begin_grants(study)
+    trial = load(storage).ask()
+    granted: list[Granted] = [
+        {"number": at, "until": at + 1, "why": {"kind": 'of "some" kind'}} for at in range(3)
+    ]
+    for grant in granted:
+        losses.arm("UPDATE study_user_attributes", arrives=arrives)
+        storage.extend(trial._trial_id, Grant(study, grant))
+        assert losses.count == 1
+    with pytest.raises(OldGrantError):
+        storage.extend(trial._trial_id, Grant(study, granted[2]))
+    assert grants_of(storage.get_trial(trial._trial_id)) == granted
+
+
+def test_what_was_to_be_written_on_a_connection_that_just_broke_is_written(server: DatabaseServer) -> None:
+    url = server.new_database(ready=True)
+    make_study(url, 1)
+    with opened(url, owner=Owner.current()) as storage:
+        trial = load(storage).ask()
+        for connection in server.connections(str(sa.make_url(url).database)):
+            server.disconnect(connection)
+        trial.report(0.5, 1)
+        assert storage.get_trial(trial._trial_id).intermediate_values == {1: 0.5}
+
+
 @pytest.mark.parametrize("enqueues", [False, True])
 def test_a_trial_of_another_owner_with_the_id_of_a_broken_try_is_not_taken_for_ones_own(
     sqlite_url: str, monkeypatch: pytest.MonkeyPatch, enqueues: bool
@@ -193,8 +225,9 @@ def test_waiting_is_logged_once_and_given_up_with_a_fix(
             back.join()
         assert reported_events() == ["is unrea", "is reach"]
         server.stop()
-        with pytest.raises(DatabaseAwayError, match="fix: see that the database runs"):
-            storage.engine.connect()
+        away = pytest.raises(DatabaseAwayError, match="fix: see that the database runs")
+        with away, storage.engine.connect() as conn:
+            conn.exec_driver_sql("SELECT 1")
         storage.patience = Patience("here", limit=0.2)
         with pytest.raises(DatabaseError, match=r"here: the database has been unreachable(.|\n)*fix: start it"):
             trial.report(1.0, 1)

@@ -84,6 +84,7 @@ def test_many_trials_are_read_in_several_statements(
     expected = shown(storage._get_trials(study, None, set(), -1))
     ids = [trial._trial_id for trial in storage.get_all_trials(study)]
     monkeypatch.setattr(reader, "_AT_ONCE", chunk)
+    monkeypatch.setattr(reader, "_WHOLE_AT_ONCE", chunk)
     assert shown(storage._get_trials(study, None, set(), -1)) == expected
     among = storage._get_trials(study, None, {ids[0], ids[2]}, ids[4])
     assert [trial._trial_id for trial in among] == [ids[0], ids[2], *ids[5:]]
