@@ -137,11 +137,16 @@ _STUDY_ID: Final = sa.bindparam("study", type_=sa.Integer)
 _STUDY: Final = TRIALS.c.study_id == _STUDY_ID
 _NULL: Final = sa.null()
 _TEXT: Final = sa.String(models.MAX_INDEXED_STRING_LENGTH)
-#: The trials that a look asks for, new ones and some by their ids: a part of the statement that the others use.
+_CHANGED: Final = sa.and_(
+    CHANGES.c.study_id == _STUDY_ID, CHANGES.c.change_id > sa.bindparam("change", type_=sa.Integer)
+)
+#: The trials that a look asks for, which the parts of its statement share: new ones, some by their ids, and those
+#: of which a change is noted. One may be among them twice.
 _ROW: Final = sa.select(TRIALS.c.trial_id, TRIALS.c.number, TRIALS.c.state)
-_LOOKED_AT: Final = sa.union_all(
+_LOOKED_AT: Final = sa.union(
     _ROW.where(_STUDY, TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)),
     _ROW.where(in_list(TRIALS.c.trial_id, "trials")),
+    _ROW.join_from(TRIALS, CHANGES, CHANGES.c.trial_id == TRIALS.c.trial_id).where(_CHANGED),
 ).cte("looked_at")
 _NOT_FINITE: Final = sa.case((REPORTS.c.intermediate_value_type != "FINITE", REPORTS.c.step))
 _STEPS: Final = in_list(REPORTS.c.step, "steps")
@@ -194,9 +199,26 @@ def _reports(of: sa.FromClause, which: sa.ColumnElement[bool]) -> sa.Select[Any]
     return join.where(which)
 
 
+#: The study's attributes, as rows of a look: they belong to no trial.
+_STUDY_ATTRS: Final = sa.select(
+    *(_part("study"), _NULL, _NULL, _NULL, _NULL, _NULL),
+    *(STUDY_USER_ATTRS.c.key, STUDY_USER_ATTRS.c.value_json, _NULL),
+).where(
+    STUDY_USER_ATTRS.c.study_id == _STUDY_ID,
+    STUDY_USER_ATTRS.c.key.in_([BUDGET_ATTR, EPOCHS_ATTR, MAX_EPOCHS_ATTR, SCHEDULER_ATTR]),
+)
+_LATEST_CHANGE: Final = sa.select(
+    *(_part("change"), _NULL, sa.func.max(CHANGES.c.change_id), _NULL, _NULL, _NULL, _NULL, _NULL, _NULL)
+).where(_CHANGED)
+
+
 def _look(best: Any) -> sa.CompoundSelect[Any]:
-    """All of some trials at one time. The first part has a value in every column: it gives the columns' types."""
-    return sa.union_all(_trials(_LOOKED_AT, best), *_attrs(_LOOKED_AT), _reports(_LOOKED_AT, _STEPS))
+    """The study and some of its trials at one time.
+
+    The first part has a value in every column: it gives the columns' types.
+    """
+    trials = (_trials(_LOOKED_AT, best), *_attrs(_LOOKED_AT), _reports(_LOOKED_AT, _STEPS))
+    return sa.union_all(*trials, _STUDY_ATTRS, _LATEST_CHANGE)
 
 
 def _block(best: Any) -> sa.Select[Any]:
@@ -235,17 +257,6 @@ _UP_TO: Final = (
     .where(REPORTS.c.step <= sa.bindparam("step", type_=sa.Integer), in_list(REPORTS.c.trial_id, "trials"))
     .order_by(REPORTS.c.step)
 )
-_NO_NUMBER: Final = sa.cast(_NULL, sa.Integer)
-#: The study's attributes, and what has changed since the last look.
-_STUDY_AND_CHANGES: Final = sa.union_all(
-    sa.select(_NO_NUMBER, _NO_NUMBER, STUDY_USER_ATTRS.c.key, STUDY_USER_ATTRS.c.value_json).where(
-        STUDY_USER_ATTRS.c.study_id == _STUDY_ID,
-        STUDY_USER_ATTRS.c.key.in_([BUDGET_ATTR, EPOCHS_ATTR, MAX_EPOCHS_ATTR, SCHEDULER_ATTR]),
-    ),
-    sa.select(CHANGES.c.change_id, CHANGES.c.trial_id, _NULL, _NULL).where(
-        CHANGES.c.study_id == _STUDY_ID, CHANGES.c.change_id > sa.bindparam("change", type_=sa.Integer)
-    ),
-)
 
 
 @patient
@@ -262,21 +273,15 @@ def read_progress(
         minimize: Whether the least value is the best.
     """
     with storage.single_statements() as conn:
-        first = cursor.change is None
-        change = latest_change(conn, study_id) if cursor.change is None else cursor.change
-        rows = conn.execute(_STUDY_AND_CHANGES, {"study": study_id, "change": change}).all()
-        study = {key: json.loads(text) for _, _, key, text in rows if key is not None}
-        changes = {each: trial_id for each, trial_id, key, _ in rows if key is None}
-        if first:
+        if cursor.change is None:
+            change = latest_change(conn, study_id)
             found = _every(conn, study_id, minimize=minimize)
         else:
-            known = sorted(each for each in {*changes.values()} | cursor.open_ids if each <= cursor.last_id)
-            found = _some(conn, study_id, cursor.last_id, known, epochs, minimize=minimize)
+            found, change = _some(conn, study_id, cursor, cursor.change, epochs, minimize=minimize)
         judged = [trial_id for trial_id, attrs in found.attrs.items() if OUTCOME_ATTR in attrs]
         # The value counts beside an outcome only: an attempt may have died between the two.
         found.values = dict(_chunked(conn, _VALUES, judged))
-    found.study = study
-    cursor.change = max(changes, default=change)
+    cursor.change = change
     cursor.last_id = max(cursor.last_id, found.trial_id[-1] if found.trial_id else -1)
     cursor.open_ids = found.open_ids
     return found
@@ -301,7 +306,7 @@ def last_values_up_to(storage: ReadingStorage, epoch: int, ids: Sequence[int]) -
 
 
 def _every(conn: sa.Connection, study_id: int, *, minimize: bool) -> Progress:
-    found = Progress()
+    found = Progress(study=_study(conn.execute(_STUDY_ATTRS, {"study": study_id})))
     ids = conn.execute(_IDS, {"study": study_id}).scalars().all()
     for block in _blocks(study_id, ids):
         found.add(conn.execute(_BLOCKS[minimize], block).all())
@@ -311,25 +316,25 @@ def _every(conn: sa.Connection, study_id: int, *, minimize: bool) -> Progress:
 
 
 def _some(
-    conn: sa.Connection, study_id: int, after: int, ids: Sequence[int], epochs: Collection[int], *, minimize: bool
-) -> Progress:
-    """The trials with these ids, and those with an id above ``after``, which is above these."""
-    found, trials = Progress(), list[Row]()
+    conn: sa.Connection, study_id: int, cursor: Cursor, change: int, epochs: Collection[int], *, minimize: bool
+) -> tuple[Progress, int]:
+    """The trials that may have changed since the last look, after a change; and the latest change."""
+    found, trials, ids = Progress(), dict[int, Row](), sorted(cursor.open_ids)
+    latest = change
     for start in range(0, max(1, len(ids)), _AT_ONCE):
-        some = {
-            "study": study_id,
-            "trials": ids[start : start + _AT_ONCE],
-            "after": _NO_ID if start else after,
-            "steps": [*epochs],
-        }
+        some = {"study": study_id, "trials": ids[start : start + _AT_ONCE], "steps": [*epochs]}
+        # What is new, or has changed, is read with the first of these.
+        since = {"after": _NO_ID, "change": _NO_ID} if start else {"after": cursor.last_id, "change": change}
         by_part = defaultdict[str, list[Row]](list)
-        for row in conn.execute(_LOOKS[minimize], some):
+        for row in conn.execute(_LOOKS[minimize], some | since):
             by_part[row[0]].append(row)
-        trials += by_part["trial"]
+        trials |= {row[1]: row for row in by_part["trial"]}
         found.reports += map(_report, by_part["report"])
         _add_attrs(found, by_part["attr"])
-    found.add(sorted(trials, key=lambda row: row[1]))
-    return found
+        found.study = _study(by_part["study"])
+        latest = max(latest, by_part["change"][0][2] or 0)
+    found.add([trials[trial_id] for trial_id in sorted(trials)])
+    return found, latest
 
 
 def _blocks(study_id: int, ids: Sequence[int]) -> Iterator[dict[str, int]]:
@@ -348,6 +353,10 @@ def _chunked(conn: sa.Connection, statement: sa.Executable, ids: Sequence[int], 
     for start in range(0, len(ids), _AT_ONCE):
         found += conn.execute(statement, {"trials": ids[start : start + _AT_ONCE]} | more).all()
     return found
+
+
+def _study(rows: Iterable[Row]) -> dict[str, Any]:
+    return {key: json.loads(text) for *_, key, text, _ in rows}
 
 
 def _add_attrs(found: Progress, rows: Iterable[Row]) -> None:

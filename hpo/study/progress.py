@@ -88,7 +88,9 @@ class StudyProgress:
         found = np.searchsorted(self._columns["trial_id"], np.array(trials, dtype=np.int64))
         self._at[epoch][found] = values
         # A trial may have come so far, and reported nothing there: what it reported before counts.
-        self._fill_gaps(epoch, np.setdiff1d(places[self._epochs(places) >= epoch], found))
+        reported = np.zeros(len(self._at[epoch]), np.bool_)
+        reported[found] = True
+        self._fill_gaps(epoch, places[(self._epochs(places) >= epoch) & ~reported[places]])
 
     def _fill_gaps(self, epoch: int, places: Integers) -> None:
         if not len(places):
