@@ -35,8 +35,8 @@ from hpo.storage.transactions import TransactionalStorage
 
 # Ids in one statement: far below what any database takes, and enough for the statement's own cost not to count.
 _AT_ONCE: Final = 500
-# Trials that are read whole in one statement. A server may read each table once for it, and the client holds all of
-# its answer: fewer at a time would cost the one more work, and more the other more memory.
+# Trials that are read whole in one statement. A server may read each table once for it, and the client holds all
+# of its answer: fewer at a time would cost the one more work, and more the other more memory.
 _WHOLE_AT_ONCE: Final = 2_000
 # Rows held at a time: all that are held together count as new objects, which start long garbage collections.
 _FETCHED: Final = 200
