@@ -32,8 +32,9 @@ _SLOWEST: Final = 10.0
 _LATE: Final = 2
 #: How often in an interval a trial process shows that it runs.
 _SHOWN: Final = 4
-#: Seconds without a statement after which a trial process gives its connection back.
-_IDLE: Final = 60.0
+#: Seconds without a statement after which a trial process gives its connection back. To open one costs a server as
+#: much as a dozen reports: who reports every ten seconds keeps it.
+_IDLE: Final = 20.0
 
 
 def beat_interval(lost_after: float) -> float:
