@@ -62,12 +62,24 @@ def check_hooks(callbacks: Iterable[Callback]) -> None:
             saves nor declares as ``transient``.
     """
     for callback in _to_check(callbacks):
-        for event in EVENTS:
-            hook = getattr(type(callback), event)
-            if event in _ELSEWHERE or hook is getattr(Callback, event):
-                continue
+        for event, hook in _hooks_of(type(callback)):
             if found := _set_by(callback, hook) - {*callback.transient}:
                 raise ValueError(_refusal(callback, sorted(found), f"sets {{}} in {event}"))
+
+
+def read_hooks(kinds: Iterable[type[Callback]]) -> None:
+    """Read the source of what `check_hooks` checks of classes, which processes forked later then need not."""
+    for kind in kinds:
+        for _, hook in _hooks_of(kind):
+            for _ in _reached(kind, hook):
+                pass
+
+
+def _hooks_of(kind: type[Callback]) -> Iterator[tuple[str, Any]]:
+    for event in EVENTS:
+        hook = getattr(kind, event)
+        if event not in _ELSEWHERE and hook is not getattr(Callback, event):
+            yield event, hook
 
 
 def _to_check(callbacks: Iterable[Callback]) -> list[Callback]:
@@ -88,6 +100,14 @@ def _refusal(callback: Callback, names: list[str], does: str) -> str:
 def _set_by(callback: Callback, hook: Callable[..., Any]) -> set[str]:
     """The attributes that a hook sets, by itself or through other methods of the callback."""
     kind, found = type(callback), set[str]()
+    for sets in _reached(kind, hook):
+        found |= {name for name in sets.assigned if not isinstance(getattr(kind, name, None), property)}
+        found |= {name for name in sets.changed if isinstance(vars(callback).get(name), list | dict | set | deque)}
+    return found
+
+
+def _reached(kind: type[Callback], hook: Callable[..., Any]) -> Iterator[_Sets]:
+    """What a hook and each method that it calls do."""
     waiting: list[Any] = [hook]
     seen = set[Any]()
     while waiting:
@@ -96,10 +116,8 @@ def _set_by(callback: Callback, hook: Callable[..., Any]) -> set[str]:
             continue
         seen.add(method)
         sets = _sets(method)
-        found |= {name for name in sets.assigned if not isinstance(getattr(kind, name, None), property)}
-        found |= {name for name in sets.changed if isinstance(vars(callback).get(name), list | dict | set | deque)}
         waiting += [getattr(kind, name, None) for name in sets.called]
-    return found
+        yield sets
 
 
 @cache

@@ -303,7 +303,10 @@ def _writers(callbacks: tuple[Callback, ...], reader: Callback) -> Iterator[tupl
     for position, writer in enumerate(callbacks):
         if writer is reader or not writer.writes or not reader.reads:
             continue
-        if any(
-            read in (write, "*") or fnmatchcase(read, write) for read in reader.reads for write in writer.writes
-        ):
+        if any(_is_written(read, write) for read in reader.reads for write in writer.writes):
             yield position, writer
+
+
+def _is_written(read: str, write: str) -> bool:
+    # To compile a pattern takes longer than all else here, and most names are none.
+    return read in (write, "*") or (any(sign in write for sign in "*?[") and fnmatchcase(read, write))

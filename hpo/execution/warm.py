@@ -16,6 +16,7 @@ import torch
 from hpo.config.spec import StudySpec
 from hpo.trial.builder import Builder
 from hpo.trial.forks import only_in
+from hpo.trial.trainer_code import read_hooks
 
 _FDS: Final = Path("/proc/self/fd")
 _TASKS: Final = Path("/proc/self/task")
@@ -41,6 +42,8 @@ def warm_up(spec: StudySpec) -> tuple[Builder, bool]:
             builder.import_targets()
             if spec.config.data is not None and spec.is_fixed("data"):
                 builder.data(spec.resolve())
+            if spec.config.objective is None:
+                read_hooks(builder)
     except BaseException:  # noqa: BLE001 - the study's code may raise anything, and raises it in the trial again
         traceback.print_exc()
     gc.collect()

@@ -28,7 +28,7 @@ class PerTrialSampler(samplers.BaseSampler):
         make: Makes the sampler from a seed in [0, 2**32).
         seed: The study's seed.
         shown: What the sampler is shown in place of a study, such as `hpo.search.as_predicted.as_predicted`; asked
-            once for each trial.
+            once for each trial that is drawn.
     """
 
     def __init__(
@@ -61,7 +61,8 @@ class PerTrialSampler(samplers.BaseSampler):
 
     def _renew(self, study: Study, trial: FrozenTrial) -> None:
         self._inner = self._make(self._seed_of(trial))
-        self._inner.before_trial(self._as_shown(study, trial), trial)
+        # What it is shown is made when it draws: for a trial that resumes, or that has its point, it never does.
+        self._inner.before_trial(study, trial)
 
     def _as_shown(self, study: Study, trial: FrozenTrial) -> Study:
         if self._shown is None or self._shown[0] != id_of_trial(trial):

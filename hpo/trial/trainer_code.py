@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from hpo.config.targets import TARGET
 from hpo.errors import StudyError
 from hpo.study.outcome import prediction_record
 from hpo.trial.builder import Builder, RunPlace
+from hpo.trial.callbacks import configured
 from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.micro_batch import MicroBatches, cut, finer
 from hpo.trial.peer import Seat
@@ -20,10 +22,17 @@ from hpo.trial.peers import Peers
 from hpo.trial.pruner_callback import PrunerCallback
 from hpo.trial.session import Session
 from hpo.trial.watch import Watch
-from trainer import Callback, Trainer
+from trainer import Callback, Trainer, declared
 from trainer.callbacks import LossPrediction
 from trainer.recorded import Metrics
 from trainer.state import CONTINUED
+
+
+def read_hooks(builder: Builder) -> None:
+    """Read the source of the hooks that each trial's trainer checks, once for all trials."""
+    own = (node[TARGET] for node in configured(builder.spec.resolve()).values() if TARGET in node)
+    kinds = [Watch, MicroBatches, PrunerCallback, *map(builder.resolver.resolve, own)]
+    declared.read_hooks(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, Callback))
 
 
 @dataclass

@@ -16,10 +16,12 @@ from optuna.trial import TrialState
 from hpo.config.space import SearchSpace
 from hpo.config.spec import load_spec
 from hpo.errors import BudgetExhaustedError, InputError, StudyError
+from hpo.search import samplers
+from hpo.search.as_predicted import as_predicted
 from hpo.search.samplers import SAMPLERS, ExhaustiveSampler, make_sampler, tpe_arguments
 from hpo.study.open_study import OpenStudy, start_study
 from tests.support.commands import STUDY, make_study
-from tests.support.studies import Studies, ask
+from tests.support.studies import Studies, ask, take
 
 FINITE = (
     "search_space={optimizer.lr: {type: categorical, choices: [0.1, 0.2, 0.3]}, "
@@ -139,6 +141,37 @@ def test_a_trial_lost_between_two_draws_gets_the_point_it_would_have_had(studies
         trial.suggest_float("optimizer.lr", 1e-3, 1e-1, log=True)
         view.storage.requeue(trial._trial_id)
         assert play(view, 1) == whole
+
+
+@pytest.mark.parametrize("where", ["[]", "[model.hidden > 2]"])
+@pytest.mark.parametrize("scheduler", ["asha", "freeze_thaw"])
+def test_a_sampler_is_shown_the_study_for_a_trial_that_it_draws_alone(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, scheduler: str, where: str
+) -> None:
+    shown = list[int]()
+
+    def counted(study: optuna.Study, encoding: Any) -> optuna.Study:
+        shown.append(len(study.get_trials(deepcopy=False)))
+        return as_predicted(study, encoding)
+
+    monkeypatch.setattr(samplers, "as_predicted", counted)
+    options = (f"study.scheduler={scheduler}", f"where={where}")
+    with studies.open(*sampler("{name: tpe, seed: 5}"), *options) as (view,):
+        for number in range(3):
+            shown.clear()  # by the try-out at the start, and by the trial before
+            trial = begun(take(view))
+            had = view.space.suggest(trial)
+            assert shown == ([] if scheduler == "freeze_thaw" else [number + 1])  # its points are the scheduler's
+            view.storage.requeue(trial._trial_id)
+            again = begun(take(view))
+            assert (again.number, view.space.suggest(again)) == (number, had)
+            assert len(shown) == (scheduler != "freeze_thaw")
+            view.study.tell(again, loss(had))
+
+
+def begun(taken: Any) -> optuna.Trial:
+    assert isinstance(taken, optuna.Trial)
+    return taken
 
 
 @pytest.mark.parametrize("short", ["tpe", "qmc"])

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from tests.unit.trainer.support import Recorder, make_trainer, regression
-from trainer import Callback
+from trainer import Callback, declared
 from trainer.callbacks import Checkpoint, EarlyStopping, GarbageCollection, default_callbacks
 from trainer.distributed.ranks import rank
 from trainer.runner import CallbackRunner
@@ -159,6 +159,16 @@ class ThatOnlyReads(Assigns):
 
 
 class TestFromTheSource:
+    def test_what_was_read_of_classes_is_not_read_again_for_their_callbacks(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        declared._sets.cache_clear()
+        declared.read_hooks([AssignsByAnother, ThatOnlyReads])
+        monkeypatch.setattr(declared.inspect, "getsource", None)
+        CallbackRunner([ThatOnlyReads(), Checkpoint(tmp_path)])
+        with pytest.raises(ValueError, match="sets `value` in on_log_metrics"):
+            CallbackRunner([AssignsByAnother(), Checkpoint(tmp_path)])
+
     @pytest.mark.parametrize(
         ("kind", "event"),
         [
