@@ -41,10 +41,11 @@ docs-serve: install
 
 install: $(VENV)/.installed
 
+# Of 28,000 modules that pip would compile, one core at a time, few are ever imported: those are compiled then.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt torch
-	$(VENV)/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(VENV)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt torch
+	$(VENV)/bin/pip install --quiet --no-compile --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@
 
 clean:

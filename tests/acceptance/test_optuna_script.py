@@ -158,7 +158,7 @@ def test_four_workers_a_killed_trial_and_all_that_looks_at_the_study(tmp_path: P
     assert "tpe (auto: the function draws its parameters itself)" in hpo("check", study, *given).stdout
     run = start_hpo("run", study, *given)
     process = study.parent / "process"
-    wait_until(process.exists, seconds=120)
+    wait_until(process.exists)
     os.kill(int(process.read_text()), signal.SIGKILL)
     assert run.communicate()[0].count("12 of 12 trials finished") == 1
     assert run.returncode == 0

@@ -94,7 +94,7 @@ for listed in (list_actors, list_tasks, list_runtime_envs):
 """
 
 
-def test_sixty_trials_on_three_machines_one_of_which_is_lost(
+def test_a_study_on_three_machines_one_of_which_is_lost(
     ray_cluster: RayCluster, postgres_server: PostgresServer, tmp_path: Path
 ) -> None:
     """By the command; each of its agents has a machine to itself, so that a replacement waits for the new one."""

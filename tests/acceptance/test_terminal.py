@@ -128,9 +128,12 @@ def test_a_signal_leaves_the_terminal_as_it_was(crawling: Path) -> None:
     with terminal("run", crawling, *LONG) as child:
         child.expect("1/40")
         child.kill(signal.SIGTERM)
+        child.expect("stopping: each worker finishes its batch")
         child.expect("interrupted; resume with:")
         assert ended(child) == 130
         left(child)
+    assert [(each.outcome, each.reason) for each in ledger_of(crawling)] == [("requeued", "interrupted")]
+    assert list(crawling.parent.rglob("epoch-*-batch-*.pt")), "interrupted inside an epoch"
 
 
 def test_a_terminal_that_is_closed_ends_the_run_in_order(crawling: Path) -> None:
