@@ -33,13 +33,15 @@ def test_nothing_is_lost_by_a_killed_driver_preemption_a_time_limit_and_a_lost_n
         again.wait(lambda: min(slurm_cluster.restarts(first), slurm_cluster.restarts(second)) == 1)
         slurm_cluster.lift_time_limit(second)
         again.wait(lambda: len(again.hosts) == 2 and study.agents_at_work() == 2)
-        again.wait(lambda: study.agents_that_trained() == 4)
+        again.wait(lambda: study.agents_that_trained() >= 4)
+        assert not again.said("agent_placed"), "Slurm has started each of them again"
         lost = again.hosts[first]
         slurm_cluster.lose_node(lost)
         again.wait(lambda: again.said("agent_lost"))  # the other one has its machine to itself
         slurm_cluster.start_node(lost)
-        again.wait(lambda: study.agents_that_trained() == 5)
-        assert not again.said("agent_placed"), "Slurm has started each of them again"
+        again.wait(lambda: study.agents_that_trained() >= 5)
+        # Slurm starts it again, too: who looks at its job before that finds that it has ended.
+        assert len(again.said("agent_placed")) <= 1
         study.hurry()  # one may leave now before the last trial is put back, and be replaced
         assert again.end() == 0, again.output
         ended = again.events[-1]
