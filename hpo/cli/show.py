@@ -156,7 +156,7 @@ def trials(
     with uncollected():
         from hpo.study.status import study_trials
 
-    data = looked_up(spec, partial(study_trials, last=last))
+    data = looked_up(spec, partial(study_trials, last=last, brief=not (internals or json_)))
     if json_:
         print_json(data)
         return

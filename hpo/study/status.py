@@ -208,8 +208,10 @@ def _whole(opened: OpenStudy, outline: FrozenTrial) -> FrozenTrial:
     return trial
 
 
-def study_trials(opened: OpenStudy, last: int | None = None) -> list[dict[str, Any]]:
+def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = False) -> list[dict[str, Any]]:
     """One entry a trial, in the order of their numbers; ``last``: of so many with the highest numbers.
+
+    ``brief`` leaves out ``metrics``, and of ``internals`` all but who ran it: a table of trials needs no more.
 
     ``params`` are as the study file has them, lists and mappings among them. ``metrics`` are those of its best
     epoch that a person asked for (`hpo.study.internals.parted_metrics`), empty before there is one. The traceback
@@ -237,13 +239,12 @@ def study_trials(opened: OpenStudy, last: int | None = None) -> list[dict[str, A
             "value": finite(trial_value(opened, trial)),
             **_values(opened, trial),
             "params": opened.spec.values(trial.params),
-            "metrics": parted_metrics(opened.spec, _metrics(trial))[0],
+            **({} if brief else {"metrics": parted_metrics(opened.spec, _metrics(trial))[0]}),
             "epochs": epochs_reached(trial),
             "duration_s": trial.duration.total_seconds() if trial.duration else None,
             **_cause(trial, forks.get(trial.number)),
             "internals": {
-                **_internals(opened, trial),
-                "replaced_by": None if (after := forks.get(trial.number)) is None else after.number,
+                **({} if brief else _internals(opened, trial) | _replaced(forks.get(trial.number))),
                 **_history(attempts[id_of_trial(trial)]),
             },
         }
@@ -348,6 +349,10 @@ def _internals(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
         "grants": list(grants_of(trial)),
         "fork": forked_from(trial),
     }
+
+
+def _replaced(fork: FrozenTrial | None) -> dict[str, Any]:
+    return {"replaced_by": None if fork is None else fork.number}
 
 
 def _described(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:

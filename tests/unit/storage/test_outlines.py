@@ -70,6 +70,13 @@ def test_outlines_count_rank_and_show_as_whole_trials_do(tmp_path: Path, ready_u
         entries = study_trials(opened)
         assert study_trials(opened, last=5) == entries[-5:]
         assert study_trials(opened, last=1_000) == entries
+        left_out = {"metrics", "prediction", "seed", "grants", "fork", "replaced_by"}
+        kept = [
+            {key: each[key] for key in each.keys() - {"metrics"}}
+            | {"internals": {key: each["internals"][key] for key in each["internals"].keys() - left_out}}
+            for each in entries
+        ]
+        assert study_trials(opened, brief=True) == kept
         shown = {entry["trial"]: entry for entry in entries}
         assert set(shown) == {trial.number for trial in whole}
         for trial in whole:
