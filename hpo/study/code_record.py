@@ -18,7 +18,7 @@ from hpo.config.code import CodeIdentity
 from hpo.config.spec import StudySpec
 from hpo.storage.attributes import CODE_ATTR
 from hpo.storage.ledger import Attempt
-from hpo.storage.optuna_private import id_of_trial, user_attrs_of
+from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.study_storage import StudyStorage
 
 _LISTED: Final = 20
@@ -52,9 +52,9 @@ class CodeRecord:
     versions: Sequence[CodeVersion]
 
     @classmethod
-    def of(cls, study: optuna.Study) -> Self | None:
-        """The record of a study; None where there is none."""
-        stored: dict[str, Any] | None = user_attrs_of(study).get(CODE_ATTR)
+    def of(cls, attrs: Mapping[str, Any]) -> Self | None:
+        """The record in a study's user attributes; None where there is none."""
+        stored: dict[str, Any] | None = attrs.get(CODE_ATTR)
         if stored is None:
             return None
         return cls(stored["files"], [CodeVersion(**version) for version in stored["versions"]])

@@ -6,6 +6,7 @@ from hpo.config.code import code_identity
 from hpo.config.identity import identity, stored_identity
 from hpo.config.spec import StudySpec, diff_configs
 from hpo.storage.attributes import CONFIG_ATTR, HASH_ATTR
+from hpo.storage.optuna_private import user_attrs_of
 from hpo.study.code_record import CodeRecord, code_fix, code_problem
 from hpo.study.open_study import OpenStudy, load_study
 
@@ -49,7 +50,7 @@ def _refuse_other_config(opened: OpenStudy) -> None:
 
 
 def _refuse_other_code(opened: OpenStudy) -> None:
-    record, code = CodeRecord.of(opened.study), code_identity(opened.spec)
+    record, code = CodeRecord.of(user_attrs_of(opened.study)), code_identity(opened.spec)
     problem = "" if record is None else code_problem(record, code)
     if problem:
         raise opened.spec.error(problem, path="study.name", fix=code_fix(opened.spec))

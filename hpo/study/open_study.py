@@ -33,7 +33,7 @@ from hpo.storage.budget import claimable, count_trials
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
-from hpo.storage.optuna_private import METRIC_NAMES_ATTR, id_of_study, storage_of
+from hpo.storage.optuna_private import METRIC_NAMES_ATTR, id_of_study, storage_of, user_attrs_of
 from hpo.storage.recovery import Settled, Sightings, requeue_dead
 from hpo.storage.study_end import pause_pruned
 from hpo.storage.study_storage import StudyStorage, open_storage
@@ -117,8 +117,9 @@ class OpenStudy:
         Raises:
             OtherCodeError: It is so.
         """
-        record, owner = CodeRecord.of(self.study), self.storage.owner
-        if owner is not None and has_older_space(self.study, self.spec):
+        attrs, owner = user_attrs_of(self.study), self.storage.owner
+        record = CodeRecord.of(attrs)
+        if owner is not None and has_older_space(attrs, self.spec):
             raise OtherCodeError(
                 "the study's search space was widened, and this worker has the study file from before\n"
                 "  fix: bring the widened file here, and run it"
@@ -300,7 +301,7 @@ def _settle_code(opened: OpenStudy, *, accept: bool) -> list[str]:
 
     Until the first trial has started, code may change freely: it is stored again.
     """
-    record, code = CodeRecord.of(opened.study), code_identity(opened.spec)
+    record, code = CodeRecord.of(user_attrs_of(opened.study)), code_identity(opened.spec)
     problem = "" if record is None else code_problem(record, code)
     if record is None or (problem and not _has_begun(opened)):
         keep_code(opened.study, code)

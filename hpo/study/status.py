@@ -31,7 +31,7 @@ from hpo.storage.attributes import (
 from hpo.storage.grants import grants_of
 from hpo.storage.ledger import Attempt
 from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
-from hpo.storage.optuna_private import id_of_trial
+from hpo.storage.optuna_private import id_of_trial, user_attrs_of
 from hpo.storage.outlines import id_before_last, outlined_trials, trials_without_curves
 from hpo.storage.pausing import pruned_at_end
 from hpo.study.agents import agents_at_work
@@ -88,7 +88,7 @@ def _code(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> dict[str, Any]:
     ``trials`` of a version are those that ran wholly under it; ``mixed_trials`` ran under more than one. They are
     None where there is one version only.
     """
-    record = CodeRecord.of(opened.study)
+    record = CodeRecord.of(user_attrs_of(opened.study))
     versions = [] if record is None else [asdict(each) for each in record.versions]
     wholly, mixed = _by_code(opened, trials) if len(versions) > 1 else ({}, None)
     for each in versions:

@@ -70,7 +70,7 @@ def said(entry: Mapping[str, Any]) -> str:
     return f"widened at trial {entry['trials']}: {'; '.join(entry['changes'])}"
 
 
-def has_older_space(study: optuna.Study, spec: StudySpec) -> bool:
-    """Whether the study's search space was widened, and a study file is from before."""
-    widened = study.user_attrs.get(WIDENED_ATTR)
+def has_older_space(attrs: Mapping[str, Any], spec: StudySpec) -> bool:
+    """Whether the search space of a study with these user attributes was widened, and a file is from before."""
+    widened = attrs.get(WIDENED_ATTR)
     return widened is not None and widened[-1]["hash"] != spec.config_hash()
