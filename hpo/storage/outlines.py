@@ -26,6 +26,7 @@ from hpo.storage.attributes import (
 from hpo.storage.changes import changes_since, latest_change
 from hpo.storage.id_lists import in_list
 from hpo.storage.optuna_private import (
+    ARTIFACTS_ATTR_PREFIX,
     PARAMS,
     REPORTS,
     TRIAL_SYSTEM_ATTRS,
@@ -96,9 +97,8 @@ def _without_curves(best: Any) -> _Queries:
     steps = _joined(REPORTS, _OF_STUDY, sa.func.max(REPORTS.c.step), best(REPORTS.c.intermediate_value))
     columns = (PARAMS.c.param_id, PARAMS.c.param_name, PARAMS.c.param_value, PARAMS.c.distribution_json)
     params = _joined(PARAMS, _OF_STUDY, *columns)
-    return _Queries(
-        _values(_OF_STUDY), steps.group_by(REPORTS.c.trial_id), _user(_OF_STUDY), _system(_OF_STUDY), params
-    )
+    system = _system(_OF_STUDY).where(~TRIAL_SYSTEM_ATTRS.c.key.startswith(ARTIFACTS_ATTR_PREFIX))
+    return _Queries(_values(_OF_STUDY), steps.group_by(REPORTS.c.trial_id), _user(_OF_STUDY), system, params)
 
 
 # Statements are built once: building one costs as much as a small database takes to answer it.
@@ -166,7 +166,7 @@ def _changed(storage: ReadingStorage, study_id: int, cursor: Cursor) -> list[Fro
 def trials_without_curves(
     storage: ReadingStorage, study_id: int, *, minimize: bool, after: int = -1
 ) -> list[FrozenTrial]:
-    """A study's trials by number, with all but their curves; those with an id above ``after``.
+    """A study's trials by number, with all but their curves and files; those with an id above ``after``.
 
     In place of a curve is its last step, with the best finite value of all steps, NaN where there is none.
     """
