@@ -4,9 +4,10 @@
 
 Each setting runs the same study file for the same time with the same workers; a round runs every setting once, so
 that a slow moment of the machine hits all. Prints, for each study, the median over seeds of the best value at an
-eighth, a quarter, half and all of the time, and the share of the time that each setting needs to reach what the
-best of the others ends at; and of a scheduler the share of its trials' time that starting, resuming and deciding
-take. Bounds of the file are left out: the value alone counts. The picture has the medians against seconds.
+eighth, a quarter, half and all of the time; the share of the time that each setting needs, as the median over
+seeds, to reach the median end of the best other setting; and of a scheduler the share of its trials' time that
+starting, resuming and deciding take. Bounds of the file are left out: the value alone counts. The picture has the
+medians against seconds.
 """
 
 import argparse
@@ -114,16 +115,14 @@ def show(file: Path, curves: Mapping[str, Sequence[Curve]], seconds: float) -> N
     print(
         "| setting | "
         + " | ".join(f"{share:.3g}" for share in _SHARES)
-        + " | time to the others' best end | around |"
+        + " | time to the end of the best other | around |"
     )
     print("|---|" + "---|" * (len(_SHARES) + 2))
+    ends = {name: statistics.median(at(curve, seconds) for curve in own) for name, own in curves.items()}
     for name, own in curves.items():
         cells = [f"{statistics.median(at(curve, share * seconds) for curve in own):.4f}" for share in _SHARES]
-        shares = []
-        for seed, curve in enumerate(own):
-            ends = [at(other[seed], seconds) for key, other in curves.items() if key != name]
-            shares.append(reached(curve, pick(ends), lowest=lowest) / seconds if ends else math.nan)
-        cells.append(f"{statistics.median(shares):.2f}")
+        goal = pick((end for other, end in ends.items() if other != name), default=math.nan)
+        cells.append(f"{statistics.median(reached(curve, goal, lowest=lowest) for curve in own) / seconds:.2f}")
         cells.append(f"{statistics.median(curve.around for curve in own):.0%}")
         print(f"| {name} | " + " | ".join(cells) + " |")
 
