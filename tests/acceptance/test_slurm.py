@@ -25,6 +25,7 @@ from hpo.execution.engines.engine import (
 )
 from hpo.execution.engines.slurm import SlurmEngine
 from hpo.execution.engines.slurm_settings import Settings
+from tests.support.commands import wait_until
 from tests.support.slurm_cluster import NODES, SlurmCluster
 
 #: Leaves as an agent does at a signal, and says what it has heard.
@@ -34,8 +35,8 @@ heard = []
 for each in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(each, lambda number, _: heard.append(signal.Signals(number).name))
 print("at", os.uname().nodename, os.environ["HPO_PLACEMENT"], os.environ.get("A_SECRET"), flush=True)
-until = time.monotonic() + float(os.environ.get("WORK", "60"))
-while not heard and time.monotonic() < until:
+done = os.path.join(os.path.dirname(__file__), "done")
+while not heard and not os.path.exists(done):
     time.sleep(0.05)
 time.sleep(0.3)
 print("heard", *heard, flush=True)
@@ -69,11 +70,7 @@ def make_engine(**options: str) -> SlurmEngine:
 def changes_until(engine: SlurmEngine, done: Callable[[list[Change]], bool]) -> list[Change]:
     """What an engine reports until there is enough of it."""
     changes: list[Change] = []
-    deadline = time.monotonic() + 60
-    while not done(changes):
-        assert time.monotonic() < deadline, changes
-        time.sleep(0.1)
-        changes += engine.changes()
+    wait_until(lambda: changes.extend(engine.changes()) or done(changes))
     return changes
 
 
@@ -82,11 +79,8 @@ def of_kind(kind: type[Change], count: int = 1) -> Callable[[list[Change]], bool
 
 
 def wait_for_line(engine: SlurmEngine, placement: Placement, word: str, count: int = 1) -> None:
-    deadline = time.monotonic() + 60
     log = Path(engine.logs(placement))
-    while not log.exists() or log.read_text().count(word) < count:
-        assert time.monotonic() < deadline, log.read_text() if log.exists() else "no log"
-        time.sleep(0.05)
+    wait_until(lambda: log.exists() and log.read_text().count(word) >= count)
 
 
 def test_agents_run_leave_and_end(
@@ -94,10 +88,11 @@ def test_agents_run_leave_and_end(
 ) -> None:
     monkeypatch.setenv("A_SECRET", "word")
     monkeypatch.setenv("SLURM_JOB_ID", "77")  # as in a job of this study's driver
-    monkeypatch.setenv("WORK", "0.5")
     engine = make_engine()
     placed = engine.place(order, 2)
-    changes = changes_until(engine, of_kind(Ended, 2))
+    changes = changes_until(engine, of_kind(Running, 2))
+    order.study.with_name("done").touch()
+    changes += changes_until(engine, of_kind(Ended, 2))
     assert {change.placement for change in changes if isinstance(change, Running)} == set(placed)
     ended = [change for change in changes if isinstance(change, Ended)]
     assert sorted(ended, key=lambda change: change.placement.id) == [
@@ -131,7 +126,8 @@ def test_agents_are_found_drained_and_killed_by_another_driver(cluster: SlurmClu
     changes += changes_until(engine, lambda later: of_kind(Ended, 3)(changes + later))
     assert {change.placement for change in changes if isinstance(change, Ended)} == set(placed)
     assert engine.find(order) == []
-    assert set(cluster.states(placed[0].id[6:].partition("_")[0]).values()) <= {"FAILED", "CANCELLED"}
+    job = placed[0].id[6:].partition("_")[0]
+    wait_until(lambda: set(cluster.states(job).values()) <= {"FAILED", "CANCELLED"})
     assert Path(engine.logs(first)).read_text().count("heard SIGTERM") == 1
 
 
@@ -157,7 +153,8 @@ def test_agents_that_leave_at_their_time_limit_are_requeued_each_by_itself(
     # As Slurm does at the time of `--signal`. The array's id is that of its last task's job, too.
     cluster.call("scancel", "--signal=USR1", second.id.removeprefix("slurm:"))
     assert changes_until(engine, of_kind(Preempted)) == [Preempted(second, requeued=True)]
-    assert set(cluster.states(second.id[6:].partition("_")[0]).values()) == {"RUNNING", "PENDING"}
+    job = second.id[6:].partition("_")[0]
+    wait_until(lambda: set(cluster.states(job).values()) == {"RUNNING", "PENDING"})
     assert "heard" not in Path(engine.logs(first)).read_text()
 
 

@@ -33,11 +33,11 @@ _SET_FLAGS, _UP = 0x8914, 1  # of a network interface
 _CLONE_NEWUTS = 0x04000000
 #: Without the second the client server may crash at the fork for a new client.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "GRPC_ENABLE_FORK_SUPPORT": "0"}
-#: Ray takes a node for dead in a second.
+#: Ray takes a node whose processes have ended for dead in a second.
 _SYSTEM = {
     "health_check_initial_delay_ms": 500,
     "health_check_period_ms": 500,
-    "health_check_timeout_ms": 2000,
+    "health_check_timeout_ms": 10000,  # of one that is busy; who is dead refuses the connection
     "health_check_failure_threshold": 2,
 }
 
