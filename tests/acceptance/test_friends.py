@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import mlflow_store, wandb_file
-from tests.support.commands import STUDY, hpo, hpo_json, kill_all, make_study, start_hpo, wait_until
+from tests.support.commands import CRAWLING, STUDY, hpo, hpo_json, kill_all, make_study, start_hpo, wait_until
 
 FRIENDS = "callbacks: {wandb: {tags: [tests]}, mlflow: {}, tensorboard: {}}\nsearch_space:"
 EPOCHS = 30
@@ -22,16 +22,17 @@ def test_a_trial_that_is_killed_and_goes_on_is_one_run_everywhere(
 
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    study = make_study(tmp_path, STUDY.replace("search_space:", FRIENDS))
+    study = make_study(tmp_path, STUDY.replace("search_space:", FRIENDS), CRAWLING)
     output = tmp_path / "runs" / "tiny"
     mlflow_store.put_copy(output)
     trial = output / "trials" / "0"
-    command = ("run", study, "--n-trials", 1, f"trainer.max_epochs={EPOCHS}", "model.delay=0.05")
+    command = ("run", study, "--n-trials", 1, f"trainer.max_epochs={EPOCHS}")
 
     process = start_hpo(*command)
     files = "attempt-*/wandb/offline-run-*/run-*.wandb"
     wait_until(lambda: any(map(wandb_file.steps, trial.glob(files))))
     kill_all(process)
+    (tmp_path / "go").touch()
     hpo(*command)
 
     logged = sorted(trial.glob(files))
