@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import psutil
-
 from hpo.config.schema import RunSection
+from hpo.execution.memory import memory_of
 from hpo.storage.recovery import Verdict
 from hpo.study.outcome import Outcome
 from hpo.wording import gib
@@ -38,11 +37,12 @@ class Limits:
         """Those of the study file."""
         return cls(run.trial_timeout, run.no_progress_timeout, run.trial_memory)
 
-    def broken(self, pid: int, *, spent_s: float, idle_s: float) -> Verdict | None:
+    def broken(self, pid: int, *, spent_s: float, idle_s: float, trial_pid: int = 0) -> Verdict | None:
         """The verdict on a trial that has exceeded a limit.
 
         Args:
             pid: The worker's process.
+            trial_pid: As of `memory_of`.
             spent_s: Seconds that the trial has taken so far.
             idle_s: Seconds since its last batch.
         """
@@ -52,7 +52,7 @@ class Limits:
             return _verdict(
                 Outcome.TIMED_OUT, f"no batch was finished within no_progress_timeout, {self.idle_s:g} s"
             )
-        if self.memory is not None and (used := memory_of(pid)) > self.memory:
+        if self.memory is not None and (used := memory_of(pid, trial_pid)) > self.memory:
             allowed = f"trial_memory allows {gib(self.memory)}"
             return _verdict(Outcome.OUT_OF_MEMORY, f"it used {gib(used)} of main memory, {allowed}")
         return None
@@ -60,27 +60,6 @@ class Limits:
 
 def _verdict(outcome: Outcome, reason: str) -> Verdict:
     return Verdict(outcome, reason, final=True)
-
-
-def memory_of(pid: int) -> int:
-    """Bytes of main memory that a process and those below it use; what several share is divided among them."""
-    try:
-        parent = psutil.Process(pid)
-        family = [parent, *parent.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return 0
-    return sum(map(_memory, family))
-
-
-def _memory(process: psutil.Process) -> int:
-    try:
-        info = process.memory_full_info()
-    except psutil.AccessDenied:  # macOS shows this much of others' processes only
-        return int(process.memory_info().rss)
-    except psutil.Error:  # it has just ended
-        return 0
-    # Only Linux knows the proportional share; elsewhere what is this process's alone.
-    return int(getattr(info, "pss", info.uss))
 
 
 def oom_kills() -> int:

@@ -81,7 +81,8 @@ class Supervised:
         if running.verdict is None:
             spent = running.spent_s + now - running.since
             idle = now - max(running.since, self.worker.beat)
-            running.verdict = limits.broken(self.worker.pid, spent_s=spent, idle_s=idle)
+            pids = {"pid": self.worker.pid, "trial_pid": self.worker.trial_pid}
+            running.verdict = limits.broken(**pids, spent_s=spent, idle_s=idle)
             if running.verdict is not None:
                 running.kill_at = now + grace
                 self.worker.ask(Stop(running.number, running.verdict))

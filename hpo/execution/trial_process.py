@@ -1,4 +1,7 @@
-"""A trial's own process: it trains the one trial that it is given, stores what became of it, and ends."""
+"""A trial's own process: it trains the one trial that it is given, stores what became of it, and ends.
+
+Where the trial has paused, it may be kept, and trains that trial again when it resumes.
+"""
 
 from __future__ import annotations
 
@@ -22,6 +25,7 @@ from optuna.exceptions import StorageInternalError
 
 from hpo.errors import HpoError, LeaseLostError, OtherCodeError
 from hpo.execution.beating import trial_heartbeat
+from hpo.execution.kept import release, room
 from hpo.execution.limits import death_of, oom_kills
 from hpo.execution.messages import Command, Failed, Lost, Message, Started, WorkerOrder, send
 from hpo.execution.news import News
@@ -38,6 +42,7 @@ from hpo.trial.builder import Builder
 from hpo.trial.forks import die_like
 from hpo.trial.peers import Peers
 from hpo.trial.progress import RunProgress
+from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
@@ -76,6 +81,17 @@ class Extension:
     error: LeaseLostError | StorageInternalError | None = None
 
 
+@dataclass(frozen=True)
+class Kept:
+    """To the worker: the trial has paused, and its process waits for it to resume.
+
+    Attributes:
+        room: How many such processes the worker may keep, this one included.
+    """
+
+    room: int
+
+
 class Ended(Enum):
     """Why a trial process ends."""
 
@@ -111,7 +127,7 @@ class TrialProcess:
     def __post_init__(self) -> None:
         self.peers = Peers(self.builder, self.order.slot.devices, partial(_died, oom_kills()))
 
-    def run(self, lease: Lease, extend: Callable[[], Granted | None], before_s: float = 0.0) -> Ended:
+    def run(self, lease: Lease, extend: Callable[[], Granted | None], before_s: float = 0.0) -> Ended | Kept:
         """Train a trial to its end, to a pause or to a request to stop.
 
         Args:
@@ -127,13 +143,14 @@ class TrialProcess:
         assert storage.owner is not None
         storage.owner = storage.owner.in_process(os.getpid())
         show_held(self.pulse, lease, time.monotonic())
+        has_paused = False
         try:
             # A lease is lost already where this process was stopped for long since the trial was taken.
             with (
                 trial_heartbeat(storage, self.pulse, request, self.order.spec.run.lost_after),
                 contextlib.suppress(LeaseLostError),
             ):
-                self._train(begin(self.opened, lease), request, extend, before_s)
+                has_paused = self._train(begin(self.opened, lease), request, extend, before_s).paused
         except Exception as error:  # noqa: BLE001 - every error is sent to the supervisor
             traceback.print_exc()
             fail(self.channel, error)
@@ -141,7 +158,21 @@ class TrialProcess:
         finally:
             show_free(self.pulse)
             storage.close()
-        return Ended.ASKED if request.leaving else Ended.TRIAL
+        if request.leaving:
+            return Ended.ASKED
+        kept = Kept(self._room()) if has_paused else None
+        return kept if kept is not None and kept.room else Ended.TRIAL
+
+    def _room(self) -> int:
+        """How many processes like this one its worker may keep; 0 where this one is to end.
+
+        A function that trains by itself, and peers, expect a process of their own each time.
+        """
+        if self.peers.size > 1 or self.order.spec.config.objective is not None:
+            return 0
+        self._from_epoch = self._news = None
+        release()
+        return room(torch.device(self.order.slot.device))
 
     def _train(
         self,
@@ -149,7 +180,7 @@ class TrialProcess:
         request: StopRequest,
         extend: Callable[[], Granted | None],
         before_s: float,
-    ) -> None:
+    ) -> TrialReport:
         grants = known_of(trial).user_attrs.get(GRANTS_ATTR, ())
         news = self._news = News(self.channel, trial.number, self.order.spec.study.metric, grants)
         self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
@@ -161,6 +192,7 @@ class TrialProcess:
         report = TrialRun(self.opened, trial, code, device, request, self._beat, said, before_s).run()
         news.finish()
         send(self.channel, report)
+        return report
 
     def _code(self, trial: optuna.Trial) -> TrainingCode:
         if self.order.spec.config.objective is None:

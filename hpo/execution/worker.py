@@ -5,38 +5,38 @@ that has all that a decision needs in memory, while a fork finds everything cold
 
 A trial's process ends with the trial, and with it all that the study's code has changed in it: global settings,
 threads, child processes, memory that is still held. So a trial's value depends on the trial alone. The fork costs
-milliseconds, and shares modules and data with the worker.
+milliseconds, and shares modules and data with the worker. The process of a trial that pauses may be kept, for when
+that trial resumes (`hpo.execution.kept`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import multiprocessing
 import os
 import signal
 import sys
 import time
 import traceback
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing import connection
 from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 import optuna
 from optuna.exceptions import StorageInternalError
 
 from hpo.errors import LeaseLostError
-from hpo.execution.limits import kill_group
 from hpo.execution.messages import Command, Leaving, Message, Ready, Stop, WorkerOrder, send
 from hpo.execution.pulse import PROCESS, Pulse
+from hpo.execution.standby import Processes, Standby
 from hpo.execution.trial_process import (
     Assignment,
     Ended,
     Extension,
+    Kept,
     Orders,
     TrialProcess,
     end_forks_at_sigterm,
@@ -51,12 +51,9 @@ from hpo.study.standing import standing_of
 from hpo.study.taking import Taker
 from hpo.trial.forks import die_like
 
-#: Seconds that a trial's process may take to end when its trial has: threads of the study's may hold it up.
-_LINGER: Final = 5.0
 #: Seconds between two questions to a scheduler that says to wait, at first and at most.
 _FIRST_PAUSE: Final = 0.05
 _LONGEST_PAUSE: Final = 1.0
-_FORK: Final = multiprocessing.get_context("fork")
 
 
 def work(order: WorkerOrder, channel: Connection[Message, Command], pulse: Pulse) -> None:
@@ -120,40 +117,6 @@ def _check_preload() -> None:
         )
 
 
-@dataclass
-class _Standby:
-    """A process that waits for a trial, and trains it.
-
-    Attributes:
-        process: The process.
-        line: A trial for it and commands go out; `GrantEnds`, and in the end `Ended`, come in.
-    """
-
-    process: BaseProcess
-    line: Connection[Any, Any]
-
-    @property
-    def pid(self) -> int:
-        """Its process id, and its group's."""
-        assert self.process.pid is not None
-        return self.process.pid
-
-    @property
-    def has_died(self) -> bool:
-        """Whether it is gone."""
-        return self.process.exitcode is not None
-
-    def bury(self) -> None:
-        """Wait for its end, and end what its trial has left running."""
-        self.line.close()
-        self.process.join(_LINGER)
-        if self.process.exitcode is None:
-            self.process.kill()
-        kill_group(self.pid, only_group=True)
-        self.process.join()
-        self.process.close()
-
-
 class _Worker:
     def __init__(self, order: WorkerOrder, channel: Connection[Message, Command], pulse: Pulse, wake: int) -> None:
         self._channel = channel
@@ -168,6 +131,8 @@ class _Worker:
         self._free_since = time.monotonic()
         builder, self._forkable = warm_up(order.spec)
         self._trial = TrialProcess(order, self._opened, builder, channel, pulse)
+        assert self._opened.storage.owner is not None
+        self._processes = Processes(self._trial, self._opened.storage.owner)
 
     def run(self) -> bool:
         """Have trials trained until there are none left, or the worker is asked to leave; whether all is well."""
@@ -178,18 +143,47 @@ class _Worker:
         # What deciding needs is imported, and what is known by now read, while nothing waits for it.
         self._opened.scheduler.next(standing_of(self._opened))
         self._opened.study.get_trials(deepcopy=False, states=())
-        ended, self._free_since = Ended.TRIAL, time.monotonic()
-        while ended is Ended.TRIAL:
-            with self._forked() as standby:
-                lease = self._orphan or self._take()
-                if lease is None:
-                    return True
-                if self._orphan is None and standby.has_died:
-                    self._orphan = lease  # it was not handed the trial: another process trains it
-                    continue
-                self._orphan = None
-                ended = self._train(standby, lease)
+        self._free_since = time.monotonic()
+        try:
+            return self._train_all()
+        finally:
+            self._processes.close()
+            self._show_process(None)
+
+    def _train_all(self) -> bool:
+        ended: Ended | Kept = Ended.TRIAL
+        while ended is not Ended.FAILED and ended is not Ended.ASKED:
+            self._take_as(self._processes.standby())
+            lease = self._orphan or self._take()
+            if lease is None:
+                return True
+            process = self._processes.take(lease.trial_id)
+            if self._orphan is None and process.has_died:
+                self._orphan = lease  # it was not handed the trial: another process trains it
+                process.bury()
+                continue
+            self._orphan = None
+            ended = self._train(process, lease)
+            if isinstance(ended, Kept):
+                self._processes.keep(lease.trial_id, process, ended.room)
+            else:
+                process.bury()
+            self._show_process(None)
         return ended is not Ended.FAILED
+
+    def _take_as(self, standby: Standby) -> None:
+        """Take trials in the name of a process, but those whose own processes are kept in the names of these."""
+        storage = self._opened.storage
+        storage.owner, storage.owners = standby.owner, self._processes.owners
+        self._adopt_orphan()
+        self._show_process(standby)
+
+    def _show_process(self, process: Standby | None) -> None:
+        """Show which process has the trial; the supervisor leaves alone what is held in the name of that one."""
+        if process is not None:
+            self._pulse[PROCESS] = process.pid
+        elif self._orphan is None:
+            self._pulse[PROCESS] = 0.0
 
     def _train_one_here(self) -> bool:
         """Train one trial in this process, which can't be forked; the supervisor starts another for the next."""
@@ -217,28 +211,6 @@ class _Worker:
             pause = min(2 * pause, _LONGEST_PAUSE)
         return None
 
-    @contextlib.contextmanager
-    def _forked(self) -> Iterator[_Standby]:
-        """A process that waits for a trial; at the end it is gone, with all that it has started."""
-        self._opened.storage.close()  # connections can't be shared
-        ours, theirs = _FORK.Pipe()
-        process = _FORK.Process(target=_in_fork, args=(self._trial, ours, theirs))
-        process.start()
-        theirs.close()
-        standby = _Standby(process, ours)
-        storage = self._opened.storage
-        assert storage.owner is not None
-        storage.owner = storage.owner.in_process(standby.pid)
-        try:
-            self._adopt_orphan()
-            self._pulse[PROCESS] = standby.pid
-            yield standby
-        finally:
-            standby.bury()
-            # The supervisor leaves alone what is held in the name of a process that it knows as this worker's.
-            if self._orphan is None:
-                self._pulse[PROCESS] = 0.0
-
     def _adopt_orphan(self) -> None:
         """Hold in the new process's name what was taken for one that has died before it was handed it."""
         if self._orphan is None:
@@ -249,8 +221,9 @@ class _Worker:
             self._opened.storage.forget(self._orphan.trial_id)
             self._orphan = None
 
-    def _train(self, standby: _Standby, lease: Lease) -> Ended:
+    def _train(self, standby: Standby, lease: Lease) -> Ended | Kept:
         """Let the process train a trial; where it dies, this one dies alike: the supervisor settles the trial."""
+        self._show_process(standby)
         self._opened.storage.rest()  # nothing is asked until the grant ends
         with contextlib.suppress(OSError):
             standby.line.send(Assignment(lease, time.monotonic() - self._free_since))
@@ -262,7 +235,7 @@ class _Worker:
         self._opened.storage.forget(lease.trial_id)
         return ended
 
-    def _wait(self, standby: _Standby, lease: Lease) -> Ended | None:
+    def _wait(self, standby: Standby, lease: Lease) -> Ended | Kept | None:
         """Pass orders on until the process says why it ends; None where it ends without a word."""
         line = standby.line
         while True:
@@ -272,7 +245,7 @@ class _Worker:
                     said = line.recv()
                 except (EOFError, OSError):
                     return None
-                if isinstance(said, Ended):
+                if isinstance(said, Ended | Kept):
                     return said
                 self._extend(line, lease)
             if self._channel in ready:
@@ -323,18 +296,3 @@ class _Worker:
 
     def _was_terminated(self) -> bool:
         return signal.SIGTERM in os.read(self._wake, 4096)
-
-
-def _in_fork(trial: TrialProcess, ours: Connection[Any, Any], theirs: Connection[Any, Any]) -> None:
-    ours.close()
-    os.setpgid(0, 0)  # so that all that it starts can be ended with it
-    signal.set_wakeup_fd(-1)
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    trial.peers.fork()  # while this process has one thread
-    orders = Orders(theirs, trial.request)
-    try:
-        given = orders.assignment()
-        if given is not None:
-            theirs.send(trial.run(given.lease, orders.extend, given.before_s))
-    finally:
-        trial.peers.close()

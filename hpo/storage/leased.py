@@ -2,6 +2,7 @@
 
 import os
 import time
+from collections.abc import Mapping
 from typing import cast
 
 import sqlalchemy as sa
@@ -26,10 +27,12 @@ class LeasedStorage(ReadingStorage):
 
     Attributes:
         process: Id of the process that runs the owner's trials.
+        owners: In whose name a trial is resumed in place of the owner's, by the id of the trial.
     """
 
     def __init__(self, url: str, owner: Owner | None) -> None:
         self.owner = owner
+        self.owners: Mapping[int, Owner] = {}
         self._held: dict[int, int] = {}
         self._since: dict[int, float] = {}
         self._outcomes: dict[int, str] = {}

@@ -183,14 +183,14 @@ class StudyStorage(GatheringStorage):
         if trial_id is None or not self.patience.tries:
             return False
         if self.owner is not None and (template is None or template.state == TrialState.RUNNING):
-            return self._claimed_before(session, trial_id)
+            return self._claimed_before(session, trial_id, self.owner)
         return is_stored_as(session, trial_id, study_id, template)
 
-    def _claimed_before(self, session: orm.Session, trial_id: int) -> bool:
-        """Whether an earlier try of this operation has got the lease of a trial after all."""
-        if not self.patience.tries or self._claim.attempt is None or self.owner is None:
+    def _claimed_before(self, session: orm.Session, trial_id: int, owner: Owner | None) -> bool:
+        """Whether an earlier try of this operation has got the lease of a trial for an owner after all."""
+        if not self.patience.tries or self._claim.attempt is None or owner is None:
             return False
-        return ledger.is_held_by(session, trial_id, self._claim.attempt, self.owner)
+        return ledger.is_held_by(session, trial_id, self._claim.attempt, owner)
 
     # ------------------------------------------------------------------ fenced writes
 
@@ -300,15 +300,16 @@ class StudyStorage(GatheringStorage):
     def resume(self, trial_id: int) -> bool:
         """Take a paused trial for the owner; False if it is not paused any more: another process was faster."""
         assert self.owner is not None, "only who trains may resume a trial"
+        owner = self.owners.get(trial_id, self.owner)
         if not self.patience.tries:
             self._claim.attempt = None
         with self.transaction() as session:
-            won = self._claimed_before(session, trial_id)
+            won = self._claimed_before(session, trial_id, owner)
             study_id = lock_study_of(session, trial_id)
             if not won and (won := lock_paused(session, trial_id)):
                 note_change(session, study_id, trial_id)
                 forget_pause(session, trial_id, decision=True)
-                self._claim.attempt = ledger.claim(session, trial_id, self.owner)
+                self._claim.attempt = ledger.claim(session, trial_id, owner)
                 self._store_grant(session, trial_id)
         if won:
             self._hold(trial_id, cast("int", self._claim.attempt))
@@ -319,7 +320,7 @@ class StudyStorage(GatheringStorage):
             self._claim.attempt = None
         with self.transaction() as session:
             query = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id).with_for_update()
-            won = self._claimed_before(session, trial_id)
+            won = self._claimed_before(session, trial_id, self.owner)
             if self.owner is not None and session.execute(query).scalar() == TrialState.WAITING:
                 forget_pause(session, trial_id, decision=False)  # of one that another tool has let wait
                 self._claim.attempt = ledger.claim(session, trial_id, self.owner)

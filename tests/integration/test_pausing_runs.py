@@ -23,6 +23,7 @@ from hpo.study.outcome import outcome_of
 from hpo.study.status import study_status
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import deal
+from tests.support.commands import alive
 from tests.support.pausing import PauseAll
 from tests.support.studies import Studies
 from trainer.checkpoint.manager import newest_checkpoint
@@ -65,6 +66,36 @@ class Mine(Callback):
         if trainer.state.epoch == 2:
             self._once(trainer, "end")
 '''
+#: One leaves a child running in each process, the other kills the first trial's process where it is kept.
+SPOILERS = """
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from trainer.callback import Callback
+
+PIDS = Path(__file__).parent / "pids"
+
+
+def note(pid):
+    with PIDS.open("a") as file:
+        file.write(f"{pid}\\n")
+
+
+class LeavesChild(Callback):
+    def on_fit_start(self, trainer):
+        note(subprocess.Popen(["sleep", "600"]).pid)
+
+
+class KillsKept(Callback):
+    def on_fit_start(self, trainer):
+        note(os.getpid())
+        pids = list(map(int, PIDS.read_text().split()))
+        if len(pids) == 2:  # the second trial's; the first one has paused
+            os.kill(pids[0], signal.SIGKILL)
+"""
 _MINED = (
     "callbacks.before_the_checkpoint._target_=mines.Mine",
     "callbacks.before_the_checkpoint.priority=86",
@@ -152,9 +183,30 @@ def test_a_paused_trial_comes_to_the_same_bits(
         for trial in view.study.get_trials():
             attempts = view.storage.attempts_of_trial(trial._trial_id)
             assert [each.outcome for each in attempts] == ["paused", "complete"]
+            # One worker has it resume in its own process, which was kept.
+            assert len({each.pid for each in attempts}) == 1 or workers > 1
             assert PAUSE_AT_ATTR not in trial.user_attrs
     paused = [each for each in heard if isinstance(each, TrialReport) and each.paused]
     assert sorted((each.number, each.epochs) for each in paused) == [(number, 2) for number in range(_TRIALS)]
+
+
+@pytest.mark.parametrize("callback", ["LeavesChild", "KillsKept"])
+def test_a_trial_whose_process_is_gone_resumes_in_another(
+    callback: str, studies: Studies, without_pauses: dict[int, dict[str, Any]]
+) -> None:
+    (studies.folder / "spoilers.py").write_text(SPOILERS)
+    with studies.open(*_OVERRIDES, f"callbacks.spoiler._target_=spoilers.{callback}") as (view,):
+        ending, heard = run(view, PauseAll(), 1)
+        assert ending is Ending.DONE
+        assert equal(results(view), without_pauses)
+        attempts = [view.storage.attempts_of_trial(trial._trial_id) for trial in view.study.get_trials()]
+    for both in attempts:
+        assert [each.outcome for each in both] == ["paused", "complete"]
+    moved = [number for number, both in enumerate(attempts) if len({each.pid for each in both}) == 2]
+    assert moved == (list(range(_TRIALS)) if callback == "LeavesChild" else [0])
+    assert not [each for each in heard if isinstance(each, Settled)]
+    noted = [int(pid) for pid in (studies.folder / "pids").read_text().split()]
+    assert not any(map(alive, noted))
 
 
 @pytest.mark.full

@@ -223,7 +223,7 @@ def kill_all(process: subprocess.Popen[str]) -> None:
         pids |= new
     _send(signal.SIGKILL, pids)
     process.communicate()
-    wait_until(lambda: not any(_alive(pid) for pid in pids))
+    wait_until(lambda: not any(alive(pid) for pid in pids))
 
 
 def _send(number: signal.Signals, pids: Iterable[int]) -> None:
@@ -255,7 +255,8 @@ def ledger_of(study: Path) -> list[Attempt]:
         opened.storage.close()
 
 
-def _alive(pid: int) -> bool:
+def alive(pid: int) -> bool:
+    """Whether a process runs: it is there, and has not ended."""
     import psutil
 
     try:

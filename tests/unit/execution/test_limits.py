@@ -11,9 +11,8 @@ from pathlib import Path
 import pytest
 
 from hpo.execution import limits
-from hpo.execution.limits import Limits, death_of, kill_group, memory_of, oom_kills
+from hpo.execution.limits import Limits, death_of, kill_group, oom_kills
 from hpo.study.outcome import Outcome
-from tests.support.commands import wait_until
 
 
 def test_no_limit_is_broken_by_nothing() -> None:
@@ -43,19 +42,8 @@ def test_what_lies_on_the_limit_is_allowed() -> None:
     assert limit.broken(os.getpid(), spent_s=10, idle_s=5) is None
 
 
-def test_memory_is_that_of_a_process_and_its_children() -> None:
-    inner = "import time; a = bytearray(60_000_000); print('x', flush=True); time.sleep(60)"
-    outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
-    with subprocess.Popen([sys.executable, "-c", outer], stdout=subprocess.PIPE, process_group=0) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert 60e6 < memory_of(process.pid) < 200e6
-        kill_group(process.pid)
-    wait_until(lambda: memory_of(process.pid) == 0)
-
-
 def test_a_group_is_killed_with_all_its_processes_and_a_gone_one_is_no_error() -> None:
-    inner = "import time; print(1, flush=True); time.sleep(60)"
+    inner = "import os, time; print(1, flush=True); time.sleep(60)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {inner!r}])"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, process_group=0) as process:
         assert process.stdout is not None

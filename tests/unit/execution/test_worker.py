@@ -11,6 +11,7 @@ import pytest
 
 from hpo.errors import LeaseLostError
 from hpo.execution.pulse import PROCESS, PULSE_LENGTH
+from hpo.execution.standby import Processes
 from hpo.execution.trial_process import Ended, Extension
 from hpo.execution.worker import _Worker
 from hpo.storage.ledger import Lease
@@ -88,7 +89,10 @@ def test_a_process_that_dies_before_it_is_handed_a_trial_costs_no_attempt(studie
         worker._channel, worker._wake, worker._leaving, worker._orphan = channel, wake, False, None
         worker._pulse, worker._opened, worker._forkable = [0.0] * PULSE_LENGTH, view, True
         killed: list[int] = []
-        worker._taker, worker._trial = Kills(view, worker._pulse, killed, lost), Trains(view)
+        worker._taker = Kills(view, worker._pulse, killed, lost)
+        trial: Any = Trains(view)
+        assert view.storage.owner is not None
+        worker._processes = Processes(trial, view.storage.owner)
         assert worker.run()
         assert worker._pulse[PROCESS] == 0.0
         view.storage.owner = None

@@ -1,0 +1,73 @@
+"""Main memory: what a trial uses, and what the machine has left for its processes."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+#: Control groups of Linux, version 2, and this process's own; systems without them have no such files.
+_GROUPS: Final = Path("/sys/fs/cgroup")
+_OWN_GROUP: Final = Path("/proc/self/cgroup")
+
+
+def memory_of(pid: int, trial_pid: int = 0) -> int:
+    """Bytes of main memory that a worker's trial uses; what several processes share is divided among them.
+
+    Args:
+        pid: The worker's process, which counts.
+        trial_pid: The process that has the trial: it counts with those below it. 0: all those below the worker do.
+    """
+    try:
+        worker = psutil.Process(pid)
+        trial = psutil.Process(trial_pid or pid)
+        family = {worker, trial, *trial.children(recursive=True)}
+    except psutil.NoSuchProcess:
+        return 0
+    return sum(map(_memory, family))
+
+
+def _memory(process: psutil.Process) -> int:
+    try:
+        info = process.memory_full_info()
+    except psutil.AccessDenied:  # macOS shows this much of others' processes only
+        return int(process.memory_info().rss)
+    except psutil.Error:  # it has just ended
+        return 0
+    # Only Linux knows the proportional share; elsewhere what is this process's alone.
+    return int(getattr(info, "pss", info.uss))
+
+
+def free_share() -> float:
+    """The share of main memory that is free, of 0 to 1: the machine's, or a container's or job's that has less."""
+    machine = psutil.virtual_memory()
+    return min([machine.available / machine.total, *_free_of_groups(_GROUPS, _own_group())])
+
+
+def _own_group() -> str:
+    with contextlib.suppress(OSError):
+        for line in _OWN_GROUP.read_text().splitlines():
+            if line.startswith("0::"):
+                return line[3:].strip("/")
+    return ""
+
+
+def _free_of_groups(root: Path, own: str) -> Iterator[float]:
+    """The free share of each control group with a limit that this process is in."""
+    group = root / own
+    for folder in (group, *group.parents):
+        with contextlib.suppress(OSError, ValueError):  # ValueError: "max", no limit
+            limit = int((folder / "memory.max").read_text())
+            used = int((folder / "memory.current").read_text()) - _files_of(folder)
+            yield max(0.0, 1 - used / limit)
+        if folder == root:
+            return
+
+
+def _files_of(group: Path) -> int:
+    """Bytes that a group uses for files that were read, which the kernel gives up first."""
+    lines = (group / "memory.stat").read_text().splitlines()
+    return next((int(line.split()[1]) for line in lines if line.startswith("inactive_file ")), 0)

@@ -1,0 +1,140 @@
+"""The processes that a worker has for trials: one that waits for the next, and those of paused trials."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any, Final
+
+from hpo.execution.limits import kill_group
+from hpo.execution.trial_process import Kept, Orders, TrialProcess
+from hpo.storage.ledger import Owner
+
+#: Seconds that a trial's process may take to end when its trial has: threads of the study's may hold it up.
+_LINGER: Final = 5.0
+_FORK: Final = multiprocessing.get_context("fork")
+
+
+@dataclass
+class Standby:
+    """A process that waits for a trial, and trains it.
+
+    Attributes:
+        process: The process.
+        line: A trial for it and commands go out; `GrantEnds`, and in the end `Ended` or `Kept`, come in.
+        owner: The worker, as this process.
+    """
+
+    process: BaseProcess
+    line: Connection[Any, Any]
+    owner: Owner
+
+    @property
+    def pid(self) -> int:
+        """Its process id, and its group's."""
+        assert self.process.pid is not None
+        return self.process.pid
+
+    @property
+    def has_died(self) -> bool:
+        """Whether it is gone."""
+        return self.process.exitcode is not None
+
+    def bury(self) -> None:
+        """Wait for its end, and end what its trial has left running."""
+        self.line.close()
+        self.process.join(_LINGER)
+        if self.process.exitcode is None:
+            self.process.kill()
+        kill_group(self.pid, only_group=True)
+        self.process.join()
+        self.process.close()
+
+
+class Processes:
+    """A worker's processes for trials.
+
+    Args:
+        trial: What each of them runs.
+        owner: The worker.
+    """
+
+    def __init__(self, trial: TrialProcess, owner: Owner) -> None:
+        self._trial = trial
+        self._owner = owner
+        self._next: Standby | None = None
+        self._kept: dict[int, Standby] = {}
+
+    @property
+    def owners(self) -> Mapping[int, Owner]:
+        """In whose name the paused trials are taken whose processes are kept, by the id of the trial."""
+        return {trial_id: kept.owner for trial_id, kept in self._kept.items() if not kept.has_died}
+
+    def standby(self) -> Standby:
+        """The process that waits for the next trial; forked where there is none."""
+        if self._next is not None and self._next.has_died:
+            self._next.bury()
+            self._next = None
+        if self._next is None:
+            self._next = self._forked()
+        return self._next
+
+    def take(self, trial_id: int) -> Standby:
+        """The process that is to train a trial, its own or the one that waits; it is the caller's from now on."""
+        kept = self._kept.pop(trial_id, None)
+        if kept is not None:
+            return kept
+        # The trial was taken in the name of this very process, also where that has died since.
+        waiting, self._next = self._next, None
+        assert waiting is not None
+        return waiting
+
+    def keep(self, trial_id: int, process: Standby, room: int) -> None:
+        """Keep the process of a paused trial, and of those before as many as there is room for: the latest."""
+        self._kept[trial_id] = process
+        for oldest in list(self._kept)[:-room]:
+            self._kept.pop(oldest).bury()
+
+    def close(self) -> None:
+        """End them all."""
+        every = [*self._kept.values(), *([] if self._next is None else [self._next])]
+        self._kept, self._next = {}, None
+        for process in every:
+            process.line.close()  # so that all of them end at the same time
+        for process in every:
+            process.bury()
+
+    def _forked(self) -> Standby:
+        self._trial.opened.storage.close()  # connections can't be shared
+        ours, theirs = _FORK.Pipe()
+        others = [kept.line for kept in self._kept.values()]
+        process = _FORK.Process(target=_in_fork, args=(self._trial, [ours, *others], theirs))
+        process.start()
+        theirs.close()
+        assert process.pid is not None
+        return Standby(process, ours, self._owner.in_process(process.pid))
+
+
+def _in_fork(trial: TrialProcess, of_worker: list[Connection[Any, Any]], line: Connection[Any, Any]) -> None:
+    for (
+        end
+    ) in of_worker:  # an end that stays open here would hide the worker's death from the process at the other
+        end.close()
+    os.setpgid(0, 0)  # so that all that it starts can be ended with it
+    signal.set_wakeup_fd(-1)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    trial.peers.fork()  # while this process has one thread
+    orders = Orders(line, trial.request)
+    try:
+        given = orders.assignment()
+        while given is not None:
+            ended = trial.run(given.lease, orders.extend, given.before_s)
+            line.send(ended)
+            given = orders.assignment() if isinstance(ended, Kept) else None
+    finally:
+        trial.peers.close()

@@ -1,0 +1,77 @@
+"""Which processes of paused trials are kept; tests/integration/test_pausing_runs.py has whole runs."""
+
+import multiprocessing
+import subprocess
+import sys
+from multiprocessing.connection import Connection
+
+import pytest
+import torch
+
+from hpo.execution import kept
+from hpo.execution.kept import MOST, contexts, room
+
+_CPU = torch.device("cpu")
+_GIB = 2**30
+_FORK = multiprocessing.get_context("fork")
+
+
+@pytest.fixture(autouse=True)
+def _small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The test's own process is large, and so may others on its machine be."""
+    monkeypatch.setattr(kept, "_OWN", sys.maxsize)
+    monkeypatch.setattr(kept, "_FREE", 0.0)
+
+
+def room_of_a_fork(*, child: bool = False) -> int:
+    """What a process is told that has no children of other tests."""
+    ours, theirs = _FORK.Pipe()
+    process = _FORK.Process(target=_tell, args=(theirs, child))
+    process.start()
+    process.join()
+    return int(ours.recv())
+
+
+def _tell(line: Connection, child: bool) -> None:
+    if child:
+        subprocess.Popen([sys.executable, "-c", ""])
+    line.send(room(_CPU))
+
+
+def test_a_process_without_children_is_kept() -> None:
+    assert room_of_a_fork() == MOST
+
+
+def test_one_with_a_child_ends() -> None:
+    assert room_of_a_fork(child=True) == 0
+
+
+def test_one_that_holds_much_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kept, "_OWN", 0)
+    assert room_of_a_fork() == 0
+
+
+@pytest.mark.parametrize(("free", "expected"), [(0.25, MOST), (0.24, 0)])
+def test_one_on_a_full_machine_ends(monkeypatch: pytest.MonkeyPatch, free: float, expected: int) -> None:
+    monkeypatch.setattr(kept, "_FREE", 0.25)
+    monkeypatch.setattr(kept, "free_share", lambda: free)
+    assert room_of_a_fork() == expected
+
+
+def test_one_on_a_device_of_unknown_memory_ends() -> None:
+    assert room(torch.device("meta")) == 0
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "peak", "held", "expected"),
+    [
+        (78, 80, 10, 0, 8),
+        (78, 80, 41, 0, 0),  # the next training may take as much
+        (39, 80, 10, 0, 0),  # others train there
+        (78, 80, 10, 1, 2),  # the study's code holds on to some
+        (23, 24, 2, 0, 2),
+        (7.5, 8, 1, 0, 0),
+    ],
+)
+def test_contexts_take_little_of_a_device(free: float, total: int, peak: int, held: int, expected: int) -> None:
+    assert contexts(int(free * _GIB), total * _GIB, peak * _GIB, held * _GIB) == expected
