@@ -24,8 +24,10 @@ SINCE: Final = 4
 ALIVE: Final = 5
 #: The monotonic clock when the supervisor last beat for that lease; the supervisor writes this one.
 BEATEN: Final = 6
+#: Process id of the process of the trial before, while it ends; 0 once it is gone.
+ENDING: Final = 7
 #: Numbers in a pulse.
-PULSE_LENGTH: Final = 7
+PULSE_LENGTH: Final = 8
 
 #: Attempts of a trial that fit into a lease's number, which a double holds exactly for any id of a trial.
 _ATTEMPTS: Final = 2**20

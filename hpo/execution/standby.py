@@ -1,4 +1,8 @@
-"""The processes that a worker has for trials: one that waits for the next, and those of paused trials."""
+"""The processes that a worker has for trials: the one that waits for the next, and those of paused trials.
+
+The one that waits is forked while the trial before trains. A process whose trial has ended is gone before the next
+one trains, but not before that is chosen. So as little time as possible lies between two trials.
+"""
 
 from __future__ import annotations
 
@@ -69,6 +73,8 @@ class Processes:
         self._owner = owner
         self._next: Standby | None = None
         self._kept: dict[int, Standby] = {}
+        self._ended: list[Standby] = []
+        self._lines: list[Connection[Any, Any]] = []
 
     @property
     def owners(self) -> Mapping[int, Owner]:
@@ -78,7 +84,7 @@ class Processes:
     def standby(self) -> Standby:
         """The process that waits for the next trial; forked where there is none."""
         if self._next is not None and self._next.has_died:
-            self._next.bury()
+            self.end(self._next)
             self._next = None
         if self._next is None:
             self._next = self._forked()
@@ -86,6 +92,7 @@ class Processes:
 
     def take(self, trial_id: int) -> Standby:
         """The process that is to train a trial, its own or the one that waits; it is the caller's from now on."""
+        self._bury()
         kept = self._kept.pop(trial_id, None)
         if kept is not None:
             return kept
@@ -98,22 +105,30 @@ class Processes:
         """Keep the process of a paused trial, and of those before as many as there is room for: the latest."""
         self._kept[trial_id] = process
         for oldest in list(self._kept)[:-room]:
-            self._kept.pop(oldest).bury()
+            self.end(self._kept.pop(oldest))
+
+    def end(self, process: Standby) -> None:
+        """End a process whose trial has ended, or is gone; before another one trains it is gone."""
+        process.line.close()
+        self._lines.remove(process.line)
+        self._ended.append(process)
+
+    def _bury(self) -> None:
+        while self._ended:
+            self._ended.pop().bury()
 
     def close(self) -> None:
         """End them all."""
-        every = [*self._kept.values(), *([] if self._next is None else [self._next])]
+        for process in (*self._kept.values(), *([] if self._next is None else [self._next])):
+            self.end(process)
         self._kept, self._next = {}, None
-        for process in every:
-            process.line.close()  # so that all of them end at the same time
-        for process in every:
-            process.bury()
+        self._bury()
 
     def _forked(self) -> Standby:
         self._trial.opened.storage.close()  # connections can't be shared
         ours, theirs = _FORK.Pipe()
-        others = [kept.line for kept in self._kept.values()]
-        process = _FORK.Process(target=_in_fork, args=(self._trial, [ours, *others], theirs))
+        self._lines.append(ours)
+        process = _FORK.Process(target=_in_fork, args=(self._trial, self._lines, theirs))
         process.start()
         theirs.close()
         assert process.pid is not None
@@ -121,9 +136,7 @@ class Processes:
 
 
 def _in_fork(trial: TrialProcess, of_worker: list[Connection[Any, Any]], line: Connection[Any, Any]) -> None:
-    for (
-        end
-    ) in of_worker:  # an end that stays open here would hide the worker's death from the process at the other
+    for end in of_worker:  # one left open here would hide that the worker has closed it
         end.close()
     os.setpgid(0, 0)  # so that all that it starts can be ended with it
     signal.set_wakeup_fd(-1)

@@ -30,7 +30,7 @@ from optuna.exceptions import StorageInternalError
 
 from hpo.errors import LeaseLostError
 from hpo.execution.messages import Command, Leaving, Message, Ready, Stop, WorkerOrder, send
-from hpo.execution.pulse import PROCESS, Pulse
+from hpo.execution.pulse import ENDING, PROCESS, Pulse
 from hpo.execution.standby import Processes, Standby
 from hpo.execution.trial_process import (
     Assignment,
@@ -148,7 +148,10 @@ class _Worker:
             return self._train_all()
         finally:
             self._processes.close()
-            self._show_process(None)
+            self._pulse[ENDING] = 0.0
+            # The supervisor leaves alone what is held in the name of a process that it knows as this worker's.
+            if self._orphan is None:
+                self._pulse[PROCESS] = 0.0
 
     def _train_all(self) -> bool:
         ended: Ended | Kept = Ended.TRIAL
@@ -158,17 +161,18 @@ class _Worker:
             if lease is None:
                 return True
             process = self._processes.take(lease.trial_id)
+            self._pulse[ENDING] = 0.0
             if self._orphan is None and process.has_died:
                 self._orphan = lease  # it was not handed the trial: another process trains it
-                process.bury()
+                self._processes.end(process)
                 continue
             self._orphan = None
             ended = self._train(process, lease)
             if isinstance(ended, Kept):
                 self._processes.keep(lease.trial_id, process, ended.room)
             else:
-                process.bury()
-            self._show_process(None)
+                self._pulse[ENDING] = process.pid
+                self._processes.end(process)
         return ended is not Ended.FAILED
 
     def _take_as(self, standby: Standby) -> None:
@@ -176,14 +180,7 @@ class _Worker:
         storage = self._opened.storage
         storage.owner, storage.owners = standby.owner, self._processes.owners
         self._adopt_orphan()
-        self._show_process(standby)
-
-    def _show_process(self, process: Standby | None) -> None:
-        """Show which process has the trial; the supervisor leaves alone what is held in the name of that one."""
-        if process is not None:
-            self._pulse[PROCESS] = process.pid
-        elif self._orphan is None:
-            self._pulse[PROCESS] = 0.0
+        self._pulse[PROCESS] = standby.pid
 
     def _train_one_here(self) -> bool:
         """Train one trial in this process, which can't be forked; the supervisor starts another for the next."""
@@ -223,10 +220,11 @@ class _Worker:
 
     def _train(self, standby: Standby, lease: Lease) -> Ended | Kept:
         """Let the process train a trial; where it dies, this one dies alike: the supervisor settles the trial."""
-        self._show_process(standby)
+        self._pulse[PROCESS] = standby.pid
         self._opened.storage.rest()  # nothing is asked until the grant ends
         with contextlib.suppress(OSError):
             standby.line.send(Assignment(lease, time.monotonic() - self._free_since))
+        self._processes.standby()  # for the next trial
         ended = self._wait(standby, lease)
         if ended is None:
             standby.process.join()

@@ -19,7 +19,7 @@ from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.launchers.start import work
 from hpo.execution.limits import death_of, kill_group, oom_kills
 from hpo.execution.messages import Command, Message, WorkerOrder, received
-from hpo.execution.pulse import ADVANCED, BEAT, BEATEN, PROCESS, PULSE_LENGTH, Held, Pulse, held_by
+from hpo.execution.pulse import ADVANCED, BEAT, BEATEN, ENDING, PROCESS, PULSE_LENGTH, Held, Pulse, held_by
 from hpo.storage.machine import process_start
 from hpo.trial.mainless import MainlessContext
 from hpo.trial.resources import Slot
@@ -85,7 +85,7 @@ class LocalWorker:
     def kill(self) -> None:
         """End it with all its processes, and wait for that."""
         kill_group(self.pid)
-        self._end_trial_process()
+        self._end_trial_processes()
         self.process.join()
 
     def changes(self) -> Iterator[Said | Ended]:
@@ -99,19 +99,19 @@ class LocalWorker:
     def _bury(self) -> Ended:
         """Clean up after it: what it left running, and our end of the channel."""
         kill_group(self.pid, only_group=True)
-        self._end_trial_process()
+        self._end_trial_processes()
         self.process.join()
         self.channel.close()
         exitcode = self.process.exitcode
         return Ended(self, death_of(exitcode, self.struck_before), in_order=not exitcode)
 
-    def _end_trial_process(self) -> None:
+    def _end_trial_processes(self) -> None:
         """Kill the process of its trial with all that it started, and wait for its end: it holds the lease."""
-        if not self.trial_pid:
-            return
-        kill_group(self.trial_pid, only_group=True)
+        left = [pid for pid in (self.trial_pid, int(self.pulse[ENDING])) if pid]
+        for pid in left:
+            kill_group(pid, only_group=True)
         deadline = time.monotonic() + _PATIENCE
-        while process_start(self.trial_pid) is not None and time.monotonic() < deadline:
+        while any(process_start(pid) is not None for pid in left) and time.monotonic() < deadline:
             time.sleep(_LOOK)
 
 

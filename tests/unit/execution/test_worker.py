@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from multiprocessing import Pipe
@@ -78,6 +79,24 @@ class Kills(Taker):
                 self.opened.storage.requeue(taken.trial_id)
                 self.opened.storage.hold(taken)
         return taken
+
+
+def test_processes_beyond_the_room_end(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial: Any = Trains(view)
+        assert view.storage.owner is not None
+        with contextlib.closing(Processes(trial, view.storage.owner)) as processes:
+            made = []
+            for trial_id in range(3):
+                processes.standby()
+                made.append(processes.take(trial_id))
+                processes.standby()  # forked while the other one trains
+                processes.keep(trial_id, made[-1], room=2)
+            made[0].process.join(60)
+            assert [each.process.exitcode for each in made] == [0, None, None]
+            assert sorted(processes.owners) == [1, 2]
+            assert processes.take(2) is made[2]
+            processes.end(made[2])
 
 
 @pytest.mark.parametrize("lost", [False, True])
