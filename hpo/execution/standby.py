@@ -24,7 +24,7 @@ _LINGER: Final = 5.0
 _FORK: Final = multiprocessing.get_context("fork")
 
 
-@dataclass
+@dataclass(eq=False)
 class Standby:
     """A process that waits for a trial, and trains it.
 
@@ -73,8 +73,8 @@ class Processes:
         self._owner = owner
         self._next: Standby | None = None
         self._kept: dict[int, Standby] = {}
+        self._live: list[Standby] = []
         self._ended: list[Standby] = []
-        self._lines: list[Connection[Any, Any]] = []
 
     @property
     def owners(self) -> Mapping[int, Owner]:
@@ -110,7 +110,7 @@ class Processes:
     def end(self, process: Standby) -> None:
         """End a process whose trial has ended, or is gone; before another one trains it is gone."""
         process.line.close()
-        self._lines.remove(process.line)
+        self._live.remove(process)
         self._ended.append(process)
 
     def _bury(self) -> None:
@@ -118,8 +118,8 @@ class Processes:
             self._ended.pop().bury()
 
     def close(self) -> None:
-        """End them all."""
-        for process in (*self._kept.values(), *([] if self._next is None else [self._next])):
+        """End them all, with the one that trains."""
+        for process in list(self._live):
             self.end(process)
         self._kept, self._next = {}, None
         self._bury()
@@ -127,12 +127,13 @@ class Processes:
     def _forked(self) -> Standby:
         self._trial.opened.storage.close()  # connections can't be shared
         ours, theirs = _FORK.Pipe()
-        self._lines.append(ours)
-        process = _FORK.Process(target=_in_fork, args=(self._trial, self._lines, theirs))
+        of_worker = [ours, *(each.line for each in self._live)]
+        process = _FORK.Process(target=_in_fork, args=(self._trial, of_worker, theirs))
         process.start()
         theirs.close()
         assert process.pid is not None
-        return Standby(process, ours, self._owner.in_process(process.pid))
+        self._live.append(Standby(process, ours, self._owner.in_process(process.pid)))
+        return self._live[-1]
 
 
 def _in_fork(trial: TrialProcess, of_worker: list[Connection[Any, Any]], line: Connection[Any, Any]) -> None:
