@@ -81,7 +81,7 @@ class Supervisor:
         self._limits = Limits.of(opened.spec.run)
         self._registered = registered
         self._leave_when_idle = math.inf if leave_when_idle is None else leave_when_idle
-        self._busy_at = time.monotonic()
+        self._idle_since: float | None = None
         self._upkeep = Upkeep(opened, self._notify, registered)
         self._failures = Failures(opened, len(launcher.slots))
         self._workers: dict[str, Supervised] = {}
@@ -167,7 +167,7 @@ class Supervisor:
         self._stop_at_goal()
         self._stop_on_request()
         self._refill()
-        self._leave_if_idle(now)
+        self._leave_if_idle()
         self._notify("", Tick())
 
     def _take_changes(self) -> None:
@@ -186,6 +186,7 @@ class Supervisor:
         self._workers[said.worker.label].hear(said.message)
         if isinstance(said.message, Ready | Leaving):
             return
+        self._idle_since = None
         self._notify(said.worker.label, said.message)
         if self._failed is None:
             self._failures.hear(said.message, self._launcher.logs(said.worker.label))
@@ -223,13 +224,18 @@ class Supervisor:
             self._notify("", Notice("`hpo stop`: stopping; each worker finishes its batch and checkpoints"))
             self._ask_to_stop(Ending.STOPPED)
 
-    def _leave_if_idle(self, now: float) -> None:
-        """Leave where there has been nothing to do for long: workers may be waiting for trials elsewhere."""
+    def _leave_if_idle(self) -> None:
+        """Leave where there has been nothing to do for long: workers may be waiting for trials elsewhere.
+
+        One look says little: a worker may just have taken a trial, and not have said so yet.
+        """
         if self._ending is not Ending.DONE or self._leave_when_idle == math.inf:
             return
         if any(worker.is_busy for worker in self._workers.values()) or self._upkeep.is_claimable_or_unknown():
-            self._busy_at = now
-        elif now - self._busy_at >= self._leave_when_idle:
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = time.monotonic()
+        elif time.monotonic() - self._idle_since >= self._leave_when_idle:
             self._notify("", Notice("nothing to do: leaving"))
             self._ask_to_stop(Ending.IDLE)
 

@@ -7,6 +7,7 @@ import dataclasses
 import multiprocessing
 import sys
 import threading
+import types
 from types import NoneType
 from typing import Any, TypeVar
 
@@ -40,6 +41,7 @@ import os
 import subprocess
 import sys
 import threading
+import types
 import time
 from pathlib import Path
 
@@ -457,3 +459,24 @@ def test_checkpoints_above_the_quota_go_while_the_study_runs(studies: Studies) -
     with studies.open(*overrides) as (view,):
         best = study_best(view)
     assert best["trial"] in left
+
+
+def test_an_agent_leaves_where_it_was_idle_at_two_looks_and_between(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A single look, long after the one before, may find a trial just taken, whose worker has yet to say so."""
+    with studies.open() as (view,):
+        launcher = LocalLauncher(deal(["cpu"], 1), worker_logs(view.spec))
+        supervisor = Supervisor(view, launcher, lambda *_: None, leave_when_idle=1.0)
+        clock = types.SimpleNamespace(monotonic=lambda: now)
+        monkeypatch.setattr("hpo.execution.supervisor.time", clock)
+        for now, claimable, ending in [
+            (100.0, False, Ending.DONE),
+            (100.9, False, Ending.DONE),
+            (101.5, True, Ending.DONE),
+            (200.0, False, Ending.DONE),
+            (201.1, False, Ending.IDLE),
+        ]:
+            monkeypatch.setattr(supervisor._upkeep, "is_claimable_or_unknown", lambda value=claimable: value)
+            supervisor._leave_if_idle()
+            assert supervisor._ending is ending, now
