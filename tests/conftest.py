@@ -3,6 +3,7 @@
 import gc
 import itertools
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import pytest
 # One thread a test: the suite runs in parallel, and bit-exactness holds at an equal number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
+# `nohup` hands "ignore the hang-up" down to each process of a suite: tests that hang one up wait in vain then.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 from hpo.console import slow
 from hpo.storage.ledger import Owner

@@ -46,7 +46,7 @@ def contract_run(name: str, folder: str, *others: Callback, ckpt: str | None = N
     own.mkdir(parents=True, exist_ok=True)
     callbacks = [ALL[name][0](own)] if name else []
     torch.manual_seed(7)
-    model = nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1))
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 1))
     trainer = make_trainer(
         [*callbacks, *others], model=model, metrics={"mae": nn.functional.l1_loss}, max_epochs=3
     )
