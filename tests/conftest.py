@@ -12,8 +12,9 @@ import pytest
 # One thread a test: the suite runs in parallel, and bit-exactness holds at an equal number of threads.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("WANDB_MODE", "offline")
-# `nohup` hands "ignore the hang-up" down to each process of a suite: tests that hang one up wait in vain then.
+# `nohup`, or a shell's `&`, hands "ignore this signal" down to all processes: tests that send it wait in vain.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from hpo.console import slow
 from hpo.storage.ledger import Owner
