@@ -40,7 +40,7 @@ from hpo.storage.changes import lock_study_of, note_change
 from hpo.storage.engines import display_url
 from hpo.storage.guarded import guarded_insert, set_attr, set_state
 from hpo.storage.leased import lease_lost
-from hpo.storage.ledger import Owner
+from hpo.storage.ledger import Lease, Owner
 from hpo.storage.new_trials import insert_running, is_stored_as, marked
 from hpo.storage.optuna_private import (
     PARAMS,
@@ -372,6 +372,11 @@ class StudyStorage(GatheringStorage):
         return done
 
     # ------------------------------------------------------------------ life and death
+
+    def hold(self, lease: Lease) -> None:
+        """As of `LeasedStorage`; what this process knows of the trial may be of an attempt before."""
+        self._untouched.clear()
+        super().hold(lease)
 
     def forget(self, trial_id: int) -> None:
         """As of `LeasedStorage`; another process may have written to the trial."""

@@ -49,6 +49,7 @@ class Fault(Explode):
     def forward(self, outputs, targets):
         loss = super().forward(outputs, targets)
         self.calls += outputs.requires_grad
+        self.samples = len(outputs)
         return getattr(self, self.kind)(loss) if self.calls == 6 and self.mine and loss.requires_grad else loss
 
     def be_fine(self, loss):
@@ -59,6 +60,9 @@ class Fault(Explode):
 
     def be_memory(self, loss):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+    def be_large(self, loss):
+        return self.be_memory(loss) if self.samples > 4 else loss
 
     def be_nan(self, loss):
         return loss * float("nan")
@@ -215,7 +219,7 @@ def test_a_limit_ends_all_ranks_of_a_trial(
     (trial,) = hpo_json("trials", study, "study.n_trials=1")
     assert trial["outcome"] == outcome
     assert limit.partition("=")[0] in trial["reason"]
-    assert processes_of(study) == []
+    wait_until(lambda: processes_of(study) == [])  # the memory of a process that was killed is freed first
 
 
 def test_trials_of_two_ranks_are_stopped_paused_and_resumed(tmp_path: Path) -> None:
@@ -235,3 +239,36 @@ def test_trials_of_two_ranks_are_stopped_paused_and_resumed(tmp_path: Path) -> N
     assert {each.outcome for each in ledger_of(study)} == {"requeued", "paused", "complete"}
     assert sum(trial["epochs"] for trial in hpo_json("trials", study, *scheduled)) == 12
     assert processes_of(study) == []
+
+
+def test_a_trial_of_which_one_rank_has_too_little_memory_resumes_in_parts(tmp_path: Path) -> None:
+    """Its batch of 16 is 8 samples a rank at first: one fails, and both resume with each batch in two parts."""
+    fine, large = (
+        grouped(tmp_path / kind, GROUPED.replace("parts.Explode", f"faults.Fault, kind: {kind}"))
+        for kind in ("fine", "large")
+    )
+    hpo("run", fine, "--workers", 1)
+    hpo("run", large, TWO, "--workers", 1, "run.on_oom=retry_with_accumulation")
+    assert values(large) == pytest.approx(values(fine), rel=1e-5)
+    for trial in hpo_json("trials", large):
+        first, _ = trial["internals"]["attempts"]
+        assert "it resumes with each batch in 2 parts" in first["reason"]
+        assert trial["epochs"] == 3
+    assert processes_of(large) == []
+
+
+def test_a_population_of_trials_of_two_ranks_takes_the_steps_of_one_on_single_devices(tmp_path: Path) -> None:
+    """Forks begin at their parents' checkpoints, on as many ranks, with the same lineage and the same values."""
+    one, two = grouped(tmp_path / "one"), grouped(tmp_path / "two")
+    population = (
+        *("study.scheduler={name: pbt, population: 4, every: 1}", "study.n_trials=8"),
+        *("trainer.max_epochs=4", "callbacks.checkpoint.max_overhead=1"),
+    )
+    hpo("run", one, *population, "--workers", 1)
+    hpo("run", two, TWO, *population, "--workers", 1)
+    trials, expected = hpo_json("trials", two, *population), hpo_json("trials", one, *population)
+    assert [trial["params"] for trial in trials] == [trial["params"] for trial in expected]
+    assert [trial["epochs"] for trial in trials] == [trial["epochs"] for trial in expected]
+    assert values(two) == pytest.approx(values(one), abs=1e-5)
+    assert len(trials) > 4, "none was forked"
+    assert processes_of(two) == []

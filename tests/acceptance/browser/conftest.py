@@ -44,7 +44,7 @@ def page(browser: Browser, console_errors: list[str]) -> Iterator[Page]:
             console_errors.append(f"{message.text} ({message.location.get('url', '')})")
 
     context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=False)
-    context.set_default_timeout(20_000)
+    context.set_default_timeout(60_000)  # milliseconds; the machine may be busy with other tests
     opened = context.new_page()
     opened.on("console", heard)
     opened.on("pageerror", lambda error: console_errors.append(str(error)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Iterator
 from multiprocessing import Pipe
 from typing import Any
 
@@ -16,6 +17,7 @@ from hpo.execution.standby import Processes
 from hpo.execution.trial_process import Ended, Extension
 from hpo.execution.worker import _Worker
 from hpo.storage.ledger import Lease
+from hpo.storage.optuna_private import known_of
 from hpo.study.open_study import OpenStudy
 from hpo.study.taking import Taker, begin
 from hpo.trial.builder import Builder
@@ -101,27 +103,63 @@ def test_processes_beyond_the_room_end(studies: Studies) -> None:
         assert not any(map(alive, pids))
 
 
+@contextlib.contextmanager
+def worker_of(view: OpenStudy, trial: Any, taker: Taker, pulse: list[float]) -> Iterator[Any]:
+    """A worker without a supervisor."""
+    worker: Any = _Worker.__new__(_Worker)
+    channel, _supervisor = Pipe()
+    wake, _waker = os.pipe()
+    worker._channel, worker._wake, worker._leaving, worker._orphan = channel, wake, False, None
+    worker._pulse, worker._opened, worker._forkable = pulse, view, True
+    worker._taker = taker
+    assert view.storage.owner is not None
+    worker._processes = Processes(trial, view.storage.owner)
+    yield worker
+    os.close(wake)
+    os.close(_waker)
+
+
+def outcomes_of(view: OpenStudy) -> list[list[str | None]]:
+    view.storage.owner = None
+    attempts = [view.storage.attempts_of_trial(trial._trial_id) for trial in view.study.trials]
+    return [[each.outcome for each in of_trial] for of_trial in attempts]
+
+
 @pytest.mark.parametrize("lost", [False, True])
 def test_a_process_that_dies_before_it_is_handed_a_trial_costs_no_attempt(studies: Studies, *, lost: bool) -> None:
     with studies.open("study.n_trials=2") as (view,):
-        worker: Any = _Worker.__new__(_Worker)
-        channel, _supervisor = Pipe()
-        wake, _waker = os.pipe()
-        worker._channel, worker._wake, worker._leaving, worker._orphan = channel, wake, False, None
-        worker._pulse, worker._opened, worker._forkable = [0.0] * PULSE_LENGTH, view, True
         killed: list[int] = []
-        worker._taker = Kills(view, worker._pulse, killed, lost)
-        trial: Any = Trains(view)
-        assert view.storage.owner is not None
-        worker._processes = Processes(trial, view.storage.owner)
-        assert worker.run()
-        assert worker._pulse[PROCESS] == 0.0
-        view.storage.owner = None
+        pulse = [0.0] * PULSE_LENGTH
+        with worker_of(view, Trains(view), Kills(view, pulse, killed, lost), pulse) as worker:
+            assert worker.run()
+        assert pulse[PROCESS] == 0.0
+        assert outcomes_of(view) == [["requeued", "complete"] if lost else ["complete"], ["complete"]]
         attempts = [view.storage.attempts_of_trial(trial._trial_id) for trial in view.study.trials]
-        outcomes = [[each.outcome for each in of_trial] for of_trial in attempts]
-        assert outcomes == [["requeued", "complete"] if lost else ["complete"], ["complete"]]
         assert killed[0] not in {
             each.pid for of_trial in attempts for each in of_trial if each.outcome == "complete"
         }
-        os.close(wake)
-        os.close(_waker)
+
+
+class Requeues(Trains):
+    """Requeues its trial with an attribute, as after too little memory, and completes it where that is there."""
+
+    def run(self, lease: Lease, *_: object) -> Ended:
+        storage = self.opened.storage
+        assert storage.owner is not None
+        storage.owner = storage.owner.in_process(os.getpid())
+        trial = begin(self.opened, lease)
+        if "parts" in known_of(trial).user_attrs:
+            self.opened.study.tell(trial, 1.0)
+        else:
+            trial.set_user_attr("parts", 2)
+            storage.requeue(lease.trial_id)
+        storage.close()
+        return Ended.TRIAL
+
+
+def test_a_process_that_was_forked_while_a_trial_trained_knows_what_that_has_stored(studies: Studies) -> None:
+    with studies.open("study.n_trials=2") as (view,):
+        pulse = [0.0] * PULSE_LENGTH
+        with worker_of(view, Requeues(view), Taker(view), pulse) as worker:
+            assert worker.run()
+        assert outcomes_of(view) == [["requeued", "complete"]] * 2
