@@ -6,14 +6,14 @@ from collections.abc import Mapping
 from typing import cast
 
 import sqlalchemy as sa
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import LeaseLostError
 from hpo.storage import agents, beats, ledger
 from hpo.storage.changes import forget_changes
 from hpo.storage.forks import refuse_forks
 from hpo.storage.ledger import Owner
-from hpo.storage.optuna_private import REPORTS, TRIALS, models
+from hpo.storage.optuna_private import REPORTS, TRIALS, id_of_trial, models
 from hpo.storage.outage import patient
 from hpo.storage.reader import ReadingStorage
 
@@ -36,6 +36,7 @@ class LeasedStorage(ReadingStorage):
         self._held: dict[int, int] = {}
         self._since: dict[int, float] = {}
         self._outcomes: dict[int, str] = {}
+        self._untouched: dict[int, FrozenTrial] = {}
         super().__init__(url)
         refuse_forks(self.engine, lambda: None if self._owner is None else self.process)
 
@@ -69,6 +70,11 @@ class LeasedStorage(ReadingStorage):
         self._held.pop(trial_id, None)
         self._since.pop(trial_id, None)
         self._outcomes.pop(trial_id, None)
+        self._untouched.pop(trial_id, None)  # another process may have written to it
+
+    def keep_untouched(self, trial: FrozenTrial) -> None:
+        """Give the next reader of a held trial this copy of it, if nothing of it has been written until then."""
+        self._untouched = {id_of_trial(trial): trial}
 
     def _fence(self, conn: ledger.Executor, trial_id: int) -> None:
         """Check, and lock until the transaction's end, that the trial is this storage's to write."""
@@ -93,6 +99,7 @@ class LeasedStorage(ReadingStorage):
 
     def hold(self, lease: ledger.Lease) -> None:
         """Take over a lease that was taken in this process's name."""
+        self._untouched.clear()  # it may be of an attempt before, from before this process was forked
         self._hold(*lease)
 
     @patient

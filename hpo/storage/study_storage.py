@@ -40,7 +40,7 @@ from hpo.storage.changes import lock_study_of, note_change
 from hpo.storage.engines import display_url
 from hpo.storage.guarded import guarded_insert, set_attr, set_state
 from hpo.storage.leased import lease_lost
-from hpo.storage.ledger import Lease, Owner
+from hpo.storage.ledger import Owner
 from hpo.storage.new_trials import insert_running, is_stored_as, marked
 from hpo.storage.optuna_private import (
     PARAMS,
@@ -86,7 +86,6 @@ class StudyStorage(GatheringStorage):
 
     def __init__(self, url: str, owner: Owner | None = None) -> None:
         self._claim = _Claim()
-        self._untouched: dict[int, FrozenTrial] = {}
         super().__init__(url, owner)
 
     def __reduce__(self) -> tuple[type["StudyStorage"], tuple[str]]:
@@ -256,10 +255,6 @@ class StudyStorage(GatheringStorage):
         if 0 in written:
             self._explain_refusal(trial_id)
 
-    def keep_untouched(self, trial: FrozenTrial) -> None:
-        """Give the next reader of a held trial this copy of it, if nothing of it has been written until then."""
-        self._untouched = {id_of_trial(trial): trial}
-
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Read a trial; LeaseLostError for one held by this storage that runs no longer.
 
@@ -372,16 +367,6 @@ class StudyStorage(GatheringStorage):
         return done
 
     # ------------------------------------------------------------------ life and death
-
-    def hold(self, lease: Lease) -> None:
-        """As of `LeasedStorage`; what this process knows of the trial may be of an attempt before."""
-        self._untouched.clear()
-        super().hold(lease)
-
-    def forget(self, trial_id: int) -> None:
-        """As of `LeasedStorage`; another process may have written to the trial."""
-        self._untouched.pop(trial_id, None)
-        super().forget(trial_id)
 
     def rehearse(self, study_id: int) -> None:
         """Send a trial's statements to the database once, so that they change nothing; see `rehearsal`.
