@@ -379,11 +379,13 @@ class _Case:
 
     def _best(self) -> Iterator[str]:
         best = self.trial.user_attrs.get(BEST_ATTR)
-        epoch = best_epoch(self.truth, self._metric, self._mode, after=self.inherited)
+        # A killed attempt may have trained on where the one after it paused.
+        known = self.truth[: self.epochs]
+        epoch = best_epoch(known, self._metric, self._mode, after=self.inherited)
         if best is None or epoch is None:
             yield "it has no best epoch"
             return
-        if best["epoch"] != epoch or best["metrics"] != finite(self.truth[epoch - 1]):
+        if best["epoch"] != epoch or best["metrics"] != finite(known[epoch - 1]):
             yield f"its best epoch is stored as {best['epoch']}, with metrics that are not those of epoch {epoch}"
         path = self.opened.spec.output_dir / str(best["checkpoint"])
         held = [file for file, _ in self.checkpoints if file.path == path]
