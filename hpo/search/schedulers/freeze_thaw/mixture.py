@@ -28,10 +28,10 @@ _FEWEST: Final = 4
 #: Of the best trials of earlier studies so many are tried first.
 _LEADERS: Final = 2
 #: Share of the time that halving has, where the model's trials are better than even ones, and where not.
-_HALVING_LEAST: Final = 0.1
+_HALVING_LEAST: Final = 0.05
 _HALVING_MOST: Final = 0.75
 #: How much less it has for each share of the comparisons that the model's trials win above a half.
-_HALVING_SLOPE: Final = 2.0
+_HALVING_SLOPE: Final = 4.0
 #: Share of the epochs for trials that run on unjudged, where early ranks agree with late ones, and where not.
 _WHOLE_LEAST: Final = 0.05
 _WHOLE_MOST: Final = 0.3
