@@ -114,9 +114,11 @@ def worker_of(view: OpenStudy, trial: Any, taker: Taker, pulse: list[float]) -> 
     worker._taker = taker
     assert view.storage.owner is not None
     worker._processes = Processes(trial, view.storage.owner)
-    yield worker
-    os.close(wake)
-    os.close(_waker)
+    try:
+        yield worker
+    finally:
+        os.close(wake)
+        os.close(_waker)
 
 
 def outcomes_of(view: OpenStudy) -> list[list[str | None]]:
