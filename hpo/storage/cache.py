@@ -30,7 +30,8 @@ class StudyCache(CachedStorage):
     all that it knows. Here one small statement shows what has changed, and only what has finished or was asked
     for is read: a pruner that compares with finished trials and a look for waiting ones read no curves.
     A paused trial is read once, too, until it is resumed or pruned, which is noted (`hpo.storage.changes`); an
-    attribute that a person gives it meanwhile is seen after that.
+    attribute that a person gives it meanwhile is seen after that. One that the study's end has pruned is read
+    again where a larger budget has paused it again, which is noted as well.
 
     Args:
         backend: The storage.
@@ -193,8 +194,16 @@ class StudyCache(CachedStorage):
                 return rows, trials
         elif seen.has_paused:
             seen.change, changed = self._storage.changes_since(study_id, seen.change)
-            seen.forget_paused(changed)
+            self._forget_ended(study_id, seen.see_again(changed))
         return self._storage.read_changes(study_id, after=seen.last_id, among=seen.unfinished, states=states)
+
+    def _forget_ended(self, study_id: int, trial_ids: Iterable[int]) -> None:
+        """Take nothing that Optuna's cache holds of these trials for their end; a running one's row stays."""
+        held = self._studies[study_id].trials
+        for trial_id in trial_ids:
+            _, number = self._trial_id_to_study_id_and_number.get(trial_id, (study_id, -1))
+            if number in held and held[number].state.is_finished():
+                del self._trial_id_to_study_id_and_number[trial_id]
 
     def _maximizes(self, study_id: int) -> bool:
         known = self._studies[study_id]
@@ -220,7 +229,7 @@ class _Seen:
             until the commit, so ids become visible in their order.
         unfinished: Those among them that had not finished then, but for paused ones that have been read.
         change: Changes of paused trials up to this one are known; None: nothing is.
-        has_paused: Whether a trial has been seen paused.
+        has_paused: Whether a trial has been seen that was paused, or pruned while it was, and may be resumed.
         trials: How many there are, by their numbers.
         fresh_until: The monotonic clock until which that holds well enough.
         paused: Paused trials by id, as they were read.
@@ -245,12 +254,12 @@ class _Seen:
             self.last_id = max(self.last_id, row.trial_id)
             self.trials = max(self.trials, row.number + 1)
             self.unfinished.add(row.trial_id)
+            self.has_paused |= row.paused is not None
             if row.state.is_finished():
                 self.unfinished.discard(row.trial_id)
                 self._ended.add(row.trial_id)
             elif row.pause is not None and (row.trial_id in whole or self._is_left_out(row.number, most)):
                 self.unfinished.discard(row.trial_id)
-                self.has_paused = True
                 if row.trial_id in whole:
                     self.paused[row.trial_id] = whole[row.trial_id]
         for trial in whole.values():
@@ -265,13 +274,22 @@ class _Seen:
     def _is_left_out(self, number: int, most: int | None) -> bool:
         return most is not None and number % stride(self.trials, most) != 0
 
-    def forget_paused(self, changed: Iterable[int]) -> None:
-        """Let the next look see again the trials that may be paused no more."""
-        for trial_id in changed:
-            # It may have been resumed, and have ended, before the look that found it ended.
-            if trial_id <= self.last_id and trial_id not in self._ended:
-                self.paused.pop(trial_id, None)
-                self.unfinished.add(trial_id)
+    def see_again(self, changed: Iterable[int]) -> set[int]:
+        """Let the next look read these trials again; returns those that were known as ended.
+
+        Such a one is a pruned trial that a larger budget has paused again; or it was resumed, and ended, before
+        the look that found it ended, and is read once more for nothing.
+        """
+        known = {trial_id for trial_id in changed if trial_id <= self.last_id}
+        for trial_id in known:
+            self.paused.pop(trial_id, None)
+        self.unfinished |= known
+        ended = known & self._ended
+        if ended:
+            self._ended -= ended
+            for states, trials in self._finished.items():
+                self._finished[states] = [trial for trial in trials if id_of_trial(trial) not in ended]
+        return ended
 
     def thin(self, most: int, *, maximize: bool) -> None:
         """Forget the finished and paused trials that are not in the sample, where there are more than ``most``."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
+from hpo.storage.budget import lock_study
 from hpo.storage.changes import lock_study_of, note_change
 from hpo.storage.optuna_private import TRIALS, VALUES
 from hpo.storage.outage import patient
@@ -69,7 +70,10 @@ def pause_pruned(storage: StudyStorage, study_id: int) -> None:
         TRIALS.c.study_id == study_id, TRIALS.c.state == TrialState.PRUNED, IS_PAUSED
     )
     with storage.transaction() as session:
+        lock_study(session, study_id)
         ids = list(session.execute(ended.with_for_update()).scalars())
+        for trial_id in ids:
+            note_change(session, study_id, trial_id)
         session.execute(sa.delete(VALUES).where(VALUES.c.trial_id.in_(ids)))
         again = {"state": TrialState.RUNNING, "datetime_complete": None}
         session.execute(sa.update(TRIALS).where(TRIALS.c.trial_id.in_(ids)).values(again))

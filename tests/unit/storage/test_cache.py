@@ -21,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.storage import reader
 from hpo.storage.cache import StudyCache
 from hpo.storage.ledger import Owner
+from hpo.storage.study_end import pause_pruned, prune_paused
 from hpo.storage.study_storage import open_storage
 from tests.unit.trainer.support import quick
 
@@ -43,6 +44,8 @@ STEPS = st.lists(
         st.tuples(st.just("take"), st.integers(0, 9)),
         st.tuples(st.just("pause"), st.integers(0, 9)),
         st.tuples(st.just("resume"), st.integers(0, 9)),
+        st.tuples(st.just("end"), st.just(0)),
+        st.tuples(st.just("enlarge"), st.just(0)),
         st.tuples(st.just("look"), st.integers(0, len(ASKED) - 1)),
     ),
     min_size=1,
@@ -61,6 +64,7 @@ class World:
         self.running: list[int] = []
         self.waiting: list[int] = []
         self.paused: list[int] = []
+        self.pruned: list[int] = []
         self.epoch = 0
 
     def close(self) -> None:
@@ -108,12 +112,25 @@ class World:
             self.running.append(self.paused.pop(which % len(self.paused)))
             assert self.worker.resume(self.running[-1])
 
+    def end(self, _: int) -> None:
+        """The study's end, as its driver stores it."""
+        assert len(list(prune_paused(self.worker, self.study))) == len(self.paused)
+        self.pruned += self.paused
+        self.paused = []
+
+    def enlarge(self, _: int) -> None:
+        """A larger budget; Optuna's cache takes a finished trial for finished for ever, so it begins anew."""
+        pause_pruned(self.worker, self.study)
+        self.paused += self.pruned
+        self.pruned = []
+        self.optunas = _CachedStorage(self.backends[1])
+
     def look(self, which: int) -> None:
         states = ASKED[which]
         ours = self.ours.get_all_trials(self.study, states=states)
         assert ours == self.optunas.get_all_trials(self.study, states=states)
         assert ours == self.worker.get_all_trials(self.study, states=states)
-        for trial in ours:
+        for trial in self.worker.get_all_trials(self.study):
             assert self.ours.get_trial(trial._trial_id) == trial
 
 
@@ -204,6 +221,26 @@ def test_a_trial_that_paused_and_ended_unseen_is_known_once(ready_sqlite_file: P
         made.pause(0)
         looks = [[trial.number for trial in made.ours.get_all_trials(made.study)] for _ in range(3)]
         assert looks == 3 * [[0, 1, 2]]
+
+
+@pytest.mark.parametrize("asked", [None, FINISHED])
+def test_a_trial_that_a_larger_budget_has_reopened_is_read_again(ready_sqlite_file: Path, asked: Any) -> None:
+    with world(ready_sqlite_file) as made:
+        made.create(0)
+        made.report(1)
+        made.pause(0)
+        made.end(0)
+        (pruned,) = made.ours.get_all_trials(made.study, states=asked)
+        assert pruned.state == TrialState.PRUNED
+        made.enlarge(0)
+        assert not made.ours.get_all_trials(made.study, states=FINISHED)
+        assert made.ours.get_trial(pruned._trial_id).state == TrialState.RUNNING
+        made.resume(0)
+        made.report(2)
+        made.finish(3)
+        (complete,) = made.ours.get_all_trials(made.study, states=asked)
+        assert (complete.state, complete.last_step) == (TrialState.COMPLETE, 2)
+        assert made.ours.get_trial(pruned._trial_id) == complete
 
 
 def test_a_copy_may_be_changed_without_changing_the_cache(ready_sqlite_file: Path) -> None:
