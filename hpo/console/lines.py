@@ -194,8 +194,9 @@ def print_summary(opened: OpenStudy, arguments: str, ending: str) -> None:
         print(f"the time limit is reached; the next `hpo run` resumes {unfinished} trials")
     elif status["n_trials"] < opened.spec.study.n_trials:
         print(f"the grid is exhausted: it has {status['n_trials']} points")
-    elif ending == "done" and unit == "trials" and done < of and not status["running"]:
-        print("the scheduler starts no more trials: those that it has started have trained to their ends")
+    elif ending == "done" and done < of and not status["running"]:
+        left = f"; {count_of(of - done, 'epoch')} of the budget not used" if unit == "epochs" else ""
+        print(f"the scheduler starts no more trials: those that it has started have trained to their ends{left}")
     if status["running"]:
         print(f"{status['running']} trials are still running elsewhere")
     best = best_list(status["best"])

@@ -278,8 +278,10 @@ def test_a_grid_is_run_through_once_and_said_to_be_exhausted(tmp_path: Path) -> 
 def test_a_population_that_has_trained_to_its_end_is_said_to_have(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     scheduler = "study.scheduler={name: pbt, population: 4, every: 1}"
-    printed = hpo("run", study, "--n-trials", 40, scheduler, "trainer.max_epochs=2").stdout
-    assert "the scheduler starts no more trials: those that it has started have trained to their ends" in printed
+    printed = hpo("run", study, "--n-trials", 40, scheduler, "trainer.max_epochs=2", "study.epochs=60").stdout
+    trained = hpo_json("status", study)["epochs"]["trained"]
+    said = "the scheduler starts no more trials: those that it has started have trained to their ends"
+    assert f"{said}; {60 - trained} epochs of the budget not used" in printed
 
 
 def test_diverged_is_neither_pruned_nor_best(tmp_path: Path) -> None:
