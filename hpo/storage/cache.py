@@ -193,8 +193,11 @@ class StudyCache(CachedStorage):
                 )
                 return rows, trials
         elif seen.has_paused:
-            seen.change, changed = self._storage.changes_since(study_id, seen.change)
+            seen.change, changed, rows, trials = self._storage.read_changes_since(
+                study_id, seen.change, after=seen.last_id, among=seen.unfinished, states=states
+            )
             self._forget_ended(study_id, seen.see_again(changed))
+            return rows, trials
         return self._storage.read_changes(study_id, after=seen.last_id, among=seen.unfinished, states=states)
 
     def _forget_ended(self, study_id: int, trial_ids: Iterable[int]) -> None:
@@ -275,7 +278,7 @@ class _Seen:
         return most is not None and number % stride(self.trials, most) != 0
 
     def see_again(self, changed: Iterable[int]) -> set[int]:
-        """Let the next look read these trials again; returns those that were known as ended.
+        """Let the present look take in these trials anew; returns those that were known as ended.
 
         Such a one is a pruned trial that a larger budget has paused again; or it was resumed, and ended, before
         the look that found it ended, and is read once more for nothing.

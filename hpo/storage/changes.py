@@ -30,9 +30,9 @@ CHANGES = sa.Table(
 # Statements are built once: building one costs more than to execute it.
 _STUDY = CHANGES.c.study_id == sa.bindparam("study", type_=sa.Integer)
 _LATEST = sa.select(sa.func.max(CHANGES.c.change_id)).where(_STUDY)
-_SINCE = sa.select(CHANGES.c.change_id, CHANGES.c.trial_id).where(
-    _STUDY, CHANGES.c.change_id > sa.bindparam("after", type_=sa.Integer)
-)
+#: Of a row of this table: whether it is the study's, and later than a change.
+SINCE = sa.and_(_STUDY, CHANGES.c.change_id > sa.bindparam("change", type_=sa.Integer))
+_SINCE = sa.select(CHANGES.c.change_id, CHANGES.c.trial_id).where(SINCE)
 _STUDY_OF = sa.select(TRIALS.c.study_id).where(TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
 _NOTE = sa.insert(CHANGES)
 
@@ -59,7 +59,7 @@ def latest_change(conn: sa.Connection, study_id: int) -> int:
 
 def changes_since(conn: sa.Connection, study_id: int, after: int) -> tuple[int, set[int]]:
     """The latest change of a study, and the trials that have changed after an earlier one."""
-    rows = conn.execute(_SINCE, {"study": study_id, "after": after}).all()
+    rows = conn.execute(_SINCE, {"study": study_id, "change": after}).all()
     return max((row[0] for row in rows), default=after), {row[1] for row in rows}
 
 

@@ -25,7 +25,7 @@ from hpo.storage.attributes import (
     PAUSED_ATTR,
     SCHEDULER_ATTR,
 )
-from hpo.storage.changes import CHANGES, latest_change
+from hpo.storage.changes import CHANGES, SINCE, latest_change
 from hpo.storage.id_lists import in_list
 from hpo.storage.optuna_private import (
     REPORTS,
@@ -137,16 +137,13 @@ _STUDY_ID: Final = sa.bindparam("study", type_=sa.Integer)
 _STUDY: Final = TRIALS.c.study_id == _STUDY_ID
 _NULL: Final = sa.null()
 _TEXT: Final = sa.String(models.MAX_INDEXED_STRING_LENGTH)
-_CHANGED: Final = sa.and_(
-    CHANGES.c.study_id == _STUDY_ID, CHANGES.c.change_id > sa.bindparam("change", type_=sa.Integer)
-)
 #: The trials that a look asks for, which the parts of its statement share: new ones, some by their ids, and those
 #: of which a change is noted. One may be among them twice.
 _ROW: Final = sa.select(TRIALS.c.trial_id, TRIALS.c.number, TRIALS.c.state)
 _LOOKED_AT: Final = sa.union(
     _ROW.where(_STUDY, TRIALS.c.trial_id > sa.bindparam("after", type_=sa.Integer)),
     _ROW.where(in_list(TRIALS.c.trial_id, "trials")),
-    _ROW.join_from(TRIALS, CHANGES, CHANGES.c.trial_id == TRIALS.c.trial_id).where(_CHANGED),
+    _ROW.join_from(TRIALS, CHANGES, CHANGES.c.trial_id == TRIALS.c.trial_id).where(SINCE),
 ).cte("looked_at")
 _NOT_FINITE: Final = sa.case((REPORTS.c.intermediate_value_type != "FINITE", REPORTS.c.step))
 _STEPS: Final = in_list(REPORTS.c.step, "steps")
@@ -209,7 +206,7 @@ _STUDY_ATTRS: Final = sa.select(
 )
 _LATEST_CHANGE: Final = sa.select(
     *(_part("change"), _NULL, sa.func.max(CHANGES.c.change_id), _NULL, _NULL, _NULL, _NULL, _NULL, _NULL)
-).where(_CHANGED)
+).where(SINCE)
 
 
 def _look(best: Any) -> sa.CompoundSelect[Any]:

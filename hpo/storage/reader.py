@@ -159,6 +159,27 @@ class ReadingStorage(TransactionalStorage):
             return rows, whole_trials(conn, [row for row in rows if row.state in states])
 
     @patient
+    def read_changes_since(
+        self,
+        study_id: int,
+        change: int,
+        *,
+        after: int,
+        among: Collection[int],
+        states: Collection[TrialState],
+    ) -> tuple[int, set[int], list[TrialRow], list[FrozenTrial]]:
+        """As `read_changes`, with the paused trials that have changed after an earlier change.
+
+        All rows are of one moment: who sees a new trial sees what was stored with it.
+
+        Returns:
+            The latest change, the trials that have changed, and what `read_changes` returns.
+        """
+        with self.single_statements() as conn:
+            change, changed, rows = _rows_since(conn, study_id, change, after=after, among=among)
+            return change, changed, rows, whole_trials(conn, [row for row in rows if row.state in states])
+
+    @patient
     def read_some(self, trial_ids: Sequence[int]) -> list[FrozenTrial]:
         """Some trials, whole, by id; those that are there."""
         with self.single_statements() as conn:
@@ -221,6 +242,13 @@ _ROWS_OR_AMONG = _OF_STUDY.where(
         in_list(TRIALS.c.trial_id, "among"),
     )
 ).order_by(TRIALS.c.trial_id)
+_ROWS_SINCE = sa.union_all(
+    _OF_STUDY.add_columns(sa.literal_column("0").label("change_id")).where(_AFTER),
+    _OF_STUDY.add_columns(sa.literal_column("0")).where(in_list(TRIALS.c.trial_id, "among")),
+    _OF_STUDY.add_columns(changes.CHANGES.c.change_id)
+    .join_from(TRIALS, changes.CHANGES, changes.CHANGES.c.trial_id == TRIALS.c.trial_id)
+    .where(changes.SINCE),
+)
 _ROWS_OF = sa.select(*_ROW).where(in_list(TRIALS.c.trial_id, "trials")).order_by(TRIALS.c.trial_id)
 _ROW_OF_ONE = sa.select(*_ROW).where(TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
 
@@ -239,14 +267,32 @@ def trial_row(conn: sa.Connection, trial_id: int) -> TrialRow:
 
 def trial_rows(conn: sa.Connection, study_id: int, *, after: int, among: Collection[int]) -> list[TrialRow]:
     """The rows of a study's trials with an id above ``after`` or among the given ones, by id."""
-    few = len(among) <= _AT_ONCE
-    bounds = {"study": study_id, "after": after if few else min(min(among) - 1, after)}
-    if among and few:
-        rows = conn.execute(_ROWS_OR_AMONG, bounds | {"among": list(among)}).all()
-    else:
-        rows = conn.execute(_ROWS_AFTER, bounds).all()
-    found = map(TrialRow._make, rows)
-    return [row for row in found if few or row.trial_id > after or row.trial_id in among]
+    asked = _asked(study_id, after, among)
+    rows = conn.execute(_ROWS_OR_AMONG if asked["among"] else _ROWS_AFTER, asked).all()
+    return [row for row in map(TrialRow._make, rows) if row.trial_id > after or row.trial_id in among]
+
+
+def _rows_since(
+    conn: sa.Connection, study_id: int, change: int, *, after: int, among: Collection[int]
+) -> tuple[int, set[int], list[TrialRow]]:
+    """The latest change, the trials that have changed after one, and their rows with those of `trial_rows`."""
+    asked = _asked(study_id, after, among) | {"change": change}
+    rows, changed = dict[int, TrialRow](), set[int]()
+    for *row, of_change in conn.execute(_ROWS_SINCE, asked):
+        found = TrialRow._make(row)
+        if of_change:
+            change = max(change, of_change)
+            changed.add(found.trial_id)
+        if of_change or found.trial_id > after or found.trial_id in among:
+            rows[found.trial_id] = found
+    return change, changed, [rows[trial_id] for trial_id in sorted(rows)]
+
+
+def _asked(study_id: int, after: int, among: Collection[int]) -> dict[str, Any]:
+    """Parameters of a statement about trials above an id, or among some; if many, about all above the least."""
+    if len(among) <= _AT_ONCE:
+        return {"study": study_id, "after": after, "among": list(among)}
+    return {"study": study_id, "after": min(min(among) - 1, after), "among": []}
 
 
 def rows_of(conn: sa.Connection, trial_ids: Sequence[int]) -> list[TrialRow]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,10 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage import reader
 from hpo.storage.cache import StudyCache
+from hpo.storage.grants import Grant
 from hpo.storage.ledger import Owner
+from hpo.storage.lineage import Forked
+from hpo.storage.pausing import paused_at
 from hpo.storage.study_end import pause_pruned, prune_paused
 from hpo.storage.study_storage import open_storage
 from tests.unit.trainer.support import quick
@@ -124,6 +128,12 @@ class World:
         self.paused += self.pruned
         self.pruned = []
         self.optunas = _CachedStorage(self.backends[1])
+
+    def fork(self) -> None:
+        """A new trial takes the place of a paused one, which the same transaction prunes."""
+        fork: Forked = {"parent": 0, "epoch": 1, "replaces": 0}
+        with self.worker.granting(Grant(self.study, {"number": 0, "until": None, "why": {}}, fork=fork)):
+            self.running.append(self.worker.create_new_trial(self.study))
 
     def look(self, which: int) -> None:
         states = ASKED[which]
@@ -241,6 +251,29 @@ def test_a_trial_that_a_larger_budget_has_reopened_is_read_again(ready_sqlite_fi
         (complete,) = made.ours.get_all_trials(made.study, states=asked)
         assert (complete.state, complete.last_step) == (TrialState.COMPLETE, 2)
         assert made.ours.get_trial(pruned._trial_id) == complete
+
+
+@pytest.mark.parametrize("statement", range(3))
+def test_a_fork_is_never_seen_beside_the_paused_trial_that_it_has_replaced(
+    ready_sqlite_file: Path, statement: int
+) -> None:
+    """Wherever within a look it is stored: who saw both would replace the paused trial a second time."""
+    with world(ready_sqlite_file) as made:
+        made.worker.begin_grants(made.study)
+        made.create(0)
+        made.pause(0)
+        made.ours.get_all_trials(made.study)
+        said = itertools.count()
+
+        def fork_before(*_: object) -> None:
+            if next(said) == statement:
+                made.fork()
+
+        sa.event.listen(made.backends[0].engine, "before_cursor_execute", fork_before)
+        for _ in range(3):
+            first, *forks = made.ours.get_all_trials(made.study)
+            assert paused_at(first) is None or not forks
+        assert forks
 
 
 def test_a_copy_may_be_changed_without_changing_the_cache(ready_sqlite_file: Path) -> None:

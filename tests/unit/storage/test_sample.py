@@ -115,22 +115,23 @@ def test_paused_trials_are_sampled_too_and_followed_without_asking_for_them(read
         running = set(range(0, 30, 3))
         late = StudyCache(storage, most=8)
         assert numbers(early, study) == numbers(late, study) == running | set(range(0, 30, 4))
-        asked: list[set[int]] = []
-        read = storage.read_changes
+        found: list[set[int]] = []
+        read = storage.read_changes_since
 
-        def noted(study_id: int, **given: Any) -> Any:
-            asked.append(set(given["among"]))
-            return read(study_id, **given)
+        def noted(*given: Any, **more: Any) -> Any:
+            look = read(*given, **more)
+            found.append({row.trial_id for row in look[2]})
+            return look
 
-        storage.read_changes = noted  # type: ignore[method-assign]
+        storage.read_changes_since = noted  # type: ignore[method-assign]
         assert worker.resume(ids[1])
         assert worker.resume(ids[4])
         worker.set_trial_intermediate_value(ids[4], 2, 7.0)
         worker.pause(ids[4], 2)
         assert numbers(early, study) == running | {1} | set(range(0, 30, 4))
-        assert asked[0] == {ids[number] for number in running | {1, 4}}
+        assert found[0] == {ids[number] for number in running | {1, 4}}
         numbers(early, study)
-        assert asked[1] == {ids[number] for number in running | {1}}
+        assert found[1] == {ids[number] for number in running | {1}}
         shown = {trial.number: trial for trial in early.get_all_trials(id_of_study(study))}
         assert shown[4].intermediate_values == {1: 4.0, 2: 7.0}
 
