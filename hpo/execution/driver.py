@@ -142,11 +142,12 @@ class Driver:
         if self._ending is None or self._fleet.count:
             return False
         if self._ending is Ending.DONE:
+            budgets = self._upkeep.budgets()
             if self._upkeep.is_more_to_come():  # an agent has put a trial back that it took at the last moment
                 self._ending = None
                 self._fleet.resume()
                 return False
-            if not self._upkeep.end_study():
+            if not self._upkeep.end_study(budgets):
                 return False
         self._observe()
         return True

@@ -123,7 +123,8 @@ class Supervisor:
 
     def _has_ended(self) -> bool:
         """Whether nothing is left to be done in the study; then its paused trials are pruned."""
-        return not self._upkeep.waits() and self._upkeep.end_study()
+        budgets = self._upkeep.budgets()
+        return not self._upkeep.waits() and self._upkeep.end_study(budgets)
 
     def _refill(self) -> None:
         """Start workers where there is room for them and something to do."""

@@ -13,9 +13,10 @@ from hpo.execution.launchers.launcher import Worker
 from hpo.execution.messages import Notice
 from hpo.execution.registered import Registered
 from hpo.storage import agents, ledger
+from hpo.storage.budget import Budgets
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import Settled, Sightings, StopNote, Verdict, settle_agent, settle_process
-from hpo.storage.study_end import prune_paused
+from hpo.storage.study_end import prune_paused, read_budgets
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.agents import end_dead_agents
 from hpo.study.goals import goal_reached
@@ -163,7 +164,8 @@ class Upkeep:
     def is_more_to_come(self) -> bool:
         """Whether trials run, or could be taken, anywhere; also while that is unknown."""
         # One that is taken after the first count, and before what could be taken is counted, is seen by the last.
-        return bool(self._unsettled) or self.running() != 0 or self.claimable() > 0 or self.running() != 0
+        runs = bool(self._unsettled) or self.running() != 0
+        return runs or self.is_claimable_or_unknown() or self.running() != 0
 
     def waits(self) -> bool:
         """As `is_more_to_come`, for who has no worker at work; says how many trials run elsewhere."""
@@ -173,15 +175,28 @@ class Upkeep:
             self._waiting_for = running
         return bool(running) or self.is_more_to_come()
 
-    def end_study(self) -> bool:
-        """Prune what is still paused, as nothing is left to be done; False where the database is away."""
+    def budgets(self) -> Budgets | None:
+        """The study's budgets, for `end_study`; None while they are unknown."""
+        return self._try(lambda: read_budgets(self._opened.storage, self._opened.study_id))
 
-        def prune() -> bool:
-            for pruned in prune_paused(self._opened.storage, self._opened.study_id):
+    def end_study(self, budgets: Budgets | None) -> bool:
+        """Prune what is still paused, as nothing is left to be done.
+
+        Args:
+            budgets: What they were when that was looked for.
+
+        Returns:
+            False where they have changed since, or the database is away.
+        """
+
+        def prune() -> None:
+            for pruned in prune_paused(self._opened.storage, self._opened.study_id, budgets):
                 self._notify("", pruned)
-            return True
 
-        return self._try(prune) is True
+        if budgets is None:
+            return False
+        self._try(prune)
+        return self.budgets() == budgets
 
     def _end_dead_agents(self) -> None:
         grace, storage, study = self._opened.spec.run.lost_after, self._opened.storage, self._opened.study_id

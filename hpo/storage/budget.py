@@ -5,18 +5,22 @@ A trial's row is its claim; there is no counter that could leak. Trials that wer
 """
 
 import json
-from collections.abc import Collection
-from typing import cast
+from collections.abc import Collection, Mapping
+from typing import Final, cast
 
 import sqlalchemy as sa
 from optuna.trial import TrialState
 from sqlalchemy import orm
 
 from hpo.errors import BudgetExhaustedError
-from hpo.storage.attributes import BUDGET_ATTR, IMPORTED_ATTR
+from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, IMPORTED_ATTR
 from hpo.storage.ledger import Executor
 from hpo.storage.optuna_private import STUDIES, STUDY_USER_ATTRS, TRIAL_SYSTEM_ATTRS, TRIALS, models
 
+#: A study's budgets by the attributes that hold them, trials and epochs; None is without a limit. One that a study
+#: has never been given is left out.
+Budgets = Mapping[str, int | None]
+_KEYS: Final = (BUDGET_ATTR, EPOCHS_ATTR)
 _LOCK = (
     sa.select(STUDIES.c.study_id)
     .where(STUDIES.c.study_id == sa.bindparam("study", type_=sa.Integer))
@@ -28,6 +32,24 @@ def lock_study(session: orm.Session, study_id: int) -> None:
     """Lock a study's row until the transaction's end: no other process numbers a trial; KeyError for none."""
     if session.execute(_LOCK, {"study": study_id}).first() is None:
         raise KeyError(models.NOT_FOUND_MSG)
+
+
+def budgets_of(conn: Executor, study_id: int) -> Budgets:
+    """The study's budgets."""
+    query = sa.select(STUDY_USER_ATTRS.c.key, STUDY_USER_ATTRS.c.value_json)
+    rows = conn.execute(query.where(*_are_budgets(study_id)))
+    return {row.key: json.loads(row.value_json) for row in rows}
+
+
+def store_budgets(session: orm.Session, study_id: int, budgets: Budgets) -> None:
+    """Store both of a study's budgets, in a transaction that holds its lock."""
+    session.execute(sa.delete(STUDY_USER_ATTRS).where(*_are_budgets(study_id)))
+    rows = [{"study_id": study_id, "key": key, "value_json": json.dumps(budgets[key])} for key in _KEYS]
+    session.execute(sa.insert(STUDY_USER_ATTRS), rows)
+
+
+def _are_budgets(study_id: int) -> tuple[sa.ColumnElement[bool], sa.ColumnElement[bool]]:
+    return STUDY_USER_ATTRS.c.study_id == study_id, STUDY_USER_ATTRS.c.key.in_(_KEYS)
 
 
 def refuse_beyond_budget(session: orm.Session, study_id: int) -> int:

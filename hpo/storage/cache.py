@@ -31,7 +31,7 @@ class StudyCache(CachedStorage):
     for is read: a pruner that compares with finished trials and a look for waiting ones read no curves.
     A paused trial is read once, too, until it is resumed or pruned, which is noted (`hpo.storage.changes`); an
     attribute that a person gives it meanwhile is seen after that. One that the study's end has pruned is read
-    again where a larger budget has paused it again, which is noted as well.
+    again where a larger budget has paused it again, and a failed one where it waits again; both are noted as well.
 
     Args:
         backend: The storage.
@@ -192,13 +192,12 @@ class StudyCache(CachedStorage):
                     study_id, most=self._most, maximize=maximize, states=states
                 )
                 return rows, trials
-        elif seen.has_paused:
-            seen.change, changed, rows, trials = self._storage.read_changes_since(
-                study_id, seen.change, after=seen.last_id, among=seen.unfinished, states=states
-            )
-            self._forget_ended(study_id, seen.see_again(changed))
-            return rows, trials
-        return self._storage.read_changes(study_id, after=seen.last_id, among=seen.unfinished, states=states)
+            return self._storage.read_changes(study_id, after=-1, among=(), states=states)
+        seen.change, changed, rows, trials = self._storage.read_changes_since(
+            study_id, seen.change, after=seen.last_id, among=seen.unfinished, states=states
+        )
+        self._forget_ended(study_id, seen.see_again(changed))
+        return rows, trials
 
     def _forget_ended(self, study_id: int, trial_ids: Iterable[int]) -> None:
         """Take nothing that Optuna's cache holds of these trials for their end; a running one's row stays."""
@@ -231,8 +230,7 @@ class _Seen:
         last_id: All trials up to this id have been looked at. A process that adds a trial holds the row lock
             until the commit, so ids become visible in their order.
         unfinished: Those among them that had not finished then, but for paused ones that have been read.
-        change: Changes of paused trials up to this one are known; None: nothing is.
-        has_paused: Whether a trial has been seen that was paused, or pruned while it was, and may be resumed.
+        change: Changes (`hpo.storage.changes`) up to this one are known; None: nothing is.
         trials: How many there are, by their numbers.
         fresh_until: The monotonic clock until which that holds well enough.
         paused: Paused trials by id, as they were read.
@@ -244,7 +242,6 @@ class _Seen:
         self.fresh_until = 0.0
         self.unfinished: set[int] = set()
         self.change: int | None = None
-        self.has_paused = False
         self.paused: dict[int, FrozenTrial] = {}
         self._ended: set[int] = set()
         self._finished: dict[frozenset[TrialState], list[FrozenTrial]] = {_FINISHED: []}
@@ -257,7 +254,6 @@ class _Seen:
             self.last_id = max(self.last_id, row.trial_id)
             self.trials = max(self.trials, row.number + 1)
             self.unfinished.add(row.trial_id)
-            self.has_paused |= row.paused is not None
             if row.state.is_finished():
                 self.unfinished.discard(row.trial_id)
                 self._ended.add(row.trial_id)
@@ -280,8 +276,8 @@ class _Seen:
     def see_again(self, changed: Iterable[int]) -> set[int]:
         """Let the present look take in these trials anew; returns those that were known as ended.
 
-        Such a one is a pruned trial that a larger budget has paused again; or it was resumed, and ended, before
-        the look that found it ended, and is read once more for nothing.
+        Such a one is a pruned trial that a larger budget has paused again, or a failed one that waits again; or it
+        was resumed, and ended, before the look that found it ended, and is read once more for nothing.
         """
         known = {trial_id for trial_id in changed if trial_id <= self.last_id}
         for trial_id in known:

@@ -1,10 +1,10 @@
-"""Which paused trials have changed: a table beside Optuna's, by which a look continues where the last one ended.
+"""Which paused or ended trials have changed: a table beside Optuna's, by which a look continues the last one.
 
-A look at a study asks for the trials that are new, and again for those that had not finished at the last one.
-Most trials of a study may be paused, tens of thousands, and few events change one: it is resumed, or it is
-pruned, or the study's end pruned it and a larger budget lets it be paused again. Each event adds a row here, in
-its own transaction, which holds the study's lock (`hpo.storage.budget.lock_study`): so the rows of a study
-become visible in the order of their ids, and a look that has seen one has seen all before.
+A look at a study asks for the trials that are new, and again for those that had not finished at the last one. Most
+trials of a study may be paused, tens of thousands, and few events change one: it is resumed, or it is pruned, or
+the study's end pruned it and a larger budget lets it be paused again. A failed trial may be told to wait again.
+Each event adds a row here, in its own transaction, which holds the study's lock (`hpo.storage.budget.lock_study`):
+so the rows of a study become visible in the order of their ids, and a look that has seen one has seen all before.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def lock_study_of(session: orm.Session, trial_id: int) -> int:
 
 
 def note_change(session: orm.Session, study_id: int, trial_id: int) -> None:
-    """Note that a paused trial is resumed or pruned, or a pruned one paused again.
+    """Note that a paused trial is resumed or pruned, a pruned one paused again, or that a failed one waits again.
 
     The transaction holds the study's lock.
     """

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 from sqlalchemy import orm
 
-from hpo.storage.attributes import EPOCHS_ATTR
 from hpo.storage.grants import Grant, add_grant, begin_grants, has_grant, is_granted, store_grant
 from hpo.storage.leased import LeasedStorage
 from hpo.storage.ledger import Owner
@@ -29,10 +28,6 @@ class GrantingStorage(LeasedStorage):
     def __init__(self, url: str, owner: Owner | None) -> None:
         self._granting = _Granting()
         super().__init__(url, owner)
-
-    def set_epochs(self, study_id: int, n_epochs: int | None) -> None:
-        """Set how many epochs the study's trials may train together, imported ones aside; None for any number."""
-        self.set_study_user_attr(study_id, EPOCHS_ATTR, n_epochs)
 
     def begin_grants(self, study_id: int) -> None:
         """Let the study number its grants; see `hpo.storage.grants`."""

@@ -1,7 +1,8 @@
 """What the end of a study does to its paused trials: they are pruned at their last epoch.
 
 They keep the mark of a paused trial (`hpo.storage.pausing`), which counts only where a trial is RUNNING: with a
-larger budget they are paused again.
+larger budget they are paused again. Both happen under the study's lock. Who ends a study has looked before whether
+anything is left to be done, and prunes nothing where its budgets have changed since.
 """
 
 from __future__ import annotations
@@ -10,9 +11,10 @@ from collections.abc import Iterator
 
 import sqlalchemy as sa
 from optuna.trial import TrialState
+from sqlalchemy import orm
 
-from hpo.storage.budget import lock_study
-from hpo.storage.changes import lock_study_of, note_change
+from hpo.storage.budget import Budgets, budgets_of, lock_study, store_budgets
+from hpo.storage.changes import CHANGES, lock_study_of, note_change
 from hpo.storage.optuna_private import TRIALS, VALUES
 from hpo.storage.outage import patient
 from hpo.storage.paused_end import prune_paused_trial
@@ -22,7 +24,7 @@ from hpo.storage.study_storage import StudyStorage
 from hpo.wording import paused_at_end
 
 
-def prune_paused(storage: StudyStorage, study_id: int) -> Iterator[Settled]:
+def prune_paused(storage: StudyStorage, study_id: int, budgets: Budgets | None = None) -> Iterator[Settled]:
     """Store every paused trial of a study as pruned, each in a transaction of its own.
 
     As `optuna.Study.tell` has it, a pruned trial's value is the last that it has reported; with several
@@ -31,30 +33,47 @@ def prune_paused(storage: StudyStorage, study_id: int) -> Iterator[Settled]:
     Args:
         storage: Where the study is; it owns no trial.
         study_id: Optuna's id of the study.
+        budgets: Those by which nothing is left to be done; None: those of now. Where the study is given others
+            meanwhile, what is paused stays so.
 
     Yields:
         What was done, by number, when it has been stored. A trial that a worker has resumed meanwhile is left out.
     """
     single = len(storage.get_study_directions(study_id)) == 1
+    known = read_budgets(storage, study_id) if budgets is None else budgets
     for trial_id, number in _paused(storage, study_id):
-        pruned = _prune(storage, trial_id, number, single=single)
+        try:
+            pruned = _prune(storage, trial_id, number, known, single=single)
+        except _OtherBudgetsError:
+            return
         if pruned is not None:
             yield pruned
 
 
 @patient
+def read_budgets(storage: StudyStorage, study_id: int) -> Budgets:
+    """The study's budgets now."""
+    with storage.single_statements() as conn:
+        return budgets_of(conn, study_id)
+
+
+class _OtherBudgetsError(Exception):
+    """The study has been given other budgets."""
+
+
+@patient
 def _paused(storage: StudyStorage, study_id: int) -> list[tuple[int, int]]:
-    query = sa.select(TRIALS.c.trial_id, TRIALS.c.number).where(
-        TRIALS.c.study_id == study_id, TRIALS.c.state == TrialState.RUNNING, IS_PAUSED
-    )
+    query = sa.select(TRIALS.c.trial_id, TRIALS.c.number).where(*_paused_in(study_id, TrialState.RUNNING))
     with storage.engine.connect() as conn:
         return [(row[0], row[1]) for row in conn.execute(query.order_by(TRIALS.c.number))]
 
 
 @patient
-def _prune(storage: StudyStorage, trial_id: int, number: int, *, single: bool) -> Settled | None:
+def _prune(storage: StudyStorage, trial_id: int, number: int, budgets: Budgets, *, single: bool) -> Settled | None:
     with storage.transaction() as session:
         study_id = lock_study_of(session, trial_id)
+        if budgets_of(session, study_id) != budgets:
+            raise _OtherBudgetsError
         step = prune_paused_trial(session, trial_id, single=single)
         if step is not None:
             note_change(session, study_id, trial_id)
@@ -64,16 +83,36 @@ def _prune(storage: StudyStorage, trial_id: int, number: int, *, single: bool) -
 
 
 @patient
-def pause_pruned(storage: StudyStorage, study_id: int) -> None:
-    """Let the trials that the study's end has pruned be paused again, all of them in one transaction."""
-    ended = sa.select(TRIALS.c.trial_id).where(
-        TRIALS.c.study_id == study_id, TRIALS.c.state == TrialState.PRUNED, IS_PAUSED
-    )
+def set_budgets(storage: StudyStorage, study_id: int, budgets: Budgets) -> None:
+    """Give a study its budgets. Where one is larger than before, what the study's end has pruned is paused again.
+
+    Args:
+        storage: Where the study is.
+        study_id: Optuna's id of the study.
+        budgets: Both of them.
+    """
     with storage.transaction() as session:
         lock_study(session, study_id)
-        ids = list(session.execute(ended.with_for_update()).scalars())
-        for trial_id in ids:
-            note_change(session, study_id, trial_id)
-        session.execute(sa.delete(VALUES).where(VALUES.c.trial_id.in_(ids)))
-        again = {"state": TrialState.RUNNING, "datetime_complete": None}
-        session.execute(sa.update(TRIALS).where(TRIALS.c.trial_id.in_(ids)).values(again))
+        before = budgets_of(session, study_id)
+        if any(_is_more(before.get(key, now), now) for key, now in budgets.items()):
+            _pause_pruned(session, study_id)
+        store_budgets(session, study_id, budgets)
+
+
+def _is_more(before: int | None, now: int | None) -> bool:
+    return before is not None and (now is None or now > before)
+
+
+def _pause_pruned(session: orm.Session, study_id: int) -> None:
+    """Let the trials that the study's end has pruned be paused again."""
+    ended = sa.select(TRIALS.c.trial_id).where(*_paused_in(study_id, TrialState.PRUNED))
+    noted = sa.select(sa.literal(study_id), TRIALS.c.trial_id).where(*_paused_in(study_id, TrialState.PRUNED))
+    session.execute(sa.insert(CHANGES).from_select(["study_id", "trial_id"], noted))
+    session.execute(sa.delete(VALUES).where(VALUES.c.trial_id.in_(ended)))
+    again = {"state": TrialState.RUNNING, "datetime_complete": None}
+    session.execute(sa.update(TRIALS).where(*_paused_in(study_id, TrialState.PRUNED)).values(again))
+
+
+def _paused_in(study_id: int, state: TrialState) -> tuple[sa.ColumnElement[bool], ...]:
+    """A study's trials in a state that are paused, or were at the study's end."""
+    return TRIALS.c.study_id == study_id, TRIALS.c.state == state, IS_PAUSED

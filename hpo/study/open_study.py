@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, cast
 
@@ -35,7 +35,7 @@ from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import METRIC_NAMES_ATTR, id_of_study, storage_of, user_attrs_of
 from hpo.storage.recovery import Settled, Sightings, requeue_dead
-from hpo.storage.study_end import pause_pruned
+from hpo.storage.study_end import set_budgets
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
 from hpo.study.folders import stop_note
@@ -208,20 +208,9 @@ def start_study(
 
 def _set_budgets(opened: OpenStudy) -> None:
     """Store how many trials and epochs the study may have; where it may have more than before, it resumes."""
-    spec, study, storage = opened.spec, opened.study, opened.storage
-    attrs = study.user_attrs
-    storage.begin_grants(opened.study_id)
-    # Before a trial is read: what has been read as finished is not read again.
-    if _more(attrs, BUDGET_ATTR, spec.study.n_trials) or _more(attrs, EPOCHS_ATTR, spec.study.epochs):
-        pause_pruned(storage, opened.study_id)
-    storage.set_epochs(opened.study_id, spec.study.epochs)
-    storage.set_budget(opened.study_id, budget_of(spec, study))
-
-
-def _more(attrs: Mapping[str, Any], key: str, now: int | None) -> bool:
-    """Whether a budget is larger than the one that is stored; None is without a limit."""
-    before = attrs.get(key, now)
-    return before is not None and (now is None or now > before)
+    opened.storage.begin_grants(opened.study_id)
+    budgets = {BUDGET_ATTR: budget_of(opened.spec, opened.study), EPOCHS_ATTR: opened.spec.study.epochs}
+    set_budgets(opened.storage, opened.study_id, budgets)
 
 
 def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:

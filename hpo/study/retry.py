@@ -4,10 +4,9 @@ A trial keeps its number, its parameters, its seed and its reported values, so t
 newest checkpoint. What goes is that it failed: the outcome, the reason, the traceback, the time of its end and any
 value. The attempts stay in the ledger; those until now no longer count against ``max_retries``.
 
-A process that has seen a trial fail keeps it as finished in Optuna's cache. So the workers of an `hpo run` that
-have looked at the study since the failure don't take the trial up; a worker that replaces one of them does, or
-the next `hpo run`. The row was the trial's claim on the budget and still is: no other trial takes its place, and
-a process that opens the study again counts it as waiting.
+A process that has seen a trial fail holds it as finished. That it waits again is noted (`hpo.storage.changes`),
+and its next look reads the trial anew. The row was the trial's claim on the budget and still is: no other trial
+takes its place.
 """
 
 from __future__ import annotations
@@ -22,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.errors import StudyError
 from hpo.storage import ledger
 from hpo.storage.attributes import IMPORTED_ATTR, REASON_ATTR, RETRIED_ATTR
+from hpo.storage.changes import lock_study_of, note_change
 from hpo.storage.optuna_private import VALUES, id_of_trial, models, set_user_attr
 from hpo.storage.outage import patient
 from hpo.storage.pausing import paused_at
@@ -113,6 +113,7 @@ def _described(trial: FrozenTrial, history: Sequence[ledger.Attempt]) -> Reopene
 def _reopen(storage: StudyStorage, failed: FrozenTrial) -> Reopened | None:
     trial_id = id_of_trial(failed)
     with storage.transaction() as session:
+        study_id = lock_study_of(session, trial_id)
         # The lease first, then the trial, as everywhere. A failed trial has an open one only where a tool that
         # knows nothing of leases has ended it; its owner must not be able to write to the trial that waits.
         ledger.end_open(session, trial_id, "fail")
@@ -125,6 +126,7 @@ def _reopen(storage: StudyStorage, failed: FrozenTrial) -> Reopened | None:
         trial.state = TrialState.WAITING
         trial.datetime_complete = None
         session.flush()
+        note_change(session, study_id, trial_id)
         forget_failure(session, trial_id)
         values = VALUES
         session.execute(sa.delete(values).where(values.c.trial_id == trial_id))

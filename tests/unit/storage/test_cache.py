@@ -20,12 +20,13 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage import reader
+from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.grants import Grant
 from hpo.storage.ledger import Owner
 from hpo.storage.lineage import Forked
 from hpo.storage.pausing import paused_at
-from hpo.storage.study_end import pause_pruned, prune_paused
+from hpo.storage.study_end import prune_paused, set_budgets
 from hpo.storage.study_storage import open_storage
 from tests.unit.trainer.support import quick
 
@@ -70,6 +71,8 @@ class World:
         self.paused: list[int] = []
         self.pruned: list[int] = []
         self.epoch = 0
+        self.budget = 1
+        set_budgets(self.worker, self.study, {BUDGET_ATTR: None, EPOCHS_ATTR: self.budget})
 
     def close(self) -> None:
         for storage in (self.worker, *self.backends):
@@ -124,7 +127,8 @@ class World:
 
     def enlarge(self, _: int) -> None:
         """A larger budget; Optuna's cache takes a finished trial for finished for ever, so it begins anew."""
-        pause_pruned(self.worker, self.study)
+        self.budget += 1
+        set_budgets(self.worker, self.study, {BUDGET_ATTR: None, EPOCHS_ATTR: self.budget})
         self.paused += self.pruned
         self.pruned = []
         self.optunas = _CachedStorage(self.backends[1])

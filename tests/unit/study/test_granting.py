@@ -14,10 +14,12 @@ import torch
 from optuna.trial import TrialState
 
 from hpo.errors import InputError
+from hpo.execution.upkeep import Upkeep
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
 from hpo.storage.grants import Grant, OldGrantError, grants_of
 from hpo.storage.ledger import Lease
+from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.study_end import prune_paused
 from hpo.study.open_study import OpenStudy, start_study
 from hpo.study.ranking import best_of
@@ -298,6 +300,37 @@ def test_a_larger_budget_resumes_what_the_end_has_pruned(studies: Studies) -> No
         assert epochs_of(view) == [6, 4]
         assert len(list(prune_paused(view.storage, view.study_id))) == 1
         assert [trial.state.name for trial in view.study.get_trials()] == ["COMPLETE", "PRUNED"]
+
+
+def test_who_ends_a_study_prunes_nothing_that_a_larger_budget_has_paused_again(studies: Studies) -> None:
+    overrides = ("study.n_trials=3", "trainer.max_epochs=6")
+    with studies.open(*overrides, "study.epochs=6") as (view,):
+        run_all(two_by_two(view))
+        said: list[str] = []
+        upkeep = Upkeep(view, lambda _, message: said.append(str(message)))
+        budgets = upkeep.budgets()
+        assert not upkeep.is_more_to_come()
+        ended = prune_paused(view.storage, view.study_id, budgets)
+        assert next(ended).number == 0
+        start_study(studies.spec(*overrides, "study.epochs=10")).storage.close()
+        assert list(ended) == []
+        assert not upkeep.end_study(budgets)
+        view.forget_looks()
+        assert [trial.state for trial in standing_of(view).trials] == ["paused"] * 3
+        assert upkeep.is_more_to_come()
+        assert not said
+
+
+def test_a_study_is_not_ended_while_nobody_knows_what_is_left(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: OpenStudy) -> int:
+        raise DatabaseAwayError("the connection broke")
+
+    with studies.open("study.n_trials=3", "trainer.max_epochs=6", "study.epochs=6") as (view,):
+        upkeep = Upkeep(view, lambda *_: None)
+        monkeypatch.setattr("hpo.execution.upkeep.claimable", away)
+        assert upkeep.waits()
 
 
 def test_a_grid_with_a_larger_budget_resumes_too(studies: Studies) -> None:

@@ -10,11 +10,15 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.errors import LeaseLostError, StudyError
 from hpo.storage import ledger
 from hpo.storage.attributes import RETRIED_ATTR
-from hpo.storage.ledger import Owner
+from hpo.storage.grants import Grant
+from hpo.storage.ledger import Lease, Owner
 from hpo.storage.recovery import requeue_dead
+from hpo.study import retry
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.retry import Reopened, failed_trials, reopen
+from hpo.study.standing import standing_of
 from hpo.study.status import study_status, study_trials
+from hpo.study.taking import Taker
 from tests.support.owners import dead_owner
 from tests.support.studies import Studies, ask
 
@@ -142,9 +146,11 @@ def test_an_imported_failure_is_not_ours_to_retry(view: OpenStudy) -> None:
 def test_of_two_who_retry_at_once_one_does(view: OpenStudy) -> None:
     fail(view)
     other = load_study(view.spec)
-    assert failed_trials(other) == [0]  # seen as failed
+    (seen,) = other.study.get_trials()  # as failed
     assert len(reopen(view, [0])) == 1
-    assert reopen(other, [0]) == []
+    assert retry._reopen(other.storage, seen) is None
+    with pytest.raises(StudyError, match="trial 0 has not failed: it waits already"):
+        reopen(other, [0])
     other.storage.close()
 
 
@@ -160,3 +166,37 @@ def test_the_owner_of_a_trial_that_another_tool_has_failed_cannot_write_to_it(vi
         assert [each.outcome for each in ledger.attempts(conn, plain.study_id)] == ["fail"]
     assert plain.storage.get_trial(trial._trial_id).values is None
     plain.storage.close()
+
+
+@pytest.mark.parametrize("scheduler", [None, "asha", "freeze_thaw", "{name: pbt, population: 4, every: 1}"])
+def test_a_worker_that_has_seen_the_failure_takes_the_trial_that_waits(
+    studies: Studies, scheduler: str | None
+) -> None:
+    overrides = ("study.n_trials=4", "study.pruner=none", f"study.scheduler={scheduler or 'null'}")
+    with studies.open(*overrides, views=2) as (worker, other):
+        taker = Taker(worker)
+        failed = taker.take()
+        assert isinstance(failed, Lease)
+        worker.storage.set_trial_state_values(failed.trial_id, TrialState.FAIL)
+        assert isinstance(taker.take(), Lease)
+        assert [trial.number for trial in worker.study.get_trials(states=(TrialState.FAIL,))] == [0]
+        assert [each.trial for each in reopen(other, [0])] == [0]
+        again = taker.take()
+        assert again == Lease(failed.trial_id, 2)
+
+
+def test_a_worker_that_has_seen_the_failure_counts_what_the_trial_is_granted_after_it(studies: Studies) -> None:
+    """It asked for ever what comes next: each grant that it wanted to store was not the study's next one."""
+    with studies.open("study.n_trials=4", "study.pruner=none", "study.scheduler=asha", views=2) as (worker, other):
+        taker = Taker(worker)
+        failed = taker.take()
+        assert isinstance(failed, Lease)
+        worker.storage.set_trial_state_values(failed.trial_id, TrialState.FAIL)
+        assert isinstance(taker.take(), Lease)
+        reopen(other, [0])
+        assert Taker(other).take() == Lease(failed.trial_id, 2)
+        decision = standing_of(other).decision
+        grant = Grant(other.study_id, {"number": decision, "until": 3, "why": {"kind": "promotion"}})
+        other.storage.extend(failed.trial_id, grant)
+        assert standing_of(worker).decision == decision + 1
+        assert isinstance(taker.take(), Lease)
