@@ -7,8 +7,8 @@ from typing import ClassVar
 
 from hpo.search.schedulers.curves import affordable
 from hpo.search.schedulers.granting import GrantScheduler
-from hpo.search.schedulers.rungs import climbers_of, ladder, promotion
-from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
+from hpo.search.schedulers.rungs import climbers_of, ladder, promotion, resumed, short_of
+from hpo.search.schedulers.scheduler import New, Next, Standing, Wait, Why
 
 
 @dataclass(frozen=True)
@@ -18,7 +18,7 @@ class Asha(GrantScheduler):
     A free worker promotes whom it can, the highest rung first, else it starts a new trial, whose parameters the
     study's sampler draws. Li et al., A System for Massively Parallel Hyperparameter Tuning (2020), Algorithm 2.
 
-    Kinds of its grants: ``"breadth"`` (a new trial) and ``"promotion"``.
+    Kinds of its grants: ``"breadth"`` (a new trial, or one that is short of its first rung) and ``"promotion"``.
 
     Attributes:
         factor: One of so many is promoted, and the next rung is so many times as far.
@@ -41,10 +41,10 @@ class Asha(GrantScheduler):
             return Wait()
         climbers = climbers_of(standing)
         rungs = ladder(climbers.horizon(standing), self.factor, self.first_rung)
+        if found := short_of(climbers, rungs[0]):
+            return resumed(standing, climbers, *found, "breadth")
         if found := promotion(climbers, rungs, self.factor):
-            place, rung = found
-            goal = climbers.until(standing, affordable(standing, int(climbers.done[place]), rung))
-            return Resume(int(climbers.number[place]), goal, Why("promotion"))
+            return resumed(standing, climbers, *found, "promotion")
         if standing.new_left == 0:
             return Wait()
         return New(None, climbers.until(standing, affordable(standing, 0, rungs[0])), Why("breadth"))

@@ -10,8 +10,8 @@ import numpy as np
 
 from hpo.search.schedulers.curves import affordable
 from hpo.search.schedulers.granting import GrantScheduler
-from hpo.search.schedulers.rungs import climbers_of, ladder, promotion
-from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
+from hpo.search.schedulers.rungs import climbers_of, ladder, promotion, resumed, short_of
+from hpo.search.schedulers.scheduler import New, Next, Standing, Wait, Why
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Hyperband(GrantScheduler):
     bracket about the same epochs (Li et al., Hyperband, 2018; asynchronous as Klein et al., Model-based
     Asynchronous Hyperparameter and Neural Architecture Search, 2020).
 
-    Kinds of its grants: ``"breadth"`` (a new trial) and ``"promotion"``.
+    Kinds of its grants: ``"breadth"`` (a new trial, or one that is short of its first rung) and ``"promotion"``.
 
     Attributes:
         factor: One of so many is promoted, and the next rung is so many times as far.
@@ -48,11 +48,12 @@ class Hyperband(GrantScheduler):
         rungs = ladder(climbers.horizon(standing), self.factor, self.first_rung)
         drawn = _drawn(standing.seed, len(rungs), self.factor, _upcoming(standing))
         brackets = np.array(drawn, dtype=np.int64)[climbers.number]
+        # Also a trial that a person has enqueued: it was granted what the next new one would have been.
+        if found := short_of(climbers, np.array(rungs, dtype=np.int64)[brackets]):
+            return resumed(standing, climbers, *found, "breadth")
         for bracket in range(len(rungs) - 1):
             if found := promotion(climbers, rungs[bracket:], self.factor, brackets == bracket):
-                place, rung = found
-                goal = climbers.until(standing, affordable(standing, int(climbers.done[place]), rung))
-                return Resume(int(climbers.number[place]), goal, Why("promotion"))
+                return resumed(standing, climbers, *found, "promotion")
         if standing.new_left == 0:
             return Wait()
         start = rungs[self.bracket(standing, _upcoming(standing), len(rungs))]

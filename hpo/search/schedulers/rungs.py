@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 
 from hpo.search.schedulers.columns import PAUSED, Flags, Floats, Integers
-from hpo.search.schedulers.curves import Curve, horizon_by
-from hpo.search.schedulers.scheduler import Standing
+from hpo.search.schedulers.curves import Curve, affordable, horizon_by
+from hpo.search.schedulers.scheduler import Resume, Standing, Why
 
 #: A rung this near the horizon is left out: a trial that has come so far trains to its end.
 _NEAR: Final = 0.8
@@ -99,6 +99,24 @@ def ladder(horizon: int, factor: float, first: int = 1) -> list[int]:
     return rungs
 
 
+def short_of(climbers: Climbers, first: int | Integers) -> tuple[int, int] | None:
+    """Who has paused before its first rung, where epochs were used up or it was granted less than that.
+
+    Args:
+        climbers: The trials.
+        first: The first rung, the same for all or of each.
+
+    Returns:
+        The earliest such trial's place among the climbers, and its first rung; None where there is none.
+    """
+    rungs = np.broadcast_to(first, climbers.done.shape)
+    found = np.flatnonzero(climbers.resumable & (climbers.done < rungs))
+    if not len(found):
+        return None
+    place = found[climbers.number[found].argmin()]
+    return int(place), int(rungs[place])
+
+
 def promotion(
     climbers: Climbers, rungs: Sequence[int], factor: int, among: Flags | None = None
 ) -> tuple[int, int] | None:
@@ -131,3 +149,9 @@ def promotion(
         if np.count_nonzero(ahead) < places:
             return int(best), after
     return None
+
+
+def resumed(standing: Standing, climbers: Climbers, place: int, rung: int, kind: str) -> Resume:
+    """A grant for the trial at a place among the climbers: to a rung, or as far as the epochs last."""
+    goal = climbers.until(standing, affordable(standing, int(climbers.done[place]), rung))
+    return Resume(int(climbers.number[place]), goal, Why(kind))

@@ -113,6 +113,20 @@ def test_a_study_of_so_many_trials_ends_and_leaves_most_of_them_paused() -> None
     assert len(more.trials) == 25
 
 
+@pytest.mark.parametrize(("n_trials", "used"), [(1, 27), (2, 54), (4, 100)])
+def test_few_trials_use_the_epochs_that_are_given(n_trials: int, used: int) -> None:
+    study, _ = grown(FreezeThaw(), standing(n_trials=n_trials, n_epochs=100), bowl)
+    assert sum(trial.epochs for trial in study.trials) == used
+
+
+@pytest.mark.parametrize("n_trials", [1, 3])
+def test_a_study_of_few_trials_has_a_complete_one(n_trials: int) -> None:
+    study, _ = grown(FreezeThaw(), standing(n_trials=n_trials), bowl)
+    best = min(study.trials, key=lambda trial: min(trial.values.values()))
+    assert [trial.number for trial in study.trials if trial.whole] == [best.number]
+    assert best.kinds[-1] == "rest"
+
+
 def test_a_metric_that_is_to_rise_makes_the_mirrored_study() -> None:
     down, _ = grown(FreezeThaw(), standing(n_epochs=120), bowl)
     up, answers = grown(FreezeThaw(), standing(n_epochs=120, minimize=False), lambda params, e: -bowl(params, e))

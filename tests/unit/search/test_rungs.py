@@ -117,3 +117,21 @@ def test_hyperband_promotes_inside_a_bracket() -> None:
     assert isinstance(fresh, New)
     assert (fresh.until or 27) == [1, 3, 9, 27][brackets[0]]
     assert hyperband.first(standing()) == fresh.until
+
+
+def test_who_paused_short_of_its_first_rung_comes_to_it_first() -> None:
+    """A budget of epochs had ended there, and is larger now; or a person had enqueued it."""
+    trials = [seen(0, [0.1] * 3), *(seen(k, [0.9]) for k in (2, 1))]
+    asha = Asha(first_rung=3)
+    answer = asha.next(standing(trials, n_trials=3))
+    assert isinstance(answer, Resume)
+    assert (answer.number, answer.until, answer.why.kind) == (1, 3, "breadth")
+    answer = asha.next(standing(trials, n_trials=3, n_epochs=6))
+    assert isinstance(answer, Resume)
+    assert (answer.number, answer.until) == (1, 2)  # one epoch is left
+    assert isinstance(asha.next(standing([*trials[:1], seen(1, [math.nan])], n_trials=2)), Wait)
+    hyperband = Hyperband()
+    number = next(k for k in range(30) if hyperband.bracket(standing(), k, 4) == 1)
+    answer = hyperband.next(standing([seen(number, [0.9])]))
+    assert isinstance(answer, Resume)
+    assert (answer.number, answer.until, answer.why.kind) == (number, 3, "breadth")

@@ -232,6 +232,9 @@ def expected(scheduler: Asha | Hyperband, now: Standing) -> Next:
 
     if now.epochs_left == 0:
         return Wait()
+    for curve in sorted(curves, key=lambda each: each.number):
+        if curve.resumable and curve.done < (rung := rungs[bracket(curve.number)]):
+            return Resume(curve.number, until(now, curves, affordable(now, curve.done, rung)), Why("breadth"))
     for first in range(len(rungs)):
         if found := promoted(
             [curve for curve in curves if bracket(curve.number) == first], rungs[first:], scheduler.factor

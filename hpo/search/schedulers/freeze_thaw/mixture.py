@@ -195,7 +195,18 @@ class Mixture:
         return None
 
     def _last_resort(self) -> Next:
-        """The space is used up, and nothing is paused that might win: the study's sampler draws a duplicate."""
+        """Nothing is paused that might win, and nothing may start, or only a duplicate that the sampler draws."""
         if self._view.may_start:
             return New(None, self._view.until(self._first), Why("breadth"))
-        return Wait()
+        has_end = any(curve.seen.whole or curve.seen.state == "running" for curve in self._view.own)
+        return Wait() if self._view.may_end and has_end else self._rest() or Wait()
+
+    def _rest(self) -> Resume | None:
+        """The best paused trial's way to its next rung: epochs are left to be used, or no trial is complete."""
+        twins = self._view.twins
+        paused = [curve for curve in self._view.own if curve.resumable]
+        if not paused:
+            return None
+        best = min(paused, key=lambda curve: (curve.number in twins, curve.best, curve.number))
+        goal = next((rung for rung in self._rungs if rung > best.done), self._view.horizon)
+        return self._view.resume(best, goal, Why("rest"))

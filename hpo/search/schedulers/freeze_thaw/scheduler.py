@@ -21,7 +21,8 @@ class FreezeThaw(GrantScheduler):
 
     Kinds of its grants: ``"initial"`` and ``"breadth"`` (a new trial at an even point), ``"earlier"`` (a new
     trial with the parameters of one of the best of an earlier study), ``"whole"`` (an even one
-    runs on unjudged), ``"promotion"`` (by successive halving) and ``"model"``.
+    runs on unjudged), ``"promotion"`` (by successive halving), ``"model"`` and ``"rest"`` (nothing else is left
+    to be done, and epochs are left, or no trial is complete).
 
     Attributes:
         switch: Epochs that could be trained in the time that starting or resuming a trial takes; the model stays
