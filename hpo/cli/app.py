@@ -9,11 +9,12 @@ import threading
 import traceback
 from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 try:
     import typer
 
+    from hpo import __version__
     from hpo.cli import (
         best,
         care,
@@ -40,7 +41,6 @@ except KeyboardInterrupt:  # Ctrl-C while all this is read
 
 app = typer.Typer(
     name="hpo",
-    help="Hyperparameter optimisation for PyTorch: parallel Optuna studies from one YAML file.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
@@ -55,6 +55,21 @@ COMMANDS = (
 )
 for command in COMMANDS:
     app.command()(command)
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        print(f"hpo-service {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Hyperparameter optimisation for PyTorch: parallel Optuna studies from one YAML file."""
 
 
 def main() -> NoReturn:

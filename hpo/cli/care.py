@@ -74,7 +74,7 @@ def retry(
     output_dir: OutputDir = None,
     debug: Debug = False,
 ) -> None:
-    """Requeue failed trials; the next `hpo run` resumes them from their checkpoints.
+    """Requeue failed trials; free workers, or the next `hpo run`, resume them from their checkpoints.
 
     Example: hpo retry study.yaml --trial 3 --trial 8
     """

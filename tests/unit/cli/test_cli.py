@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -317,6 +318,10 @@ def test_a_cuda_graph_on_a_cpu_is_refused_before_anything_runs(tmp_path: Path) -
     result = hpo("run", study, "trainer.cuda_graph=true", "--devices", "cpu", code=2)
     assert "trainer.cuda_graph: needs CUDA devices, and a worker is on cpu" in result.stderr
     assert not list(tmp_path.rglob("*.db"))
+
+
+def test_the_version_is_that_of_the_package() -> None:
+    assert hpo("--version").stdout == f"hpo-service {metadata.version('hpo-service')}\n"
 
 
 @pytest.mark.parametrize("command", [("run", "study.yaml"), ("init", "there"), ("doctor",)])
