@@ -15,6 +15,7 @@ from hpo.search.schedulers.seen import Seen
 from hpo.storage.attributes import (
     BUDGET_ATTR,
     EPOCHS_ATTR,
+    GRANTED_ATTR,
     IMPORTED_ATTR,
     MAX_EPOCHS_ATTR,
     ORIGIN_ATTR,
@@ -59,6 +60,7 @@ def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
         n_trials=attrs.get(BUDGET_ATTR),
         n_epochs=attrs.get(EPOCHS_ATTR),
         state=attrs.get(SCHEDULER_ATTR, {}),
+        granted=attrs.get(GRANTED_ATTR),
         here=here,
     )
 

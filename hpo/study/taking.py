@@ -87,8 +87,8 @@ class Taker:
             if not isinstance(step, Resume) or step.number != number:
                 self._decided = (standing.decision, number, step)
                 return None
-            grant = _grant(self.opened, standing, step)
             with contextlib.suppress(OldGrantError):
+                grant = _grant(self.opened, standing, step)
                 self.opened.storage.extend(trial_id, grant)
                 return grant.granted
 
@@ -150,6 +150,8 @@ def _is_grant(standing: Standing, step: New) -> bool:
 
 
 def _grant(opened: OpenStudy, standing: Standing, step: New | Resume | Fork) -> Grant:
+    if step.state is not None and standing.granted not in (None, standing.decision):
+        raise OldGrantError("what the scheduler would store was decided by what it had stored before other grants")
     why = step.why if step.why.incumbent is not None else replace(step.why, incumbent=standing.incumbent)
     fork: Forked | None = None
     if isinstance(step, Fork):

@@ -15,12 +15,15 @@ from optuna.trial import TrialState
 
 from hpo.errors import InputError
 from hpo.execution.upkeep import Upkeep
+from hpo.search.schedulers.granting import GrantScheduler
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
+from hpo.storage.attributes import SCHEDULER_ATTR
 from hpo.storage.grants import Grant, OldGrantError, grants_of
 from hpo.storage.ledger import Lease
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.study_end import prune_paused
+from hpo.study import standing
 from hpo.study.open_study import OpenStudy, start_study
 from hpo.study.ranking import best_of
 from hpo.study.standing import standing_of
@@ -265,6 +268,35 @@ def test_workers_that_decide_at_once_spend_no_epoch_twice(studies: Studies) -> N
         assert sorted(trial.number for trial in taken) == [0, 1, 2, 3]
         numbers = [entry["number"] for trial in views[0].study.get_trials() for entry in grants_of(trial)]
         assert sorted(numbers) == [0, 1, 2, 3]
+
+
+@dataclass(frozen=True)
+class Counting(GrantScheduler):
+    """Counts its grants in what it stores."""
+
+    def first(self, standing: Standing) -> int:
+        return 1
+
+    def next(self, standing: Standing) -> Next:
+        return New(until=1, state={"count": standing.state.get("count", 0) + 1})
+
+
+def test_what_a_scheduler_stores_is_decided_with_all_that_it_had_stored(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another worker's grant is stored between the look at the state and the one at the trials."""
+    with studies.open("study.n_trials=4", "study.pruner=none", views=2) as views:
+        first, second = (Taker(replace(view, scheduler=Counting())) for view in views)
+        read, others = standing._seen, [second.take]
+
+        def late(opened: OpenStudy, here: int | None) -> Any:
+            if opened is first.opened and others:
+                others.pop()()
+            return read(opened, here)
+
+        monkeypatch.setattr(standing, "_seen", late)
+        assert isinstance(first.take(), Lease)
+        assert views[0].study.user_attrs[SCHEDULER_ATTR] == {"count": 2}
 
 
 # ---- the best, the end, and a larger budget
