@@ -51,28 +51,34 @@ def is_stored_as(session: orm.Session, trial_id: int, study_id: int, template: F
     """Whether a trial is one that was added as this template; None: without content.
 
     Its id alone does not tell: a server that has crashed gives out the ids again of rows that were not committed.
+    A worker may have taken by now what was queued, which has content, and have stored more.
     """
     row = session.get(models.TrialModel, trial_id)
     state = TrialState.RUNNING if template is None else template.state
-    if row is None or row.study_id != study_id or row.state != state:
+    content = _content(template)
+    may_be_taken = state == TrialState.WAITING and any(map(len, content.values()))
+    if row is None or row.study_id != study_id or not (may_be_taken or row.state == state):
         return False
-    given = (
-        (PARAMS.c.param_name, PARAMS.c.param_value, {} if template is None else _internal(template)),
-        *(
-            (table.c.key, table.c.value_json, {key: json.dumps(value) for key, value in attrs.items()})
-            for table, attrs in (
-                (TRIAL_USER_ATTRS, {} if template is None else template.user_attrs),
-                (TRIAL_SYSTEM_ATTRS, {} if template is None else template.system_attrs),
-            )
-        ),
-    )
-    return all(
-        dict(cast("list[tuple[str, object]]", session.execute(_of_trial(key, value, trial_id)).all())) == content
-        for key, value, content in given
-    )
+    for (key, value), given in content.items():
+        found = dict(cast("list[tuple[str, object]]", session.execute(_of_trial(key, value, trial_id)).all()))
+        if not (found.items() >= given.items() if may_be_taken else found == given):
+            return False
+    return True
 
 
-def _internal(template: FrozenTrial) -> dict[str, float]:
+def _content(template: FrozenTrial | None) -> dict[tuple[sa.Column[Any], sa.Column[Any]], dict[str, Any]]:
+    """What is stored of a template, by the columns that hold its names and its values."""
+    params, user, system = (
+        ({}, {}, {}) if template is None else (_internal(template), template.user_attrs, template.system_attrs)
+    )
+    attrs = {TRIAL_USER_ATTRS: user, TRIAL_SYSTEM_ATTRS: system}
+    return {(PARAMS.c.param_name, PARAMS.c.param_value): params} | {
+        (table.c.key, table.c.value_json): {key: json.dumps(value) for key, value in each.items()}
+        for table, each in attrs.items()
+    }
+
+
+def _internal(template: FrozenTrial) -> dict[str, Any]:
     return {name: template.distributions[name].to_internal_repr(value) for name, value in template.params.items()}
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import optuna
 import pytest
 import sqlalchemy as sa
+from optuna.storages import RDBStorage
 from optuna.storages._cached_storage import _CachedStorage
 from optuna.trial import TrialState, create_trial
 
@@ -201,6 +202,32 @@ def test_a_queued_trial_whose_commits_answer_is_lost_is_queued_once(
     load(storage).add_trial(create_trial(state=TrialState.WAITING))
     assert losses.count == 1
     assert [trial.state for trial in load(storage).trials] == [TrialState.WAITING]
+
+
+def test_a_queued_trial_that_a_worker_took_before_the_next_try_is_queued_once(
+    sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_study(sqlite_url, 3)
+    tries: list[int] = []
+    with opened(sqlite_url) as storage, opened(sqlite_url, owner=Owner.current()) as worker:
+        create = RDBStorage._create_new_trial
+
+        def broken(self: RDBStorage, *arguments: Any) -> Any:
+            made = create(self, *arguments)
+            tries.append(made._trial_id)
+            if len(tries) == 1:
+                raise DatabaseAwayError("the connection broke as the commit was answered")
+            return made
+
+        def takes(seconds: float) -> None:
+            load(worker).ask().set_user_attr("note", "taken")
+
+        monkeypatch.setattr(RDBStorage, "_create_new_trial", broken)
+        monkeypatch.setattr(time, "sleep", takes)
+        load(storage).enqueue_trial({"x": 0.5}, user_attrs={"from": "a person"})
+        assert len(tries) == 2
+        (found,) = load(storage).trials
+    assert (found.state, found.user_attrs) == (TrialState.RUNNING, {"from": "a person", "note": "taken"})
 
 
 def test_waiting_is_logged_once_and_given_up_with_a_fix(
