@@ -38,7 +38,7 @@ def study_schema() -> dict[str, Any]:
     study = definitions["StudySection"]["properties"]
     study["sampler"] = _named(study["sampler"], SAMPLERS, AUTO)
     study["pruner"] = _named(study["pruner"], PRUNERS)
-    study["scheduler"] = _named(study["scheduler"], SCHEDULERS)
+    study["scheduler"] = _scheduler(study["scheduler"])
     schema["properties"]["callbacks"] = _callbacks(schema["properties"]["callbacks"])
     for node in (schema, *definitions.values()):
         for name, value in node.get("properties", {}).items():
@@ -84,6 +84,16 @@ def _named(node: Mapping[str, Any], known: Mapping[str, type], *more: str) -> di
         "anyOf": [{"enum": names}, {"type": "string", "pattern": f"^{PREFIX}"}, _REFERENCE],
         "description": "A short name, or the name of Optuna's class; or `optunahub:` and a package.",
     }
+    return _name_or_mapping(node, name)
+
+
+def _scheduler(node: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a scheduler."""
+    name = {"anyOf": [{"enum": [*SCHEDULERS]}, _REFERENCE], "description": "Its name."}
+    return _name_or_mapping(node, name)
+
+
+def _name_or_mapping(node: Mapping[str, Any], name: Mapping[str, Any]) -> dict[str, Any]:
     mapping = {"type": "object", "properties": {"name": name}}
     described = {key: value for key, value in node.items() if key in _ABOUT}
     return {**described, "anyOf": [name, {"type": "null"}, mapping]}

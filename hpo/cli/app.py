@@ -14,7 +14,6 @@ from typing import Annotated, NoReturn
 try:
     import typer
 
-    from hpo import __version__
     from hpo.cli import (
         best,
         care,
@@ -59,7 +58,9 @@ for command in COMMANDS:
 
 def _show_version(wanted: bool) -> None:
     if wanted:
-        print(f"hpo-service {__version__}")
+        from importlib.metadata import version
+
+        print(f"hpo-service {version('hpo-service')}")
         raise typer.Exit
 
 

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 from optuna.exceptions import ExperimentalWarning
 
+from hpo.config.argument_types import refuse_wrong_types
 from hpo.config.paths import suggest_name
 from hpo.config.spec import StudySpec
 from hpo.search.hub import PREFIX, REGISTRY, find_in_hub
@@ -50,7 +51,7 @@ def check_arguments(
     """Refuse arguments that ``kind`` does not take, or that the study sets itself (``taken``).
 
     Raises:
-        InputError: At the first such argument, or where a required one is missing.
+        InputError: At the first such argument, or one of a wrong type, or where a required one is missing.
     """
     starred = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
     signature = inspect.signature(kind).parameters
@@ -68,14 +69,17 @@ def check_arguments(
     for name in free:
         if parameters[name].default is inspect.Parameter.empty and name not in arguments:
             raise spec.error(f"{kind.__name__} needs the argument {name}", path=path, fix=f"add `{name}: …` to it")
+    refuse_wrong_types(spec, path, kind, arguments)
 
 
 _OPTUNAS: Final = "see the class of that name in Optuna's documentation, or predicted_loss in docs/pruning.md"
 _SCHEDULERS: Final = "see its arguments in docs/scheduling.md"
 
 
-def construct(spec: StudySpec, path: str, kind: type, arguments: Mapping[str, Any]) -> Any:
-    """Build it; what the constructor finds wrong becomes an InputError at ``path``."""
+def construct(
+    spec: StudySpec, path: str, kind: type, arguments: Mapping[str, Any], written: Mapping[str, Any]
+) -> Any:
+    """Build it; what the constructor finds wrong becomes an InputError at ``path``, with what was ``written``."""
     try:
         with warnings.catch_warnings():
             # A study file that names an experimental part asks for it.
@@ -83,8 +87,8 @@ def construct(spec: StudySpec, path: str, kind: type, arguments: Mapping[str, An
             return kind(**arguments)
     except (TypeError, ValueError, ArithmeticError, AssertionError, ImportError) as error:
         raise spec.error(
-            f"{kind.__name__} refuses its arguments: {error}",
+            f"{written.get('name', kind.__name__)} refuses its arguments: {error}",
             path=path,
-            value=arguments,
+            value={name: value for name, value in written.items() if name != "name"},
             fix=_SCHEDULERS if path == "study.scheduler" else _OPTUNAS,
         ) from error

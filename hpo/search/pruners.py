@@ -72,5 +72,5 @@ def _make(spec: StudySpec, path: str, node: Mapping[str, Any]) -> pruners.BasePr
             fix = "write for example `wrapped_pruner: {name: median}`"
             raise spec.error("must be a pruner", path=f"{path}.wrapped_pruner", value=wrapped, fix=fix)
         arguments["wrapped_pruner"] = _make(spec, f"{path}.wrapped_pruner", inner)
-    pruner: pruners.BasePruner = construct(spec, path, kind, arguments)
+    pruner: pruners.BasePruner = construct(spec, path, kind, arguments, node)
     return pruner

@@ -223,7 +223,7 @@ def _make(
         arguments.setdefault("warn_independent_sampling", False)
     if "seed" in inspect.signature(kind).parameters:
         arguments["seed"] = seed
-    sampler: samplers.BaseSampler = construct(spec, path, kind, arguments)
+    sampler: samplers.BaseSampler = construct(spec, path, kind, arguments, node)
     return sampler
 
 

@@ -16,12 +16,12 @@ import torch
 from threadpoolctl import threadpool_limits
 from torch import nn
 
+from hpo.config.argument_types import refuse_wrong_types
 from hpo.config.paths import join_path
 from hpo.config.schema_metrics import METRIC_KEYS
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver, instantiate, is_refused, named_targets
 from hpo.errors import InputError
-from hpo.trial.argument_types import wrong_types
 from hpo.trial.callbacks import CALLBACKS, configured
 from hpo.trial.lightning_module import refuse_lightning
 from hpo.trial.optimizer import make_optimizers, make_schedulers
@@ -223,10 +223,7 @@ class Builder:
             InputError: The callback refuses an argument.
         """
         row = CALLBACKS[name]
-        for wrong, wanted in wrong_types(row.kind, arguments):
-            path, value = join_path(("callbacks", name, wrong)), arguments[wrong]
-            shown_value = repr(value) if isinstance(value, str) else value  # '0.9' is no 0.9
-            raise self.spec.error(f"must be {wanted}", path=path, value=shown_value, fix=f"write {wanted}")
+        refuse_wrong_types(self.spec, join_path(("callbacks", name)), row.kind, arguments)
         shown = Shown(self.spec, place.folder, place.name, place.params, config)
         try:
             return row.kind(**row.fill(shown, arguments))

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from hpo.search.schedulers.curves import affordable
 from hpo.search.schedulers.granting import GrantScheduler
-from hpo.search.schedulers.rungs import climbers_of, ladder, promotion, resumed, short_of
+from hpo.search.schedulers.rungs import check_ladder, climbers_of, ladder, promotion, resumed, short_of
 from hpo.search.schedulers.scheduler import New, Next, Standing, Wait, Why
 
 
@@ -23,12 +23,18 @@ class Asha(GrantScheduler):
     Attributes:
         factor: One of so many is promoted, and the next rung is so many times as far.
         first_rung: Epochs of the first rung.
+
+    Raises:
+        ValueError: An argument is out of range.
     """
 
     reads_trials: ClassVar[bool] = False
 
     factor: int = 3
     first_rung: int = 1
+
+    def __post_init__(self) -> None:
+        check_ladder(self.factor, self.first_rung)
 
     def first(self, standing: Standing) -> int | None:
         """The first rung."""

@@ -39,4 +39,4 @@ def make_scheduler(spec: StudySpec) -> Scheduler:
     arguments = section.kwargs
     if kind is Pbt:
         arguments |= {"perturb": perturbed_parameters(spec, arguments.get("perturb"))}
-    return cast("Scheduler", construct(spec, path, kind, arguments))
+    return cast("Scheduler", construct(spec, path, kind, arguments, section.model_dump()))

@@ -86,6 +86,18 @@ def climbing(curves: Sequence[Curve]) -> Climbers:
     )
 
 
+def check_ladder(factor: int, first_rung: int) -> None:
+    """Refuse rungs that can't be.
+
+    Raises:
+        ValueError: One of the arguments is out of range.
+    """
+    if factor < 2:
+        raise ValueError(f"factor is {factor}: give at least 2, of which one is promoted")
+    if first_rung < 1:
+        raise ValueError(f"first_rung is {first_rung}: give at least 1 epoch")
+
+
 def ladder(horizon: int, factor: float, first: int = 1) -> list[int]:
     """Epochs ``first``, ``first · factor`` …, each at least one later, and the horizon at the end.
 

@@ -189,8 +189,8 @@ def test_a_script_needs_no_search_space_and_gets_a_metric_and_a_sampler(tmp_path
         (["study.duplicates=reuse"], "study.duplicates", "needs a search space"),
         (
             ["study.sampler={name: tpe, n_startup_trials: few}"],
-            "study.sampler",
-            "can't be used with these arguments",
+            "study.sampler.n_startup_trials",
+            "must be a whole number",
         ),
     ],
 )

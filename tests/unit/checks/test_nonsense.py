@@ -32,7 +32,47 @@ NONSENSE = {
     "a population of none": (
         "scheduler: {name: pbt, population: 0}",
         "pruner: none",
-        "5: study.scheduler: Pbt ref",
+        "5: study.scheduler: pbt refuses its arguments: population is 0",
+    ),
+    "a factor in words": (
+        "scheduler: {name: asha, factor: four}",
+        "pruner: none",
+        "5: study.scheduler.factor: must be a whole number",
+    ),
+    "a factor without an end": (
+        "scheduler: {name: hyperband, factor: .inf}",
+        "pruner: none",
+        "5: study.scheduler.factor: must be a whole number",
+    ),
+    "a factor that promotes all": (
+        "scheduler: {name: hyperband, factor: 1}",
+        "pruner: none",
+        "5: study.scheduler: hyperband refuses its arguments: factor is 1: give at least 2",
+    ),
+    "a rung before the first epoch": (
+        "scheduler: {name: asha, first_rung: 0}",
+        "pruner: none",
+        "5: study.scheduler: asha refuses its arguments: first_rung is 0: give at least 1 epoch",
+    ),
+    "half a member": (
+        "scheduler: {name: pbt, population: 4.5}",
+        "pruner: none",
+        "5: study.scheduler.population: must be a whole number",
+    ),
+    "a share in percent": (
+        "scheduler: {name: pbt, quantile: 25%}",
+        "pruner: none",
+        "5: study.scheduler.quantile: must be a number",
+    ),
+    "a switch that is on": (
+        "scheduler: {name: freeze_thaw, switch: yes}",
+        "pruner: none",
+        "5: study.scheduler.switch: must be a number or null",
+    ),
+    "a number of trials in words": (
+        "pruner: {name: median, n_startup_trials: five}",
+        "pruner: none",
+        "5: study.pruner.n_startup_trials: must be a whole number",
     ),
     "a constraint without a bound": (
         "pruner: none\n  constraints: {lr: 3}",

@@ -9,13 +9,13 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+import hpo as hpo_package
 from hpo.cli.app import main
 from hpo.config.spec import load_spec
 from hpo.console.lines import kept_arguments
@@ -321,7 +321,7 @@ def test_a_cuda_graph_on_a_cpu_is_refused_before_anything_runs(tmp_path: Path) -
 
 
 def test_the_version_is_that_of_the_package() -> None:
-    assert hpo("--version").stdout == f"hpo-service {metadata.version('hpo-service')}\n"
+    assert hpo("--version").stdout == f"hpo-service {hpo_package.__version__}\n"
 
 
 @pytest.mark.parametrize("command", [("run", "study.yaml"), ("init", "there"), ("doctor",)])

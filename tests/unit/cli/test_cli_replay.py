@@ -187,12 +187,12 @@ def test_a_study_that_maximises_is_judged_the_other_way(studies: Studies) -> Non
         ),
         (
             "median,n_warmup_steps=-1",
-            "command line: --pruner median,n_warmup_steps=-1: MedianPruner refuses its arguments",
+            "command line: --pruner median,n_warmup_steps=-1: median refuses its arguments",
             "n_warmup_steps",
         ),
         (
             "threshold,upper=[1]",
-            "command line: --pruner threshold,upper=[1]: ThresholdPruner refuses its arguments",
+            "command line: --pruner threshold,upper=[1]: must be a number or null",
             "upper",
         ),
         (

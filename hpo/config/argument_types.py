@@ -18,6 +18,8 @@ from typing import Any, Final, Literal, NamedTuple, get_args, get_origin
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticSchemaGenerationError
 
+from hpo.config.spec import StudySpec
+
 _WORDS: Final = {
     int: "a whole number",
     float: "a number",
@@ -63,6 +65,26 @@ def wrong_types(function: Callable[..., Any], arguments: Mapping[str, Any]) -> I
             adapter.validate_json(text, strict=True)
         except ValidationError:
             yield WrongType(name, _said(kind))
+
+
+def refuse_wrong_types(
+    spec: StudySpec, path: str, function: Callable[..., Any], arguments: Mapping[str, Any]
+) -> None:
+    """Refuse arguments that don't fit the annotations of what takes them; see `wrong_types`.
+
+    Args:
+        spec: The study file.
+        path: Where in it they stand.
+        function: What takes them.
+        arguments: As of `wrong_types`.
+
+    Raises:
+        InputError: At the first such argument.
+    """
+    for name, wanted in wrong_types(function, arguments):
+        value = arguments[name]
+        shown = repr(value) if isinstance(value, str) else value  # '0.9' is no 0.9
+        raise spec.error(f"must be {wanted}", path=f"{path}.{name}", value=shown, fix=f"write {wanted}")
 
 
 @functools.cache

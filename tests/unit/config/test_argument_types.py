@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pytest
 
-from hpo.trial.argument_types import wrong_types
+from hpo.config.argument_types import wrong_types
 from tests.support.commands import hpo, make_study
 
 if TYPE_CHECKING:
