@@ -92,14 +92,18 @@ def delete(
 def _delete(opened: OpenStudy) -> None:
     import shutil
 
+    from hpo.study.folders import OWN_FOLDERS, OWNER_FILE, refuse_output_of_others
+
+    refuse_output_of_others(opened.spec)
     opened.requeue_dead()
     running = opened.running()
     if running:
         raise StudyError(f"{running} trials are running\n  fix: end the `hpo run` that runs them first")
     opened.storage.delete_study(opened.study_id)
-    for name in ("trials", "artifacts", "final", "logs", "agents"):
+    for name in OWN_FOLDERS:
         folder = opened.spec.output_dir / name
         if folder.exists():
             shutil.rmtree(folder)
+    (opened.spec.output_dir / OWNER_FILE).unlink(missing_ok=True)
     with contextlib.suppress(OSError):  # what else lies there, such as the database, stays
         opened.spec.output_dir.rmdir()

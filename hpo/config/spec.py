@@ -22,7 +22,7 @@ from hpo.config.defaults import complete, without_dependent
 from hpo.config.identity import identity
 from hpo.config.interpolation import check_interpolations, plainly_resolved, sections_involved
 from hpo.config.lengths import with_lengths, without_lengths
-from hpo.config.marks import Marks
+from hpo.config.marks import COMMAND_LINE, Marks
 from hpo.config.overrides import apply_override, path_problem
 from hpo.config.paths import (
     Keys,
@@ -228,6 +228,9 @@ class StudySpec:
         Raises:
             InputError: An option's value does not fit.
         """
+        if output_dir is not None and not str(output_dir):
+            fix = "name a folder, or leave the option out"
+            raise InputError("is empty", file=COMMAND_LINE, path="--output-dir", fix=fix)
         given: dict[str, Any] = {
             "n_trials": n_trials,
             "timeout": timeout,

@@ -9,18 +9,67 @@ from typing import Final
 
 from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
+from hpo.wording import listed
 
+#: What a study makes in its output folder, and takes away with itself.
+OWN_FOLDERS: Final = ("trials", "artifacts", "final", "logs", "agents")
+#: Says whose the output folder is.
+OWNER_FILE: Final = "study-name.txt"
 _STOP_NOTE: Final = "stopped.txt"
 #: Said for a note that a full disk has left empty.
 _CUT_OFF: Final = "the disk was full"
 
 
 def make_output_folder(spec: StudySpec) -> None:
-    """Make the output folder, with that of the workers' logs; StudyError where it can't be made."""
+    """Make the output folder, with that of the workers' logs, and say there whose it is.
+
+    Raises:
+        InputError: It is another study's.
+        StudyError: It can't be made.
+    """
+    file = spec.output_dir / OWNER_FILE
     try:
         worker_logs(spec).mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError), file.open("x", encoding="utf-8") as new:
+            new.write(f"{spec.study.name}\n")
     except OSError as error:
         raise unwritable(spec, error) from error
+    refuse_output_of_others(spec)
+
+
+def refuse_output_of_others(spec: StudySpec) -> None:
+    """Refuse an output folder in which another study, or a person, has what this study would write.
+
+    Two studies would resume from each other's checkpoints, and `hpo delete` would remove both.
+
+    Raises:
+        InputError: It is one.
+    """
+    owner = _owner(spec)
+    foreign: list[str] = []
+    if owner is None and not any((spec.output_dir / "trials").glob("[0-9]*")):  # as of versions without that file
+        foreign = [name for name in OWN_FOLDERS if _has_entries(spec.output_dir / name)]
+    problem = f"it holds {listed(foreign)}, which no study has made" if foreign else ""
+    if owner not in (None, "", spec.study.name):
+        problem = f"the study {owner} lies there"
+    if problem:
+        fix = "name another folder, or leave it out: then each study has its own"
+        raise spec.error(problem, path="run.output_dir", value=spec.output_dir, fix=fix)
+
+
+def _owner(spec: StudySpec) -> str | None:
+    """Whose the output folder is; empty where who made it was killed; None where nothing says that."""
+    try:
+        return (spec.output_dir / OWNER_FILE).read_text(encoding="utf-8").strip()
+    except OSError:
+        return None
+
+
+def _has_entries(folder: Path) -> bool:
+    try:
+        return any(folder.iterdir())
+    except OSError:  # there is no such folder
+        return False
 
 
 def unwritable(spec: StudySpec, error: OSError) -> StudyError:

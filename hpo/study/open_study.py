@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.code import code_identity
 from hpo.config.identity import identity, stored_identity
+from hpo.config.marks import COMMAND_LINE
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec, diff_configs
 from hpo.config.widening import not_wider, widenings
@@ -38,7 +40,7 @@ from hpo.storage.recovery import Settled, Sightings, requeue_dead
 from hpo.storage.study_end import set_budgets
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
-from hpo.study.folders import stop_note
+from hpo.study.folders import refuse_output_of_others, stop_note
 from hpo.study.initial_trials import begin, budget_of, check_initial_trials
 from hpo.study.note import write_note
 from hpo.study.progress import StudyProgress
@@ -168,6 +170,7 @@ def start_study(
         StudyError: The storage can't be opened.
     """
     refuse_what_needs_a_space(spec)
+    refuse_output_of_others(spec)
     space = SearchSpace.from_spec(spec)
     check_where(spec, space)
     sampler, pruner, scheduler = make_sampler(spec, space), make_pruner(spec), make_scheduler(spec)
@@ -357,8 +360,16 @@ def _settle_config(spec: StudySpec, study: optuna.Study, storage: StudyStorage, 
         f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),
         path="study.name",
         fix=f"{keep}undo the change, give the new study its own name (`study.name={spec.study.name}-2`), or start "
-        f"over after `hpo delete {spec.path} --yes`",
+        f"over after `{_delete_command(spec)}`",
     )
+
+
+def _delete_command(spec: StudySpec) -> str:
+    """What deletes this study, as a shell reads it."""
+    given = {"run.storage": display_url(spec.storage_url), "run.output_dir": str(spec.output_dir)}
+    words = ["hpo", "delete", str(spec.path), f"study.name={spec.study.name}"]
+    words += [f"{path}={value}" for path, value in given.items() if spec.location(path)[0] == COMMAND_LINE]
+    return shlex.join(words)
 
 
 def _stored_attrs(study: optuna.Study) -> dict[str, Any]:

@@ -1,0 +1,71 @@
+"""An output folder is one study's: no other one, and nothing of a person's, is mixed up with it."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+
+import pytest
+
+from hpo.errors import InputError
+from hpo.study.folders import OWNER_FILE, make_output_folder
+from hpo.study.open_study import load_study, start_study
+from tests.support.commands import hpo, make_study
+from tests.support.studies import Studies
+
+
+def test_another_study_is_refused_the_folder_and_leaves_nothing(studies: Studies) -> None:
+    place = f"run.output_dir={studies.folder / 'results'}"
+    storage = f"run.storage=sqlite:///{studies.folder / 'all.db'}"
+    spec = studies.spec("study.name=first", place, storage)
+    start_study(spec).storage.close()
+    make_output_folder(spec)
+    start_study(spec).storage.close()  # the same study, again
+    make_output_folder(spec)
+    second = studies.spec("study.name=second", place, storage)
+    for refused in (start_study, make_output_folder):
+        with pytest.raises(InputError, match=r"(?s)run\.output_dir: the study first lies there.*results") as error:
+            refused(second)
+    assert "leave it out" in str(error.value)
+    with pytest.raises(Exception, match="no study named second"):
+        load_study(second)
+    assert (spec.output_dir / OWNER_FILE).read_text() == "first\n"
+
+
+@pytest.mark.parametrize("name", ["logs", "final", "trials"])
+def test_what_a_person_has_under_a_name_of_ours_is_not_mixed_up_with_it(studies: Studies, name: str) -> None:
+    spec = studies.spec()
+    mine = spec.output_dir / name / "mine.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("thesis")
+    with pytest.raises(InputError, match=f"run.output_dir: it holds {name}, which no study has made"):
+        start_study(spec)
+    assert sorted(spec.output_dir.rglob("*")) == [mine.parent, mine]
+
+
+def test_the_folder_of_an_earlier_version_or_of_one_who_was_killed_is_taken_over(studies: Studies) -> None:
+    spec = studies.spec()
+    (spec.output_dir / "trials" / "0" / "attempt-1").mkdir(parents=True)
+    (spec.output_dir / "logs").mkdir()
+    (spec.output_dir / "logs" / "worker-1.log").write_text("")
+    start_study(spec).storage.close()
+    make_output_folder(spec)
+    (spec.output_dir / OWNER_FILE).write_text("")
+    make_output_folder(spec)
+
+
+def test_an_empty_output_dir_is_refused(tmp_path: Path) -> None:
+    said = hpo("status", make_study(tmp_path), "--output-dir", "", code=2).stderr
+    assert said.startswith("command line: --output-dir: is empty\n  fix: name a folder")
+
+
+def test_what_starts_a_study_over_deletes_that_very_study(studies: Studies) -> None:
+    place = studies.folder / "an odd place"
+    options = ("study.name=other", f"run.output_dir={place}")
+    start_study(studies.spec(*options)).storage.close()
+    with pytest.raises(InputError) as error:
+        start_study(studies.spec(*options, "model.dropout=0.2"))
+    command = str(error.value).rpartition("start over after `")[2].rstrip("`\n")
+    assert shlex.split(command) == ["hpo", "delete", str(studies.folder / "study.yaml"), *options]
+    assert hpo(*shlex.split(command)[1:], "--yes").stdout == "deleted the study other\n"
+    assert not place.exists() or not list(place.rglob(OWNER_FILE))
