@@ -39,7 +39,7 @@ def _study_name(value: str) -> str:
     if len(value) > MAX_NAME:
         raise fail(f"has {len(value)} characters", f"it names a folder too: write at most {MAX_NAME}")
     if not METRIC_NAME.fullmatch(value):
-        problem = "may hold only letters, digits, `.`, `_` and `-`, and not start with `.` or `-`"
+        problem = "may hold only letters (a to z, A to Z), digits, `.`, `_` and `-`, and not start with `.` or `-`"
         raise fail(problem, "it names the study's folder too; write for example `digits-mlp`")
     return value
 

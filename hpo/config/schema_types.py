@@ -23,6 +23,8 @@ MAX_STEPS: Final = 10**12
 _MAX_SECONDS: Final = 10**9
 #: Bytes: an exbibyte.
 _MAX_SIZE: Final = 2**60
+#: A number of bytes below a mebibyte is more likely one of gibibytes whose unit was left out.
+_LEAST_PLAIN: Final = 2**20
 
 _DURATION = re.compile(r"(?:(\d{1,12})d)?(?:(\d{1,12})h)?(?:(\d{1,12})m)?(?:(\d{1,12})s?)?")
 _COMPILE_ARGUMENTS = ("fullgraph", "dynamic", "backend", "mode", "options")
@@ -48,7 +50,8 @@ def _duration(value: Any) -> Any:
         raise fail("must be a duration", fix)
     if isinstance(value, str):
         match = _DURATION.fullmatch(value.strip())
-        if match is None or not match[0]:
+        # A number without a unit is of seconds, but behind minutes it may be meant otherwise.
+        if match is None or not match[0] or (any(match.groups()[:3]) and match[0][-1].isdigit()):
             raise fail("is not a duration", fix)
         value = sum(int(count) * unit for count, unit in zip(match.groups("0"), _UNITS, strict=True))
     if not (math.isfinite(value) and value > 0):
@@ -60,7 +63,7 @@ def _duration(value: Any) -> Any:
 
 def in_bytes(value: Any, key: str = "") -> int:
     """A size as people write it, in bytes; `key` is the key below the validated value that it stands under."""
-    fix = 'write bytes, or a size such as "500MB", "8GiB" or "1.5TB"'
+    fix, has_unit = 'write bytes, or a size such as "500MB", "8GiB" or "1.5TB"', False
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise fail("must be a size", fix, key)
     if isinstance(value, str):
@@ -68,9 +71,12 @@ def in_bytes(value: Any, key: str = "") -> int:
         if match is None:
             raise fail("is not a size", fix, key)
         prefix, binary = match[2].upper(), bool(match[3])
+        has_unit = not match[0].isdigit()
         value = round(float(match[1]) * (1024 if binary else 1000) ** _PREFIXES.index(prefix))
     if value <= 0:
         raise fail("must be more than 0 bytes", fix, key)
+    if value < _LEAST_PLAIN and not has_unit:
+        raise fail(f"is {value} bytes", f'write a unit: "{value}GiB", or "{value}B" if bytes are meant', key)
     if value > _MAX_SIZE:
         raise fail("must be at most 1 EiB", fix, key)
     return int(value)

@@ -227,7 +227,8 @@ def _possible_values(param: ParamSpec, value: Any) -> str:
     if isinstance(param, CategoricalParam):
         return suggest_name(value, param.choices, what="its choices are")
     step = f" in steps of {show(param.step)}" if param.step not in (None, 1) else ""
-    return f"write a value from {show(param.low)} to {show(param.high)}{step}"
+    kind = "whole number" if isinstance(param, IntParam) else "value"
+    return f"write a {kind} from {show(param.low)} to {show(param.high)}{step}"
 
 
 def _possible(param: ParamSpec, value: Any) -> bool:

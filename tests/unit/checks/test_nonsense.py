@@ -34,6 +34,16 @@ NONSENSE = {
         "pruner: none",
         "5: study.scheduler: pbt refuses its arguments: population is 0",
     ),
+    "a limit of 16 bytes": (
+        "run: {trial_memory: 16}\nstudy:\n  name: tiny",
+        "study:\n  name: tiny",
+        "1: run.trial_memory: is 16 bytes",
+    ),
+    "seconds behind minutes": (
+        "run: {lost_after: 60m30}\nstudy:\n  name: tiny",
+        "study:\n  name: tiny",
+        "1: run.lost_after: is not a duration",
+    ),
     "a factor in words": (
         "scheduler: {name: asha, factor: four}",
         "pruner: none",
