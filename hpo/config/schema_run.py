@@ -74,7 +74,7 @@ class RunSection(Section):
     output_dir: str | None = Field(
         default=None,
         min_length=1,
-        description="Folder of results, relative to this file.",
+        description="Folder of results, relative to this file; each study has its own.",
         examples=["runs/digits"],
     )
     max_retries: int = Field(
