@@ -184,8 +184,22 @@ def pruners() -> str:
 
 
 def schedulers() -> str:
-    """Schedulers by name, with their arguments."""
-    return _classes(SCHEDULERS, lambda name: ())  # noqa: ARG005
+    """Schedulers by name, with their arguments, defaults included."""
+    parts = []
+    for name, kind in SCHEDULERS.items():
+        signature, about = inspect.signature(kind).parameters, _attributes(kind)
+        rows = [(f"`{each}`", _default(signature[each]), about[each]) for each in signature]
+        parts += [f"### {name}", "", _summary(kind), "", _table(("argument", "default", "what it is"), rows), ""]
+    return "\n".join(parts)
+
+
+def _attributes(kind: type) -> dict[str, str]:
+    """What a class says of its attributes."""
+    package, _, module = kind.__module__.partition(".")
+    docstring = _sources(package)[f"{module}.{kind.__name__}"].docstring
+    sections = docstring.parse("google", returns_multiple_items=False)
+    (attributes,) = [section.value for section in sections if section.kind.value == "attributes"]
+    return {each.name: " ".join(_escaped(each.description).split()) for each in attributes}
 
 
 def _classes(known: Mapping[str, type], taken: Callable[[str], tuple[str, ...]]) -> str:

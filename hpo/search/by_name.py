@@ -73,7 +73,7 @@ def check_arguments(
 
 
 _OPTUNAS: Final = "see the class of that name in Optuna's documentation, or predicted_loss in docs/pruning.md"
-_SCHEDULERS: Final = "see its arguments in docs/scheduling.md"
+_SCHEDULERS: Final = "see its arguments in docs/reference/samplers.md"
 
 
 def construct(
