@@ -421,6 +421,9 @@ def open_storage(url: str, *, create: bool, owner: Owner | None = None) -> Study
     file = database.sqlite_file(parsed)
     shown = display_url(url)
     if file is not None and not file.exists() and not create:
+        blocked = next((folder for folder in file.parents if folder.exists() and not folder.is_dir()), None)
+        if blocked is not None:
+            raise StudyError(f"{shown}: {blocked} is a file\n  fix: name a folder with `--output-dir`")
         raise StudyError(f"{shown}: there is no such database yet\n  fix: `hpo run` makes it")
     with database.explained(parsed):
         if file is not None and create:

@@ -59,6 +59,12 @@ def test_an_empty_output_dir_is_refused(tmp_path: Path) -> None:
     assert said.startswith("command line: --output-dir: is empty\n  fix: name a folder")
 
 
+def test_a_file_in_the_place_of_the_folder_is_named(tmp_path: Path) -> None:
+    (tmp_path / "results").write_text("")
+    said = hpo("status", make_study(tmp_path), "--output-dir", tmp_path / "results", code=3).stderr
+    assert f"{tmp_path / 'results'} is a file\n  fix: name a folder" in said
+
+
 def test_what_starts_a_study_over_deletes_that_very_study(studies: Studies) -> None:
     place = studies.folder / "an odd place"
     options = ("study.name=other", f"run.output_dir={place}")
