@@ -226,7 +226,8 @@ class Simulated:
 
     def look(self) -> None:
         """A look for finished trials."""
-        self.storage.read_changes(self.study_id, after=self.last, among=set(self.running), states=FINISHED)
+        among = set(self.running)
+        self.storage.read_changes_since(self.study_id, 0, after=self.last, among=among, states=FINISHED)
 
     def next_trial(self, worker: int) -> None:
         """End a worker's trial and take a new one."""

@@ -23,8 +23,8 @@ MAX_STEPS: Final = 10**12
 _MAX_SECONDS: Final = 10**9
 #: Bytes: an exbibyte.
 _MAX_SIZE: Final = 2**60
-#: A number of bytes below a mebibyte is more likely one of gibibytes whose unit was left out.
-_LEAST_PLAIN: Final = 2**20
+#: A number of bytes below a kibibyte is one of gibibytes whose unit was left out.
+_LEAST_PLAIN: Final = 2**10
 
 _DURATION = re.compile(r"(?:(\d{1,12})d)?(?:(\d{1,12})h)?(?:(\d{1,12})m)?(?:(\d{1,12})s?)?")
 _COMPILE_ARGUMENTS = ("fullgraph", "dynamic", "backend", "mode", "options")

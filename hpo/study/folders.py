@@ -48,7 +48,7 @@ def refuse_output_of_others(spec: StudySpec) -> None:
     owner = _owner(spec)
     foreign: list[str] = []
     if owner is None and not any((spec.output_dir / "trials").glob("[0-9]*")):  # as of versions without that file
-        foreign = [name for name in OWN_FOLDERS if _has_entries(spec.output_dir / name)]
+        foreign = [name for name in OWN_FOLDERS if _holds_others(spec.output_dir / name)]
     problem = f"it holds {listed(foreign)}, which no study has made" if foreign else ""
     if owner not in (None, "", spec.study.name):
         problem = f"the study {owner} lies there"
@@ -65,9 +65,10 @@ def _owner(spec: StudySpec) -> str | None:
         return None
 
 
-def _has_entries(folder: Path) -> bool:
+def _holds_others(folder: Path) -> bool:
+    """Whether there is anything but logs of workers, which an earlier version may have left."""
     try:
-        return any(folder.iterdir())
+        return not all(each.match("logs/*worker-*.log") for each in folder.iterdir())
     except OSError:  # there is no such folder
         return False
 

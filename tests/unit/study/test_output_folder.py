@@ -45,9 +45,12 @@ def test_what_a_person_has_under_a_name_of_ours_is_not_mixed_up_with_it(studies:
 
 def test_the_folder_of_an_earlier_version_or_of_one_who_was_killed_is_taken_over(studies: Studies) -> None:
     spec = studies.spec()
+    (spec.output_dir / "logs").mkdir(parents=True)
+    (spec.output_dir / "logs" / "host-worker-1.log").write_text("")
+    start_study(spec).storage.close()
     (spec.output_dir / "trials" / "0" / "attempt-1").mkdir(parents=True)
-    (spec.output_dir / "logs").mkdir()
-    (spec.output_dir / "logs" / "worker-1.log").write_text("")
+    (spec.output_dir / "agents").mkdir()
+    (spec.output_dir / "agents" / "agent-1.log").write_text("")
     start_study(spec).storage.close()
     make_output_folder(spec)
     (spec.output_dir / OWNER_FILE).write_text("")
