@@ -337,8 +337,14 @@ def test_a_changed_config_is_refused_with_the_ways_out(tmp_path: Path) -> None:
         (("study.metric=val_los", "study.direction=minimize"), "command line: study.metric: nothing records"),
         (("study.sampler.name=tpee",), "command line: study.sampler.name: no sampler has this name"),
         (("study.pruner={name: median, warmup: 3}",), "command line: study.pruner.warmup: MedianPruner takes no"),
-        (("study.sampler={name: tpe, n_startup_trials: many}",), "command line: study.sampler: can't be used"),
-        (("study.pruner={name: median, n_warmup_steps: [1]}",), "command line: study.pruner: "),
+        (
+            ("study.sampler={name: tpe, n_startup_trials: many}",),
+            "command line: study.sampler.n_startup_trials: must be",
+        ),
+        (
+            ("study.pruner={name: median, n_warmup_steps: [1]}",),
+            "command line: study.pruner.n_warmup_steps: must be",
+        ),
         (("study.sampler.name=cmaes",), "command line: study.sampler.name: CMA-ES unpickles"),
         (("study.sampler.name=grid",), "optimizer.lr"),
         (("callbacks={early_stoping: {}}",), "command line: callbacks.early_stoping: "),
