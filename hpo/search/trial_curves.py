@@ -26,8 +26,9 @@ class TrialCurves:
     """Trials as curves.
 
     Attributes:
-        curves: The study's own trials that have not failed, by number. One that was complete before the horizon
-            has its value there, and so has one that never reported; one that diverged is infinite there.
+        curves: The study's own trials, by number, but for those that failed after a report. One that was complete
+            before the horizon has its value there, and so has one that never reported; one that diverged is
+            infinite there, and one that failed without a report after its first epoch.
         earlier: Those that were imported from studies that are known, by the study's name: their losses may be of
             another level.
         horizon: Epochs of a whole trial, or a guess.
@@ -48,7 +49,7 @@ def curves_of_trials(study: Study, trials: Sequence[FrozenTrial], *, bounded: bo
     """
     attrs = storage_of(study).get_study_user_attrs(id_of_study(study))
     horizon = attrs.get(MAX_EPOCHS_ATTR)
-    known = [trial for trial in trials if trial.state != TrialState.FAIL]
+    known = [trial for trial in trials if trial.state != TrialState.FAIL or not trial.intermediate_values]
     standing = Standing(
         read=lambda: [_seen(trial, horizon, bounded=bounded) for trial in known],
         horizon=horizon,

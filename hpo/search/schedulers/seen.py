@@ -98,6 +98,8 @@ class Seen:
         return self._curve(-1.0)
 
     def _curve(self, sign: float) -> Curve:
+        if self.state == "ended" and self.params and not self.values:  # it failed: such parameters are bad ones
+            return Curve(self, [self.inherited + 1], [math.inf])
         steps = sorted(self.values)
         values = [sign * self.values[step] if self.feasible else math.inf for step in steps]
         if not math.isfinite(sum(values)):  # a sum is finite only where all of them are
@@ -108,6 +110,9 @@ class Seen:
 @dataclass(frozen=True, eq=False)
 class Curve:
     """A trial with its losses: less is better, infinite where nothing finite was reported or a bound is violated.
+
+    One that has ended without a report, as a trial that fails when it is built, has an infinite loss after its
+    first epoch, as if it had diverged there.
 
     Attributes:
         seen: The trial.

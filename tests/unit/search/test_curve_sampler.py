@@ -176,3 +176,18 @@ def test_it_refuses_several_objectives(studies: Studies) -> None:
     spec = studies.spec(goals, "study.pruner=none", *sampler("curve_gp"))
     with pytest.raises(InputError, match="several objectives"):
         make_sampler(spec, SearchSpace.from_spec(spec))
+
+
+def test_points_that_fail_are_left_alone_soon() -> None:
+    space = {name: FloatDistribution(0.0, 1.0) for name in ("x", "y")}
+    study = optuna.create_study(sampler=CurveGPSampler(space, {}, 0))
+    for _ in range(30):
+        trial = study.ask()
+        x, y = (trial.suggest_float(name, 0.0, 1.0) for name in space)
+        if x > 0.5:
+            study.tell(trial, state=TrialState.FAIL)
+        else:
+            trial.report(2 - x - y, 1)
+            study.tell(trial, 2 - x - y)
+    failed = [trial.number for trial in study.trials if trial.state == TrialState.FAIL]
+    assert len([number for number in failed if number >= 15]) <= 7, "of the last fifteen"

@@ -423,3 +423,21 @@ def test_a_trial_that_diverged_is_nothing_to_beat() -> None:
     model = [each.why for each in answers if not isinstance(each, Wait) and each.why.kind == "model"]
     assert model
     assert all(why.incumbent is not None and why.incumbent > 0 for why in model), "the bowl's losses are above 0"
+
+
+def test_what_fails_before_its_first_epoch_teaches_the_model() -> None:
+    """It proposed the same corner for ever: the larger the better, until memory ends, is the usual case."""
+    trials: list[Seen] = []
+    space = {f"p{k}": FloatDistribution(0.0, 1.0) for k in range(2)}
+    while len(trials) < 40:
+        now = standing(trials=tuple(trials), space=space, conditions={}, n_epochs=300)
+        answer = FreezeThaw().next(now)
+        number = answer.number if isinstance(answer, Resume) else len(trials)
+        old = trials[number] if isinstance(answer, Resume) else Seen(number, answer.params or {}, {}, "ended")
+        until, params, kinds = answer.until or 27, old.params, (*old.kinds, answer.why.kind)
+        values = {epoch: 2 - params["p0"] - params["p1"] + 1 / epoch for epoch in range(1, until + 1)}
+        state = "ended" if until == 27 else "paused"
+        whole = replace(old, values=values, state=state, until=answer.until, whole=until == 27, kinds=kinds)
+        trials[number:] = [replace(old, kinds=kinds) if params["p0"] > 0.5 else whole, *trials[number + 1 :]]
+    failed = sum(not trial.values for trial in trials)
+    assert failed < 20, "half of the space is bad"
