@@ -242,12 +242,15 @@ _ROWS_OR_AMONG = _OF_STUDY.where(
         in_list(TRIALS.c.trial_id, "among"),
     )
 ).order_by(TRIALS.c.trial_id)
-_ROWS_SINCE = sa.union_all(
-    _OF_STUDY.add_columns(sa.literal_column("0").label("change_id")).where(_AFTER),
-    _OF_STUDY.add_columns(sa.literal_column("0")).where(in_list(TRIALS.c.trial_id, "among")),
+_NO_CHANGE = _OF_STUDY.add_columns(sa.literal_column("0").label("change_id"))
+_CHANGED = (
     _OF_STUDY.add_columns(changes.CHANGES.c.change_id)
     .join_from(TRIALS, changes.CHANGES, changes.CHANGES.c.trial_id == TRIALS.c.trial_id)
-    .where(changes.SINCE),
+    .where(changes.SINCE)
+)
+_ROWS_AFTER_SINCE = sa.union_all(_NO_CHANGE.where(_AFTER), _CHANGED)
+_ROWS_OR_AMONG_SINCE = sa.union_all(
+    _NO_CHANGE.where(_AFTER), _NO_CHANGE.where(in_list(TRIALS.c.trial_id, "among")), _CHANGED
 )
 _ROWS_OF = sa.select(*_ROW).where(in_list(TRIALS.c.trial_id, "trials")).order_by(TRIALS.c.trial_id)
 _ROW_OF_ONE = sa.select(*_ROW).where(TRIALS.c.trial_id == sa.bindparam("trial", type_=sa.Integer))
@@ -278,7 +281,7 @@ def _rows_since(
     """The latest change, the trials that have changed after one, and their rows with those of `trial_rows`."""
     asked = _asked(study_id, after, among) | {"change": change}
     rows, changed = dict[int, TrialRow](), set[int]()
-    for *row, of_change in conn.execute(_ROWS_SINCE, asked):
+    for *row, of_change in conn.execute(_ROWS_OR_AMONG_SINCE if asked["among"] else _ROWS_AFTER_SINCE, asked):
         found = TrialRow._make(row)
         if of_change:
             change = max(change, of_change)
