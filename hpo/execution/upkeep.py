@@ -189,14 +189,14 @@ class Upkeep:
             False where they have changed since, or the database is away.
         """
 
-        def prune() -> None:
-            for pruned in prune_paused(self._opened.storage, self._opened.study_id, budgets):
-                self._notify("", pruned)
+        storage, study_id = self._study
 
-        if budgets is None:
-            return False
-        self._try(prune)
-        return self.budgets() == budgets
+        def prune() -> bool:
+            for pruned in prune_paused(storage, study_id, budgets):
+                self._notify("", pruned)
+            return read_budgets(storage, study_id) == budgets
+
+        return budgets is not None and self._try(prune) is True
 
     def _end_dead_agents(self) -> None:
         grace, storage, study = self._opened.spec.run.lost_after, self._opened.storage, self._opened.study_id

@@ -87,7 +87,7 @@ def construct(
             return kind(**arguments)
     except (TypeError, ValueError, ArithmeticError, AssertionError, ImportError) as error:
         raise spec.error(
-            f"{written.get('name', kind.__name__)} refuses its arguments: {error}",
+            f"{written['name']} refuses its arguments: {error}",
             path=path,
             value={name: value for name, value in written.items() if name != "name"},
             fix=_SCHEDULERS if path == "study.scheduler" else _OPTUNAS,

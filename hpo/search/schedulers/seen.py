@@ -98,7 +98,8 @@ class Seen:
         return self._curve(-1.0)
 
     def _curve(self, sign: float) -> Curve:
-        if self.state == "ended" and self.params and not self.values:  # it failed: such parameters are bad ones
+        has_end = self.values or self.whole or self.imported  # an imported trial may have its final value alone
+        if self.state == "ended" and self.params and not has_end:  # it failed: such parameters are bad ones
             return Curve(self, [self.inherited + 1], [math.inf])
         steps = sorted(self.values)
         values = [sign * self.values[step] if self.feasible else math.inf for step in steps]

@@ -425,6 +425,13 @@ def test_a_trial_that_diverged_is_nothing_to_beat() -> None:
     assert all(why.incumbent is not None and why.incumbent > 0 for why in model), "the bowl's losses are above 0"
 
 
+def test_a_trial_with_its_final_value_alone_has_not_failed() -> None:
+    params = {"optimizer.lr": 0.1}
+    for more in ({"whole": True}, {"imported": True}):
+        assert not Seen(0, params, {}, "ended", **more).falling.steps
+    assert Seen(0, params, {}, "ended").falling.losses == [math.inf]
+
+
 def test_what_fails_before_its_first_epoch_teaches_the_model() -> None:
     """It proposed the same corner for ever: the larger the better, until memory ends, is the usual case."""
     trials: list[Seen] = []

@@ -18,12 +18,12 @@ from optuna.trial import TrialState
 
 from hpo.errors import BudgetExhaustedError, LeaseLostError
 from hpo.storage import ledger, machine
-from hpo.storage.attributes import PAUSE_AT_ATTR
+from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, PAUSE_AT_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.ledger import Owner
 from hpo.storage.pausing import PAUSED, paused_at
 from hpo.storage.recovery import GONE, requeue_dead, settle_process
-from hpo.storage.study_end import prune_paused
+from hpo.storage.study_end import prune_paused, set_budgets
 from hpo.storage.study_storage import StudyStorage, open_storage
 from tests.support.owners import attempts, load, make_study, opened, running, study_id, trials
 
@@ -184,6 +184,21 @@ def test_with_several_objectives_a_pruned_trial_has_no_value(ready_url: str) -> 
         assert len(list(prune_paused(storage, study_id(storage)))) == 1
     (found,) = trials(ready_url)
     assert (found.state, found.values) == (TrialState.PRUNED, None)
+
+
+def test_a_larger_budget_pauses_again_what_the_end_has_pruned_and_notes_it(two_owners: Owners) -> None:
+    first, _ = two_owners
+    study, ids = study_id(first), [paused_trial(first, 2), paused_trial(first)]
+    set_budgets(first, study, {BUDGET_ATTR: 10, EPOCHS_ATTR: 5})
+    assert len(list(prune_paused(first, study))) == 2
+    before = first.latest_change(study)
+    set_budgets(first, study, {BUDGET_ATTR: 10, EPOCHS_ATTR: 5})  # no larger one
+    assert [first.get_trial(each).state for each in ids] == [TrialState.PRUNED] * 2
+    set_budgets(first, study, {BUDGET_ATTR: 10, EPOCHS_ATTR: None})
+    found = [first.get_trial(each) for each in ids]
+    assert [(paused_at(each), each.values, each.datetime_complete) for each in found] == [(2, None, None)] * 2
+    assert first.changes_since(study, before)[1] == set(ids)
+    assert first.resume(ids[0])
 
 
 # ---------------------------------------------------------------------- any order of events

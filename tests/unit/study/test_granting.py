@@ -361,6 +361,11 @@ def test_a_study_is_not_ended_while_nobody_knows_what_is_left(
 
     with studies.open("study.n_trials=3", "trainer.max_epochs=6", "study.epochs=6") as (view,):
         upkeep = Upkeep(view, lambda *_: None)
+        budgets = upkeep.budgets()
+        with monkeypatch.context() as patch:
+            patch.setattr("hpo.execution.upkeep.prune_paused", lambda storage, *_: away(view))
+            assert not upkeep.end_study(budgets), "trials may still be paused"
+        assert upkeep.end_study(budgets)
         monkeypatch.setattr("hpo.execution.upkeep.claimable", away)
         assert upkeep.waits()
 
