@@ -158,6 +158,7 @@ def postgres() -> Iterator[str]:
     """A private server; yields its URL with ``{}`` for the database."""
     binaries = max(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: float(path.parts[-2]))
     folder = Path(tempfile.mkdtemp(prefix="hpo-pg-"))
+    folder.chmod(0o755)  # its socket is for every user, as a package's
     user = ["runuser", "-u", "postgres", "--"] if os.geteuid() == 0 else []
     if user:
         shutil.chown(folder, "postgres", "postgres")

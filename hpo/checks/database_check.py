@@ -14,10 +14,10 @@ from hpo.storage.engines import (
     display_url,
     engine_kwargs,
     explained,
-    has_schema,
     normalize_url,
     sqlite_file,
 )
+from hpo.storage.schema import has_schema
 
 #: Seconds for a connection, and for an answer.
 _SECONDS: Final = 5

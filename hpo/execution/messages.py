@@ -30,11 +30,13 @@ class Order:
         spec: The study file.
         scheduler: Decides what trials do, and which are taken.
         agent: Id of the agent that they are workers of (`hpo.storage.agents`); 0 where it has none.
+        pooler: The folder of the agent's pooler (`hpo.storage.pooler`); None where it has none.
     """
 
     spec: StudySpec
     scheduler: Scheduler
     agent: int = field(default=0, kw_only=True)
+    pooler: Path | None = field(default=None, kw_only=True)
 
 
 @dataclass(frozen=True)

@@ -155,6 +155,7 @@ def _supervised(
     from hpo.execution.launchers.local import LocalLauncher
     from hpo.execution.messages import Notice
     from hpo.execution.registered import registered
+    from hpo.execution.sharing import sharing_connections
     from hpo.execution.supervisor import Supervisor
     from hpo.study.folders import worker_logs
 
@@ -164,7 +165,7 @@ def _supervised(
         with contextlib.suppress(OSError):  # the reader is gone, which is noticed again
             listener.heard("", Notice(text))
 
-    with registered(opened, slots, say, stop_seen) as agent:
+    with sharing_connections(opened.storage, len(slots), say), registered(opened, slots, say, stop_seen) as agent:
         launcher = LocalLauncher(slots, worker_logs(spec), agent.agent.first_worker)
         supervisor = Supervisor(
             opened,

@@ -129,7 +129,7 @@ class Supervisor:
     def _refill(self) -> None:
         """Start workers where there is room for them and something to do."""
         agent = 0 if self._registered is None else self._registered.agent.agent_id
-        order = Order(self._opened.spec, self._opened.scheduler, agent=agent)
+        order = Order(self._opened.spec, self._opened.scheduler, agent=agent, pooler=self._opened.storage.pooler)
         if self._ending is Ending.DONE and self._launcher.room:
             for worker in self._launcher.place(order, self._upkeep.claimable()):
                 self._workers[worker.label] = Supervised(worker)

@@ -126,7 +126,7 @@ class _Worker:
         self._orphan: Lease | None = None
         # Trials are taken in the name of the process that trains them: it takes this one's place.
         owner = Owner.current(worker=order.label, device=order.slot.label, agent=order.agent)
-        self._opened = replace(load_study(order.spec, owner), scheduler=order.scheduler)
+        self._opened = replace(load_study(order.spec, owner, order.pooler), scheduler=order.scheduler)
         self._taker = Taker(self._opened)
         self._free_since = time.monotonic()
         builder, self._forkable = warm_up(order.spec)

@@ -39,7 +39,7 @@ def refuse_forks(engine: sa.Engine, process: Callable[[], int | None]) -> None:
                 "  fix: let the processes that a study's code forks work on data of their own"
             )
 
-    sa.event.listen(engine, "do_connect", refuse)
+    sa.event.listen(engine, "do_connect", refuse, insert=True)  # before what connects
 
 
 @functools.cache

@@ -17,6 +17,7 @@ import functools
 import json
 import threading
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, cast
 
 import sqlalchemy as sa
@@ -54,6 +55,7 @@ from hpo.storage.optuna_private import (
 from hpo.storage.outage import Patience, all_patient
 from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
 from hpo.storage.rehearsal import rehearse_a_life
+from hpo.storage.schema import create_schema, has_schema
 from hpo.storage.together import GatheringStorage
 
 #: How an attempt ends that leaves its trial unfinished, by the state that it leaves it in.
@@ -403,7 +405,9 @@ def _report(step: int, reported: float) -> dict[str, Any]:
     return dict(zip(_REPORT, (step, value, kind), strict=True))
 
 
-def open_storage(url: str, *, create: bool, owner: Owner | None = None) -> StudyStorage:
+def open_storage(
+    url: str, *, create: bool, owner: Owner | None = None, pooler: Path | None = None
+) -> StudyStorage:
     """Open a study database.
 
     Args:
@@ -412,6 +416,7 @@ def open_storage(url: str, *, create: bool, owner: Owner | None = None) -> Study
             any worker starts.
         owner: On whose behalf this process runs trials; None for one that doesn't. It waits for a database that
             is away: the main process has seen it.
+        pooler: The folder of a pooler to connect through (`hpo.storage.pooler`); None for none.
 
     Raises:
         InputError: The URL can't be used.
@@ -428,14 +433,17 @@ def open_storage(url: str, *, create: bool, owner: Owner | None = None) -> Study
     with database.explained(parsed):
         if file is not None and create:
             file.parent.mkdir(parents=True, exist_ok=True)
-        reach = functools.partial(_reach, parsed, owner, create=create)
+        reach = functools.partial(_reach, parsed, owner, pooler, create=create)
         return reach() if owner is None else Patience(shown).run(reach)
 
 
-def _reach(url: sa.URL, owner: Owner | None, *, create: bool) -> StudyStorage:
+def _reach(url: sa.URL, owner: Owner | None, pooler: Path | None, *, create: bool) -> StudyStorage:
     text = url.render_as_string(hide_password=False)
-    if not database.has_schema(url):
+    if not has_schema(url, pooler):
         if not create:
             raise StudyError(f"{display_url(text)}: the database holds no study\n  fix: `hpo run` makes it")
-        database.create_schema(url)
-    return StudyStorage(text, owner)
+        create_schema(url)
+    storage = StudyStorage(text, owner)
+    if pooler is not None:
+        storage.connect_through(pooler)
+    return storage

@@ -7,6 +7,7 @@ check that must share the transaction runs on that session first, and Optuna's m
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import sqlalchemy as sa
 from optuna.exceptions import StorageInternalError
@@ -18,6 +19,7 @@ from hpo.storage.guarded import SINGLE
 from hpo.storage.idle import IdlePool
 from hpo.storage.optuna_private import PreparedStorage, scoped_transaction
 from hpo.storage.outage import DatabaseAwayError, Patience, first_line, tell_outages
+from hpo.storage.pooler import connect_through
 from hpo.storage.presence import watch_file
 
 
@@ -35,6 +37,7 @@ class TransactionalStorage(PreparedStorage):
 
     Attributes:
         patience: Waits where the database is away.
+        pooler: The folder of the pooler that it connects through (`hpo.storage.pooler`); None without one.
     """
 
     def __init__(self, url: str) -> None:
@@ -46,6 +49,7 @@ class TransactionalStorage(PreparedStorage):
         file = database.sqlite_file(self.engine.url)
         if file is not None:
             watch_file(self.engine, file, shown)
+        self.pooler: Path | None = None
         self._intent = _Intent()
         if self.engine.dialect.name == "sqlite":
             database.begin_immediate(self.engine, self._intent)
@@ -61,6 +65,12 @@ class TransactionalStorage(PreparedStorage):
         """
         if self.engine.dialect.name == "sqlite":
             self.engine.connect().close()
+
+    def connect_through(self, pooler: Path) -> None:
+        """Use a pooler (`hpo.storage.pooler.running_pooler`) from now on, in place of connections of its own."""
+        self.pooler = pooler
+        connect_through(self.engine, pooler)
+        self.close()
 
     def close(self) -> None:
         """Close all connections; the storage opens new ones when it is used again."""

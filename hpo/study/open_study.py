@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final, cast
 
 import optuna
@@ -216,12 +217,13 @@ def _set_budgets(opened: OpenStudy) -> None:
     set_budgets(opened.storage, opened.study_id, budgets)
 
 
-def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
+def load_study(spec: StudySpec, owner: Owner | None = None, pooler: Path | None = None) -> OpenStudy:
     """Open a study that exists.
 
     Args:
         spec: The study file.
         owner: Who takes trials; None to look at it only.
+        pooler: As of `hpo.storage.study_storage.open_storage`.
 
     Raises:
         StudyError: There is no such study; or it is to be worked on, and its code is not the code here.
@@ -229,7 +231,7 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
     space = SearchSpace.from_spec(spec)
     if owner is not None:
         owner = replace(owner, code=code_identity(spec).hash)
-    storage = _opened_storage(spec, create=False, owner=owner)
+    storage = _opened_storage(spec, create=False, owner=owner, pooler=pooler)
     if owner is None:
         cache = StudyCache(storage)
     else:
@@ -258,9 +260,11 @@ def load_study(spec: StudySpec, owner: Owner | None = None) -> OpenStudy:
     return opened
 
 
-def _opened_storage(spec: StudySpec, *, create: bool, owner: Owner | None = None) -> StudyStorage:
+def _opened_storage(
+    spec: StudySpec, *, create: bool, owner: Owner | None = None, pooler: Path | None = None
+) -> StudyStorage:
     try:
-        return open_storage(spec.storage_url, create=create, owner=owner)
+        return open_storage(spec.storage_url, create=create, owner=owner, pooler=pooler)
     except InputError as error:
         raise spec.error(error.problem, path="run.storage", value=error.value, fix=error.fix) from error
 

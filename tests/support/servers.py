@@ -119,6 +119,8 @@ class DatabaseServer(ABC):
 class PostgresServer(DatabaseServer):
     """PostgreSQL, of the newest version that is installed."""
 
+    port = 5432  # of the socket in its folder; no port of the machine is used
+
     def __init__(self, folder: Path, binaries: Path) -> None:
         super().__init__(folder)
         self._pg_ctl = [str(binaries / "pg_ctl"), "-D", str(folder / "data")]
@@ -126,11 +128,11 @@ class PostgresServer(DatabaseServer):
         _run_as("postgres", [str(binaries / "initdb"), *data, "-A", "trust", "-U", "postgres", "--no-sync"])
 
     def url(self, database: str) -> str:
-        return f"postgresql+psycopg://postgres@/{database}?host={self.folder}&port=5432"
+        return f"postgresql+psycopg://postgres@/{database}?host={self.folder}&port={self.port}"
 
     def start(self) -> None:
         settings = " ".join(f"-c {name}={value}" for name, value in _POSTGRES_SETTINGS.items())
-        options = ["-o", f"-k {self.folder} -p 5432 {settings}", "-l", str(self.folder / "log")]
+        options = ["-o", f"-k {self.folder} -p {self.port} {settings}", "-l", str(self.folder / "log")]
         _run_as("postgres", [*self._pg_ctl, *options, "-w", "-t", str(_START_SECONDS), "start"])
 
     def stop(self, *, immediate: bool = False) -> None:
@@ -245,6 +247,7 @@ def _run_as(user: str, command: list[str]) -> None:
 def _folder(user: str) -> Iterator[Path]:
     """A folder of the server's user; not under pytest's own: closed to others, and too long for a socket."""
     folder = Path(tempfile.mkdtemp(prefix="hpo-db-"))
+    folder.chmod(0o755)  # its socket is for every user, as a package's
     try:
         if os.geteuid() == 0:
             shutil.chown(folder, user, user)

@@ -58,7 +58,9 @@ class SlotLauncher(ABC, Generic[W]):
         """
         taken = {worker.label for worker in self._workers}
         for label, slot in [each for each in self.labelled.items() if each[0] not in taken][:count]:
-            own = WorkerOrder(order.spec, order.scheduler, label, slot, self.logs(label), agent=order.agent)
+            own = WorkerOrder(
+                order.spec, order.scheduler, label, slot, self.logs(label), agent=order.agent, pooler=order.pooler
+            )
             worker = self._start(own)
             self._workers.append(worker)
             yield worker

@@ -316,7 +316,7 @@ def test_only_the_whole_is_tried_again() -> None:
 
 
 def test_no_lock_is_waited_for_without_limit(ready_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(database, "_LOCK_SECONDS", 1)
+    monkeypatch.setattr(database, "LOCK_SECONDS", 1)
     make_study(ready_url, 1)
     with opened(ready_url, owner=Owner.current()) as storage, opened(ready_url) as other:
         trial = load(storage).ask()
@@ -331,7 +331,7 @@ def test_no_lock_is_waited_for_without_limit(ready_url: str, monkeypatch: pytest
 def test_a_client_that_stops_inside_a_transaction_loses_its_locks(
     server: DatabaseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_SILENCE_SECONDS", 1)
+    monkeypatch.setattr(database, "SILENCE_SECONDS", 1)
     url = server.new_database(ready=True)
     make_study(url, 1)
     with opened(url) as stopped, opened(url, owner=Owner.current()) as storage:
@@ -345,7 +345,7 @@ def test_a_client_that_stops_inside_a_transaction_loses_its_locks(
 def test_a_server_that_does_not_answer_is_given_up(
     mariadb_server: DatabaseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_SILENCE_SECONDS", 1)
+    monkeypatch.setattr(database, "SILENCE_SECONDS", 1)
     url = mariadb_server.new_database(ready=True)
     with (
         opened(url) as storage,
@@ -358,7 +358,7 @@ def test_a_server_that_does_not_answer_is_given_up(
 def test_tables_are_not_made_beside_a_process_that_makes_them(
     mariadb_server: DatabaseServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(database, "_LOCK_SECONDS", 1)
+    monkeypatch.setattr(database, "LOCK_SECONDS", 1)
     url = mariadb_server.new_database()
     engine = sa.create_engine(url)
     with engine.connect() as conn:

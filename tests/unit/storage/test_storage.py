@@ -24,6 +24,7 @@ from hpo.storage.beats import Heartbeat
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Lease, Owner
 from hpo.storage.recovery import GONE, _settle, requeue_dead
+from hpo.storage.schema import OPTUNA_REVISION
 from hpo.storage.study_storage import StudyStorage, open_storage
 from tests.support.commands import wait_until
 from tests.support.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials
@@ -368,12 +369,12 @@ def test_an_empty_server_database_is_left_empty(postgres_url: str) -> None:
 
 def test_optunas_version_is_the_one_expected(sqlite_url: str) -> None:
     plain = optuna.storages.RDBStorage(sqlite_url)
-    assert plain.get_head_version() == database.OPTUNA_REVISION
+    assert plain.get_head_version() == OPTUNA_REVISION
     optuna.create_study(study_name=NAME, storage=plain)
     with pytest.raises(StudyError, match="hpo run"):
         open_storage(sqlite_url, create=False)
     with opened(sqlite_url, create=True) as storage:  # an existing study database gets the ledger only
-        assert storage.get_current_version() == database.OPTUNA_REVISION
+        assert storage.get_current_version() == OPTUNA_REVISION
         assert study_id(storage) == 1
         with storage.engine.begin() as conn:
             conn.execute(sa.text("UPDATE alembic_version SET version_num = 'v3.0.0.d'"))

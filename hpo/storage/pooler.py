@@ -1,0 +1,243 @@
+"""Few connections for the many processes of one machine: a pooler between them and PostgreSQL.
+
+PostgreSQL has 100 connections by default, and an agent's workers use theirs for a few milliseconds of each second.
+So an agent starts pgbouncer where it is installed, and its processes share two connections, each for one
+transaction at a time. Nothing depends on it: where it can't be used, or has died, a process connects to the server
+itself.
+
+Sources: pgbouncer's documentation of its settings; libpq's of connection parameters.
+"""
+
+import contextlib
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, cast
+
+import sqlalchemy as sa
+
+from hpo.storage.engines import CONNECT_SECONDS, PROBE_SECONDS, SILENCE_SECONDS, session_limits
+from hpo.storage.outage import first_line
+
+if TYPE_CHECKING:
+    import psycopg
+
+#: Connections that one pooler has to the server at most.
+CONNECTIONS: Final = 2
+_PORT: Final = 6432  # names the socket; no port of the machine is used
+_DATABASE: Final = "study"
+_FILE: Final = "pgbouncer.ini"
+_LOG: Final = "log"
+_START_SECONDS: Final = 5
+_LOOK_SECONDS: Final = 0.005
+#: User and group who pgbouncer runs as where root starts it, which it refuses; "nobody" by number.
+_NOBODY: Final = 65534
+#: Parameters of a connection (libpq's) that pgbouncer has settings for, or that make no difference to the server.
+_UNDERSTOOD: Final = frozenset(
+    {
+        "application_name",
+        "client_encoding",
+        "connect_timeout",
+        "dbname",
+        "host",
+        "hostaddr",
+        "keepalives",
+        "keepalives_count",
+    }
+    | {"keepalives_idle", "keepalives_interval", "passfile", "password", "port", "service"}
+    | {"sslcert", "sslcertmode", "sslkey", "sslmode", "sslrootcert", "tcp_user_timeout", "user"}
+)
+#: What a process tells the pooler of a connection; all else concerns the server.
+_FOR_POOLER: Final = ("application_name", "connect_timeout", "prepare_threshold", "context")
+_SETTINGS: Final = {
+    "listen_addr": "",
+    "listen_port": str(_PORT),
+    "pool_mode": "transaction",
+    "default_pool_size": str(CONNECTIONS),
+    "max_db_connections": str(CONNECTIONS),
+    "max_client_conn": "500",
+    "server_idle_timeout": "20",
+    # Who waits for a server that is away asks again by itself (`hpo.storage.outage`).
+    "server_login_retry": "1",
+    "server_connect_timeout": str(CONNECT_SECONDS),
+    "query_wait_timeout": "5",
+    "tcp_keepidle": str(PROBE_SECONDS),
+    "tcp_keepintvl": str(PROBE_SECONDS),
+    "tcp_user_timeout": str(SILENCE_SECONDS * 1000),
+    "log_connections": "0",
+    "log_disconnections": "0",
+    "log_stats": "0",
+}
+#: Files of libpq's, what pgbouncer calls them, and where libpq looks for one that is not named.
+_TLS_FILES: Final = {
+    "sslrootcert": ("server_tls_ca_file", "root.crt"),
+    "sslcert": ("server_tls_cert_file", "postgresql.crt"),
+    "sslkey": ("server_tls_key_file", "postgresql.key"),
+}
+#: Ends with its whole group when standard input does, or when the program it starts ends.
+_GUARD: Final = '("$@"; kill -KILL 0) & read -r _; kill -KILL 0'
+
+
+class UnpooledError(Exception):
+    """No pooler can stand between these processes and their server; the text says why."""
+
+
+def pooler_program() -> str | None:
+    """Where pgbouncer is installed, if it is; packages put it where servers are, outside of a person's path."""
+    return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+
+
+@contextlib.contextmanager
+def running_pooler(program: str, engine: sa.Engine) -> Iterator[Path]:
+    """Run pgbouncer for the time of the block, or until this process dies.
+
+    Args:
+        program: The program, `pooler_program`.
+        engine: Connects to the server, which is there.
+
+    Yields:
+        The folder of its socket, for `connect_through`.
+
+    Raises:
+        UnpooledError: pgbouncer does not start, or can't connect as the engine does.
+    """
+    host = engine.dialect.create_connect_args(engine.url)[1].get("host", os.environ.get("PGHOST", ""))
+    if "," in host:
+        raise UnpooledError(f"pgbouncer would know only one of the hosts {host}")
+    with engine.connect() as conn:
+        settings = _settings(cast("psycopg.Connection[Any]", conn.connection.dbapi_connection))
+    with tempfile.TemporaryDirectory(prefix="hpo-pool-") as name:
+        folder = Path(name)
+        with _guarded(program, folder, settings) as guard:
+            try:
+                _wait_for(guard, folder)
+                _try(folder)
+            finally:
+                (folder / _FILE).unlink()  # it may hold a password
+            yield folder
+
+
+def connect_through(engine: sa.Engine, folder: Path) -> None:
+    """Let an engine's new connections lead to the pooler in that folder, and to the server where there is none."""
+
+    def connect(
+        dialect: sa.Dialect, _record: object, arguments: list[Any], parameters: dict[str, Any]
+    ) -> sa.engine.interfaces.DBAPIConnection | None:
+        if not _listens(folder):
+            return None
+        return dialect.connect(*arguments, **_to_pooler(parameters, folder))
+
+    sa.event.listen(engine, "do_connect", connect)
+
+
+def _to_pooler(parameters: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    kept = {name: parameters[name] for name in _FOR_POOLER if name in parameters}
+    # Empty, so that none is taken from the environment.
+    return kept | {"host": str(folder), "hostaddr": "", "port": _PORT, "dbname": _DATABASE, "user": "any"}
+
+
+def _listens(folder: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        try:
+            probe.connect(str(folder / f".s.PGSQL.{_PORT}"))
+        except OSError:
+            return False
+    return True
+
+
+def _settings(connection: "psycopg.Connection[Any]") -> str:
+    """pgbouncer's settings for the server at the other end of a connection, with what libpq found in files."""
+    info = connection.info
+    given = info.get_parameters()
+    if unknown := sorted(set(given) - _UNDERSTOOD):
+        raise UnpooledError(f"pgbouncer has no setting for {', '.join(unknown)}")
+    server = {"host": info.host, "port": str(info.port), "dbname": info.dbname, "user": info.user}
+    if info.password:
+        server["password"] = info.password
+    server["connect_query"] = session_limits()
+    lines = [
+        "[databases]",
+        f"{_DATABASE} = " + " ".join(f"{name}={_quoted(value)}" for name, value in server.items()),
+        "[pgbouncer]",
+        *(f"{name} = {value}" for name, value in (_SETTINGS | _encryption(connection)).items()),
+        # Who may open the folder may connect, under the one name that is known to the server.
+        "auth_type = any",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _quoted(value: str) -> str:
+    if not value.isprintable():
+        raise UnpooledError("a parameter of the connection has characters that can't be in a line of settings")
+    return "'" + value.replace("'", "''") + "'"
+
+
+def _encryption(connection: "psycopg.Connection[Any]") -> dict[str, str]:
+    """Settings for a server that is reached as this connection reaches it, and checked as strictly."""
+    if not connection.info.pgconn.ssl_in_use:
+        return {"server_tls_sslmode": "disable"}
+    given = connection.info.get_parameters()
+    mode = given.get("sslmode", "require")
+    files = {}
+    for name, (setting, usual) in _TLS_FILES.items():
+        file = Path(given.get(name, Path("~/.postgresql", usual).expanduser()))
+        if name in given and not file.is_file():  # as with sslrootcert=system
+            raise UnpooledError(f"pgbouncer has no setting for {name}={file}")
+        if file.is_file():
+            files[setting] = str(file)
+    return files | {"server_tls_sslmode": "require" if mode in {"allow", "prefer"} else mode}
+
+
+@contextlib.contextmanager
+def _guarded(program: str, folder: Path, settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    """pgbouncer under a shell that ends it when the block or this process does."""
+    file = folder / _FILE
+    file.touch(mode=0o600)
+    file.write_text(f"{settings}unix_socket_dir = {folder}\n")
+    ids: dict[str, Any] = {}
+    if os.geteuid() == 0:
+        ids = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
+        for path in (file, folder):
+            os.chown(path, _NOBODY, _NOBODY)
+    with (folder / _LOG).open("wb") as log:
+        guard = subprocess.Popen(
+            ["/bin/sh", "-c", _GUARD, "sh", program, str(file)],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd="/",
+            start_new_session=True,  # a Ctrl-C is for this process alone
+            **ids,
+        )
+    try:
+        yield guard
+    finally:
+        assert guard.stdin is not None
+        guard.stdin.close()
+        guard.wait()
+
+
+def _wait_for(guard: subprocess.Popen[bytes], folder: Path) -> None:
+    """Wait until pgbouncer listens."""
+    deadline = time.monotonic() + _START_SECONDS
+    while not _listens(folder):
+        if guard.poll() is not None or time.monotonic() > deadline:
+            said = (folder / _LOG).read_text(errors="replace").strip().rpartition("\n")[2]
+            raise UnpooledError(f"pgbouncer did not start: {said}")
+        time.sleep(_LOOK_SECONDS)
+
+
+def _try(folder: Path) -> None:
+    """Ask the server something through pgbouncer."""
+    import psycopg
+
+    try:
+        with psycopg.connect(**_to_pooler({"connect_timeout": _START_SECONDS}, folder)) as through:
+            through.execute("SELECT 1")
+    except psycopg.Error as error:
+        raise UnpooledError(f"pgbouncer can't connect: {first_line(error)}") from error

@@ -1,0 +1,151 @@
+"""The tables of a database: Optuna's and ours, made where they are missing."""
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import optuna
+import sqlalchemy as sa
+
+from hpo.errors import StudyError
+from hpo.storage import ledger
+from hpo.storage.changes import CHANGES
+from hpo.storage.engines import LOCK_SECONDS, display_url, engine_kwargs
+from hpo.storage.optuna_private import models
+from hpo.storage.outage import DatabaseAwayError, tell_outages
+from hpo.storage.pooler import connect_through
+
+#: The head of Optuna 5.0's migrations. Asking Optuna for it loads every migration script.
+OPTUNA_REVISION: Final = "v3.2.0.a"
+
+_TRIES: Final = 3
+_LOCK: Final = 0x68706F  # "hpo"; any number that no other program of the database uses
+
+
+def has_schema(url: sa.URL, pooler: Path | None = None) -> bool:
+    """Whether the database holds Optuna's tables at our version, and all of ours.
+
+    Args:
+        url: The database's.
+        pooler: The folder of a pooler to connect through (`hpo.storage.pooler`); None for none.
+
+    Raises:
+        StudyError: Optuna's tables are of another version.
+        DatabaseAwayError: It can't be reached, or not now.
+    """
+    engine = sa.create_engine(url, **engine_kwargs(url))
+    tell_outages(engine, display_url(url.render_as_string(hide_password=False)))
+    if pooler is not None:
+        connect_through(engine, pooler)
+    try:
+        with engine.connect() as conn:
+            if not sa.inspect(conn).has_table(CHANGES.name):  # the youngest of our tables
+                return False
+            revision = _revision(conn)
+    finally:
+        engine.dispose()
+    if revision is not None and revision != OPTUNA_REVISION:
+        raise _wrong_revision(url, revision)
+    return revision is not None
+
+
+def _revision(conn: sa.Connection) -> str | None:
+    """The version that Optuna's migrations have brought the tables to; None where there are none."""
+    if not sa.inspect(conn).has_table("alembic_version"):
+        return None
+    return conn.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _wrong_revision(url: sa.URL, revision: str) -> StudyError:
+    shown = display_url(url.render_as_string(hide_password=False))
+    return StudyError(
+        f"{shown}: its tables are at version {revision}, Optuna {optuna.__version__} needs {OPTUNA_REVISION}\n"
+        "  fix: run `optuna storage upgrade --storage URL` if they are older; else install the newer Optuna"
+    )
+
+
+def create_schema(url: sa.URL) -> None:
+    """Create what is missing of Optuna's tables and the ledger; safe when several processes do it together.
+
+    On SQLite and PostgreSQL it is one transaction: a process killed inside leaves nothing half made.
+    """
+    for left in reversed(range(_TRIES)):
+        engine = sa.create_engine(url, **engine_kwargs(url))
+        try:
+            if url.get_backend_name() == "sqlite":
+                _use_wal(engine)
+            with engine.connect() as conn, _alone(conn):
+                _create_missing(conn, url)
+        except sa.exc.DBAPIError:  # a program without our lock creates the same tables
+            if not left:
+                raise
+            time.sleep(0.2)
+        else:
+            return
+        finally:
+            engine.dispose()
+
+
+def _use_wal(engine: sa.Engine) -> None:
+    """Switch the file to a write-ahead log, which it keeps from then on."""
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            with engine.connect() as conn:
+                conn.exec_driver_sql("PRAGMA journal_mode=WAL")
+        except sa.exc.OperationalError:  # the switch is one of the few things that the busy timeout skips
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
+        else:
+            return
+
+
+@contextmanager
+def _alone(conn: sa.Connection) -> Iterator[None]:
+    """A transaction that one process at a time is in."""
+    backend = conn.dialect.name
+    if backend == "sqlite":
+        conn.exec_driver_sql("BEGIN IMMEDIATE")
+    elif backend == "postgresql":
+        conn.execute(sa.select(sa.func.pg_advisory_xact_lock(_LOCK)))
+    elif not conn.execute(sa.select(sa.func.get_lock("hpo_schema", LOCK_SECONDS))).scalar():
+        raise DatabaseAwayError(f"another process has been making the tables for more than {LOCK_SECONDS} s")
+    try:
+        yield
+        conn.commit()
+    finally:
+        conn.rollback()
+        if backend == "mysql":
+            conn.execute(sa.select(sa.func.release_lock("hpo_schema")))
+
+
+def _create_missing(conn: sa.Connection, url: sa.URL) -> None:
+    from alembic.config import Config
+    from alembic.migration import MigrationContext
+    from alembic.script import ScriptDirectory
+
+    revision = _revision(conn)
+    if revision is not None and revision != OPTUNA_REVISION:
+        raise _wrong_revision(url, revision)
+    models.BaseModel.metadata.create_all(conn)
+    ledger.metadata.create_all(conn)
+    info = models.VersionInfoModel.__table__
+    if conn.execute(sa.select(info.c.version_info_id)).first() is None:
+        row = {"schema_version": models.SCHEMA_VERSION, "library_version": optuna.__version__}
+        conn.execute(sa.insert(info).values(version_info_id=1, **row))
+    if revision is None:
+        if conn.dialect.name == "mysql":
+            _keep_microseconds(conn)
+        # As Optuna itself stamps new tables, but on this connection, inside the lock.
+        config = Config()
+        config.set_main_option("script_location", str(Path(models.__file__).parent / "alembic").replace("%", "%%"))
+        MigrationContext.configure(conn).stamp(ScriptDirectory.from_config(config), OPTUNA_REVISION)
+
+
+def _keep_microseconds(conn: sa.Connection) -> None:
+    """MySQL's DATETIME has whole seconds only, where every other database keeps what Optuna stores."""
+    for column in ("datetime_start", "datetime_complete"):
+        conn.execute(sa.text(f"ALTER TABLE trials MODIFY {column} DATETIME(6)"))
