@@ -20,6 +20,9 @@ COPY trainer trainer
 COPY hpo hpo
 RUN pip install -c constraints.txt '.[all]'
 
+# An agent's workers share two connections to PostgreSQL through it.
+RUN apt-get update && apt-get install -y --no-install-recommends pgbouncer && rm -rf /var/lib/apt/lists/*
+
 # A driver in a Kubernetes cluster (`hpo submit`) needs kubectl: --build-arg KUBECTL_VERSION=v1.33.0.
 ARG KUBECTL_VERSION=
 RUN [ -z "$KUBECTL_VERSION" ] || { python -c 'import sys, urllib.request as r; r.urlretrieve(*sys.argv[1:])' \

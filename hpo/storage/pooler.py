@@ -11,11 +11,12 @@ Sources: pgbouncer's documentation of its settings; libpq's of connection parame
 import contextlib
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -79,21 +80,25 @@ _TLS_FILES: Final = {
     "sslcert": ("server_tls_cert_file", "postgresql.crt"),
     "sslkey": ("server_tls_key_file", "postgresql.key"),
 }
-#: Ends with its whole group when standard input does, or when the program it starts ends.
-_GUARD: Final = '("$@"; kill -KILL 0) & read -r _; kill -KILL 0'
+_REQUESTS: Final = {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
 
 
 class UnpooledError(Exception):
     """No pooler can stand between these processes and their server; the text says why."""
 
 
-def pooler_program() -> str | None:
-    """Where pgbouncer is installed, if it is; packages put it where servers are, outside of a person's path."""
-    return shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+def pooler_program() -> list[str] | None:
+    """How pgbouncer is started where it is installed; it ends with the process, and the thread, that starts it.
+
+    Packages put it where servers are, outside of a person's path. ``setpriv`` is of util-linux.
+    """
+    program = shutil.which("pgbouncer") or shutil.which("pgbouncer", path="/usr/sbin:/usr/local/sbin")
+    bound = shutil.which("setpriv")
+    return [bound, "--pdeathsig", "KILL", program] if program is not None and bound is not None else None
 
 
 @contextlib.contextmanager
-def running_pooler(program: str, engine: sa.Engine) -> Iterator[Path]:
+def running_pooler(program: Sequence[str], engine: sa.Engine) -> Iterator[Path]:
     """Run pgbouncer for the time of the block, or until this process dies.
 
     Args:
@@ -113,9 +118,9 @@ def running_pooler(program: str, engine: sa.Engine) -> Iterator[Path]:
         settings = _settings(cast("psycopg.Connection[Any]", conn.connection.dbapi_connection))
     with tempfile.TemporaryDirectory(prefix="hpo-pool-") as name:
         folder = Path(name)
-        with _guarded(program, folder, settings) as guard:
+        with _started(program, folder, settings) as process:
             try:
-                _wait_for(guard, folder)
+                _wait_for(process, folder)
                 _try(folder)
             finally:
                 (folder / _FILE).unlink()  # it may hold a password
@@ -194,8 +199,8 @@ def _encryption(connection: "psycopg.Connection[Any]") -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def _guarded(program: str, folder: Path, settings: str) -> Iterator[subprocess.Popen[bytes]]:
-    """pgbouncer under a shell that ends it when the block or this process does."""
+def _started(program: Sequence[str], folder: Path, settings: str) -> Iterator[subprocess.Popen[bytes]]:
+    """pgbouncer, until the end of the block."""
     file = folder / _FILE
     file.touch(mode=0o600)
     file.write_text(f"{settings}unix_socket_dir = {folder}\n")
@@ -204,29 +209,42 @@ def _guarded(program: str, folder: Path, settings: str) -> Iterator[subprocess.P
         ids = {"user": _NOBODY, "group": _NOBODY, "extra_groups": []}
         for path in (file, folder):
             os.chown(path, _NOBODY, _NOBODY)
-    with (folder / _LOG).open("wb") as log:
-        guard = subprocess.Popen(
-            ["/bin/sh", "-c", _GUARD, "sh", program, str(file)],
-            stdin=subprocess.PIPE,
+    with (folder / _LOG).open("wb") as log, _deaf_to_requests():
+        process = subprocess.Popen(
+            [*program, str(file)],
+            stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             cwd="/",
-            start_new_session=True,  # a Ctrl-C is for this process alone
+            start_new_session=True,  # a Ctrl-Z is for this process alone
             **ids,
         )
     try:
-        yield guard
+        yield process
     finally:
-        assert guard.stdin is not None
-        guard.stdin.close()
-        guard.wait()
+        process.kill()  # it holds nothing that is to be closed in order
+        process.wait()
 
 
-def _wait_for(guard: subprocess.Popen[bytes], folder: Path) -> None:
+@contextlib.contextmanager
+def _deaf_to_requests() -> Iterator[None]:
+    """Block signals for what is started inside.
+
+    Engines send them to all processes of a job. The agent takes its time to leave, and needs the database for
+    that; pgbouncer would pause, or end.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _REQUESTS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _wait_for(process: subprocess.Popen[bytes], folder: Path) -> None:
     """Wait until pgbouncer listens."""
     deadline = time.monotonic() + _START_SECONDS
     while not _listens(folder):
-        if guard.poll() is not None or time.monotonic() > deadline:
+        if process.poll() is not None or time.monotonic() > deadline:
             said = (folder / _LOG).read_text(errors="replace").strip().rpartition("\n")[2]
             raise UnpooledError(f"pgbouncer did not start: {said}")
         time.sleep(_LOOK_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -92,6 +93,24 @@ def test_a_pooler_that_is_killed_is_not_missed(postgres_server: PostgresServer, 
     alone = ("--storage", f"sqlite:///{tmp_path}/alone.db", "--output-dir", tmp_path / "alone")
     hpo("run", study, *alone)
     assert values(study, *options) == values(study, *alone)
+
+
+def test_signals_that_an_engine_sends_to_all_processes_are_the_agents_alone(
+    postgres_server: PostgresServer, tmp_path: Path
+) -> None:
+    """At SIGUSR1 pgbouncer would let everyone wait, and at the others it would end."""
+    study = make_study(tmp_path, code=HELD)
+    options = ("--storage", postgres_server.new_database(ready=True))
+    process = running(study, *options, count=2)
+    [pooler] = poolers(process)
+    for number in (signal.SIGUSR1, signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+        pooler.send_signal(number)
+    process.send_signal(signal.SIGINT)
+    (tmp_path / "go").touch()
+    process.communicate(timeout=PATIENCE)
+    assert process.returncode == 130
+    assert hpo_json("status", study, *options)["running"] == 0
+    pooler.wait(PATIENCE)
 
 
 def test_a_pooler_ends_with_its_agent_and_workers_put_their_trials_back(

@@ -67,7 +67,7 @@ def test_a_study_through_a_pooler_of_transactions(postgres_server: PostgresServe
 
 
 @pytest.fixture
-def program() -> str:
+def program() -> list[str]:
     """Where pgbouncer is."""
     found = pooler_program()
     if found is None:
@@ -76,7 +76,7 @@ def program() -> str:
 
 
 @contextlib.contextmanager
-def through_pooler(program: str, url: str) -> Iterator[tuple[sa.Engine, Path]]:
+def through_pooler(program: list[str], url: str) -> Iterator[tuple[sa.Engine, Path]]:
     """An engine that connects through a pooler of its own, and the pooler's folder."""
     direct, engine = (sa.create_engine(url, **engine_kwargs(sa.make_url(url))) for _ in range(2))
     with contextlib.ExitStack() as stack:
@@ -94,7 +94,7 @@ def ask(engine: sa.Engine, statement: str) -> Any:
 
 
 def test_a_role_with_a_password_is_reached_and_no_file_keeps_it(
-    program: str, postgres_server: PostgresServer
+    program: list[str], postgres_server: PostgresServer
 ) -> None:
     password = """it's "2" much {of} 100% ; # \\ a = b"""
     statement = "CREATE ROLE careful LOGIN SUPERUSER PASSWORD '{}'".format(password.replace("'", "''"))
@@ -112,7 +112,7 @@ def test_a_role_with_a_password_is_reached_and_no_file_keeps_it(
 
 
 def test_what_holds_for_a_connection_holds_for_each_of_the_poolers(
-    program: str, postgres_server: PostgresServer
+    program: list[str], postgres_server: PostgresServer
 ) -> None:
     with through_pooler(program, postgres_server.new_database()) as (engine, _), contextlib.ExitStack() as stack:
         both = [stack.enter_context(engine.connect()) for _ in range(2)]
@@ -122,7 +122,7 @@ def test_what_holds_for_a_connection_holds_for_each_of_the_poolers(
             assert (shown == "1min") is ("= '60s'" in session_limits()) is True
 
 
-def test_a_server_that_was_away_is_found_again_and_a_pooler_that_is_gone_is_not_missed(program: str) -> None:
+def test_a_server_that_was_away_is_found_again_and_a_pooler_that_is_gone_is_not_missed(program: list[str]) -> None:
     with _own_server() as server, through_pooler(program, server.new_database()) as (engine, folder):
         before = ask(engine, "SELECT pg_backend_pid()")
         server.restart(immediate=True)
@@ -138,7 +138,7 @@ def test_a_server_that_was_away_is_found_again_and_a_pooler_that_is_gone_is_not_
         assert ask(engine, "SELECT 1") == 1
 
 
-def test_encryption_is_as_strict_as_without_a_pooler(program: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_encryption_is_as_strict_as_without_a_pooler(program: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     if shutil.which("openssl") is None:
         pytest.skip("no openssl here")
     with socket.socket() as probe:
@@ -174,7 +174,7 @@ def test_encryption_is_as_strict_as_without_a_pooler(program: str, monkeypatch: 
     ],
 )
 def test_each_worker_connects_by_itself_where_a_pooler_would_connect_otherwise(
-    program: str, postgres_server: PostgresServer, extra: str, problem: str
+    program: list[str], postgres_server: PostgresServer, extra: str, problem: str
 ) -> None:
     said = list[str]()
     url = sa.make_url(postgres_server.new_database(ready=True)).render_as_string(hide_password=False) + extra
@@ -192,7 +192,7 @@ def test_a_pooler_that_does_not_start_says_why(postgres_server: PostgresServer) 
     broken.write_text("#!/bin/sh\necho one\necho no such thing >&2\nexit 1\n")
     broken.chmod(0o755)
     engine = sa.create_engine(postgres_server.new_database())
-    with pytest.raises(UnpooledError) as said, running_pooler(str(broken), engine):
+    with pytest.raises(UnpooledError) as said, running_pooler([str(broken)], engine):
         raise AssertionError("it runs")
     assert str(said.value) == "pgbouncer did not start: no such thing"
     engine.dispose()
