@@ -26,8 +26,8 @@ class Evaluator(Callback):
     steps are in the records of `StepMetrics`, where that records the same steps, and all of them in ``history``.
 
     What is evaluated inside an epoch are the weights that are being trained; an average (`EMA`) comes into the
-    model at the epoch's end. An optimizer that has weights of its own for evaluation is switched there and back,
-    which may round.
+    model at the epoch's end, where what `GradientAccumulation` has left over may make a step that is due. An
+    optimizer that has weights of its own for evaluation is switched there and back, which may round.
 
     Example::
 
@@ -58,6 +58,7 @@ class Evaluator(Callback):
 
     priority = 30
     graph_safe = True
+    transient = ("_looked",)
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class Evaluator(Callback):
         self.writes = (f"val_{data}_*", f"start_val_{data}_*") if data else ("start_val_*",)
         self.history: list[dict[str, float]] = []
         self._latest: dict[str, float] = {}  # what the running epoch is to record
+        self._looked = 0  # the step up to which all that was due is evaluated
         self._prefix = ""
 
     @property
@@ -100,6 +102,7 @@ class Evaluator(Callback):
         """Find the set, and take it out of the epochs' ends."""
         if trainer.state.is_new:
             self.history, self._latest = [], {}
+        self._looked = trainer.state.step
         names = trainer.evaluation.names
         if self.data not in names:
             known = ", ".join(repr(name) for name in names if name) or "one without a name"
@@ -115,10 +118,11 @@ class Evaluator(Callback):
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Evaluate after a step that is due."""
-        state = trainer.state
-        every = self.every_n_steps is not None and state.step % self.every_n_steps == 0
-        if not state.skipped_step and (every or state.step in self.at_steps):
-            self._latest |= self._evaluate(trainer)
+        self._evaluate_if_due(trainer)
+
+    def on_train_epoch_end(self, trainer: TrainerView) -> None:
+        """The step of what was left to accumulate may be due."""
+        self._evaluate_if_due(trainer)
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
         """Add the numbers of the steps that are recorded."""
@@ -154,6 +158,13 @@ class Evaluator(Callback):
     def _is_apart(self, trainer: TrainerView) -> bool:
         """Whether the epochs' ends do not evaluate the set."""
         return self._prefix in trainer.evaluation.own_times
+
+    def _evaluate_if_due(self, trainer: TrainerView) -> None:
+        step, before = trainer.state.step, self._looked
+        self._looked = step
+        every = self.every_n_steps is not None and step % self.every_n_steps == 0
+        if step != before and (every or step in self.at_steps):
+            self._latest |= self._evaluate(trainer)
 
     def _evaluate(self, trainer: TrainerView) -> dict[str, float]:
         found = trainer.evaluation.now(self._prefix, self.max_batches)

@@ -114,7 +114,26 @@ def test_a_run_resumes_to_the_bit_with_its_evaluations(at: int) -> None:
 def test_steps_count_not_batches() -> None:
     evaluator = Evaluator("hard", every_n_steps=1)
     run(GradientAccumulation(2), evaluator)
-    assert steps(evaluator) == [1, 3]  # the step of what is left over comes after the epoch's last batch
+    assert steps(evaluator) == [1, 2, 3, 4]
+
+
+def test_the_step_of_what_is_left_over_may_be_due(tmp_path: Path) -> None:
+    """It comes after the epoch's last batch."""
+
+    def callbacks() -> list[Callback]:
+        return [GradientAccumulation(2), Evaluator("hard", every_n_steps=2), EMA(0.7)]
+
+    metrics, evaluator = StepMetrics(tmp_path), Evaluator("hard", every_n_steps=2)
+    trainer = run(GradientAccumulation(2), evaluator, EMA(0.7), metrics)
+    assert steps(evaluator) == [2, 4]
+    assert [epoch["val_hard_loss"] for epoch in trainer.state.history] == [
+        item["val_hard_loss"] for item in evaluator.history
+    ]
+    assert ["val_hard_loss" in record.values for record in metrics.log] == [False, True, False, True]
+    assert evaluator.history[-1]["val_hard_loss"] == trainer.validate(HARD)["val_loss"]  # of the average
+    whole = frozen(run(*callbacks()))
+    stopped = run(*callbacks(), At("on_epoch_end", lambda trainer: trainer.state.stop("interrupted")))
+    assert_same(frozen(run(*callbacks(), checkpoint=stopped.state_dict())), whole)
 
 
 def test_a_run_may_end_with_the_first_evaluation() -> None:
