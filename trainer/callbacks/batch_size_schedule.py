@@ -82,12 +82,12 @@ class BatchSizeSchedule(Callback):
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Prepare the next batch."""
-        if self.unit == "step" and self.sizes.at(trainer.state.step) != self._size:
+        if self.unit == "step" and self._due(trainer) != self._size:
             self._set(trainer)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
-        """Prepare the next pass, after the scheduler and before a checkpoint."""
-        if self.unit == "pass" and self.sizes.at(trainer.state.data_epoch) != self._size:
+        """Prepare the next pass, after the scheduler and the step of what was left over, before a checkpoint."""
+        if self._due(trainer) != self._size:
             self._set(trainer)
 
     def state_dict(self) -> dict[str, Any]:
@@ -98,10 +98,13 @@ class BatchSizeSchedule(Callback):
         """The loaded learning rates are scaled already."""
         self._size = state["size"]
 
+    def _due(self, trainer: TrainerView) -> int:
+        """The size that holds from here on."""
+        return self.sizes.at(trainer.state.step if self.unit == "step" else trainer.state.data_epoch)
+
     def _set(self, trainer: TrainerView) -> None:
-        by_step = self.unit == "step"
-        size = self.sizes.at(trainer.state.step if by_step else trainer.state.data_epoch)
-        trainer.set_batch_size(size, now=by_step)
+        size = self._due(trainer)
+        trainer.set_batch_size(size, now=self.unit == "step")
         ratio = size / self._size
         self._size = size
         if self.lr_scaling != "none" and ratio != 1:

@@ -345,6 +345,24 @@ def test_a_run_by_steps_resumes_to_the_bit(data: Any, options: dict[str, Any]) -
         assert_same(frozen(resumed), frozen(whole))
 
 
+def test_the_step_of_what_is_left_to_accumulate_may_change_the_size() -> None:
+    def accumulating(*callbacks: Any, checkpoint: Any = None) -> tuple[Any, list[int]]:
+        seen: list[int] = []
+        look = At("on_before_forward", lambda trainer: seen.append(len(trainer.state.batch[0])))
+        schedule = BatchSizeSchedule({0: 2, 2: 4}, "linear", unit="step")
+        trainer = make_trainer([schedule, GradientAccumulation(5), look, *callbacks])
+        if checkpoint is not None:
+            trainer.load_state_dict(through_file(checkpoint))
+        trainer.fit(regression(SAMPLES))
+        return trainer, seen
+
+    whole, seen = accumulating()
+    assert seen == [2] * 6 + [4] * 3  # the second step comes after the last batch of the first pass
+    assert [metrics["lr"] for metrics in whole.state.history] == [0.05, 0.1]
+    stopped, _ = accumulating(At("on_epoch_end", lambda trainer: trainer.state.stop("interrupted")))
+    assert_same(frozen(accumulating(checkpoint=stopped.state_dict())[0]), frozen(whole))
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
