@@ -188,7 +188,7 @@ class Evaluation:
     def _run(self, batches: Batches, prefix: str, scope: str) -> None:
         """Evaluate one set; its numbers are recorded, and on the state when the end's event fires."""
         trainer = self._trainer
-        trainer.state.evaluating = prefix
+        trainer.state.evaluating, trainer.state.absent = prefix, False
         with torch.no_grad(), kept_modes(trainer.model):
             trainer.model.eval()
             trainer.fire(f"on_{scope}_start")
@@ -196,6 +196,7 @@ class Evaluation:
             for batch in batches.epoch(0):
                 done = True
                 trainer.compute.evaluate(batch, prefix, scope)
+            trainer.state.absent = False  # what follows in training may never say so
             if not done:
                 raise ValueError(f"the {scope} data gave no batch")
             numbers = trainer.recorder.compute().items()

@@ -186,6 +186,7 @@ class TrainStream:
     def _open(self) -> Iterator[Any]:
         if self._iterator is None:
             state, batches = self._state, self._batches
+            state.absent = False  # who deals batches says otherwise for each; a ready DataLoader never does
             self.length = self._length()
             skip = state.data_batch - state.cut_batches
             if skip or not state.cut_batches:  # else the pass is at a cut: its random numbers continue

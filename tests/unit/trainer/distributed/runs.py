@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
 
 from tests.unit.trainer.support import At, interrupt_at, make_model, make_trainer, regression
 from tests.unit.trainer.test_contract import ALL, CLOCKED
@@ -29,7 +29,7 @@ from trainer.callbacks import (
     default_callbacks,
 )
 from trainer.distributed.processes import RankError
-from trainer.distributed.ranks import rank
+from trainer.distributed.ranks import rank, world_size
 from trainer.metrics.whole_set import WholeSet
 
 EPOCHS = 5
@@ -211,6 +211,14 @@ def fitted(name: str, strategy: str = "ddp") -> tuple[list[dict[str, float]], di
     """The history of a run, and the weights at its end."""
     trainer, train, val = build(name, strategy=strategy)
     state = trainer.fit(train, val)
+    return [dict(metrics) for metrics in state.history], weights_of(trainer)
+
+
+def fitted_by_ready_loader() -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """A run whose loader deals its samples itself, and whose last batch of validation has one sample."""
+    trainer, train, _ = build("mlp", samples=80)
+    sampler: Any = DistributedSampler(train, num_replicas=world_size(), rank=rank(), shuffle=False)
+    state = trainer.fit(DataLoader(train, 16 // world_size(), sampler=sampler), points(21, seed=1))
     return [dict(metrics) for metrics in state.history], weights_of(trainer)
 
 

@@ -1,10 +1,13 @@
 """Several processes learn what one does."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
 from tests.unit.trainer.distributed.ranks import Ranks
-from tests.unit.trainer.distributed.runs import VARIANTS, fitted
+from tests.unit.trainer.distributed.runs import VARIANTS, fitted, fitted_by_ready_loader
 
 pytestmark = pytest.mark.full
 
@@ -49,6 +52,13 @@ def test_four_processes_learn_what_one_does(four: Ranks, name: str, strategy: st
     found = four.values(fitted, name, strategy)
     assert_near(found[0], fitted(name))
     assert all(each[0] == found[0][0] for each in found)
+
+
+@pytest.mark.parametrize("run", [fitted_by_ready_loader])
+def test_a_batch_without_a_sample_for_a_process_says_nothing_of_others(two: Ranks, run: Callable[[], Any]) -> None:
+    first, second = two.values(run)
+    assert_near(first, run())
+    assert first[0] == second[0]
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn, accumulation, weighted", "merged metric"])
