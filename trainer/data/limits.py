@@ -20,7 +20,7 @@ def train_batches(
     """The batches to train on, as far as the options use them; see `trainer.data.batches.make_batches`."""
     batches = make_batches(data, options, device, train=True, seed=seed, shard=shard)
     if options.overfit_batches is not None:
-        return SameBatches(batches, options.overfit_batches, seed)
+        return SameBatches(batches, options.overfit_batches, seed, shard)
     return limited(batches, options.limit_train_batches, "limit_train_batches")
 
 
@@ -103,13 +103,18 @@ class SameBatches:
         batches: All batches.
         count: How many of them.
         seed: Seed of what drawing them needs of random numbers.
+        shard: Which part of each batch is this process's, of several; the batches have been dealt by it.
     """
 
-    def __init__(self, batches: Batches, count: int, seed: int) -> None:
+    #: They may be evaluated in several processes, too.
+    sharded = True
+
+    def __init__(self, batches: Batches, count: int, seed: int, shard: Shard | None = None) -> None:
         self._batches = batches
         self._count = count
         self._seed = seed
-        self._drawn: list[Any] | None = None
+        self._shard = shard
+        self._drawn: list[tuple[Any, bool]] | None = None
 
     def __len__(self) -> int:
         length = pass_length(self._batches)
@@ -117,18 +122,27 @@ class SameBatches:
 
     def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:  # noqa: ARG002 - one pass is as the other
         """See `Batches.epoch`."""
-        # Copies: a model that changes its inputs in place would change the data.
-        return (map_tensors(torch.clone, batch) for batch in self._kept[skip:])
+        return self._marked(self._kept[skip:])
 
     def close(self) -> None:
         """Free what the batches hold."""
         close_batches(self._batches)
 
+    def _marked(self, kept: list[tuple[Any, bool]]) -> Iterator[Any]:
+        for batch, absent in kept:
+            if self._shard is not None:
+                self._shard.mark(absent=absent)
+            # Copies: a model that changes its inputs in place would change the data.
+            yield map_tensors(torch.clone, batch)
+
     @property
-    def _kept(self) -> list[Any]:
+    def _kept(self) -> list[tuple[Any, bool]]:
+        """The batches, and of each whether it is another process's."""
         if self._drawn is None:
+            shard = self._shard
             with kept_rng():
                 seed_all(self._seed)
-                self._drawn = list(islice(self._batches.epoch(0), self._count))
+                drawn = islice(self._batches.epoch(0), self._count)
+                self._drawn = [(batch, shard is not None and shard.absent) for batch in drawn]
             close_batches(self._batches)
         return self._drawn

@@ -59,6 +59,11 @@ class Shard:
             start, stop = dealt(length, 0, self.size)
         return Rows(first + start, first + stop, absent)
 
+    @property
+    def absent(self) -> bool:
+        """Whether the batch that was handed out is another process's."""
+        return self._state.absent
+
     def mark(self, *, absent: bool) -> None:
         """Say of the batch that is handed out whether it is another process's."""
         self._state.absent = absent

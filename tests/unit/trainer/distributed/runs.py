@@ -6,6 +6,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,14 @@ def fitted_by_ready_loader() -> tuple[list[dict[str, float]], dict[str, Tensor]]
     trainer, train, _ = build("mlp", samples=80)
     sampler: Any = DistributedSampler(train, num_replicas=world_size(), rank=rank(), shuffle=False)
     state = trainer.fit(DataLoader(train, 16 // world_size(), sampler=sampler), points(21, seed=1))
+    return [dict(metrics) for metrics in state.history], weights_of(trainer)
+
+
+def overfitted() -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    """A run with a few batches, of which one has fewer samples than there are processes."""
+    trainer, train, val = build("mlp", batch_size=8, samples=9)
+    trainer.batching = replace(trainer.batching, overfit_batches=2)
+    state = trainer.fit(train, val)
     return [dict(metrics) for metrics in state.history], weights_of(trainer)
 
 

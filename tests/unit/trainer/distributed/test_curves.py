@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from tests.unit.trainer.distributed.ranks import Ranks
-from tests.unit.trainer.distributed.runs import VARIANTS, fitted, fitted_by_ready_loader
+from tests.unit.trainer.distributed.runs import VARIANTS, fitted, fitted_by_ready_loader, overfitted
 
 pytestmark = pytest.mark.full
 
@@ -54,7 +54,7 @@ def test_four_processes_learn_what_one_does(four: Ranks, name: str, strategy: st
     assert all(each[0] == found[0][0] for each in found)
 
 
-@pytest.mark.parametrize("run", [fitted_by_ready_loader])
+@pytest.mark.parametrize("run", [fitted_by_ready_loader, overfitted])
 def test_a_batch_without_a_sample_for_a_process_says_nothing_of_others(two: Ranks, run: Callable[[], Any]) -> None:
     first, second = two.values(run)
     assert_near(first, run())
