@@ -24,7 +24,8 @@ class BestWeights(Callback):
     its weights; to train a finished run further, resume a checkpoint of it. Copy and best value are part of a
     checkpoint, which becomes larger by one model.
 
-    With `EMA` or `WeightAveraging` the best weights are averaged ones, since those are what was evaluated.
+    The best of a fork is one of its own. With `EMA` or `WeightAveraging` the best weights are averaged ones,
+    since those are what was evaluated.
 
     Example::
 
@@ -54,9 +55,9 @@ class BestWeights(Callback):
         self._model: dict[str, Any] | None = None
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """A run from the start knows no best epoch yet."""
+        """A run from the start, or a fork, knows no best epoch yet."""
         self._fitting = True
-        if trainer.state.epoch == 0:
+        if trainer.state.epoch == trainer.state.inherited:
             self._best, self._epoch, self._model = _worst(self.mode), 0, None
 
     def on_epoch_end(self, trainer: TrainerView) -> None:

@@ -66,15 +66,18 @@ def fit(trainer: Trainer) -> Trainer:
     return trainer
 
 
-def scripted(callbacks: list[Callback], val: list[float]) -> tuple[Trainer, Ends]:
-    """A run whose validation losses are given and whose weight is the number of its epoch."""
+def scripted(callbacks: list[Callback], val: list[float], parent: Trainer | None = None) -> tuple[Trainer, Ends]:
+    """A run, or a fork, whose validation losses are given and whose weight is the number of its epoch."""
 
     def count(trainer: Any) -> None:
         with torch.no_grad():
             next(trainer.model.parameters()).fill_(trainer.state.epoch + 1)
 
     ends = Ends()
-    trainer = scripted_trainer([*callbacks, ends, At("on_train_epoch_end", count)], val)
+    epochs = len(val) + (0 if parent is None else parent.state.epoch)
+    trainer = scripted_trainer([*callbacks, ends, At("on_train_epoch_end", count)], val, max_epochs=epochs)
+    if parent is not None:
+        trainer.load_state_dict(through_file(parent.state_dict()), fork=True)
     trainer.fit(one_batch(), one_batch())
     return trainer, ends
 
@@ -189,6 +192,12 @@ def test_a_callback_that_serves_a_second_trainer_begins_anew() -> None:
     scripted([callback], [0.1])
     trainer, _ = scripted([callback], [2.0, 1.0, 3.0])
     assert weight(trainer) == 2
+
+
+def test_a_fork_ends_with_the_best_of_its_own_epochs() -> None:
+    first, _ = scripted([BestWeights()], [0.9, 0.1])
+    fork, _ = scripted([BestWeights()], [0.5, 0.3, 0.4], parent=first)
+    assert best_epoch(fork.state.history, "val_loss", "min", after=fork.state.inherited) == weight(fork) == 4
 
 
 def test_validate_teardown_and_no_epoch_touch_nothing(caplog: pytest.LogCaptureFixture) -> None:
