@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 class Throughput(Callback):
     """Records the speed of each epoch's training, and how long the run will still take.
 
-    - ``samples_per_second`` and ``batches_per_second``: of training alone, of all processes together. With another
-      ``unit``, ``<unit>_per_second`` too.
+    - ``samples_per_second`` and ``batches_per_second``: of training alone, without what is validated inside the
+      epoch, of all processes together. With another ``unit``, ``<unit>_per_second`` too.
     - ``data_seconds_share``: the share, 0 to 1, of that time that went by between batches: waiting for the data,
       plus the hooks that run after this callback's at a batch's end and before it at the next one's start.
     - ``eta_seconds``: time to the end of the run at the pace of this fit's epochs, validation and all callbacks
@@ -36,8 +36,9 @@ class Throughput(Callback):
 
     The first batch of a fit counts in no rate: it compiles, chooses kernels and fills the memory pool. An epoch
     that has no other batch records no rate, and one that a fit resumes inside records no ``eta_seconds``. On a
-    CUDA device the clock is read once its queue is empty, after that first batch and at the end of each epoch.
-    With `StepMetrics`, the last of the steps that come over together has the rates since the ones before it.
+    CUDA device the clock is read once its queue is empty, after that first batch, at the end of each epoch and
+    before a validation inside one. With `StepMetrics`, the last of the steps that come over together has the rates
+    since the ones before it.
 
     Example::
 
@@ -73,7 +74,7 @@ class Throughput(Callback):
     )
     transient = (
         *("_warm", "_started", "_last", "_seconds", "_counts", "_logged", "_waited", "_epochs", "_since"),
-        *("_flops", "_counter", "_processes"),
+        *("_flops", "_counter", "_processes", "_evaluating_since"),
     )
 
     def __init__(
@@ -108,6 +109,7 @@ class Throughput(Callback):
         self._since = 0.0
         self._started = 0.0
         self._last = 0.0
+        self._evaluating_since = 0.0
         self._seconds = 0.0
         self._waited = 0.0
         self._counts = _Counts()
@@ -144,6 +146,18 @@ class Throughput(Callback):
         if self.unit != "samples":
             counts.units += self.count(batch) * self._processes
         self._last = perf_counter()
+
+    def on_validation_start(self, trainer: TrainerView) -> None:
+        """Stop the clock, which runs where a set is validated inside an epoch."""
+        if not self._seconds:  # at the epoch's end the device has been waited for
+            _finish_work(trainer.device)
+        self._evaluating_since = perf_counter()
+
+    def on_validation_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Let it run again, as if nothing had been."""
+        passed = perf_counter() - self._evaluating_since
+        self._started += passed
+        self._last += passed
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
         """Add the rates of the latest steps to the last of them; the device has just been waited for."""

@@ -12,7 +12,7 @@ from torch import nn
 from tests.unit.trainer.callbacks.unchanged import assert_changes_nothing, assert_survives
 from tests.unit.trainer.support import At, interrupt_at, make_trainer, quick, regression, through_file
 from trainer import Callback, Trainer
-from trainer.callbacks import throughput
+from trainer.callbacks import Evaluator, throughput
 from trainer.callbacks.step_metrics import StepMetrics
 from trainer.callbacks.throughput import Throughput
 from trainer.data.plan import Plan
@@ -68,6 +68,17 @@ def test_rates_are_those_of_training_alone(clock: Clock) -> None:
     assert values(trainer, "samples_per_second") == [1.0, 1.0, 1.0]
     assert values(trainer, "batches_per_second") == [0.25, 0.25, 0.25]
     assert values(trainer, "data_seconds_share") == [0.25, 0.25, 0.25]
+
+
+def test_what_is_evaluated_inside_an_epoch_is_no_training(clock: Clock, tmp_path: Path) -> None:
+    evaluating = Evaluator(every_n_steps=2)
+    slow = clock.passing("on_validation_batch_end", 50.0)
+    late = At("on_train_batch_end", lambda trainer: trainer.validate(regression()), priority=70)
+    records = StepMetrics(tmp_path, transfer_every_n_steps=4)
+    trainer = fit(Throughput(), evaluating, slow, late, records, *clock.run(validation=0.0), max_epochs=3)
+    assert values(trainer, "samples_per_second") == [1.0, 1.0, 1.0]
+    assert values(trainer, "data_seconds_share") == [0.25, 0.25, 0.25]
+    assert {record.values.get("samples_per_second", 1.0) for record in records.log} == {1.0}
 
 
 def test_a_last_batch_that_is_smaller_counts_what_it_has(clock: Clock) -> None:
