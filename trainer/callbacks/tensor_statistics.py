@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from trainer.callback import Callback, TrainerView
-from trainer.metrics.epoch import EpochMetrics, Reduce
+from trainer.metrics.epoch import Reduce
 
 #: What can be computed of a tensor, by name.
 STATISTICS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
@@ -25,6 +25,9 @@ STATISTICS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
     }
 )
 
+#: Name, value and how the values of an epoch are reduced.
+_Number = tuple[str, Tensor, Reduce]
+
 
 class TensorStatistics(Callback):
     """Records statistics of each gradient, parameter and activation as metrics of the epoch.
@@ -36,12 +39,12 @@ class TensorStatistics(Callback):
     model itself is called ``model``. Tensors that are empty or not of a real floating-point type are passed over.
 
     Measured are the first step of an epoch and every n-th after it; a metric is the mean over these, of
-    ``max_abs`` the maximum. Nothing is read from the device before the epoch's end. There are as many metrics as
-    tensors times statistics: for a large model choose some by ``names``. All are there
-    before the first hook of ``on_epoch_end``. With several processes a statistic of activations is that of each
-    one's part of the batch, and their mean or maximum. Measuring the
-    activations of a model that is compiled breaks its graph at each module, and a step that is replayed as a CUDA
-    graph can't be looked into: with ``cuda_graph`` this callback is refused.
+    ``max_abs`` the maximum. A step that is left out, as fp16 does with one whose gradients overflow, is none of
+    them. Nothing is read from the device before the epoch's end. There are as many metrics as tensors times
+    statistics: for a large model choose some by ``names``. All are there before the first ``on_epoch_end``.
+    With several processes a statistic of activations is that of each one's part of the batch, and their mean or
+    maximum. Measuring the activations of a model that is compiled breaks its graph at each module, and a step that
+    is replayed as a CUDA graph can't be looked into: with ``cuda_graph`` this callback is refused.
 
     Example::
 
@@ -66,7 +69,7 @@ class TensorStatistics(Callback):
     priority = 12
     writes = ("grad_*", "param_*", "activation_*")
     writes_in = "on_train_epoch_end"
-    transient = ("_handles", "_measures")
+    transient = ("_handles", "_measures", "_waiting")
 
     def __init__(
         self,
@@ -90,6 +93,7 @@ class TensorStatistics(Callback):
         self.names = pattern(names)
         self._handles: list[RemovableHandle] = []
         self._measures = False  # only inside the forward pass of a step that is measured
+        self._waiting: list[_Number] = []  # what was measured for a step that is still to be taken
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Watch what the modules return."""
@@ -109,14 +113,22 @@ class TensorStatistics(Callback):
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Measure gradients and parameters."""
+        if not trainer.state.evaluation:  # else it is the same step
+            self._waiting = []
         if not self._is_due(trainer):
             return
         for name, parameter in trainer.model.named_parameters():
             if self._wants(name):
                 if self.gradients and parameter.grad is not None:
-                    self._record(trainer.recorder, f"grad_{{}}/{name}", trainer.group.whole(parameter.grad))
+                    self._waiting += self._numbers(f"grad_{{}}/{name}", trainer.group.whole(parameter.grad))
                 if self.parameters:
-                    self._record(trainer.recorder, f"param_{{}}/{name}", trainer.group.whole(parameter))
+                    self._waiting += self._numbers(f"param_{{}}/{name}", trainer.group.whole(parameter))
+
+    def on_after_optimizer_step(self, trainer: TrainerView) -> None:
+        """Record them: in fp16 a step whose gradients overflow is left out, and says nothing."""
+        for name, value, reduce in self._waiting:
+            trainer.recorder.record(name, value, reduce=reduce)
+        self._waiting = []
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Leave the modules as they were."""
@@ -136,20 +148,23 @@ class TensorStatistics(Callback):
         def measure(module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG001
             if self._measures:
                 for suffix, tensor in _tensors(output):
-                    self._record(trainer.recorder, f"activation_{{}}/{name}{suffix}", tensor)
+                    for full, value, reduce in self._numbers(f"activation_{{}}/{name}{suffix}", tensor):
+                        trainer.recorder.record(full, value, reduce=reduce)
 
         return measure
 
     @torch.no_grad()
-    def _record(self, recorder: EpochMetrics, form: str, tensor: Tensor) -> None:
+    def _numbers(self, form: str, tensor: Tensor) -> list[_Number]:
+        """What is recorded of a tensor, under names of this form."""
         if not tensor.is_floating_point() or not tensor.numel():
-            return
+            return []
         tensor = tensor.detach().to(torch.promote_types(tensor.dtype, torch.float32))
         if tensor.is_sparse:
             tensor = tensor.to_dense()
-        for statistic in self.statistics:
-            reduce: Reduce = "max" if statistic == "max_abs" else "mean"
-            recorder.record(form.format(statistic), STATISTICS[statistic](tensor), reduce=reduce)
+        return [
+            (form.format(name), STATISTICS[name](tensor), "max" if name == "max_abs" else "mean")
+            for name in self.statistics
+        ]
 
 
 def _tensors(output: Any, suffix: str = "") -> Iterator[tuple[str, Tensor]]:

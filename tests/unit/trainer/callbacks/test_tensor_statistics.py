@@ -1,5 +1,6 @@
 """TensorStatistics: the right numbers under the right names, and modules left as they were."""
 
+import math
 from functools import cache
 from typing import Any
 
@@ -76,6 +77,19 @@ def test_numbers_are_means_and_maxima_over_the_measured_steps() -> None:
         }
         for statistic, value in expected.items():
             assert metrics[f"{kind}_{statistic}/0.weight"] == pytest.approx(value.item(), rel=1e-5), statistic
+
+
+def test_a_step_that_overflows_in_fp16_is_not_measured() -> None:
+    def overflow(trainer: Any) -> None:
+        trainer.model[0].weight.grad.fill_(torch.inf)
+
+    norms: list[float] = []
+    watch = At("on_after_optimizer_step", lambda trainer: norms.append(trainer.model[4].weight.grad.norm().item()))
+    spoil = At("on_after_backward", overflow, lambda trainer: not trainer.state.batch_index)
+    trainer = fit(spoil, watch, TensorStatistics(every_n_steps=1), precision="fp16", max_epochs=1)
+    assert 0 < len(norms) < BATCHES
+    assert recorded(trainer)["grad_norm/4.weight"] == pytest.approx(sum(norms) / len(norms), rel=1e-6)
+    assert all(math.isfinite(value) for value in recorded(trainer).values())
 
 
 def test_each_epoch_is_measured_at_its_first_step() -> None:
