@@ -115,7 +115,7 @@ class Callback:
         rank_state: With several processes its state inside an epoch differs between them, and a checkpoint holds
             all of them; one that is resumed by another number of processes loads what ``redealt`` makes of them.
         reads_batches: It reads the loss of single batches. With several processes ``state.loss`` and what is
-            recorded of it are then the mean over the whole batch; else they are that of this process's part.
+            recorded of it are then those of the whole batch; else they are those of this process's part.
         needs_whole_model: Why it can't work where each process holds a part of the model, as with strategy
             ``"fsdp"``; None: it can.
         transient: Attributes that change while training and that a resumed run can do without.

@@ -22,7 +22,7 @@ from trainer.step.compute import Compute
 from trainer.step.modes import kept_modes
 
 #: What the state says of the batch being worked on.
-_OF_BATCH = ("batch", "outputs", "loss", "weight", "scalars", "absent")
+_OF_BATCH = ("batch", "outputs", "loss", "weight", "scalars", "absent", "loss_of_all")
 
 
 class Evaluated(TrainerView, Protocol):

@@ -78,6 +78,7 @@ class TrainState:
             the summed class weights of its targets. None where it is a sum over the batch.
         step_weight: What the mean that the gradients are of was divided by, where several batches make a step; set
             in ``on_before_optimizer_step`` by who accumulates.
+        loss_of_all: Whether the loss of a batch, a sum, is that of all processes together in each of them.
         absent: Whether this process, of several, has no sample of the batch: what it computes does not count.
         gradient_share: What the gradients of the batch are multiplied by as they are added to those there are; set
             in ``on_before_backward`` by who accumulates, 1 for each new batch.
@@ -123,6 +124,7 @@ class TrainState:
     loss: Tensor | None = None
     weight: Tensor | float | None = 0.0
     step_weight: Tensor | float | None = None
+    loss_of_all: bool = False
     absent: bool = False
     gradient_share: Tensor | float = 1.0
     scalars: Mapping[str, Any] = field(default_factory=dict)

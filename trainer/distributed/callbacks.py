@@ -56,13 +56,19 @@ class GroupStart(Callback):
     def on_after_forward(self, trainer: TrainerView) -> None:
         """Where somebody reads it, let the loss be that of the whole batch; its gradient stays this process's."""
         state = trainer.state
-        if not self._reduces or state.loss is None or state.weight is None:
+        if not self._reduces or state.loss is None:
             return
         loss = state.loss.detach()
-        weight = torch.as_tensor(state.weight, dtype=loss.dtype, device=loss.device)
-        sums = torch.stack([torch.where(weight == 0, 0.0, loss * weight), weight])
-        self._group.wait([self._group.sum(sums)])
-        state.loss = state.loss + (sums[0] / sums[1] - loss)
+        if state.weight is None:
+            whole = loss.clone()
+            self._group.wait([self._group.sum(whole)])
+            state.loss_of_all = True
+        else:
+            weight = torch.as_tensor(state.weight, dtype=loss.dtype, device=loss.device)
+            sums = torch.stack([torch.where(weight == 0, 0.0, loss * weight), weight])
+            self._group.wait([self._group.sum(sums)])
+            whole = sums[0] / sums[1]
+        state.loss = whole + (state.loss - loss)  # to the same bits in all: a line search takes branches by it
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """From here on rank 0 may ask the others for their part of a checkpoint."""

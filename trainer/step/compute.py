@@ -137,6 +137,7 @@ class Compute(OptimizerStep):
         state = self._trainer.state
         result = split_output(output, state.batch)
         state.loss, state.outputs, state.weight, state.scalars = result[:4]
+        state.loss_of_all = False
         if state.absent:
             state.loss, state.weight = result.loss * 0, None if result.weight is None else 0.0
         return result
@@ -145,7 +146,8 @@ class Compute(OptimizerStep):
         state, recorder = self._trainer.state, self._trainer.recorder
         assert state.loss is not None
         if state.weight is None:
-            recorder.record(f"{prefix}_loss", state.loss, reduce="sum")
+            counts = not (state.loss_of_all and self._trainer.group.rank)
+            recorder.record(f"{prefix}_loss", state.loss, float(counts), "sum")
         else:
             recorder.record(f"{prefix}_loss", state.loss, state.weight)
         if extra:

@@ -56,6 +56,12 @@ def points(samples: int, seed: int = 0) -> TensorDataset:
     return TensorDataset(inputs, (inputs.sum(1) > 1.2).long())
 
 
+def precise_points(samples: int, seed: int = 0) -> TensorDataset:
+    """The same in 64 bits."""
+    inputs, targets = points(samples, seed).tensors
+    return TensorDataset(inputs.double(), targets)
+
+
 def pictures(samples: int, seed: int = 0) -> TensorDataset:
     """Inputs [samples, 1, 6, 6] of two classes."""
     generator = torch.Generator().manual_seed(seed)
@@ -176,7 +182,18 @@ VARIANTS: dict[str, Build] = {
     "blocks": lambda: {"model": Blocks(), "optimizer": lambda p: torch.optim.AdamW(p, lr=0.01)},
     "loader": lambda: {"wrap": Rows},
     "closure": lambda: {"optimizer": lambda p: torch.optim.LBFGS(p, lr=0.02, max_iter=2)},
+    "closure of a sum": lambda: {
+        "loss": nn.CrossEntropyLoss(reduction="sum"),
+        "optimizer": lambda p: torch.optim.LBFGS(p, lr=0.002, max_iter=3, line_search_fn="strong_wolfe"),
+        "model": mlp().double(),  # else the line search makes much of a rounding
+        "data": precise_points,
+    },
     "stability": lambda: {"callbacks": [StabilityMonitor(window=4, threshold=0.5)]},
+    "stability of a sum": lambda: {
+        "loss": nn.CrossEntropyLoss(reduction="sum"),
+        "lr": 0.002,
+        "callbacks": [StabilityMonitor(window=4, threshold=0.5)],
+    },
     "updates of its own": lambda: {"loss": None, "step": OwnUpdate(), "metrics": {}},
     "merged metric": lambda: {"metrics": {"spread": Spread()}},
     "validation in batches of a limit": lambda: {"max_epochs": None, "max_steps": 25, "validate_every": 4},
