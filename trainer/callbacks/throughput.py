@@ -38,7 +38,7 @@ class Throughput(Callback):
     that has no other batch records no rate, and one that a fit resumes inside records no ``eta_seconds``. On a
     CUDA device the clock is read once its queue is empty, after that first batch, at the end of each epoch and
     before a validation inside one. With `StepMetrics`, the last of the steps that come over together has the rates
-    since the ones before it.
+    since the ones before it, of several processes as if each had as large a part as rank 0.
 
     Example::
 
@@ -74,7 +74,7 @@ class Throughput(Callback):
     )
     transient = (
         *("_warm", "_started", "_last", "_seconds", "_counts", "_logged", "_waited", "_epochs", "_since"),
-        *("_flops", "_counter", "_processes", "_evaluating_since"),
+        *("_flops", "_counter", "_processes", "_evaluating_since", "_of_all"),
     )
 
     def __init__(
@@ -114,6 +114,7 @@ class Throughput(Callback):
         self._waited = 0.0
         self._counts = _Counts()
         self._logged = _Counts()
+        self._of_all = _Counts()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Forget the fit before."""
@@ -141,10 +142,10 @@ class Throughput(Callback):
             self._begin()
             return
         batch, counts = trainer.state.batch, self._counts
-        counts.samples += batch_length(batch) * self._processes  # each has a part as large as this one
         counts.batches += 1
-        if self.unit != "samples":
-            counts.units += self.count(batch) * self._processes
+        if not trainer.state.absent:  # else it is another process's
+            counts.samples += batch_length(batch)
+            counts.units += 0 if self.unit == "samples" else self.count(batch)
         self._last = perf_counter()
 
     def on_validation_start(self, trainer: TrainerView) -> None:
@@ -164,24 +165,29 @@ class Throughput(Callback):
         counts = replace(self._counts, seconds=perf_counter() - self._started)
         since, self._logged = counts.since(self._logged), counts
         if since.batches and since.seconds > 0:
-            records[-1].values.update(self._rates(since))
+            # The others are not asked here; each has about as large a part as this process.
+            samples, units = since.samples * self._processes, since.units * self._processes
+            records[-1].values.update(self._rates(replace(since, samples=samples, units=units)))
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """Stop the epoch's clock."""
+        """Stop the epoch's clock, and add up what all processes have trained on."""
         _finish_work(trainer.device)
         self._seconds = perf_counter() - self._started
+        parts = trainer.group.gather((self._counts.samples, self._counts.units))
+        samples, units = map(sum, zip(*parts, strict=True))
+        self._of_all = replace(self._counts, samples=samples, units=units, seconds=self._seconds)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Add the numbers to the epoch's metrics."""
-        if self._counts.batches and self._seconds > 0:
-            rates = self._rates(replace(self._counts, seconds=self._seconds))
+        if self._of_all.batches and self._seconds > 0:
+            rates = self._rates(self._of_all)
             trainer.state.metrics.update(rates, data_seconds_share=self._waited / self._seconds)
         self._estimate(trainer)
 
     def _begin(self) -> None:
         self._started = self._last = perf_counter()
         self._seconds = self._waited = 0.0
-        self._counts, self._logged = _Counts(), _Counts()
+        self._counts, self._logged, self._of_all = _Counts(), _Counts(), _Counts()
 
     def _rates(self, counts: _Counts) -> dict[str, float]:
         samples_per_second = counts.samples / counts.seconds

@@ -27,6 +27,7 @@ from trainer.callbacks import (
     GradientMonitor,
     NaNDetection,
     StabilityMonitor,
+    Throughput,
     default_callbacks,
 )
 from trainer.distributed.processes import RankError
@@ -246,6 +247,14 @@ def overfitted() -> tuple[list[dict[str, float]], dict[str, Tensor]]:
     trainer.batching = replace(trainer.batching, overfit_batches=2)
     state = trainer.fit(train, val)
     return [dict(metrics) for metrics in state.history], weights_of(trainer)
+
+
+def samples_per_batch() -> list[float]:
+    """What `Throughput` says of each epoch but the first."""
+    trainer, train, val = build("mlp", [Throughput(unit="values")])
+    state = trainer.fit(train, val)
+    rates = ("samples_per_second", "values_per_second")
+    return [item[rate] / item["batches_per_second"] for item in state.history[1:] for rate in rates]
 
 
 def weights_of(trainer: Trainer) -> dict[str, Tensor]:

@@ -8,6 +8,7 @@ import torch
 
 from tests.unit.trainer.distributed.contract import contract_resumed, contract_run
 from tests.unit.trainer.distributed.ranks import Ranks
+from tests.unit.trainer.distributed.runs import samples_per_batch
 from tests.unit.trainer.support import assert_same
 from tests.unit.trainer.test_contract import ALL
 
@@ -40,6 +41,12 @@ def test_every_callback_resumes_in_two_processes_to_the_same_bits(two: Ranks, na
         assert_same(resumed.weights, whole.weights)
         if not (rank and ALL[name][0](tmp_path).rank_zero_only):  # which has none there
             assert_same(resumed.state, whole.state)
+
+
+def test_throughput_counts_the_samples_of_all(two: Ranks) -> None:
+    expected = [85 / 6, 8 * 85 / 6] * 4  # the last of 6 batches is dealt as 3 and 2
+    for found in (samples_per_batch(), *two.values(samples_per_batch)):
+        assert found == pytest.approx(expected)
 
 
 def _without(history: list[dict[str, float]], pattern: str) -> list[dict[str, float]]:
