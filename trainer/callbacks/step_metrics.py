@@ -28,7 +28,8 @@ class StepMetrics(Callback):
     to ``trainer.recorder.record`` while training; a value of a step is the mean, sum or maximum of its batches',
     as that of an epoch is. Batches whose step was left out count to the next one. ``grad_norm`` is there where a
     callback measures it (`GradientMonitor` does), ``lr`` is the rate that the step was taken with. Metric
-    objects have no numbers of single steps.
+    objects have no numbers of single steps. With several processes the loss of a batch is that of the whole batch,
+    and all else that is recorded of it that of rank 0's part, by which the batches of one step are weighed too.
 
     A step keeps what is recorded anyway and waits for nothing: the numbers lie on the device until
     ``transfer_every_n_steps`` steps are over or the epoch is, and come over in one transfer. They are then
