@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -12,17 +13,20 @@ _ACCUMULATION: Final = "gradient_accumulation"
 _SAVED: Final = "micro_batches"
 
 
-def finer(config: Mapping[str, Any], parts: int) -> int | None:
+def finer(config: Mapping[str, Any], parts: int, samples: int | None = None) -> int | None:
     """Into how many parts to cut batches next: at most half as large as now, and all of one size.
 
     Args:
         config: The trial's resolved config.
         parts: Parts that a batch is cut into now.
+        samples: Samples of a pass over the training data; None where that is not known.
 
     Returns:
         None where batches can't be cut further: they have one sample for each device, their size changes as the
         trial runs, a last, smaller one is dropped, which cut batches would not drop, an epoch is a fraction of a
-        pass, which might end inside a batch, or a limit counts batches, which would then be other samples.
+        pass, which might end inside a batch, or so many steps while the last batch of a pass would have fewer
+        parts, so that its step would wait for parts of the next pass, or a limit counts batches, which would then
+        be other samples.
     """
     if any(value is not None for name, value in config["loader"].items() if name.endswith("_batches")):
         return None
@@ -31,7 +35,17 @@ def finer(config: Mapping[str, Any], parts: int) -> int | None:
         return None
     batch = int(config["loader"]["batch_size"])
     most = batch // config["trainer"]["devices"]
-    return next((number for number in range(2 * parts, most + 1, parts) if batch % number == 0), None)
+    whole_passes = config["trainer"]["validate_every"] is None
+    numbers = (number for number in range(2 * parts, most + 1, parts) if batch % number == 0)
+    return next((each for each in numbers if whole_passes or _all_have(each, batch, samples)), None)
+
+
+def _all_have(parts: int, batch: int, samples: int | None) -> bool:
+    """Whether each batch of a pass is cut into so many parts, also a last, smaller one."""
+    if samples is None:
+        return False
+    rest = samples % batch
+    return rest == 0 or math.ceil(rest / (batch // parts)) == parts
 
 
 def cut(config: dict[str, Any], parts: int) -> dict[str, Any]:

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
 
 from hpo.config.targets import TARGET
 from hpo.errors import StudyError
@@ -22,8 +21,9 @@ from hpo.trial.peers import Peers
 from hpo.trial.pruner_callback import PrunerCallback
 from hpo.trial.session import Session
 from hpo.trial.watch import Watch
-from trainer import Callback, Trainer, declared
+from trainer import BatchOptions, Callback, Trainer, declared
 from trainer.callbacks import LossPrediction
+from trainer.data.batches import is_batched, make_batches, pass_length
 from trainer.recorded import Metrics
 from trainer.state import CONTINUED
 
@@ -90,8 +90,11 @@ class TrainerCode:
         if self._trainer is None or self._session is None:
             return None
         config = self._session.config
-        ready = isinstance(self.builder.data(config)["train"], DataLoader)
-        return None if ready else finer(config, self._session.parts)
+        train = self.builder.data(config)["train"]
+        if is_batched(train):
+            return None
+        one_by_one = make_batches(train, BatchOptions(batch_size=1), torch.device("meta"), train=True)
+        return finer(config, self._session.parts, pass_length(one_by_one))
 
     def _prepared(self, session: Session, part: _Part) -> tuple[Trainer, Mapping[str, Any]]:
         data = self.builder.data(session.config)

@@ -58,6 +58,32 @@ def test_what_can_not_be_cut_is_said_to_be_so(config: dict[str, Any]) -> None:
     assert finer(config, 1) is None
 
 
+@pytest.mark.parametrize(
+    ("batch", "parts"),
+    [(16, 2), (24, 2), (20, None), (36, 2)],
+    ids=["even", "a rest of two halves", "a rest of less", "a rest of two halves, uneven"],
+)
+def test_epochs_of_steps_need_as_many_parts_of_the_last_batch_of_a_pass(batch: int, parts: int | None) -> None:
+    config = config_of(batch) | {"trainer": {"validate_every": 2, "devices": 1}}
+    assert finer(config, 1, 64) == parts
+    assert finer(config, 1) is None
+    assert finer(config_of(batch), 1, 64) == 2
+
+
+@pytest.mark.parametrize("batch", [16, 24])
+def test_a_run_of_steps_that_is_cut_has_the_epochs_of_one_that_is_not(
+    studies: Studies, tmp_path: Path, batch: int
+) -> None:
+    more = ("trainer.validate_every=2", f"loader.batch_size={batch}")
+    (whole, data), (parted, _) = (trainer_of(studies, tmp_path / str(parts), parts, *more) for parts in (1, 2))
+    losses = [
+        [metrics["val_loss"] for metrics in trainer.fit(data["train"], data["val"]).history]
+        for trainer in (whole, parted)
+    ]
+    assert parted.state.step == whole.state.step
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
 def test_accumulation_that_was_asked_for_goes_on_top() -> None:
     made = cut(config_of(8, gradient_accumulation={"batches": 3}, batch_size_schedule=False), 2)
     assert made["callbacks"]["gradient_accumulation"] == {"batches": 6}
@@ -75,16 +101,21 @@ def trainer_of(studies: Studies, folder: Path, parts: int, *overrides: str) -> t
 
 
 @pytest.mark.parametrize(
-    "more", [(), ("trainer.validate_every=2",), ("callbacks={gradient_accumulation: {batches: 2}}",)]
+    ("parts", "more"),
+    [
+        (3, ()),
+        (2, ("trainer.validate_every=2",)),
+        (3, ("callbacks={gradient_accumulation: {batches: 2}}",)),
+    ],
 )
 def test_a_run_that_is_cut_half_way_takes_the_steps_of_one_that_is_not(
-    studies: Studies, tmp_path: Path, more: tuple[str, ...]
+    studies: Studies, tmp_path: Path, parts: int, more: tuple[str, ...]
 ) -> None:
     whole, data = trainer_of(studies, tmp_path / "whole", 1, *more)
     whole.fit(data["train"], data["val"])
     first, _ = trainer_of(studies, tmp_path / "cut", 1, "trainer.max_epochs=2", *more)
     first.fit(data["train"], data["val"])
-    second, _ = trainer_of(studies, tmp_path / "cut", 3, *more)
+    second, _ = trainer_of(studies, tmp_path / "cut", parts, *more)
     found = newest_checkpoint([tmp_path / "cut" / "checkpoints"])
     assert found is not None
     second.load_state_dict(found[1])
