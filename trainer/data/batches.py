@@ -21,7 +21,7 @@ from torch.utils.data import (
 from trainer.data.loading import SeededBatches, loader_of
 from trainer.data.options import BatchOptions
 from trainer.data.seeding import derive_seed
-from trainer.data.shard import Rows, Shard, check_sharded
+from trainer.data.shard import Rows, Shard, check_sharded, warn_of_repeats
 
 # Beyond this size a shuffled copy of the data is not made; each batch is gathered on its own.
 _COPY_LIMIT = 2**30
@@ -267,6 +267,8 @@ def make_batches(
     if shard is not None:
         check_sharded(data, shard)
     if isinstance(data, DataLoader):
+        if shard is not None and not train:
+            warn_of_repeats(data)
         return LoaderBatches(data, device, seed=seed)
     if isinstance(data, Batches) and not isinstance(data, Dataset):
         return data

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sized
 from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from trainer.state import TrainState
+
+logger = logging.getLogger(__name__)
 
 
 class Rows(NamedTuple):
@@ -104,6 +107,22 @@ def check_sharded(data: Any, shard: Shard) -> None:
             f"the data is a {kind} without a length, so that the processes could come to its end at different "
             "batches: hand over a Dataset with items by number"
         )
+
+
+def warn_of_repeats(loader: DataLoader[Any]) -> None:
+    """Warn where a DistributedSampler gives some samples to two processes, so that all get as many."""
+    for sampler in _samplers(loader):
+        if not isinstance(sampler, DistributedSampler):
+            continue
+        samples = len(sampler.dataset)  # type: ignore[arg-type]
+        if (more := sampler.total_size - samples) > 0:
+            logger.warning(
+                "a DistributedSampler repeats %d of the %d samples that are evaluated, and these count twice in "
+                "each number: hand over the Dataset, of which each sample is dealt once",
+                more,
+                samples,
+            )
+            return
 
 
 def _samplers(loader: DataLoader[Any]) -> tuple[Any, ...]:

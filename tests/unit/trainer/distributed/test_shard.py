@@ -112,6 +112,17 @@ class TestDataThatNobodyCanDeal:
             self.make(DataLoader(data, 2))
         self.make(DataLoader(data, 2, sampler=DistributedSampler(data, num_replicas=2, rank=0)))
 
+    @pytest.mark.parametrize(
+        ("samples", "train", "warned"), [(7, False, True), (6, False, False), (7, True, False)]
+    )
+    def test_a_loader_that_repeats_samples_of_an_evaluation_is_a_warning(
+        self, samples: int, train: bool, warned: bool, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        data = Items(torch.arange(samples))
+        loader = DataLoader(data, 2, sampler=DistributedSampler(data, num_replicas=2, rank=0))
+        make_batches(loader, BatchOptions(), CPU, train=train, shard=Shard(0, 2, TrainState(1)))
+        assert ("repeats 1 of the 7 samples that are evaluated" in caplog.text) == warned
+
     def test_data_without_places_is_refused(self) -> None:
         with pytest.raises(ValueError, match="is a Endless, of which each of the 2 processes"):
             self.make(Endless())
