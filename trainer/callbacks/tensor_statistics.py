@@ -40,11 +40,12 @@ class TensorStatistics(Callback):
 
     Measured are the first step of an epoch and every n-th after it; a metric is the mean over these, of
     ``max_abs`` the maximum. A step that is left out, as fp16 does with one whose gradients overflow, is none of
-    them. Nothing is read from the device before the epoch's end. There are as many metrics as tensors times
-    statistics: for a large model choose some by ``names``. All are there before the first ``on_epoch_end``.
-    With several processes a statistic of activations is that of each one's part of the batch, and their mean or
-    maximum. Measuring the activations of a model that is compiled breaks its graph at each module, and a step that
-    is replayed as a CUDA graph can't be looked into: with ``cuda_graph`` this callback is refused.
+    them. Of several optimizers that a step updates by name, each has its own parameters measured. Nothing is read
+    from the device before the epoch's end. There are as many metrics as tensors times statistics: for a large
+    model choose some by ``names``. All are there before the first ``on_epoch_end``. With several processes a
+    statistic of activations is that of each one's part of the batch, and their mean or maximum. Measuring the
+    activations of a model that is compiled breaks its graph at each module, and a step that is replayed as a CUDA
+    graph can't be looked into: with ``cuda_graph`` this callback is refused.
 
     Example::
 
@@ -117,7 +118,7 @@ class TensorStatistics(Callback):
             self._waiting = []
         if not self._is_due(trainer):
             return
-        for name, parameter in trainer.model.named_parameters():
+        for name, parameter in _at_work(trainer):
             if self._wants(name):
                 if self.gradients and parameter.grad is not None:
                     self._waiting += self._numbers(f"grad_{{}}/{name}", trainer.group.whole(parameter.grad))
@@ -165,6 +166,14 @@ class TensorStatistics(Callback):
             (form.format(name), STATISTICS[name](tensor), "max" if name == "max_abs" else "mean")
             for name in self.statistics
         ]
+
+
+def _at_work(trainer: TrainerView) -> Iterator[tuple[str, nn.Parameter]]:
+    """The model's parameters; in an update by name its optimizer's, as others have gradients of an earlier one."""
+    held = {id(item) for group in trainer.optimizer.param_groups for item in group["params"]}
+    for name, parameter in trainer.model.named_parameters():
+        if not trainer.state.optimizer_name or id(parameter) in held:
+            yield name, parameter
 
 
 def _tensors(output: Any, suffix: str = "") -> Iterator[tuple[str, Tensor]]:

@@ -92,6 +92,48 @@ def test_a_step_that_overflows_in_fp16_is_not_measured() -> None:
     assert all(math.isfinite(value) for value in recorded(trainer).values())
 
 
+class TwoUpdates:
+    """Updates the first layers in every second batch, and the last one in each."""
+
+    def __call__(self, model: nn.Module, batch: Any, update: Any) -> Tensor:
+        inputs, targets = batch
+        if update.state.batch_index % 2 == 0:
+            update(nn.functional.mse_loss(model(inputs), targets), "first")
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        update(loss, "last")
+        return loss
+
+
+def test_an_update_by_name_measures_its_own_parameters() -> None:
+    norms: dict[str, list[float]] = {"first": [], "last": []}
+
+    def watch(trainer: Any) -> None:
+        name = trainer.state.optimizer_name
+        norms[name].append(trainer.model[0 if name == "first" else 4].weight.grad.norm().item())
+
+    def named(*callbacks: Callback) -> Trainer:
+        model = make_model()
+        optimizers = {
+            "first": torch.optim.SGD(model[:2].parameters(), lr=0.05),
+            "last": torch.optim.SGD(model[4].parameters(), lr=0.05),
+        }
+        statistics = TensorStatistics(every_n_steps=1)
+        return make_trainer([statistics, *callbacks], model=model, optimizer=optimizers, step=TwoUpdates())
+
+    def fitted(trainer: Trainer) -> Trainer:
+        trainer.fit(regression(4 * BATCHES))
+        return trainer
+
+    whole = fitted(named(At("on_before_optimizer_step", watch, lambda trainer: not trainer.state.epoch)))
+    assert [len(of_optimizer) for of_optimizer in norms.values()] == [BATCHES // 2, BATCHES]
+    for name, of_optimizer in (("0.weight", norms["first"]), ("4.weight", norms["last"])):
+        expected = sum(of_optimizer) / len(of_optimizer)
+        assert recorded(whole)[f"grad_norm/{name}"] == pytest.approx(expected, rel=1e-6)
+    resumed = named()
+    resumed.load_state_dict(through_file(fitted(named(interrupt_at(1))).state_dict()))
+    assert_same(frozen(fitted(resumed)), frozen(whole))
+
+
 def test_each_epoch_is_measured_at_its_first_step() -> None:
     weights: list[float] = []
     watch = At(
