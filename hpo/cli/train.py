@@ -16,7 +16,7 @@ from hpo.console.slow import slow_steps
 from hpo.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from hpo.config.spec import StudySpec
     from hpo.final.training import Start
@@ -72,7 +72,7 @@ def train(
     --seeds trains from scratch once a seed, and prints the mean with its 95 % confidence interval (Student's t);
     final/model.pt is the seed with the best value. --top-k does so for the best K trials, with the seeds 0, 1, 2
     unless --seeds says otherwise, and keeps the one with the best mean: a lucky seed makes no best trial. After an
-    interruption the same command resumes: finished seeds stay, the others resume from their checkpoints.
+    interruption the same command resumes: a training from its newest checkpoint, and finished seeds stay.
 
     Example: hpo train study.yaml --top-k 5 --seeds 3
     """
@@ -196,7 +196,8 @@ def _train_on(peers: Peers, starts: list[Start], choice: _Choice) -> dict[str, A
     print(f"final training of {spec.study.name}, {start.name}, {way}, on {where}", flush=True)
     if spec.config.objective is not None:
         return train_function(builder, start, device=device)
-    return train_final(builder, start, epochs=choice.epochs, device=device, peers=peers)
+    with _resumable():
+        return train_final(builder, start, epochs=choice.epochs, device=device, peers=peers)
 
 
 def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
@@ -229,9 +230,16 @@ def _train_over_seeds(peers: Peers, starts: list[Start], choice: _Choice) -> dic
         f"seeds {', '.join(map(str, seeds))}",
         flush=True,
     )
-    try:
-        device = torch.device(peers.devices[0])
+    device = torch.device(peers.devices[0])
+    with _resumable():
         return train_over_seeds(SeedTrainer(peers.builder, choice.epochs, device, peers), starts, seeds)
+
+
+@contextlib.contextmanager
+def _resumable() -> Iterator[None]:
+    """Say after Ctrl-C that the training resumes."""
+    try:
+        yield
     except KeyboardInterrupt:
         print("\ninterrupted; the same command resumes it", file=sys.stderr)
         raise

@@ -15,7 +15,8 @@ from hpo.config.code import code_identity
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 from hpo.errors import InputError, StudyError
-from hpo.final.training import DivergedError, Start, write_json
+from hpo.final.stamp import write_json
+from hpo.final.training import DivergedError, Start
 from hpo.search.schedulers.scheduler import Decision
 from hpo.storage.ledger import Lease
 from hpo.trial.builder import Builder

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,9 +10,8 @@ from typing import Any
 
 import torch
 
-from hpo.config.code import code_identity
-from hpo.config.identity import identity
-from hpo.final.training import DivergedError, Start, final_config, train_at, write_json
+from hpo.final.stamp import STAMP_FILE, read_json, stamp_of, write_json
+from hpo.final.training import DivergedError, Start, train_at
 from hpo.study.folders import redirect_output
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.peers import Peers
@@ -77,7 +74,7 @@ class SeedTrainer:
         start = start.with_seed(seed)
         subject = start.name.replace(" ", "-")
         folder = self.builder.spec.output_dir / "final" / subject / f"seed-{seed}"
-        stamp = {"identity": self._identity(start)}
+        stamp = stamp_of(self.builder.spec, start.stages, self.epochs)
         before = _finished(folder, stamp)
         if before is None:
             _open(folder, stamp)
@@ -85,7 +82,9 @@ class SeedTrainer:
             how = f"resuming from epoch {begun[-1].epoch}" if begun else "training"
             print(f"{label}: {how}, log in {folder / 'log.txt'}", flush=True)
             self._train(start, RunPlace(folder, f"final-{subject}-seed-{seed}", start.params))
-        run = _seed_run(seed, folder, before or _read(folder / "metrics.json"), trained_before=before is not None)
+        run = _seed_run(
+            seed, folder, before or read_json(folder / "metrics.json"), trained_before=before is not None
+        )
         print(f"{label}: {self._told(run)}", flush=True)
         return run
 
@@ -97,21 +96,6 @@ class SeedTrainer:
             write_json(place.folder / "metrics.json", {"stopped": DIVERGED})
         # What was worth keeping is in model.pt; a finished training is not resumed.
         shutil.rmtree(place.checkpoints, ignore_errors=True)
-
-    def _identity(self, start: Start) -> str:
-        """A hash of all that a training's result depends on, machine and packages aside."""
-        spec = self.builder.spec
-        parts = {
-            "config": identity(final_config(spec, start.params, self.epochs)),
-            "lineage": [
-                (identity(final_config(spec, stage.params, self.epochs)), stage.until) for stage in start.lineage
-            ],
-            "seed": start.seed,
-            "data_seed": spec.seed,
-            "goal": (spec.study.metric, spec.study.direction),
-            "code": dict(code_identity(spec).files),
-        }
-        return hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()
 
     def _told(self, run: SeedRun) -> str:
         if run.value is None:
@@ -136,7 +120,7 @@ def _seed_run(seed: int, folder: Path, result: Mapping[str, Any], *, trained_bef
 
 def _finished(folder: Path, stamp: Mapping[str, Any]) -> Any:
     """What a training that has come to its end here wrote, if it is the one that is asked for."""
-    result = _read(folder / "metrics.json") if _read(folder / "run.json") == stamp else None
+    result = read_json(folder / "metrics.json") if read_json(folder / STAMP_FILE) == stamp else None
     if result is None or not (result["stopped"] == DIVERGED or (folder / "model.pt").is_file()):
         return None
     return result
@@ -144,15 +128,7 @@ def _finished(folder: Path, stamp: Mapping[str, Any]) -> Any:
 
 def _open(folder: Path, stamp: Mapping[str, Any]) -> None:
     """Make the folder of one training; what an earlier one of another config left there goes."""
-    if folder.exists() and _read(folder / "run.json") != stamp:
+    if folder.exists() and read_json(folder / STAMP_FILE) != stamp:
         shutil.rmtree(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "run.json", stamp)
-
-
-def _read(path: Path) -> Any:
-    """A JSON file of ours; None where it is not there, or damaged."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
+    write_json(folder / STAMP_FILE, stamp)

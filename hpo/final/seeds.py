@@ -22,7 +22,8 @@ from hpo.config.code import code_identity
 from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.final.seed_run import SeedRun, SeedTrainer
-from hpo.final.training import Start, start_of_trial, write_json
+from hpo.final.stamp import write_json
+from hpo.final.training import Start, start_of_trial
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import no_best, own_trials, ranked_trials
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,10 +16,10 @@ from hpo.config.yaml_dumper import to_yaml
 from hpo.errors import InputError, StudyError
 from hpo.final.learning_rates import learning_rate_plan
 from hpo.final.models import best_checkpoint, find_trial, refuse_foreign_parameters
+from hpo.final.stamp import STAMP_FILE, final_config, read_json, stamp_of, write_json
 from hpo.study.code_record import trial_codes
 from hpo.study.lineage import Stage, lineage_of
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import finite
 from hpo.study.status import trial_value
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.peer import Seat
@@ -31,7 +30,6 @@ from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.files import CheckpointFile, list_checkpoints
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 from trainer.distributed.parts import is_part, load_model, split_state
-from trainer.files import replacing
 from trainer.state import PAUSED, best_epoch
 from trainer.step.parts import bare_model
 
@@ -160,6 +158,9 @@ def train_final(
 ) -> dict[str, Any]:
     """Train, keep the best epoch, and write ``final/`` in the output folder.
 
+    A training that was interrupted there resumes from its newest checkpoint, if it is the one that is asked for;
+    one that has come to its end is trained anew.
+
     Args:
         builder: Builds the trainer.
         start: What to start from.
@@ -176,8 +177,18 @@ def train_final(
         DivergedError: No epoch has a finite value of the study's metric.
     """
     place = RunPlace(builder.spec.output_dir / "final", "final", start.params)
-    _clear(place.checkpoints)
-    return train_at(builder, start, place, epochs=epochs, device=device, peers=peers)
+    file, stamp = place.folder / STAMP_FILE, stamp_of(builder.spec, start.stages, epochs, start.checkpoint)
+    if read_json(file) != stamp:
+        _clear(place.checkpoints)
+        place.folder.mkdir(parents=True, exist_ok=True)
+        write_json(file, stamp)
+    try:
+        result = train_at(builder, start, place, epochs=epochs, device=device, peers=peers)
+    except DivergedError:
+        file.unlink()  # it would diverge again
+        raise
+    file.unlink()
+    return result
 
 
 def train_at(
@@ -345,16 +356,6 @@ class _Until(Callback):
             trainer.state.stop(PAUSED)
 
 
-def final_config(spec: StudySpec, params: Mapping[str, Any], epochs: int | None) -> dict[str, Any]:
-    """The whole config of a final training.
-
-    Resolved for its epochs, so that a schedule written as ``${trainer.max_epochs}`` spans them; lengths that the
-    data decides are still without their numbers.
-    """
-    length = {} if epochs is None else {"trainer.max_epochs": epochs, "trainer.max_steps": None}
-    return spec.resolve({**params, **length})
-
-
 def _go_on(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
     """Weights, optimizer state and history of the checkpoint; learning rate and schedule as freshly built."""
     fresh = [dict(group) for group in trainer.optimizer.param_groups]
@@ -413,12 +414,6 @@ def _written(spec: StudySpec, start: Start, place: RunPlace, trained: _Trained) 
     }
     write_json(place.folder / "metrics.json", result)
     return result
-
-
-def write_json(path: Path, data: Any) -> None:
-    """Write a JSON file as a whole, None for numbers that are not finite."""
-    with replacing(path) as file:
-        file.write(json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
 
 
 def _save_weights(found: Mapping[str, torch.Tensor], path: Path) -> None:

@@ -23,6 +23,7 @@ from hpo.trial.builder import Builder
 from tests.support.commands import MODEL, STUDY, hpo, hpo_json
 from tests.support.finished import finished_study
 from tests.support.studies import Studies
+from tests.unit.trial.test_objective import run
 
 CPU = torch.device("cpu")
 
@@ -121,6 +122,36 @@ def test_an_interrupted_seed_goes_on_and_ends_in_the_same_weights(studies: Studi
         again = over_seeds(view, [start_of_base(view.spec)], 1, epochs=4)["runs"][0]
         assert (again["epochs"], again["trained_before"]) == (4, True)
         assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(whole["model"]).items())
+
+
+@pytest.mark.parametrize("trial", [(), ("--trial", "best")], ids=["base config", "from a checkpoint"])
+def test_an_interrupted_training_without_seeds_goes_on_and_ends_in_the_same_weights(
+    studies: Studies, trial: tuple[str, ...]
+) -> None:
+    overrides = ("callbacks.stop={_target_: parts.Interrupt, epoch: 5}", "callbacks.checkpoint={max_overhead: 1}")
+    with studies.open(*overrides, code=MODEL + INTERRUPT) as (view,):
+        run(view)
+        command = ("train", view.spec.path, *overrides, *trial, "--epochs", 7)
+        final = view.spec.output_dir / "final"
+        assert "resuming" not in hpo(*command).stdout
+        expected = weights(final / "model.pt")
+        (view.spec.folder / "stop").touch()
+        stopped = hpo(*command, code=130)
+        assert "resuming" not in stopped.stdout  # the one before has come to its end
+        assert "the same command resumes it" in stopped.stderr
+        (view.spec.folder / "stop").unlink()
+        resumed = hpo(*command)
+        assert f"resuming from {final / 'checkpoints' / 'epoch-00005.pt'}" in resumed.stdout
+        assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(final / "model.pt").items())
+
+
+def test_an_interrupted_training_is_not_resumed_by_another_one(studies: Studies) -> None:
+    overrides = ("callbacks.stop={_target_: parts.Interrupt, epoch: 2}", "callbacks.checkpoint={max_overhead: 1}")
+    with studies.open(*overrides, code=MODEL + INTERRUPT) as (view,):
+        (view.spec.folder / "stop").touch()
+        hpo("train", view.spec.path, *overrides, "--epochs", 4, code=130)
+        (view.spec.folder / "stop").unlink()
+        assert "resuming" not in hpo("train", view.spec.path, *overrides, "--epochs", 5).stdout
 
 
 INTERRUPT = """

@@ -1,0 +1,68 @@
+"""Which training a folder of final training is of, so that only that one resumes there."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from hpo.config.code import code_identity
+from hpo.config.identity import identity
+from hpo.config.spec import StudySpec
+from hpo.study.lineage import Stage
+from hpo.study.outcome import finite
+from trainer.files import replacing
+
+#: The file in a training's folder that says which one it is.
+STAMP_FILE: Final = "run.json"
+
+
+def final_config(spec: StudySpec, params: Mapping[str, Any], epochs: int | None) -> dict[str, Any]:
+    """The whole config of a final training.
+
+    Resolved for its epochs, so that a schedule written as ``${trainer.max_epochs}`` spans them; lengths that the
+    data decides are still without their numbers.
+    """
+    length = {} if epochs is None else {"trainer.max_epochs": epochs, "trainer.max_steps": None}
+    return spec.resolve({**params, **length})
+
+
+def stamp_of(
+    spec: StudySpec, stages: Sequence[Stage], epochs: int | None, begun: Mapping[str, Any] | None = None
+) -> dict[str, str]:
+    """A hash of all that a training's result depends on, machine and packages aside.
+
+    Args:
+        spec: The study file.
+        stages: What is trained with, one after another.
+        epochs: Passes over the data to train; None: as long as ``trainer`` says.
+        begun: The checkpoint that it starts from; None: from scratch.
+    """
+    *lineage, own = stages
+    parts = {
+        "config": identity(final_config(spec, own.params, epochs)),
+        "lineage": [(identity(final_config(spec, stage.params, epochs)), stage.until) for stage in lineage],
+        "seed": own.seed,
+        "data_seed": spec.seed,
+        "goal": (spec.study.metric, spec.study.direction),
+        "code": dict(code_identity(spec).files),
+    }
+    if begun is not None:
+        parts["begun"] = begun["state"]["history"]
+    return {"identity": hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()}
+
+
+def read_json(path: Path) -> Any:
+    """A JSON file of ours; None where it is not there, or damaged."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def write_json(path: Path, data: Any) -> None:
+    """Write a JSON file as a whole, None for numbers that are not finite."""
+    with replacing(path) as file:
+        file.write(json.dumps(finite(data), indent=2, allow_nan=False) + "\n")
