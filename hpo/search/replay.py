@@ -8,7 +8,8 @@ free, and the pruner sees all that the others have reported by then.
 A curve may hold values that are not finite. Each is reported as it stands and the pruner is asked about it, as in
 Optuna's own loops; where the pruner does not end the trial, it continues along the stored curve. (A run of `hpo`
 ends by itself as diverged, without asking: its stored curve has no more points then, so there is no difference
-but for that last question.) A trial whose final value is not finite counts as the worst value there is.
+but for that last question.) A trial whose final value is not finite, or that violates a bound of its study, counts
+as the worst value there is.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Curve:
         final: What the trial ended with; not finite where it diverged, and of no meaning where it was cut short.
         end: How the trial ends if the pruner lets it continue to the last report: COMPLETE, or what cut it short
             (PRUNED, FAIL), so that its full result is unknown.
+        feasible: Whether the trial kept to the study's bounds; one that did not is never the best.
 
     Raises:
         ValueError: There is no report, or not one step for each value.
@@ -57,6 +59,7 @@ class Curve:
     steps: tuple[int, ...]
     final: float = math.nan
     end: TrialState = TrialState.COMPLETE
+    feasible: bool = True
 
     def __post_init__(self) -> None:
         if not self.values or len(self.values) != len(self.steps):
@@ -71,6 +74,11 @@ class Curve:
     def whole(self) -> bool:
         """Whether it is known how the configuration ends."""
         return self.end == TrialState.COMPLETE
+
+    @property
+    def judged(self) -> float:
+        """The value that it is judged by; not finite where it can't be the best."""
+        return self.final if self.feasible else math.nan
 
 
 @dataclass(frozen=True)
@@ -133,8 +141,8 @@ class Replay:
         epochs_used: Epochs until their ends.
         epochs_in_all: Epochs without any pruning.
         found: The best final value among trials that ran to their end; the worst value there is if none did.
-        best: The best of all final values.
-        median: The median of the finite final values.
+        best: The best of all final values, those outside the study's bounds left out.
+        median: The median of those that are finite.
         regret: (found - best) ÷ (median - best): 0 where the best was found, 1 where the search might as well have
             drawn one configuration; inf where nothing was found, or where it lost and has no median to measure by.
         wrongly_pruned: Pruned trials that would have ended better than the best found.
@@ -351,7 +359,7 @@ def paces(count: int, seed: int | None) -> list[float]:
 def _judged(curves: Sequence[Curve], ended: list[Ended], seconds: list[float], setting: Setting) -> Replay:
     known = [each for each in ended if curves[each.row].whole]
     pruned = np.array([each.pruned for each in known])
-    finals = setting.sign * np.array([curves[each.row].final for each in known])
+    finals = setting.sign * np.array([curves[each.row].judged for each in known])
     finals[~np.isfinite(finals)] = math.inf
     finite = finals[np.isfinite(finals)]
     found, best = float(np.min(finals[~pruned], initial=math.inf)), float(finals.min())

@@ -19,6 +19,7 @@ from hpo.search.replay import Curve, Replay, Setting, replay, summarize, whole_c
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.storage.lineage import forked_from
 from hpo.study.open_study import OpenStudy
+from hpo.study.ranking import is_feasible
 from hpo.study.status import own_trials
 
 #: A trial of a pruner on fewer curves may not reach what it does after its start-up trials.
@@ -89,6 +90,7 @@ def study_curves(opened: OpenStudy) -> list[Curve]:
             steps=tuple(sorted(trial.intermediate_values)),
             final=math.nan if trial.values is None or trial.state != TrialState.COMPLETE else trial.values[0],
             end=trial.state,
+            feasible=is_feasible(trial),
         )
         for trial in own_trials(opened)
         if trial.state.is_finished() and trial.intermediate_values and forked_from(trial) is None
@@ -114,13 +116,14 @@ def replay_study(
         `hpo.search.replay.Summary` and the mean epochs used.
 
     Raises:
-        StudyError: Fewer than two trials ran to an end with a finite value.
+        StudyError: Fewer than two trials ran to an end with a finite value within the bounds.
     """
     curves, name = study_curves(opened), opened.spec.study.name
-    if sum(curve.whole and math.isfinite(curve.final) for curve in curves) < 2:
+    if sum(curve.whole and math.isfinite(curve.judged) for curve in curves) < 2:
+        bounds = " within its constraints" if opened.spec.study.constraints else ""
         raise StudyError(
-            f"the study {name} has fewer than 2 trials that ran to their end with a finite value: there is "
-            "nothing to judge pruners by\n"
+            f"the study {name} has fewer than 2 trials that ran to their end with a finite value{bounds}: there "
+            "is nothing to judge pruners by\n"
             "  fix: finish more trials; with `study.pruner=none` all of them run to their end"
         )
     found = {

@@ -116,6 +116,21 @@ def test_each_pruner_is_judged_by_hand(finished: Path) -> None:
     assert (cut["wrongly_pruned"], cut["top_pruned"]) == (1, 1)
 
 
+def test_a_trial_outside_the_bounds_is_no_best_that_a_pruner_could_lose(studies: Studies) -> None:
+    bounds = ("study.n_trials=4", "callbacks.parameter_count=true", "study.constraints={parameters: <= 9}")
+    with studies.open(*bounds) as (view,):
+        for parameters, *values in ((99, 9.0, 0.1), (8, 3.0, 1.0), (9, 4.0, 3.0), (10, 9.0, 0.2)):
+            trial, _ = ask(view)
+            trial.set_constraint("parameters", parameters - 9)
+            for step, value in enumerate(values, start=1):
+                trial.report(value, step)
+            view.study.tell(trial, values[-1])
+    typed = (studies.folder / "study.yaml", *bounds, "--pruner", "threshold,upper=5", "--orders", "1")
+    (cut,) = hpo_json("replay", *typed)["pruners"]
+    assert cut["epochs_used"] == 6
+    assert (cut["regret"], cut["wrongly_pruned"], cut["top_pruned"]) == (0.0, 0, 0)
+
+
 def test_the_table_says_what_it_leaves_out(finished: Path) -> None:
     printed = hpo("replay", finished, "--pruner", "threshold,upper=5.5", "--orders", "1")
     shown = [line.rstrip() for line in printed.stdout.splitlines()]

@@ -165,6 +165,15 @@ def test_what_was_cut_short_ends_as_it_did_and_is_not_judged() -> None:
     assert (done.regret, done.top, done.top_pruned) == (2.0, 1, 1)
 
 
+def test_what_violates_a_bound_is_told_as_it_ended_and_is_never_the_best() -> None:
+    curves = [Curve((1.0, 0.5), (1, 2), 0.5, feasible=False), *whole_curves([[3.0, 2.0], [4.0, 3.0]])]
+    asked = Recorder()
+    assert replay(curves, asked).best == 2.0
+    assert asked.ends[0] == (TrialState.COMPLETE, [0.5])
+    pruned = replay(curves, Recorder((0, 1)))
+    assert (pruned.regret, pruned.wrongly_pruned, pruned.top_pruned, pruned.median) == (0.0, 0, 0, 2.5)
+
+
 def test_the_top_is_a_share_of_what_is_known_to_its_end() -> None:
     whole = whole_curves([[float(value)] for value in range(20)])
     short = Curve((0.5,), (1,), 0.5, end=TrialState.PRUNED)
