@@ -22,6 +22,7 @@ from hpo.storage.attributes import (
     IMPORTED_ATTR,
     OUTCOME_ATTR,
     PAUSED_ATTR,
+    SAME_AS_ATTR,
 )
 from hpo.storage.changes import changes_since, latest_change
 from hpo.storage.id_lists import in_list
@@ -79,7 +80,7 @@ def _system(whose: sa.ColumnElement[bool]) -> Query:
 
 def _outline(whose: sa.ColumnElement[bool]) -> _Queries:
     """What decides how a trial counts. A complete one is ranked by its values, any other by its best epoch."""
-    deciding = TRIAL_USER_ATTRS.c.key.in_([OUTCOME_ATTR, FORK_ATTR])
+    deciding = TRIAL_USER_ATTRS.c.key.in_([OUTCOME_ATTR, FORK_ATTR, SAME_AS_ATTR])
     ranking = sa.and_(TRIAL_USER_ATTRS.c.key == BEST_ATTR, TRIALS.c.state != TrialState.COMPLETE)
     key = TRIAL_SYSTEM_ATTRS.c.key
     counted = sa.or_(key.in_([IMPORTED_ATTR, CONDEMNED_ATTR]), key.startswith(CONSTRAINT_ATTR))
@@ -113,8 +114,9 @@ _IDS: Final = sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == _STUDY).or
 def outlined_trials(storage: ReadingStorage, study_id: int) -> list[FrozenTrial]:
     """A study's trials by number, with what decides how each counts: enough to count and to rank them.
 
-    They have no parameters, and of their attributes only outcome, pause, fork, bounds, the pruner's decision and,
-    where it stands for their value, the best epoch. In place of the curve is its last step, with NaN for a value.
+    They have no parameters, and of their attributes only outcome, pause, fork, bounds, the pruner's decision, the
+    trial whose result they took over and, where it stands for their value, the best epoch. In place of the curve
+    is its last step, with NaN for a value.
     """
     with storage.single_statements() as conn:
         rows = trial_rows(conn, study_id, after=-1, among=())

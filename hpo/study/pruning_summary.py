@@ -11,7 +11,7 @@ from typing import Any, Final
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.predicted_loss.audit import Condemned
-from hpo.storage.attributes import PREDICTION_ATTR
+from hpo.storage.attributes import PREDICTION_ATTR, SAME_AS_ATTR
 from hpo.storage.lineage import epochs_reached, epochs_trained
 
 #: Standard deviations from a normal distribution's mean to the ends of its middle 80 %.
@@ -32,10 +32,11 @@ class PruningSummary:
     Attributes:
         ended: Trials that have ended, in any way.
         pruned: How many of them were pruned.
-        epochs_used: Epochs of all ended trials.
+        epochs_used: Epochs of all ended trials; one that took over the result of another has trained none.
         horizon: Epochs of a trial that runs to its end; None where that is not known.
         epochs_saved: Epochs between the end of each pruned trial and the horizon, in all; None without a horizon.
-            It is the most that was saved: some of those trials might have stopped early by themselves.
+            It is the most that was saved: some of those trials might have stopped early by themselves. One that
+            took over the result of a pruned trial saved nothing by it.
         epochs_unpruned: Epochs used and saved together; None without a horizon.
         top_k: How many trials are "the best".
         audited: Audited trials that show whether the decision was right.
@@ -77,8 +78,9 @@ def summarize_pruning(
     if horizon is None:
         horizon = max(map(epochs_reached, complete), default=0) or None
     pruned = [trial for trial in ended if trial.state == TrialState.PRUNED]
-    used = sum(map(epochs_trained, ended))
-    saved = None if horizon is None else sum(max(0, horizon - epochs_reached(trial)) for trial in pruned)
+    used = sum(map(epochs_trained, filter(_has_trained, ended)))
+    cut_short = filter(_has_trained, pruned)
+    saved = None if horizon is None else sum(max(0, horizon - epochs_reached(trial)) for trial in cut_short)
     condemned = {trial.number: decision for trial in ended if (decision := Condemned.of(trial)) is not None}
     audits = {number: decision.epoch for number, decision in condemned.items() if decision.runs_on}
     judged = [trial.number for trial in complete if trial.number in audits]
@@ -100,6 +102,11 @@ def summarize_pruning(
         ),
         alpha=condemned[max(condemned)].alpha if condemned else None,
     )
+
+
+def _has_trained(trial: FrozenTrial) -> bool:
+    """Whether a trial has not taken over the result of an earlier one."""
+    return SAME_AS_ATTR not in trial.user_attrs
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = _CONFIDENCE) -> tuple[float, float]:

@@ -14,7 +14,7 @@ from scipy import stats
 
 from hpo.search.predicted_loss.audit import Condemned
 from hpo.search.predicted_loss.pruner import PredictedLossPruner
-from hpo.storage.attributes import CONDEMNED_ATTR, OUTCOME_ATTR, PREDICTION_ATTR
+from hpo.storage.attributes import CONDEMNED_ATTR, OUTCOME_ATTR, PREDICTION_ATTR, SAME_AS_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.pruning_summary import (
     ComparedPrediction,
@@ -25,7 +25,7 @@ from hpo.study.pruning_summary import (
     summarize_pruning,
     wilson_interval,
 )
-from hpo.study.status import own_trials, ranked_trials, study_status, study_trials
+from hpo.study.status import outlined, own_trials, ranked_trials, study_status, study_trials
 from hpo.wording import condemned
 from tests.support.commands import hpo, hpo_json
 from tests.support.studies import Studies, ask
@@ -134,6 +134,23 @@ def test_without_a_known_length_the_longest_complete_trial_is_the_horizon(studie
         play(view, [1.0] * 9, state=TrialState.PRUNED)  # longer than any complete one: it saved nothing
         found = summarize_pruning(own_trials(view), ranked_trials(view))
     assert (found.horizon, found.epochs_saved, found.epochs_unpruned) == (7, 5, 23)
+
+
+def test_a_result_that_was_taken_over_used_no_epochs_and_saved_none(studies: Studies) -> None:
+    with studies.open("study.n_trials=20") as (view,):
+        play(view, [1.0] * 7)
+        play(view, [2.0] * 3, state=TrialState.PRUNED)
+        for values, state, known in (([1.0] * 7, None, 0), ([2.0] * 3, TrialState.PRUNED, 1)):
+            play(view, values, state=TrialState.RUNNING)
+            twin = optuna.Trial(view.study, view.study.trials[-1]._trial_id)
+            twin.set_user_attr(SAME_AS_ATTR, known)
+            view.study.tell(twin, values[-1] if state is None else None, state)
+        for found in (
+            summarize_pruning(own_trials(view), ranked_trials(view), horizon=7),
+            summarize_pruning(outlined(view), ranked_trials(view), horizon=7),
+        ):
+            assert (found.ended, found.pruned) == (4, 2)
+            assert (found.epochs_used, found.epochs_saved, found.epochs_unpruned) == (10, 4, 14)
 
 
 def test_an_audit_by_the_real_pruner_is_found(studies: Studies) -> None:
