@@ -15,7 +15,7 @@ from hpo.report.looks import sampled
 from hpo.report.markup import HEIGHT, Section, comparison, grid, note, trial_table, unfolding
 from hpo.storage.attributes import BEST_ATTR, PREDICTION_ATTR, RUN_ATTR
 from hpo.study.internals import parted
-from hpo.study.outcome import outcome_of
+from hpo.study.outcome import Outcome, outcome_of
 from hpo.wording import count_of, shown
 
 #: Trials that are side by side when the page is opened.
@@ -62,7 +62,7 @@ def _cells(report: StudyReport, trial: FrozenTrial, params: Sequence[str], metri
 
 def _values(report: StudyReport, trial: FrozenTrial) -> list[Any]:
     """A trial's value by goal; of one that has not completed the best so far, empty where there is none."""
-    if trial.values is not None:
+    if outcome_of(trial) == Outcome.COMPLETE:  # Optuna's value of a pruned one is its last
         return [_finite(value) for value in trial.values]
     finite = [value for value in trial.intermediate_values.values() if math.isfinite(value)]
     best = (min if report.direction == "minimize" else max)(finite, default="")

@@ -16,10 +16,11 @@ from optuna.trial import TrialState
 from hpo.report.data import study_report
 from hpo.report.figures import history, learning_curves, predictions_against_outcomes
 from hpo.report.page import page, write_report
+from hpo.report.trial_table import trials_section
 from hpo.storage.attributes import OUTCOME_ATTR, PREDICTION_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.pruning_summary import MIDDLE_80, ComparedPrediction
-from hpo.study.status import own_trials
+from hpo.study.status import own_trials, study_trials
 from tests.support.commands import hpo, hpo_json
 from tests.support.studies import Studies, ask
 from tests.unit.search.test_pruning import MAXIMIZE, play, play_all
@@ -163,6 +164,23 @@ def test_the_tables_hold_the_audits_figures(finished: OpenStudy) -> None:
         "No trial for which a final loss was predicted has run to its end yet.",
     ):
         assert said in text, said
+
+
+@pytest.mark.parametrize(("overrides", "best"), [((), ["1", "1.5", "0.5", ""]), (MAXIMIZE, ["3", "2", "4", ""])])
+def test_the_table_shows_a_trial_that_is_not_complete_with_its_best_value(
+    studies: Studies, overrides: tuple[str, ...], best: list[str]
+) -> None:
+    with studies.open(*OVERRIDES, *overrides) as (view,):
+        play(view, [2.0, float(best[0])])
+        play(view, [2.0, 1.5, 1.75], state=TrialState.PRUNED)
+        play(view, [4.0, 0.5, math.nan], diverged=True)
+        play(view, [math.nan], diverged=True)
+        section = trials_section(study_report(view))
+        listed = study_trials(view)
+    rows = [re.findall(r"<td[^>]*>([^<]*)</td>", row) for row in section.content.split("<tr>")]
+    cells = {row[0]: row[2] for row in rows if len(row) > 2}
+    assert [cells[str(number)] for number in range(4)] == best
+    assert [float(value) if value else None for value in best] == [entry["value"] for entry in listed]
 
 
 def keep_predictions(view: OpenStudy) -> None:
