@@ -167,11 +167,12 @@ def _row(opened: OpenStudy, trial: FrozenTrial, entry: Mapping[str, Any]) -> Row
 
 
 def _values(opened: OpenStudy, entry: Mapping[str, Any] | None) -> Row:
-    """The columns of the study's metrics, with a trial's values if there is one."""
+    """The columns of the study's metrics, with a trial's values if there is one; the leading one may be so far."""
     goals = opened.spec.study.objectives
     if goals is None:
         return {"value": entry and entry["value"]}
-    return {f"values.{name}": entry and entry["values"][name] for name in goals}
+    values = {} if entry is None else {**entry["values"], next(iter(goals)): entry["value"]}
+    return {f"values.{name}": values.get(name) for name in goals}
 
 
 def _utc(moment: datetime | None) -> datetime | None:

@@ -139,6 +139,11 @@ def test_several_objectives_have_a_column_each(studies: Studies) -> None:
             "values.val_mae",
         ]
         assert [table.rows[0]["values.val_loss"], table.rows[0]["values.val_mae"]] == view.study.trials[0].values
+        trial = view.study.ask()
+        for step, value in enumerate((2.0, 1.5, 1.75), start=1):
+            view.storage.set_trial_intermediate_value(trial._trial_id, step, value)
+        under_way = trials_table(view).rows[1]  # as `hpo trials` has it
+        assert [under_way["values.val_loss"], under_way["values.val_mae"]] == [1.5, None]
 
 
 def test_without_pyarrow_it_says_what_to_install(
