@@ -101,6 +101,9 @@ def _contestants(read: Callable[..., StudySpec], typed: list[str] | None) -> dic
     if typed:
         return {text: _with(read, "--pruner", text) for text in typed}
     own = read()
+    if own.study.objectives is not None:
+        problem = "can't be replayed: pruners and schedulers compare trials by one value"
+        raise own.error(problem, path="study.objectives", fix="replay a study with one `metric`")
     others = {text: _with(read, "--pruner", text) for text in _DEFAULT}
     return {f"{own.study.pruner.name} (the study's own)": own} | {
         text: spec for text, spec in others.items() if spec.study.pruner != own.study.pruner

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from hpo.storage.attributes import MAX_EPOCHS_ATTR, OUTCOME_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.replay_schedulers import Stored
 from hpo.study.replay_study import study_curves
-from tests.support.commands import hpo, hpo_json
+from tests.support.commands import STUDY, hpo, hpo_json
 from tests.support.studies import Studies, ask
 from tests.unit.search.test_replay import Recorder
 
@@ -157,6 +158,14 @@ def test_the_studys_own_pruner_comes_first_and_once(finished: Path) -> None:
     assert own["pruners"][0]["epochs_used"] == 12
     median = hpo_json("replay", finished, "study.pruner=median", "--orders", "1")
     assert list(by_pruner(median)) == ["median (the study's own)", "none", "predicted_loss"]
+
+
+def test_several_objectives_are_refused_by_their_line(studies: Studies) -> None:
+    text = STUDY.replace("pruner: none", "pruner: none\n  objectives: {val_loss: minimize, val_mae: minimize}")
+    with studies.open(text=text):
+        refused = hpo("replay", studies.folder / "study.yaml", code=2).stderr
+    assert re.search(r"study\.yaml:\d+: study\.objectives: can't be replayed: pruners and schedulers", refused)
+    assert "--pruner" not in refused
 
 
 def test_a_wrapped_pruner_takes_arguments_in_brackets(finished: Path) -> None:
