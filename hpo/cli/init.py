@@ -22,6 +22,9 @@ from hpo.errors import InputError
 _SCHEMA: Final = "study.schema.json"
 _STUDY: Final = "study.yaml"
 _FILES: Final = (_STUDY, "model.py", "data.py", "README.md")
+#: What to do where a file is there already; with --from the folder is that of the modules.
+_FIX: Final = "give a new folder, such as `hpo init my-study`, or `--force`"
+_FIX_FROM: Final = "rename what is there, or replace it with `--force`"
 
 
 class Template(StrEnum):
@@ -82,7 +85,7 @@ def init(
 def _init_template(folder: Path, template: Template, *, force: bool) -> None:
     source = resources.files("hpo") / "templates" / template
     texts = {name: (source / name).read_text(encoding="utf-8") for name in _FILES}
-    _write(folder, texts | _schema(), force=force)
+    _write(folder, texts | _schema(), _FIX, force=force)
     _print_next(folder, [*texts, _SCHEMA], ("check", "run", "train"))
 
 
@@ -90,14 +93,14 @@ def _init_from(folder: Path, source: str, data: str | None, *, force: bool) -> N
     if not folder.is_dir():
         fix = "give the folder of your modules, or leave it out where it is the current one"
         raise InputError("is no folder", path="DIR", value=str(folder), fix=fix)
-    _refuse_existing(folder, [_STUDY], force=force)
+    _refuse_existing(folder, [_STUDY], _FIX_FROM, force=force)
     with slow_steps() as say:
         say("importing torch")
         from hpo.draft.draft import draft_study
 
         with contextlib.redirect_stdout(sys.stderr):  # what the person's code prints is no part of the answer
             drafted = draft_study(folder, source, data, _STUDY, say)
-    _write(folder, drafted.texts | _schema(), force=force, may_replace=(_SCHEMA,))
+    _write(folder, drafted.texts | _schema(), _FIX_FROM, force=force, may_replace=(_SCHEMA,))
     _print_next(folder, [*drafted.texts, _SCHEMA], ("check", "run", "best"), drafted.missing, drafted.notes)
 
 
@@ -126,17 +129,18 @@ def _print_next(
             print(f"  hpo {command} {study}{' --trial best' if command == 'train' else ''}")
 
 
-def _refuse_existing(folder: Path, names: Collection[str], *, force: bool) -> None:
+def _refuse_existing(folder: Path, names: Collection[str], fix: str, *, force: bool) -> None:
     there = [name for name in names if (folder / name).exists() or (folder / name).is_symlink()]
     if there and not force:
         problem = f"has {', '.join(there)} already, and nothing is overwritten"
-        fix = "give a new folder, such as `hpo init my-study`, or `--force`"
         raise InputError(problem, path="DIR", value=str(folder), fix=fix)
 
 
-def _write(folder: Path, texts: dict[str, str], *, force: bool, may_replace: Collection[str] = ()) -> None:
-    """Write all the files, or none where one is there already."""
-    _refuse_existing(folder, texts.keys() - set(may_replace), force=force)
+def _write(
+    folder: Path, texts: dict[str, str], fix: str, *, force: bool, may_replace: Collection[str] = ()
+) -> None:
+    """Write all the files, or none where one is there already; ``fix`` says what to do then."""
+    _refuse_existing(folder, texts.keys() - set(may_replace), fix, force=force)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():

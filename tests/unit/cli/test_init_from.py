@@ -463,7 +463,7 @@ def test_nothing_is_overwritten_without_force(folder: Path) -> None:
     (folder / "study.yaml").write_text("mine")
     refused = hpo("init", "--from", "net:fit", code=2).stderr
     assert "has study.yaml already, and nothing is overwritten" in refused
-    assert "`--force`" in refused
+    assert "fix: rename what is there, or replace it with `--force`" in refused  # another folder has no `net`
     assert (folder / "study.yaml").read_text() == "mine"
     hpo("init", "--from", "net:fit", "--force")
     assert "net.fit" in (folder / "study.yaml").read_text()
