@@ -170,7 +170,8 @@ def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
         problem = "has no readable checkpoint of its best epoch"
         if made and not list_checkpoints(folders):
             problem = "has no checkpoints any more: `hpo clean` or run.disk_quota has removed them"
-        raise StudyError(f"trial {trial.number} {problem}\n  fix: train it anew with `--from-scratch`")
+        fix = f"train it anew with `hpo train --trial {trial.number} --from-scratch`"
+        raise StudyError(f"trial {trial.number} {problem}\n  fix: {fix}")
     return found[1]
 
 

@@ -173,7 +173,9 @@ def test_a_clean_says_what_goes_and_training_on_from_it_says_that_it_went(small:
     assert hpo("clean", small, "--yes").stdout == "nothing to remove; 0 B of checkpoints stay\n"
     said = hpo("train", small, "--trial", 1, code=3).stderr
     assert "trial 1 has no checkpoints any more: `hpo clean`" in said
-    assert "--from-scratch" in said
+    export = ("best", small, "--trial", 1, "--export", small.with_name("model.pt"))
+    for refused in (said, hpo(*export, code=3).stderr):
+        assert "fix: train it anew with `hpo train --trial 1 --from-scratch`" in refused
     # This one never had any.
     assert "no readable checkpoint" in hpo("train", small, "--trial", 0, code=3).stderr
 
