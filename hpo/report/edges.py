@@ -20,6 +20,8 @@ _OUTERMOST: Final = 0.05
 #: How likely it may be that as many values lie there if they lay anywhere.
 _CHANCE: Final = 0.05
 _FEWEST: Final = 2
+#: By which a value that was counted in steps may miss the last one.
+_ROUNDING: Final = 1e-9
 
 
 @dataclass(frozen=True)
@@ -59,9 +61,10 @@ class Edge:
 def edges(best: Sequence[FrozenTrial]) -> list[Edge]:
     """The parameters of these trials that gather at an end of their range.
 
-    An end of a range of real numbers is its outermost 5 %, counted in its logarithm where it is searched so; of
-    whole numbers, steps and ordered choices it is the last value. It lists ends where so many values would
-    lie in at most 5 % of the cases if they lay anywhere: with a range of two values that takes all of five.
+    An end of a range is its outermost 5 %, counted in its logarithm where it is searched so, or its last value
+    where that is drawn more often: of whole numbers, steps and ordered choices. It lists ends where so many values
+    would lie in at most 5 % of the cases if they were drawn at random: with a range of two values that takes all
+    of five.
     """
     names = dict.fromkeys(name for trial in best for name in trial.params)
     return [found for name in names for found in _edges_of(name, [t for t in best if name in t.params])]
@@ -71,41 +74,50 @@ def _edges_of(name: str, best: Sequence[FrozenTrial]) -> Iterator[Edge]:
     for end in ("lower", "upper"):
         there, share, limit = [], 0.0, 0.0
         for trial in best:
-            found = _place(trial.distributions[name], trial.params[name])
-            if found is None:
+            distribution = trial.distributions[name]
+            ends = _ends(distribution)
+            if ends is None:
                 continue
-            position, share, ends = found
-            near = position <= share if end == "lower" else position >= 1 - share
-            if near:
+            last = ends[end == "upper"]
+            share = max(_OUTERMOST, _reach(distribution, last, end))
+            if _reach(distribution, trial.params[name], end) <= share + _ROUNDING:
                 there.append(trial.number)
-                limit = ends[end == "upper"]
+                limit = last
         if len(there) >= _FEWEST and _tail(len(there), len(best), share) <= _CHANCE:
             categorical = isinstance(best[0].distributions[name], CategoricalDistribution)
             yield Edge(name, end, limit, there, len(best), categorical)
 
 
-def _place(distribution: BaseDistribution, value: Any) -> tuple[float, float, tuple[float, float]] | None:
-    """Where a value lies from 0 to 1, what share of the range is an end, and the ends; None without an order."""
+def _ends(distribution: BaseDistribution) -> tuple[float, float] | None:
+    """The lowest and the highest value; None where there is but one, or no order."""
     if distribution.single():
         return None
     if isinstance(distribution, CategoricalDistribution):
         if not all(type(choice) in (int, float) for choice in distribution.choices):
             return None
-        order: list[Any] = sorted(distribution.choices)
-        return _at(order.index(value), len(order)), 1 / len(order), (order[0], order[-1])
+        return min(distribution.choices), max(distribution.choices)  # type: ignore[type-var, return-value]
     assert isinstance(distribution, FloatDistribution | IntDistribution)
-    low, high = float(distribution.low), float(distribution.high)
-    if distribution.step is not None:  # a whole number always has one
-        count = round((high - low) / distribution.step) + 1
-        if count * _OUTERMOST < 1:  # steps so wide that an end is one value
-            return _at(round((value - low) / distribution.step), count), 1 / count, (low, high)
-    log = math.log if distribution.log else float
-    return (log(value) - log(low)) / (log(high) - log(low)), _OUTERMOST, (low, high)
+    return distribution.low, distribution.high
 
 
-def _at(index: int, count: int) -> float:
-    """The middle of the index-th of so many equal parts of the range from 0 to 1."""
-    return (index + 0.5) / count
+def _reach(distribution: BaseDistribution, value: Any, end: str) -> float:
+    """The share of the range between an end and a value, the value included: how likely a draw is to lie there."""
+    below, above = _part(distribution, value)
+    return above if end == "lower" else 1 - below
+
+
+def _part(distribution: BaseDistribution, value: Any) -> tuple[float, float]:
+    """The part of the range, from 0 to 1, that is drawn as this value: a point among real numbers."""
+    if isinstance(distribution, CategoricalDistribution):
+        order: list[Any] = sorted(distribution.choices)
+        index = order.index(value)
+        return index / len(order), (index + 1) / len(order)
+    assert isinstance(distribution, FloatDistribution | IntDistribution)
+    half = (distribution.step or 0) / 2  # a whole number always has a step
+    scale = math.log if distribution.log else float
+    low, high = scale(distribution.low - half), scale(distribution.high + half)
+    below, above = ((scale(edge) - low) / (high - low) for edge in (value - half, value + half))
+    return below, above
 
 
 def _tail(successes: int, trials: int, share: float) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
+import optuna
 import pytest
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState
@@ -43,6 +45,10 @@ def searched(distribution: BaseDistribution, values: Sequence[Any]) -> list[Froz
         (IntDistribution(1, 2), [2, 2, 2, 2, 1], None, []),  # of two values each is an end
         (IntDistribution(2, 8), [2, 2, 2, 5, 4], "lower", [0, 1, 2]),
         (IntDistribution(16, 1024, log=True), [1000, 1024, 900, 20, 30], "upper", [0, 1, 2]),
+        (IntDistribution(1, 16, log=True), [1, 1, 1, 8, 4], None, []),  # 1 is drawn in a third of the cases
+        (IntDistribution(1, 16, log=True), [1, 1, 1, 1, 1], "lower", [0, 1, 2, 3, 4]),
+        (IntDistribution(1, 16, log=True), [16, 16, 2, 3, 4], "upper", [0, 1]),  # and 16 in a fiftieth
+        (FloatDistribution(0.1, 0.7, step=0.1), [0.7 - 1e-16, 0.7, 0.7, 0.7, 0.2], "upper", [0, 1, 2, 3]),
         (CategoricalDistribution((64, 16, 128, 32)), [128, 128, 128, 128, 64], "upper", [0, 1, 2, 3]),
         (CategoricalDistribution(("a", "b", "c")), ["c"] * 5, None, []),  # no order, so no end
         (CategoricalDistribution((True, False)), [True] * 5, None, []),
@@ -56,6 +62,26 @@ def test_an_edge_is_where_the_best_values_gather(
 ) -> None:
     found = edges(searched(distribution, values))
     assert [(edge.end, edge.trials) for edge in found] == ([] if end is None else [(end, trials)])
+
+
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        LR,
+        IntDistribution(1, 8, log=True),
+        IntDistribution(1, 256, log=True),
+        IntDistribution(1, 30),
+        FloatDistribution(0, 1, step=0.04),
+        CategoricalDistribution((8, 16, 32)),
+    ],
+    ids=str,
+)
+def test_an_edge_is_rarely_one_of_random_values(distribution: BaseDistribution) -> None:
+    study, sampler = optuna.create_study(), optuna.samplers.RandomSampler(seed=0)
+    draw = partial(sampler.sample_independent, study, study.ask(), "p", distribution)
+    found = [edge.end for _ in range(1500) for edge in edges(searched(distribution, [draw() for _ in range(5)]))]
+    for end in ("lower", "upper"):
+        assert found.count(end) < 0.065 * 1500  # 5 %, and some for chance
 
 
 def test_an_edge_says_what_to_do() -> None:
