@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from optuna.trial import FrozenTrial
@@ -17,6 +17,7 @@ from hpo.errors import InputError, StudyError
 from hpo.final.learning_rates import learning_rate_plan
 from hpo.final.models import best_checkpoint, find_trial, refuse_foreign_parameters
 from hpo.final.stamp import STAMP_FILE, final_config, read_json, stamp_of, write_json
+from hpo.final.starting import start_from
 from hpo.study.code_record import trial_codes
 from hpo.study.lineage import Stage, lineage_of
 from hpo.study.open_study import OpenStudy
@@ -32,18 +33,6 @@ from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 from trainer.distributed.parts import is_part, load_model, split_state
 from trainer.state import PAUSED, best_epoch
 from trainer.step.parts import bare_model
-
-#: Entries of a parameter group that a scheduler moves; final training starts with them as configured.
-_SCHEDULED: Final = (
-    "lr",
-    "initial_lr",
-    "max_lr",
-    "min_lr",
-    "betas",
-    "momentum",
-    "base_momentum",
-    "max_momentum",
-)
 
 
 class DivergedError(StudyError):
@@ -325,10 +314,13 @@ def _load(
         start: What the training starts from.
         begun: The newest checkpoint of the folder.
         before: The epoch after which the stage begins; 0 for the first.
+
+    Raises:
+        StudyError: The trial's checkpoint is of another model or optimizer.
     """
     if begun is None:
         if start.checkpoint is not None:
-            _go_on(trainer, start.checkpoint)
+            start_from(trainer, start.checkpoint, of=start.name)
     elif before and begun[0].progress == (before, 0):
         trainer.load_state_dict(begun[1], fork=True)
         trainer.state.inherited = 0  # all of it is one training: its best epoch may be any
@@ -354,18 +346,6 @@ class _Until(Callback):
         """Stop there; any other reason to end stands above it."""
         if trainer.state.epoch >= self._epoch:
             trainer.state.stop(PAUSED)
-
-
-def _go_on(trainer: Trainer, checkpoint: dict[str, Any]) -> None:
-    """Weights, optimizer state and history of the checkpoint; learning rate and schedule as freshly built."""
-    fresh = [dict(group) for group in trainer.optimizer.param_groups]
-    bare_model(trainer.model).load_state_dict(checkpoint["model"])
-    trainer.optimizer.load_state_dict(checkpoint["optimizer"])
-    for group, built in zip(trainer.optimizer.param_groups, fresh, strict=True):
-        for key in _SCHEDULED:
-            if key in built:
-                group[key] = built[key]
-    trainer.state.load_state_dict({**checkpoint["state"], "stop_reason": None})
 
 
 def _evaluated(

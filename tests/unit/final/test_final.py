@@ -118,6 +118,26 @@ def test_a_trial_that_is_not_there_is_named(studies: Studies, which: str) -> Non
         start_of_trial(view, which, from_scratch=False)
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("model.hidden=5", "size mismatch"),
+        ("optimizer={_target_: torch.optim.SGD, lr: 0.01}", "the optimizer was another one, without"),
+    ],
+)
+def test_a_checkpoint_of_another_model_or_optimizer_is_refused_in_words(
+    studies: Studies, change: str, problem: str
+) -> None:
+    space = "search_space={optimizer.lr: {type: float, low: 0.001, high: 0.1}}"
+    with studies.open(space) as (view,):
+        run(view)
+        start = start_of_trial(view, "best", from_scratch=False)
+        with pytest.raises(StudyError, match="checkpoint of trial 0 does not fit") as refused:
+            train_final(Builder(studies.spec(space, change)), start, epochs=1, device=CPU)
+        assert problem in str(refused.value)
+        assert "--from-scratch" in str(refused.value)
+
+
 def test_damaged_checkpoints_leave_training_anew(studies: Studies) -> None:
     with studies.open() as (view,):
         run(view)
