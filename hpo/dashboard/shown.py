@@ -7,6 +7,7 @@ from collections.abc import Container, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import sqlalchemy as sa
+from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage.attributes import (
@@ -21,7 +22,9 @@ from hpo.storage.attributes import (
     WORKER_ATTR,
 )
 from hpo.storage.optuna_private import TRIALS, CachedStorage, id_of_trial
+from hpo.storage.outlines import outlined_trials
 from hpo.study.internals import UNASKED, unasked_metrics
+from hpo.study.ranking import is_feasible, is_ranked
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -38,6 +41,8 @@ _SHOWN: Final = {
     BASELINE_ATTR: "values of the study file",
 }
 _DIGITS: Final = 6
+#: The key of earlier versions of Optuna, by which optuna-dashboard knows a trial outside the bounds.
+_VIOLATIONS: Final = "constraints"
 
 
 class ShownStorage(CachedStorage):
@@ -71,8 +76,18 @@ class ShownStorage(CachedStorage):
         return shown(trial, UNASKED if study_id is None else self.unasked(study_id))
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
-        """The best trial; see `optuna.storages.BaseStorage`."""
-        return shown(self._stored.get_best_trial(study_id), self.unasked(study_id))
+        """The best trial within the bounds, if there is one; see `optuna.storages.BaseStorage`."""
+        best = self._stored.get_best_trial(study_id)
+        if not is_feasible(best):
+            best = self._best_within_bounds(study_id) or best
+        return shown(best, self.unasked(study_id))
+
+    def _best_within_bounds(self, study_id: int) -> FrozenTrial | None:
+        (direction,) = self._stored.get_study_directions(study_id)
+        sign = -1 if direction == StudyDirection.MAXIMIZE else 1
+        within = filter(is_ranked, outlined_trials(self._stored, study_id))
+        best = min(within, key=lambda trial: (sign * trial.values[0], trial.number), default=None)
+        return None if best is None else self._stored.get_trial(id_of_trial(best))
 
     def get_all_trials(
         self,
@@ -99,7 +114,10 @@ class ShownStorage(CachedStorage):
 
 
 def shown(trial: FrozenTrial, unasked: Container[str]) -> FrozenTrial:
-    """The trial with attributes for people, without the metrics that were not asked for."""
+    """The trial with attributes for people, without the metrics that were not asked for.
+
+    How far it violates each bound stands where optuna-dashboard looks for it.
+    """
     stored = trial.user_attrs
     best = stored.get(BEST_ATTR) or {}
     metrics = {name: _rounded(value) for name, value in best.get("metrics", {}).items() if name not in unasked}
@@ -107,6 +125,8 @@ def shown(trial: FrozenTrial, unasked: Container[str]) -> FrozenTrial:
     named = {name: stored[key] for key, name in _SHOWN.items() if key in stored}
     trial = copy.copy(trial)
     trial.user_attrs = {**metrics, **epoch, **named, **_others(stored)}
+    if violations := list(trial.constraints.values()):
+        trial.system_attrs = {**trial.system_attrs, _VIOLATIONS: violations}
     return trial
 
 

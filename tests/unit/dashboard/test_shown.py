@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+from typing import TYPE_CHECKING, Any
+from wsgiref.util import setup_testing_defaults
+
+import optuna_dashboard
 import pytest
 from optuna.trial import TrialState
 
@@ -10,6 +15,9 @@ from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR, REASON_ATTR
 from hpo.study.open_study import OpenStudy
 from tests.support.commands import STUDY
 from tests.support.studies import Studies, ask
+
+if TYPE_CHECKING:
+    from wsgiref.types import WSGIApplication
 
 KEPT = {"epoch": 3, "metrics": {"val_loss": 0.123456789, "lr": 0.1, "val_mae": None}, "checkpoint": "a/b.pt"}
 
@@ -39,6 +47,28 @@ def test_attributes_are_those_that_a_person_reads(studies: Studies) -> None:
         assert study.user_attrs == {}
         assert study.system_attrs["study:metric_names"] == ["val_loss"]
         assert view.study.trials[0].user_attrs[BEST_ATTR] == KEPT, "what is stored stays"
+
+
+@pytest.mark.parametrize(("direction", "values"), [("minimize", (1.0, 3.0, 2.0)), ("maximize", (3.0, 1.0, 2.0))])
+def test_a_trial_outside_the_bounds_is_shown_as_one_and_is_not_the_best(
+    studies: Studies, direction: str, values: tuple[float, ...]
+) -> None:
+    bounds = ("study.constraints={parameters: '<= 10'}", "callbacks.parameter_count=true", "study.n_trials=4")
+    with studies.open(*bounds, "study.metric=val_mae", f"study.direction={direction}") as (view,):
+        for value, violation in zip(values, (1.0, -1.0, 0.0), strict=True):
+            trial, _ = ask(view)
+            trial.set_constraint("parameters", violation)
+            view.study.tell(trial, value)
+        shown = optuna_dashboard.wsgi(ShownStorage(view.storage))
+        found = answer_of(shown, f"/api/studies/{view.study_id}")
+    assert [trial["number"] for trial in found["best_trials"]] == [2]
+    assert [trial["constraints"] for trial in found["trials"]] == [[1.0], [-1.0], [0.0]]
+
+
+def answer_of(app: WSGIApplication, path: str) -> Any:
+    environ: dict[str, Any] = {"PATH_INFO": path}
+    setup_testing_defaults(environ)
+    return json.loads(b"".join(app(environ, lambda *_: lambda _: None)))
 
 
 FUNCTION = """
