@@ -281,9 +281,10 @@ def _print_ranking(result: Mapping[str, Any], metric: str) -> None:
         for entry in result["ranking"]
     ]
     close = together(result["ranking"], metric)
-    below = (
-        f"the intervals of {_listed(close)} meet the first's: more seeds may change the order\n" if close else ""
-    )
+    found = [entry["estimates"].get(metric) for entry in result["ranking"]]
+    lone = any(each is not None and each["half_width"] is None for each in found)
+    why = "a single value has no interval" if lone else f"the intervals of {_listed(close)} meet the first's"
+    below = f"{why}: more seeds may change the order\n" if close else ""
     header = ("rank", "before", "trial", f"{metric} in the study", f"{metric} over seeds", "seeds")
     print_table("ranked anew, mean ± 95 % confidence interval", header, rows, below=below)
 

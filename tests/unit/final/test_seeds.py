@@ -255,6 +255,12 @@ def test_what_makes_no_sense_is_refused(view: OpenStudy, options: tuple[str, ...
     assert "fix:" in refusal
 
 
+def test_single_values_have_no_intervals_that_could_meet(view: OpenStudy) -> None:
+    printed = hpo("train", view.spec.path, "--top-k", 2, "--seeds", 1, "--epochs", 1).stdout
+    assert "a single value has no interval: more seeds may change the order" in printed
+    assert "the intervals of" not in printed
+
+
 def test_the_command_prints_seeds_and_ranks(view: OpenStudy) -> None:
     printed = hpo("train", view.spec.path, "--top-k", 2, "--epochs", 2).stdout
     assert "seeds 0, 1, 2" in printed
