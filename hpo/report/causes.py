@@ -16,7 +16,7 @@ from hpo.study.outcome import Outcome, outcome_of
 
 # What differs between two errors of one cause: sizes, addresses, process ids.
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
-_DIVERGED: Final = "the metric was no finite number any more"
+_DIVERGED: Final = "a metric was no finite number any more"
 _AGAIN: Final = "trained again from the first epoch: no checkpoint was loaded"
 #: How attempts end after which the trial resumes.
 _INTERRUPTED: Final = ("lost", "requeued")

@@ -120,7 +120,7 @@ def test_equal_causes_are_counted_together() -> None:
         ("error", "ValueError: 3 of 7 wrong", [1, 2], "Trace 1"),
         ("error", "OSError: disk", [0], ""),
         ("error", "no reason is stored", [3], ""),
-        ("diverged", "the metric was no finite number any more", [4], ""),
+        ("diverged", "a metric was no finite number any more", [4], ""),
         ("lost attempt", "the process died", [5], ""),
         ("requeued attempt", "interrupted", [6], ""),
     ]
