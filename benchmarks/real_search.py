@@ -1,6 +1,7 @@
 """The best value against seconds, on real training: what `hpo run` finds in equal wall time by several settings.
 
-    python benchmarks/real_search.py STUDY.yaml … --seconds 60 --seeds 3 [--workers 2] [--only NAME …] [--png FILE]
+    python benchmarks/real_search.py STUDY.yaml … --seconds 60 --seeds 3 [--first-seed 0] [--workers 2]
+                                     [--only NAME …] [--png FILE]
 
 Each setting runs the same study file for the same time with the same workers; a round runs every setting once, so
 that a slow moment of the machine hits all. Prints, for each study, the median over seeds of the best value at an
@@ -149,6 +150,7 @@ def main() -> None:
     parser.add_argument("studies", nargs="+", type=Path)
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--first-seed", type=int, default=0, help="the others follow it")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--start", type=float, default=10, help="seconds beside for the start of the workers")
     parser.add_argument("--only", nargs="+", choices=list(SETTINGS), default=list(SETTINGS))
@@ -158,7 +160,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="hpo-real-search-") as folder:
         for file in arguments.studies:
             curves: defaultdict[str, list[Curve]] = defaultdict(list)
-            for seed in range(arguments.seeds):
+            for seed in range(arguments.first_seed, arguments.first_seed + arguments.seeds):
                 for name in arguments.only:
                     curves[name].append(run(file, name, seed, arguments, Path(folder)))
             show(file, curves, arguments.seconds)
