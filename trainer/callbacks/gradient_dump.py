@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.callback import Callback, TrainerView
-from trainer.callbacks.tensor_statistics import pattern
+from trainer.callbacks.tensor_statistics import at_work, pattern
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +21,9 @@ class GradientDump(Callback):
     A file is a mapping from the names of parameters to their gradients before clipping, unscaled, in the host's
     memory; ``torch.load`` reads it. The steps are ``first_step``, and every ``every_n_steps`` after it up to
     ``last_step``, at most ``max_files`` of them, which bounds the disk that they take. A step that is written
-    waits for the device and the disk; the others do nothing. A resumed run writes the same files again. A file
-    that can't be written is left out with a warning.
+    waits for the device and the disk; the others do nothing. Of several optimizers that a step updates by name, a
+    file has the parameters of each that made an update, with the gradients of its last one in that step. A
+    resumed run writes the same files again. A file that can't be written is left out with a warning.
 
     Example::
 
@@ -47,6 +48,7 @@ class GradientDump(Callback):
     graph_safe = True
     rank_zero_only = True
     needs_whole_model = "writes whole gradients"
+    transient = ("_step", "_gradients")
 
     def __init__(
         self,
@@ -75,6 +77,8 @@ class GradientDump(Callback):
         self.last_step = last_step
         self.first_elements = first_elements
         self.names: re.Pattern[str] | None = pattern(names)
+        self._step = 0
+        self._gradients: dict[str, Tensor] = {}
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Write the step, if it is one of those."""
@@ -83,16 +87,18 @@ class GradientDump(Callback):
         late = self.last_step is not None and step > self.last_step
         if number < 0 or rest or number >= self.max_files or late:
             return
-        gradients = {
+        if step != self._step:
+            self._step, self._gradients = step, {}
+        self._gradients |= {
             name: self._kept(parameter.grad)
-            for name, parameter in trainer.model.named_parameters()
+            for name, parameter in at_work(trainer)
             if parameter.grad is not None and (self.names is None or self.names.search(name))
         }
         path = self.folder / f"gradients-step-{step:08d}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             aside = path.with_suffix(".part")
-            torch.save(gradients, aside)
+            torch.save(self._gradients, aside)
             aside.replace(path)
         except (OSError, RuntimeError) as error:  # torch's writer has errors of its own for a full disk
             logger.warning("%s can't be written: %s", path, error)

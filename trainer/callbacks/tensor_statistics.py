@@ -118,7 +118,7 @@ class TensorStatistics(Callback):
             self._waiting = []
         if not self._is_due(trainer):
             return
-        for name, parameter in _at_work(trainer):
+        for name, parameter in at_work(trainer):
             if self._wants(name):
                 if self.gradients and parameter.grad is not None:
                     self._waiting += self._numbers(f"grad_{{}}/{name}", trainer.group.whole(parameter.grad))
@@ -168,7 +168,7 @@ class TensorStatistics(Callback):
         ]
 
 
-def _at_work(trainer: TrainerView) -> Iterator[tuple[str, nn.Parameter]]:
+def at_work(trainer: TrainerView) -> Iterator[tuple[str, nn.Parameter]]:
     """The model's parameters; in an update by name its optimizer's, as others have gradients of an earlier one."""
     held = {id(item) for group in trainer.optimizer.param_groups for item in group["params"]}
     for name, parameter in trainer.model.named_parameters():

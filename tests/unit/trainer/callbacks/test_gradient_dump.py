@@ -8,7 +8,16 @@ import torch
 from torch import Tensor, nn
 
 from tests.unit.trainer.callbacks.reads import no_reads_inside_a_step
-from tests.unit.trainer.support import At, assert_same, interrupt_at, make_trainer, regression, through_file
+from tests.unit.trainer.support import (
+    At,
+    TwoUpdates,
+    assert_same,
+    interrupt_at,
+    make_model,
+    make_trainer,
+    regression,
+    through_file,
+)
 from trainer.callbacks import GradientClipping, GradientDump
 
 
@@ -37,6 +46,30 @@ def test_the_files_hold_the_gradients_of_the_chosen_steps(tmp_path: Path) -> Non
         assert list(found) == ["weight", "bias"]
         torch.testing.assert_close(found["weight"], gradient[:, :4].float(), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(found["bias"], gradient[0, 4:].float(), rtol=1e-5, atol=1e-5)
+
+
+def test_a_step_with_updates_by_name_has_each_optimizers_own_gradients(tmp_path: Path) -> None:
+    seen: dict[int, dict[str, Tensor]] = {}
+
+    def watch(trainer: Any) -> None:
+        first = trainer.state.optimizer_name == "first"
+        held = {"0.weight": trainer.model[0].weight} if first else {"4.weight": trainer.model[4].weight}
+        of_step = seen.setdefault(trainer.state.step + 1, {})
+        of_step.update({name: weight.grad.clone() for name, weight in held.items()})
+
+    model = make_model()
+    optimizers = {
+        "first": torch.optim.SGD([model[0].weight], lr=0.05),
+        "last": torch.optim.SGD([model[4].weight], lr=0.05),
+    }
+    callbacks = [GradientDump(tmp_path), At("on_before_optimizer_step", watch)]
+    make_trainer(callbacks, model=model, optimizer=optimizers, step=TwoUpdates()).fit(regression())
+    assert [sorted(seen[step]) for step in (1, 2)] == [["0.weight", "4.weight"], ["4.weight"]]
+    for step, expected in seen.items():
+        found = torch.load(tmp_path / f"gradients-step-{step:08d}.pt", weights_only=True)
+        assert sorted(found) == sorted(expected)
+        for name, gradient in expected.items():
+            torch.testing.assert_close(found[name], gradient, rtol=0, atol=0)
 
 
 def test_files_elements_and_names_are_bounded_and_a_resumed_run_writes_the_same(tmp_path: Path) -> None:

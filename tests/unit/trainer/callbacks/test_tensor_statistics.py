@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from tests.unit.trainer.callbacks.reads import no_reads_inside_a_step
 from tests.unit.trainer.support import (
     At,
+    TwoUpdates,
     assert_same,
     frozen,
     interrupt_at,
@@ -90,18 +91,6 @@ def test_a_step_that_overflows_in_fp16_is_not_measured() -> None:
     assert 0 < len(norms) < BATCHES
     assert recorded(trainer)["grad_norm/4.weight"] == pytest.approx(sum(norms) / len(norms), rel=1e-6)
     assert all(math.isfinite(value) for value in recorded(trainer).values())
-
-
-class TwoUpdates:
-    """Updates the first layers in every second batch, and the last one in each."""
-
-    def __call__(self, model: nn.Module, batch: Any, update: Any) -> Tensor:
-        inputs, targets = batch
-        if update.state.batch_index % 2 == 0:
-            update(nn.functional.mse_loss(model(inputs), targets), "first")
-        loss = nn.functional.mse_loss(model(inputs), targets)
-        update(loss, "last")
-        return loss
 
 
 def test_an_update_by_name_measures_its_own_parameters() -> None:
