@@ -245,8 +245,7 @@ def _wait_for(process: subprocess.Popen[bytes], folder: Path) -> None:
     deadline = time.monotonic() + _START_SECONDS
     while not _listens(folder):
         if process.poll() is not None or time.monotonic() > deadline:
-            said = (folder / _LOG).read_text(errors="replace").strip().rpartition("\n")[2]
-            raise UnpooledError(f"pgbouncer did not start: {said}")
+            raise UnpooledError(f"pgbouncer did not start: {_last_words(folder)}")
         time.sleep(_LOOK_SECONDS)
 
 
@@ -258,4 +257,10 @@ def _try(folder: Path) -> None:
         with psycopg.connect(**_to_pooler({"connect_timeout": _START_SECONDS}, folder)) as through:
             through.execute("SELECT 1")
     except psycopg.Error as error:
-        raise UnpooledError(f"pgbouncer can't connect: {first_line(error)}") from error
+        raise UnpooledError(f"pgbouncer can't connect: {first_line(error)}: {_last_words(folder)}") from error
+
+
+def _last_words(folder: Path) -> str:
+    """The last line of pgbouncer's log, without the time and the process."""
+    line = (folder / _LOG).read_text(errors="replace").strip().rpartition("\n")[2]
+    return line.rpartition("] ")[2]

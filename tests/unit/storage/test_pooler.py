@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.execution.sharing import sharing_connections
+from hpo.storage import pooler
 from hpo.storage.engines import engine_kwargs, session_limits
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import id_of_study
@@ -185,6 +186,24 @@ def test_each_worker_connects_by_itself_where_a_pooler_would_connect_otherwise(
     storage.close()
     why = problem.format(folder=postgres_server.folder)
     assert said == [f"each worker has a connection of its own to the database: {why}"]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's pooler runs as another user")
+def test_a_pooler_that_may_not_reach_the_server_says_so(
+    program: list[str], postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pooler, "_START_SECONDS", 1)
+    engine = sa.create_engine(postgres_server.new_database())
+    postgres_server.folder.chmod(0o700)
+    try:
+        with (
+            pytest.raises(UnpooledError, match="Permission denied"),
+            running_pooler(program, engine),
+        ):
+            raise AssertionError("it runs")
+    finally:
+        postgres_server.folder.chmod(0o755)
+        engine.dispose()
 
 
 def test_a_pooler_that_does_not_start_says_why(postgres_server: PostgresServer) -> None:
