@@ -45,7 +45,8 @@ def a_trial(number: int) -> FrozenTrial:
     if number % 11 == 7:
         attrs, value = {"hpo:outcome": "diverged"}, float("inf")
     if number % 13 == 9:
-        state, attrs = TrialState.FAIL, {"hpo:reason": f"ValueError: {EVIL}", "hpo:traceback": f"Trace {EVIL}"}
+        state, curve = TrialState.FAIL, {}  # before its first epoch
+        attrs = {"hpo:reason": f"ValueError: {EVIL}", "hpo:traceback": f"Trace {EVIL}"}
     distributions = {name: SPACE[name] for name in params}
     return trial_of(number, params, distributions, value, curve=curve, state=state, attrs=attrs)
 
