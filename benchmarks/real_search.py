@@ -124,7 +124,8 @@ def show(file: Path, curves: Mapping[str, Sequence[Curve]], seconds: float) -> N
         cells = [f"{statistics.median(at(curve, share * seconds) for curve in own):.4f}" for share in _SHARES]
         goal = pick((end for other, end in ends.items() if other != name), default=math.nan)
         cells.append(f"{statistics.median(reached(curve, goal, lowest=lowest) for curve in own) / seconds:.2f}")
-        cells.append(f"{statistics.median(curve.around for curve in own):.0%}")
+        around = statistics.median(curve.around for curve in own)
+        cells.append("" if math.isnan(around) else f"{around:.0%}")
         print(f"| {name} | " + " | ".join(cells) + " |")
 
 
