@@ -36,7 +36,7 @@ _FILE: Final = "pgbouncer.ini"
 _LOG: Final = "log"
 _START_SECONDS: Final = 5
 _LOOK_SECONDS: Final = 0.005
-#: User and group who pgbouncer runs as where root starts it, which it refuses; "nobody" by number.
+#: User and group who pgbouncer runs as where root starts it, which it refuses; `nobody` by number.
 _NOBODY: Final = 65534
 #: Parameters of a connection (libpq's) that pgbouncer has settings for, or that make no difference to the server.
 _UNDERSTOOD: Final = frozenset(
@@ -187,7 +187,7 @@ def _encryption(connection: "psycopg.Connection[Any]") -> dict[str, str]:
     if not connection.info.pgconn.ssl_in_use:
         return {"server_tls_sslmode": "disable"}
     given = connection.info.get_parameters()
-    mode = given.get("sslmode", "require")
+    mode = given.get("sslmode", "prefer")
     files = {}
     for name, (setting, usual) in _TLS_FILES.items():
         file = Path(given.get(name, Path("~/.postgresql", usual).expanduser()))
@@ -195,6 +195,8 @@ def _encryption(connection: "psycopg.Connection[Any]") -> dict[str, str]:
             raise UnpooledError(f"pgbouncer has no setting for {name}={file}")
         if file.is_file():
             files[setting] = str(file)
+    if mode == "require" and "server_tls_ca_file" in files:
+        mode = "verify-ca"  # libpq checks by the file then, pgbouncer would not
     return files | {"server_tls_sslmode": "require" if mode in {"allow", "prefer"} else mode}
 
 

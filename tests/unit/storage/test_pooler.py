@@ -164,6 +164,13 @@ def test_encryption_is_as_strict_as_without_a_pooler(program: list[str], monkeyp
         for url, encrypted in ((f"{plain}?sslmode=disable", False), (plain, True), (strict, True)):
             with through_pooler(program, url) as (engine, _):
                 assert ask(engine, query) is encrypted
+        # With a file of certificates libpq checks the server's also where a URL only requires encryption.
+        checks = {plain: "require", f"{plain}?sslmode=require&sslrootcert={certificate}": "verify-ca"}
+        for url, mode in checks.items():
+            engine = sa.create_engine(url)
+            with engine.connect() as conn:
+                assert pooler._encryption(conn.connection.dbapi_connection)["server_tls_sslmode"] == mode
+            engine.dispose()
 
 
 @pytest.mark.parametrize(
