@@ -203,6 +203,18 @@ def _encryption(connection: "psycopg.Connection[Any]") -> dict[str, str]:
 @contextlib.contextmanager
 def _started(program: Sequence[str], folder: Path, settings: str) -> Iterator[subprocess.Popen[bytes]]:
     """pgbouncer, until the end of the block."""
+    try:
+        process = _start(program, folder, settings)
+    except OSError as error:  # root, in a container, may not be allowed to start it as another user
+        raise UnpooledError(f"pgbouncer did not start: {error}") from error
+    try:
+        yield process
+    finally:
+        process.kill()  # it holds nothing that is to be closed in order
+        process.wait()
+
+
+def _start(program: Sequence[str], folder: Path, settings: str) -> subprocess.Popen[bytes]:
     file = folder / _FILE
     file.touch(mode=0o600)
     file.write_text(f"{settings}unix_socket_dir = {folder}\n")
@@ -212,7 +224,7 @@ def _started(program: Sequence[str], folder: Path, settings: str) -> Iterator[su
         for path in (file, folder):
             os.chown(path, _NOBODY, _NOBODY)
     with (folder / _LOG).open("wb") as log, _deaf_to_requests():
-        process = subprocess.Popen(
+        return subprocess.Popen(
             [*program, str(file)],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -221,11 +233,6 @@ def _started(program: Sequence[str], folder: Path, settings: str) -> Iterator[su
             start_new_session=True,  # a Ctrl-Z is for this process alone
             **ids,
         )
-    try:
-        yield process
-    finally:
-        process.kill()  # it holds nothing that is to be closed in order
-        process.wait()
 
 
 @contextlib.contextmanager

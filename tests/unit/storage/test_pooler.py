@@ -213,6 +213,13 @@ def test_a_pooler_that_may_not_reach_the_server_says_so(
         engine.dispose()
 
 
+def test_a_program_that_can_not_be_started_is_told_as_such(postgres_server: PostgresServer) -> None:
+    engine = sa.create_engine(postgres_server.new_database())
+    with pytest.raises(UnpooledError, match=r"did not start.*nowhere"), running_pooler(["/nowhere"], engine):
+        raise AssertionError("it runs")
+    engine.dispose()
+
+
 def test_a_pooler_that_does_not_start_says_why(postgres_server: PostgresServer) -> None:
     broken = postgres_server.folder / "pgbouncer"  # a folder that is open to whom it runs as
     broken.write_text("#!/bin/sh\necho one\necho no such thing >&2\nexit 1\n")
