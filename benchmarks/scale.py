@@ -62,7 +62,7 @@ from hpo.storage import beats
 from hpo.storage.beats import Beat
 from hpo.storage.cache import look_age
 from hpo.storage.ledger import Lease, Owner
-from hpo.storage.optuna_private import id_of_study
+from hpo.storage.optuna_private import id_of_study, id_of_trial, reports_of
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.open_study import MAX_AGE, load_study
 from hpo.study.taking import Taker, begin
@@ -130,11 +130,15 @@ def as_worker(row: str, file: Path, overrides: list[str], proxy: int) -> dict[st
     trial, values = trials[-1], iter(np.exp(-np.arange(REPORTS) / 9.0))
 
     def report() -> None:
-        trial.report(float(next(values)), len(trial._cached_frozen_trial.intermediate_values) + 1)  # noqa: SLF001
+        reported = reports_of(trial)
+        step, value = len(reported) + 1, float(next(values))
         if taker is None:
+            trial.report(value, step)
             trial.should_prune()  # not acted on
-        else:
-            taker.extended(trial._trial_id)  # noqa: SLF001
+            return
+        reported[step] = value
+        if taker.extended(id_of_trial(trial), {step: value}) is None:
+            trial.storage.set_trial_intermediate_value(id_of_trial(trial), step, value)
 
     found["report"] = median_of([timed(report) for _ in range(REPORTS)][5:])
     found["memory"] = memory() - before

@@ -12,7 +12,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -32,7 +32,7 @@ from hpo.execution.news import News
 from hpo.execution.pulse import ADVANCED, BEAT, Pulse, show_free, show_held
 from hpo.search.one_thread import allow_threads
 from hpo.storage.attributes import GRANTS_ATTR, RETRIED_ATTR
-from hpo.storage.grants import Granted
+from hpo.storage.grants import Extend, Granted
 from hpo.storage.ledger import Lease
 from hpo.storage.optuna_private import id_of_trial, known_of, reports_of
 from hpo.study.folders import print_error
@@ -65,7 +65,13 @@ class Assignment:
 
 @dataclass(frozen=True)
 class GrantEnds:
-    """To the worker: the trial has come to the end of its grant."""
+    """To the worker: the trial has come to the end of its grant.
+
+    Attributes:
+        values: What it has reported, by epoch, and is not stored yet.
+    """
+
+    values: Mapping[int, float]
 
 
 @dataclass(frozen=True)
@@ -127,12 +133,12 @@ class TrialProcess:
     def __post_init__(self) -> None:
         self.peers = Peers(self.builder, self.order.slot.devices, partial(_died, oom_kills()))
 
-    def run(self, lease: Lease, extend: Callable[[], Granted | None], before_s: float = 0.0) -> Ended | Kept:
+    def run(self, lease: Lease, extend: Extend, before_s: float = 0.0) -> Ended | Kept:
         """Train a trial to its end, to a pause or to a request to stop.
 
         Args:
             lease: The trial, taken in this process's name.
-            extend: Called where its grant ends; what it is granted now, None where it pauses.
+            extend: Called where its grant ends.
             before_s: Seconds that it took to take the trial, and to start this process for it.
         """
         request = self.request
@@ -178,7 +184,7 @@ class TrialProcess:
         self,
         trial: optuna.Trial,
         request: StopRequest,
-        extend: Callable[[], Granted | None],
+        extend: Extend,
         before_s: float,
     ) -> TrialReport:
         grants = known_of(trial).user_attrs.get(GRANTS_ATTR, ())
@@ -223,9 +229,9 @@ def _died(struck_before: int, rank: int, exitcode: int) -> None:
     die_like(exitcode)
 
 
-def _said(extend: Callable[[], Granted | None], news: News) -> Granted | None:
+def _said(extend: Extend, news: News, values: Mapping[int, float]) -> Granted | None:
     """As ``extend``, reported."""
-    granted = extend()
+    granted = extend(values)
     if granted is not None:
         news.extend(granted)
     return granted
@@ -257,15 +263,15 @@ class Orders:
         told = self._next()
         return told if isinstance(told, Assignment) else None
 
-    def extend(self) -> Granted | None:
-        """Ask the worker what the trial is granted where its grant ends; None where no worker is left to say.
+    def extend(self, values: Mapping[int, float]) -> Granted | None:
+        """Ask the worker, as of `hpo.storage.grants.Extend`; None, too, where no worker is left to say.
 
         Raises:
             LeaseLostError: Another attempt has the trial.
             StorageInternalError: The storage fails.
         """
         with contextlib.suppress(OSError):  # the worker is gone
-            self._source.send(GrantEnds())
+            self._source.send(GrantEnds(values))
         told = self._next()
         if not isinstance(told, Extension):
             return None

@@ -36,6 +36,7 @@ from hpo.execution.trial_process import (
     Assignment,
     Ended,
     Extension,
+    GrantEnds,
     Kept,
     Orders,
     TrialProcess,
@@ -245,7 +246,7 @@ class _Worker:
                     return None
                 if isinstance(said, Ended | Kept):
                     return said
-                self._extend(line, lease)
+                self._extend(line, lease, said)
             if self._channel in ready:
                 self._pass_on(line)
             if self._wake in ready and self._was_terminated():
@@ -254,9 +255,9 @@ class _Worker:
             if standby.process.exitcode is not None and not line.poll():
                 return None
 
-    def _extend(self, line: Connection[Any, Any], lease: Lease) -> None:
+    def _extend(self, line: Connection[Any, Any], lease: Lease, ends: GrantEnds) -> None:
         try:
-            extension = Extension(self._taker.extended(lease.trial_id))
+            extension = Extension(self._taker.extended(lease.trial_id, ends.values))
         except (LeaseLostError, StorageInternalError) as error:
             extension = Extension(None, error)
         self._opened.storage.rest()

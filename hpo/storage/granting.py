@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from sqlalchemy import orm
 
-from hpo.storage.grants import Grant, add_grant, begin_grants, has_grant, is_granted, store_grant
+from hpo.storage.grants import Grant, begin_grants, is_granted, store_grant
 from hpo.storage.leased import LeasedStorage
 from hpo.storage.ledger import Owner
 
@@ -50,19 +50,6 @@ class GrantingStorage(LeasedStorage):
     def is_granting(self) -> bool:
         """Whether this thread is inside `granting`, with a grant."""
         return self._granting.grant is not None
-
-    def extend(self, trial_id: int, grant: Grant) -> None:
-        """Grant a held trial more.
-
-        Raises:
-            OldGrantError: The grant is not the study's next one; nothing is stored.
-            LeaseLostError: Another attempt has the trial.
-        """
-        self.attempt_of(trial_id)
-        with self.one_transaction() as conn:
-            self._fence(conn, trial_id)
-            if not (self.patience.tries and has_grant(conn, trial_id, grant)):
-                add_grant(conn, trial_id, grant)
 
     def _store_grant(self, session: orm.Session, trial_id: int, *, only_first: bool = False) -> None:
         """Store what is being granted, in the transaction that takes the trial; ``only_first``: if it has none."""

@@ -7,7 +7,7 @@ worker: so each was decided with all earlier ones in sight, and no two workers s
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict, cast
 
@@ -48,6 +48,11 @@ class Granted(TypedDict):
     number: int
     until: int | None
     why: dict[str, Any]
+
+
+#: Asks, where a trial's grant ends, what it is granted then; None: it pauses. It is given the values, by epoch,
+#: that the trial has reported and that are not stored yet, and stores them with a grant; else it leaves them.
+Extend = Callable[[Mapping[int, float]], Granted | None]
 
 
 @dataclass(frozen=True)

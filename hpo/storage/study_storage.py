@@ -16,7 +16,7 @@ import copy
 import functools
 import json
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -39,13 +39,12 @@ from hpo.storage.attributes import BUDGET_ATTR, OUTCOME_ATTR, PAUSED_ATTR
 from hpo.storage.budget import lock_study, refuse_beyond_budget
 from hpo.storage.changes import lock_study_of, note_change
 from hpo.storage.engines import display_url
-from hpo.storage.guarded import guarded_insert, set_attr, set_state
+from hpo.storage.guarded import set_attr, set_state
 from hpo.storage.leased import lease_lost
 from hpo.storage.ledger import Owner
 from hpo.storage.new_trials import insert_running, is_stored_as, marked
 from hpo.storage.optuna_private import (
     PARAMS,
-    REPORTS,
     TRIAL_SYSTEM_ATTRS,
     TRIAL_USER_ATTRS,
     TRIALS,
@@ -60,10 +59,6 @@ from hpo.storage.together import GatheringStorage
 
 #: How an attempt ends that leaves its trial unfinished, by the state that it leaves it in.
 _UNFINISHED: Final = {TrialState.WAITING: "requeued", TrialState.RUNNING: PAUSED}
-
-
-#: Columns of a reported value.
-_REPORT: Final = ("step", "intermediate_value", "intermediate_value_type")
 
 
 class _Claim(threading.local):
@@ -237,26 +232,6 @@ class StudyStorage(GatheringStorage):
         """Store a system attribute."""
         self._write(TRIAL_SYSTEM_ATTRS, trial_id, "key", {"key": key, "value_json": json.dumps(value)})
 
-    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
-        """Store a reported value, in place of what was reported for the step before."""
-        self._write(REPORTS, trial_id, "step", _report(step, intermediate_value))
-
-    def set_trial_intermediate_values(self, trial_id: int, values: Mapping[int, float]) -> None:
-        """Store reported values of several steps, all or none, in place of what was reported for them before."""
-        if len(values) == 1:
-            self.set_trial_intermediate_value(trial_id, *next(iter(values.items())))
-            return
-        statement = guarded_insert(
-            self.engine.name, REPORTS, _REPORT, "step", replace=True, fenced=trial_id in self._held
-        )
-        whose = {"trial": trial_id, "attempt": self._held.get(trial_id)}
-        rows = [{f"new_{name}": value for name, value in _report(*item).items()} for item in values.items()]
-        with self.transaction() as session:
-            self._fence(session, trial_id)
-            written = [_rows(session.execute(statement, row | whose)) for row in rows]
-        if 0 in written:
-            self._explain_refusal(trial_id)
-
     def get_trial(self, trial_id: int) -> FrozenTrial:
         """Read a trial; LeaseLostError for one held by this storage that runs no longer.
 
@@ -393,16 +368,6 @@ class StudyStorage(GatheringStorage):
             self.get_trial(absent)
         if self.owner is not None:
             rehearse_a_life(self, study_id, self.owner)
-
-
-def _rows(result: sa.Result[Any]) -> int:
-    return cast("sa.CursorResult[Any]", result).rowcount
-
-
-def _report(step: int, reported: float) -> dict[str, Any]:
-    """The row of a reported value."""
-    value, kind = models.TrialIntermediateValueModel.intermediate_value_to_stored_repr(reported)
-    return dict(zip(_REPORT, (step, value, kind), strict=True))
 
 
 def open_storage(

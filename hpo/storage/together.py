@@ -3,19 +3,24 @@
 import contextlib
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import sqlalchemy as sa
 from optuna.exceptions import StorageInternalError
 
 from hpo.errors import LeaseLostError
 from hpo.storage.granting import GrantingStorage
+from hpo.storage.grants import Grant, add_grant, has_grant
 from hpo.storage.guarded import guarded_insert
+from hpo.storage.leased import lease_lost
 from hpo.storage.ledger import Executor, Owner
-from hpo.storage.optuna_private import PARAMS, TRIAL_SYSTEM_ATTRS, TRIAL_USER_ATTRS
+from hpo.storage.optuna_private import PARAMS, REPORTS, TRIAL_SYSTEM_ATTRS, TRIAL_USER_ATTRS, models
 from hpo.storage.outage import patient
+
+#: Columns of a reported value.
+_REPORT: Final = ("step", "intermediate_value", "intermediate_value_type")
 
 
 @dataclass(frozen=True)
@@ -77,6 +82,31 @@ class GatheringStorage(GrantingStorage):
             if rows:
                 self._store_rows(trial_id, rows)
 
+    def set_trial_intermediate_value(self, trial_id: int, step: int, intermediate_value: float) -> None:
+        """Store a reported value, in place of what was reported for the step before."""
+        self.set_trial_intermediate_values(trial_id, {step: intermediate_value})
+
+    def set_trial_intermediate_values(self, trial_id: int, values: Mapping[int, float]) -> None:
+        """Store reported values of several steps, all or none, in place of what was reported for them before."""
+        self._write_rows(trial_id, _reports(values))
+
+    def extend(self, trial_id: int, grant: Grant, values: Mapping[int, float]) -> None:
+        """Grant a held trial more, and store values that it has reported, by step.
+
+        Raises:
+            OldGrantError: The grant is not the study's next one; nothing is stored.
+            LeaseLostError: Another attempt has the trial.
+        """
+        attempt = self.attempt_of(trial_id)
+        with self.one_transaction() as conn:
+            # All workers wait for who adds a grant: that is the last thing to do.
+            if not values:
+                self._fence(conn, trial_id)
+            elif not self._execute_rows(conn, trial_id, attempt, _reports(values)):
+                raise lease_lost(trial_id)
+            if not (self.patience.tries and has_grant(conn, trial_id, grant)):
+                add_grant(conn, trial_id, grant)
+
     def rehearse_together(self, absent: int) -> None:
         """Send the statements that store several rows to the database, for a trial that does not exist."""
         param = {"param_value": 0.0, "distribution_json": ""}
@@ -93,11 +123,13 @@ class GatheringStorage(GrantingStorage):
         self, table: sa.Table, trial_id: int, key: str, values: dict[str, Any], *, replace: bool = True
     ) -> None:
         """Store one row of a trial; raises if the trial may not be written to."""
-        row = _Row(table, key, values, replace)
+        self._write_rows(trial_id, [_Row(table, key, values, replace)])
+
+    def _write_rows(self, trial_id: int, rows: Sequence[_Row]) -> None:
         if self._gathered.trial_id == trial_id:
-            self._gathered.rows.append(row)
+            self._gathered.rows += rows
         else:
-            self._store_rows(trial_id, [row])
+            self._store_rows(trial_id, rows)
 
     @patient
     def _store_rows(self, trial_id: int, rows: Sequence[_Row]) -> None:
@@ -120,3 +152,10 @@ class GatheringStorage(GrantingStorage):
             if not result.rowcount:
                 return False
         return True
+
+
+def _reports(values: Mapping[int, float]) -> list[_Row]:
+    """The rows of reported values, by step."""
+    stored = models.TrialIntermediateValueModel.intermediate_value_to_stored_repr
+    named = [(step, *stored(value)) for step, value in values.items()]
+    return [_Row(REPORTS, "step", dict(zip(_REPORT, row, strict=True)), replace=True) for row in named]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from optuna.trial import FrozenTrial, TrialState
 
@@ -30,14 +30,18 @@ from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import is_feasible
 from hpo.study.timing import timing_of
 
+_NONE: Final[Mapping[int, float]] = {}
 
-def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
+
+def standing_of(opened: OpenStudy, here: int | None = None, values: Mapping[int, float] = _NONE) -> Standing:
     """The study now; its trials, or columns, are read when they are first asked for.
 
     Args:
         opened: The study.
         here: A running trial whose grant ends: it is shown as if it had paused.
+        values: What that one has reported, by epoch, and is not stored yet: it is shown, too.
     """
+    minimize = opened.spec.study.direction == "minimize"
     attrs: Mapping[str, Any]
     read_columns: Callable[[], Columns] | None
     if opened.scheduler.reads_trials:
@@ -46,15 +50,15 @@ def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
         attrs, read_columns = user_attrs_of(opened.study), opened.progress.look
     else:  # where a grant ends, columns are always asked for, and the two are read together
         attrs, now = opened.progress.look_at_study()
-        read_columns = partial(now.with_paused, here)
+        read_columns = partial(now.with_paused, here, values, minimize=minimize)
     return Standing(
-        read=lambda: _seen(opened, here),
+        read=lambda: _seen(opened, here, values),
         read_columns=read_columns,
         space=opened.space.distributions,
         conditions=opened.space.conditions,
         where=opened.space.where,
         horizon=attrs.get(MAX_EPOCHS_ATTR),
-        minimize=opened.spec.study.direction == "minimize",
+        minimize=minimize,
         seed=opened.spec.seed,
         planned=opened.spec.run.workers or 1,
         n_trials=attrs.get(BUDGET_ATTR),
@@ -65,7 +69,7 @@ def standing_of(opened: OpenStudy, here: int | None = None) -> Standing:
     )
 
 
-def _seen(opened: OpenStudy, here: int | None) -> Sequence[Seen]:
+def _seen(opened: OpenStudy, here: int | None, values: Mapping[int, float]) -> Sequence[Seen]:
     opened.forget_looks()
     kept, found = opened.seen, []
     for trial in opened.study.get_trials(deepcopy=False):
@@ -76,7 +80,10 @@ def _seen(opened: OpenStudy, here: int | None) -> Sequence[Seen]:
             if trial.state.is_finished() or known[1].state == "paused":
                 kept[trial.number] = known
         found.append(known[1])
-    return [replace(each, state="paused") if each.number == here else each for each in found]
+    return [
+        replace(each, state="paused", values={**each.values, **values}) if each.number == here else each
+        for each in found
+    ]
 
 
 def seen(trial: FrozenTrial) -> Seen:

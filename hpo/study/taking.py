@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import cast
 
@@ -71,25 +71,29 @@ class Taker:
             self.opened.progress.forget()
             anew = True
 
-    def extended(self, trial_id: int) -> Granted | None:
+    def extended(self, trial_id: int, values: Mapping[int, float]) -> Granted | None:
         """Let a held trial whose grant ends train on without a pause, if the scheduler would resume it now.
 
         Where it would not, what it says stands for the next trial, if this one pauses, and as long as there is no
         other grant in between.
+
+        Args:
+            trial_id: The trial.
+            values: What it has reported, by epoch, and is not stored yet; it is with a grant.
 
         Returns:
             What it is granted now; None where it pauses.
         """
         number = storage_of(self.opened.study).get_trial_number_from_id(trial_id)
         while True:
-            standing = standing_of(self.opened, number)
+            standing = standing_of(self.opened, number, values)
             step = self._asked(standing)
             if not isinstance(step, Resume) or step.number != number:
                 self._decided = (standing.decision, number, step)
                 return None
             with contextlib.suppress(OldGrantError):
                 grant = _grant(self.opened, standing, step)
-                self.opened.storage.extend(trial_id, grant)
+                self.opened.storage.extend(trial_id, grant, values)
                 return grant.granted
 
     def _asked(self, standing: Standing) -> Next:

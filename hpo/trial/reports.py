@@ -19,7 +19,7 @@ import optuna
 from hpo.search.schedulers.scheduler import Decision, Scheduler
 from hpo.storage.attributes import PAUSE_AT_ATTR, PRUNED_ATTR
 from hpo.storage.cache import StudyCache
-from hpo.storage.grants import Granted, granted_until
+from hpo.storage.grants import Extend, granted_until
 from hpo.storage.lineage import inherited_epochs
 from hpo.storage.optuna_private import id_of_trial, known_of, reports_of
 
@@ -41,8 +41,7 @@ class Reports:
         trial: The running trial; nothing else reports to it.
         metric: The metric to report.
         scheduler: The study's; it is asked after each epoch.
-        extend: Called where the trial's grant ends; the grant by which it trains on, None where it pauses. Without
-            it the trial pauses there.
+        extend: Called where the trial's grant ends. Without it the trial pauses there.
     """
 
     def __init__(
@@ -50,7 +49,7 @@ class Reports:
         trial: optuna.Trial,
         metric: str,
         scheduler: Scheduler,
-        extend: Callable[[], Granted | None] | None = None,
+        extend: Extend | None = None,
     ) -> None:
         self.metric = metric
         self._extend = extend
@@ -61,6 +60,7 @@ class Reports:
         self._decided_at = 0
         self._until: int | None = None
         self._resumed = False
+        self._gathered: dict[int, float] = {}  # values that are not stored yet
 
     def resume(self, history: Sequence[Mapping[str, float]]) -> Decision:
         """Bring the storage to a history: send what it lacks, rewrite what differs.
@@ -111,16 +111,21 @@ class Reports:
     def close(self) -> None:
         """Give up what reporting needs; the next report takes it again."""
 
+    def _catch_up(self) -> Decision:
+        """Wait for what is under way, so that nothing is any more; what the trial is to do by that."""
+        return self.finish()
+
     def _due(self, step: int) -> Decision:
         if self._decided is not Decision.CONTINUE and step >= self._decided_at:
             return self._decided
         if self._until is None or step < self._until:
             return Decision.CONTINUE
-        if (late := self.finish()) is not Decision.CONTINUE:
+        if (late := self._catch_up()) is not Decision.CONTINUE:
             return late
-        granted = None if self._extend is None else self._extend()
+        granted = None if self._extend is None else self._extend(self._gathered)
         if granted is None:
             return Decision.PAUSE
+        self._gathered = {}
         self._until = granted["until"]
         return Decision.CONTINUE if self._until is None or step < self._until else Decision.PAUSE
 
@@ -189,11 +194,10 @@ class GatheredReports(_ReportsBeside):
         trial: optuna.Trial,
         metric: str,
         scheduler: Scheduler,
-        extend: Callable[[], Granted | None] | None = None,
+        extend: Extend | None = None,
     ) -> None:
         super().__init__(trial, metric, scheduler, extend)
         self._lock = threading.Lock()
-        self._gathered: dict[int, float] = {}
         self._hurry = threading.Event()
 
     def report(self, step: int, value: float, *, ask: bool) -> Decision:
@@ -205,8 +209,8 @@ class GatheredReports(_ReportsBeside):
 
     def finish(self) -> Decision:
         """Store what was gathered; CONTINUE."""
-        self._hurry.set()
-        return super().finish()
+        self._catch_up()
+        return self._store_gathered()
 
     def close(self) -> None:
         """End the thread."""
@@ -225,14 +229,30 @@ class GatheredReports(_ReportsBeside):
     def _store_soon(self) -> None:
         super().finish()  # it has taken what it stores, and is done in a moment
         self._hurry.clear()
-        self._begin(self._store_gathered)
+        self._begin(self._store_late)
+
+    def _catch_up(self) -> Decision:
+        """Leave the thread nothing to store that it has not begun to."""
+        gathered = self._take_gathered()
+        self._hurry.set()
+        super().finish()
+        self._gathered = gathered
+        return Decision.CONTINUE
+
+    def _store_late(self) -> Decision:
+        self._hurry.wait(_LATEST)
+        return self._store_gathered()
 
     def _store_gathered(self) -> Decision:
-        self._hurry.wait(_LATEST)
+        if gathered := self._take_gathered():
+            storage = cast("StudyCache", self._trial.storage)
+            storage.set_trial_intermediate_values(id_of_trial(self._trial), gathered)
+        return Decision.CONTINUE
+
+    def _take_gathered(self) -> dict[int, float]:
         with self._lock:
             gathered, self._gathered = self._gathered, {}
-        cast("StudyCache", self._trial.storage).set_trial_intermediate_values(id_of_trial(self._trial), gathered)
-        return Decision.CONTINUE
+        return gathered
 
 
 def _same(left: float, right: float) -> bool:

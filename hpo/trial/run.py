@@ -23,7 +23,7 @@ from hpo.storage.attributes import (
     STARTED_AGAIN_ATTR,
     TIMING_ATTR,
 )
-from hpo.storage.grants import Granted
+from hpo.storage.grants import Extend, Granted
 from hpo.storage.ledger import Lease
 from hpo.storage.lineage import forked_from, inherited_epochs
 from hpo.storage.optuna_private import id_of_trial, known_of
@@ -68,8 +68,7 @@ class TrialRun:
         device: Where to train.
         request: What others want of this worker.
         pulse: Called again and again with how far the run is, as long as training advances.
-        extend: Called where the trial's grant ends; what it is granted now, None where it pauses. Without it the
-            trial pauses there.
+        extend: Called where the trial's grant ends. Without it the trial pauses there.
         before_s: Seconds that it took to take the trial, and to start this process for it.
     """
 
@@ -79,7 +78,7 @@ class TrialRun:
     device: torch.device
     request: StopRequest
     pulse: Callable[[RunProgress], None]
-    extend: Callable[[], Granted | None] | None = None
+    extend: Extend | None = None
     before_s: float = 0.0
     _failure: Failure | None = None
     _paused: bool = False
@@ -303,11 +302,11 @@ class TrialRun:
             return None
         return Source(fork["parent"], fork["epoch"], attempt_folders(self.opened.spec, fork["parent"]))
 
-    def _extended(self) -> Granted | None:
+    def _extended(self, values: Mapping[int, float]) -> Granted | None:
         """As `extend`, with the bounds measured by which the scheduler leaves a trial alone."""
         assert self.extend is not None
         self._end.keep_constraints()
-        return self.extend()
+        return self.extend(values)
 
     def _run_as_before(self, seed: int) -> None:
         """Store how the trial is run; one that resumes keeps its number of threads, for equal bits."""

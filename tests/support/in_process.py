@@ -15,6 +15,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from multiprocessing import Pipe, connection
 from multiprocessing.connection import Connection
 from typing import Any, TextIO, TypeVar
@@ -140,7 +141,7 @@ class InProcessWorker:
             if isinstance(taken, Wait):
                 self._request.wait(_LOOK)
         trial = TrialProcess(self._order, opened, builder, channel, self._pulse, self._request)
-        return trial.run(taken, lambda: taker.extended(taken.trial_id))
+        return trial.run(taken, partial(taker.extended, taken.trial_id))
 
     def _loaded(self) -> Builder:
         builder = Builder(self._order.spec)

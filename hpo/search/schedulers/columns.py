@@ -6,7 +6,7 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from hpo.search.schedulers.seen import Seen
 Integers = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
+
+_T = TypeVar("_T", bound=np.generic)
 
 #: `Seen.state` by its number in a column.
 STATES: Final = ("waiting", "running", "paused", "ended")
@@ -76,11 +78,27 @@ class Columns:
         found = np.flatnonzero(self.number == number)
         return int(found[0]) if len(found) else None
 
-    def with_paused(self, number: int) -> Columns:
-        """The same with this trial as if it had paused."""
-        state = self.state.copy()
-        state[self.number == number] = PAUSED
-        return replace(self, state=state)
+    def with_paused(self, number: int, values: Mapping[int, float], *, minimize: bool) -> Columns:
+        """The same with this trial as if it had paused, and had reported more values, by epoch."""
+        place = self.place(number)
+        if place is None:
+            return self
+        paused = replace(self, state=_changed(self.state, place, PAUSED))
+        if not values:
+            return paused
+        last, known = max(values), self.best[place]
+        finite = [value for value in (*values.values(), known) if math.isfinite(value)]
+        return replace(
+            paused,
+            last=_changed(self.last, place, last),
+            finite=_changed(self.finite, place, math.isfinite(values[last])),
+            best=_changed(self.best, place, (min if minimize else max)(finite, default=math.nan)),
+            read_at=lambda epoch: self._read_with(place, values, epoch),
+        )
+
+    def _read_with(self, place: int, values: Mapping[int, float], epoch: int) -> Floats:
+        read = self.read_at(epoch)
+        return _changed(read, place, _value_at(values, epoch)) if min(values) <= epoch else read
 
 
 def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:
@@ -107,6 +125,12 @@ def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:
         inherited=np.array(inherited, np.int64),
         read_at=at,
     )
+
+
+def _changed(column: NDArray[_T], place: int, value: Any) -> NDArray[_T]:
+    changed = column.copy()
+    changed[place] = value
+    return changed
 
 
 def _or_none(epochs: Sequence[int | None]) -> Integers:

@@ -28,4 +28,4 @@ def test_without_a_worker_there_is_no_trial_and_no_grant_however_often_it_is_ask
         ours.close()
         assert orders.assignment() is None
         assert request.leaving
-        assert [orders.extend() for _ in range(3)] == [None] * 3
+        assert [orders.extend({1: 0.5}) for _ in range(3)] == [None] * 3

@@ -14,7 +14,7 @@ import pytest
 from hpo.errors import LeaseLostError
 from hpo.execution.pulse import PROCESS, PULSE_LENGTH
 from hpo.execution.standby import Processes
-from hpo.execution.trial_process import Ended, Extension
+from hpo.execution.trial_process import Ended, Extension, GrantEnds
 from hpo.execution.worker import _Worker
 from hpo.storage.ledger import Lease
 from hpo.storage.optuna_private import known_of
@@ -42,11 +42,12 @@ def test_a_trial_that_was_taken_away_meanwhile_is_granted_nothing_and_ends_no_wo
         ours, theirs = Pipe()
         worker: Any = _Worker.__new__(_Worker)
         worker._taker, worker._opened = taker, view
-        worker._extend(ours, lease)
+        worker._extend(ours, lease, GrantEnds({3: 0.5}))
         extension = theirs.recv()
         assert isinstance(extension, Extension)
         assert extension.granted is None
         assert isinstance(extension.error, LeaseLostError)
+        assert other.storage.get_trial(lease.trial_id).intermediate_values == {2: 1.0}
 
 
 class Trains:

@@ -143,11 +143,12 @@ def test_a_grant_whose_commits_answer_is_lost_is_stored_once(
     ]
     for grant in granted:
         losses.arm("UPDATE study_user_attributes", arrives=arrives)
-        storage.extend(trial._trial_id, Grant(study, grant))
+        storage.extend(trial._trial_id, Grant(study, grant), {grant["number"]: 0.5})
         assert losses.count == 1
     with pytest.raises(OldGrantError):
-        storage.extend(trial._trial_id, Grant(study, granted[2]))
+        storage.extend(trial._trial_id, Grant(study, granted[2]), {3: 0.5})
     assert grants_of(storage.get_trial(trial._trial_id)) == granted
+    assert storage.get_trial(trial._trial_id).intermediate_values == dict.fromkeys(range(3), 0.5)
 
 
 def test_what_was_to_be_written_on_a_connection_that_just_broke_is_written(server: DatabaseServer) -> None:

@@ -23,12 +23,14 @@ from hpo.storage.grants import Grant, OldGrantError, grants_of
 from hpo.storage.ledger import Lease
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.study_end import prune_paused
+from hpo.storage.study_storage import StudyStorage
 from hpo.study import standing
 from hpo.study.open_study import OpenStudy, start_study
 from hpo.study.ranking import best_of
 from hpo.study.standing import standing_of
 from hpo.study.status import refuse_without_result, study_best
 from hpo.study.taking import Taker, claimable
+from hpo.trial import reports
 from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
@@ -143,7 +145,7 @@ def test_a_decision_where_a_grant_ends_stands_if_the_trial_then_pauses(
         assert isinstance(lease, Lease)
         view.storage.set_trial_intermediate_value(lease.trial_id, 2, 1.0)
         heard.clear()
-        assert taker.extended(lease.trial_id) is None
+        assert taker.extended(lease.trial_id, {}) is None
         if ends is TrialState.RUNNING:
             view.storage.pause(lease.trial_id, 2)
         else:
@@ -166,6 +168,46 @@ def test_what_is_shown_where_a_grant_ends_has_all_of_the_trials_values(studies: 
     with studies.open("study.n_trials=1", "trainer.max_epochs=5") as (view,):
         run_all(replace(view, scheduler=Looks()))
     assert shown == [(0, 0, [1, 2], []), (0, 0, [1, 2, 3, 4], [])]
+
+
+@dataclass(frozen=True)
+class Gathering(TwoByTwo):
+    """It watches no epoch, and keeps what it is shown where a grant ends."""
+
+    shown: list[dict[int, float]]
+
+    def watches(self, study: optuna.Study) -> bool:
+        return False
+
+    def next(self, standing: Standing) -> Next:
+        self.shown.extend(dict(trial.values) for trial in standing.paused if trial.number == standing.here)
+        return super().next(standing)
+
+
+@pytest.mark.parametrize(("n_trials", "alone"), [(1, [[5]]), (2, [[1, 2], [1, 2], [3, 4], [3, 4], [5], [5]])])
+def test_what_was_gathered_is_shown_where_a_grant_ends_and_stored_with_the_next(
+    n_trials: int, alone: list[list[int]], studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored, store = [], StudyStorage.set_trial_intermediate_values
+
+    def note(self: StudyStorage, trial_id: int, values: dict[int, float]) -> None:
+        stored.append(list(values))
+        store(self, trial_id, values)
+
+    monkeypatch.setattr(StudyStorage, "set_trial_intermediate_values", note)
+    monkeypatch.setattr(reports, "_LATEST", 600.0)
+    with studies.open(f"study.n_trials={n_trials}", "trainer.max_epochs=5") as (view,):
+        shown: list[dict[int, float]] = []
+        run_all(replace(view, scheduler=Gathering(shown)))
+        assert stored == alone
+        trials = view.study.get_trials()
+        assert [list(trial.intermediate_values) for trial in trials] == [[1, 2, 3, 4, 5]] * n_trials
+        upto = [
+            {step: trial.intermediate_values[step] for step in range(1, at + 1)}
+            for at in (2, 4)
+            for trial in trials
+        ]
+        assert shown == upto
 
 
 def test_a_trial_that_waits_resumes_with_the_grant_that_it_has(studies: Studies) -> None:
@@ -289,10 +331,10 @@ def test_what_a_scheduler_stores_is_decided_with_all_that_it_had_stored(
         first, second = (Taker(replace(view, scheduler=Counting())) for view in views)
         read, others = standing._seen, [second.take]
 
-        def late(opened: OpenStudy, here: int | None) -> Any:
+        def late(opened: OpenStudy, *more: Any) -> Any:
             if opened is first.opened and others:
                 others.pop()()
-            return read(opened, here)
+            return read(opened, *more)
 
         monkeypatch.setattr(standing, "_seen", late)
         assert isinstance(first.take(), Lease)

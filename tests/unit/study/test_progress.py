@@ -25,6 +25,7 @@ from hpo.search.schedulers.curves import Curve, affordable, curves_of, horizon_o
 from hpo.search.schedulers.hyperband import Hyperband
 from hpo.search.schedulers.rungs import ladder
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
+from hpo.search.schedulers.seen import Seen
 from hpo.storage import progress as storage_progress
 from hpo.storage.attributes import GRANTED_ATTR, OUTCOME_ATTR
 from hpo.storage.grants import Grant
@@ -103,9 +104,25 @@ class World:
             self.running.append(self.waiting.pop(which % len(self.waiting)))
             assert self.worker.set_trial_state_values(self.running[-1], TrialState.RUNNING)
 
-    def look(self, *_: int) -> None:
+    def look(self, which: int = 0, value: int = 0) -> None:
         trials = [seen(trial) for trial in self.worker.get_all_trials(self.study)]
-        same(self.progress.look(), columns_of(trials, minimize=True))
+        found = self.progress.look()
+        same(found, columns_of(trials, minimize=True))
+        running = [trial for trial in trials if trial.state == "running"]
+        if running:
+            self.look_where_a_grant_ends(found, trials, running[which % len(running)], value)
+
+    def look_where_a_grant_ends(self, found: Columns, trials: list[Seen], here: Seen, value: int) -> None:
+        """With values that are not stored yet, some as those that are, some after them."""
+        first = max(0, here.epochs - value % 2)
+        values = {first + more: VALUES[(value * more) % len(VALUES)] for more in range(1, value % 4 + 1)}
+        shown = replace(here, state="paused", values={**here.values, **values})
+        expected = columns_of([shown if trial is here else trial for trial in trials], minimize=True)
+        ours = found.with_paused(here.number, values, minimize=True)
+        if set(values) & set(here.values):  # the best of the values that they take the place of counts with them
+            ours = replace(ours, best=expected.best)
+        same(ours, expected)
+        same(found, columns_of(trials, minimize=True))
 
 
 def same(ours: Columns, expected: Columns) -> None:

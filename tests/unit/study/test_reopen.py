@@ -197,6 +197,6 @@ def test_a_worker_that_has_seen_the_failure_counts_what_the_trial_is_granted_aft
         assert Taker(other).take() == Lease(failed.trial_id, 2)
         decision = standing_of(other).decision
         grant = Grant(other.study_id, {"number": decision, "until": 3, "why": {"kind": "promotion"}})
-        other.storage.extend(failed.trial_id, grant)
+        other.storage.extend(failed.trial_id, grant, {})
         assert standing_of(worker).decision == decision + 1
         assert isinstance(taker.take(), Lease)
