@@ -49,6 +49,8 @@ def _fill_study(raw: dict[str, Any], study: dict[str, Any]) -> None:
     for name in ("sampler", "pruner"):
         if name in study and isinstance(study[name], str | None):
             study[name] = {"name": study[name] or "none"}
+    if study.get("epochs") is not None and study.get("n_trials", 0) is None:
+        del study["n_trials"]  # as who has epochs in place of a file's trials writes it
     _fill(study, "sampler", SamplerSection().model_dump())
     several = study.get("objectives") is not None
     if _is_given_epochs_alone(raw, study):

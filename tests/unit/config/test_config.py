@@ -487,6 +487,8 @@ def test_steps_alone_limit_a_run_that_names_only_them(
         ({"epochs": 50}, ("study.sampler=tpe",), (None, "median", 50)),
         ({}, ("study.epochs=50",), ("freeze_thaw", "none", 50)),
         ({"n_trials": 7}, ("study.epochs=50",), (None, "median", 7)),
+        ({"n_trials": 7}, ("study.epochs=50", "study.n_trials=null"), ("freeze_thaw", "none", 50)),
+        ({"n_trials": None, "epochs": 50}, (), ("freeze_thaw", "none", 50)),
         ({}, (), (None, "median", 100)),
     ],
 )
