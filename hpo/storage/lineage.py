@@ -6,7 +6,7 @@ from typing import TypedDict, cast
 
 from optuna.trial import FrozenTrial, Trial
 
-from hpo.storage.attributes import FORK_ATTR
+from hpo.storage.attributes import FORK_ATTR, SAME_AS_ATTR
 from hpo.storage.optuna_private import known_of
 
 
@@ -44,6 +44,6 @@ def epochs_reached(trial: FrozenTrial) -> int:
 
 
 def epochs_trained(trial: FrozenTrial) -> int:
-    """Epochs that a trial has trained itself, as far as they were reported."""
+    """Epochs that a trial has trained itself, as far as they were reported; none of a result that it took over."""
     last = trial.last_step
-    return 0 if last is None else last - inherited_epochs(trial)
+    return 0 if last is None or SAME_AS_ATTR in trial.user_attrs else last - inherited_epochs(trial)

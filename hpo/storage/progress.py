@@ -23,6 +23,7 @@ from hpo.storage.attributes import (
     ORIGIN_ATTR,
     OUTCOME_ATTR,
     PAUSED_ATTR,
+    SAME_AS_ATTR,
     SCHEDULER_ATTR,
 )
 from hpo.storage.changes import CHANGES, SINCE, latest_change
@@ -185,7 +186,7 @@ def _attrs(of: sa.FromClause) -> tuple[sa.Select[Any], sa.Select[Any]]:
 
     key = TRIAL_SYSTEM_ATTRS.c.key
     system = sa.or_(key.in_([IMPORTED_ATTR, ORIGIN_ATTR]), key.startswith(CONSTRAINT_ATTR))
-    user = TRIAL_USER_ATTRS.c.key.in_([OUTCOME_ATTR, FORK_ATTR])
+    user = TRIAL_USER_ATTRS.c.key.in_([OUTCOME_ATTR, FORK_ATTR, SAME_AS_ATTR])
     return having(TRIAL_USER_ATTRS, user), having(TRIAL_SYSTEM_ATTRS, system)
 
 

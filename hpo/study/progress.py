@@ -17,6 +17,7 @@ from hpo.storage.attributes import (
     IMPORTED_ATTR,
     ORIGIN_ATTR,
     OUTCOME_ATTR,
+    SAME_AS_ATTR,
 )
 from hpo.storage.progress import Cursor, Progress, Report, last_values_up_to, read_progress, reports_at
 from hpo.storage.reader import ReadingStorage
@@ -25,7 +26,7 @@ from hpo.study.outcome import Outcome, ended_as
 _KINDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("trial_id", "number", "state", "last", "until", "grants", "inherited"), np.int64),
     "best": np.float64,
-    **dict.fromkeys(("finite", "whole", "imported", "foreign", "feasible"), np.bool_),
+    **dict.fromkeys(("finite", "whole", "imported", "foreign", "feasible", "taken_over"), np.bool_),
 }
 _STATES: Final[Mapping[str, int]] = {"RUNNING": RUNNING, "WAITING": WAITING}
 
@@ -136,6 +137,7 @@ def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
         "imported": np.zeros(len(ids), np.bool_),
         "foreign": np.zeros(len(ids), np.bool_),
         "feasible": np.ones(len(ids), np.bool_),
+        "taken_over": np.zeros(len(ids), np.bool_),
     }
     for trial_id, attrs in read.attrs.items():
         place = np.searchsorted(ids, trial_id)
@@ -151,6 +153,7 @@ def _decided_by(attrs: Mapping[str, Any], state: TrialState, value: float | None
         "whole": ended_as(state, attrs.get(OUTCOME_ATTR), value) == Outcome.COMPLETE,
         "imported": IMPORTED_ATTR in attrs,
         "foreign": ORIGIN_ATTR in attrs and attrs[ORIGIN_ATTR][0] is not None,
+        "taken_over": SAME_AS_ATTR in attrs,
         "feasible": all(each <= 0 for key, each in attrs.items() if key.startswith(CONSTRAINT_ATTR)),
     }
 

@@ -78,8 +78,8 @@ def summarize_pruning(
     if horizon is None:
         horizon = max(map(epochs_reached, complete), default=0) or None
     pruned = [trial for trial in ended if trial.state == TrialState.PRUNED]
-    used = sum(map(epochs_trained, filter(_has_trained, ended)))
-    cut_short = filter(_has_trained, pruned)
+    used = sum(map(epochs_trained, ended))
+    cut_short = (trial for trial in pruned if SAME_AS_ATTR not in trial.user_attrs)
     saved = None if horizon is None else sum(max(0, horizon - epochs_reached(trial)) for trial in cut_short)
     condemned = {trial.number: decision for trial in ended if (decision := Condemned.of(trial)) is not None}
     audits = {number: decision.epoch for number, decision in condemned.items() if decision.runs_on}
@@ -102,11 +102,6 @@ def summarize_pruning(
         ),
         alpha=condemned[max(condemned)].alpha if condemned else None,
     )
-
-
-def _has_trained(trial: FrozenTrial) -> bool:
-    """Whether a trial has not taken over the result of an earlier one."""
-    return SAME_AS_ATTR not in trial.user_attrs
 
 
 def wilson_interval(successes: int, trials: int, confidence: float = _CONFIDENCE) -> tuple[float, float]:

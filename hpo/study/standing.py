@@ -19,6 +19,7 @@ from hpo.storage.attributes import (
     IMPORTED_ATTR,
     MAX_EPOCHS_ATTR,
     ORIGIN_ATTR,
+    SAME_AS_ATTR,
     SCHEDULER_ATTR,
 )
 from hpo.storage.grants import granted_until, grants_of
@@ -102,6 +103,7 @@ def seen(trial: FrozenTrial) -> Seen:
         source=trial.system_attrs.get(ORIGIN_ATTR, (None,))[0],
         feasible=is_feasible(trial),
         inherited=inherited_epochs(trial),
+        taken_over=SAME_AS_ATTR in trial.user_attrs,
         replaces=None if (fork := forked_from(trial)) is None else fork["replaces"],
     )
 

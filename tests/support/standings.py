@@ -91,9 +91,9 @@ def standings(draw: Any) -> Standing:
         kinds = draw(st.lists(st.sampled_from(["", "initial", "breadth", "promotion", "model"]), max_size=3))
         whole = max(curve, default=0) == horizon
         source = draw(st.sampled_from([None, "pilot", "older"])) if imported else None
-        trials.append(
-            Seen(number, params, curve, state, until, kinds, whole=whole, imported=imported, source=source)
-        )
+        marks = {"whole": whole, "imported": imported, "source": source}
+        marks["taken_over"] = state == "ended" and draw(st.booleans())
+        trials.append(Seen(number, params, curve, state, until, kinds, **marks))
     return Standing(
         read=lambda: trials,
         space=space,

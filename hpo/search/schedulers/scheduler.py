@@ -262,7 +262,7 @@ class Standing:
         granted = np.where(every.until == columns.NONE, self.horizon or 0, every.until)
         epochs = every.epochs
         claimed = np.where(settled, epochs, np.maximum(epochs, granted)) - every.inherited
-        return claimed[~every.imported]
+        return claimed[~every.imported & ~every.taken_over]
 
     def numbered(self, number: int) -> Seen:
         """One of the trials that were not imported.

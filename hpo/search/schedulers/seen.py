@@ -28,6 +28,7 @@ class Seen:
         feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
         inherited: Epochs at its beginning that another trial, its parent, has trained; it has no values there.
         replaces: The trial in whose place it was forked.
+        taken_over: Its result is that of a trial with the same parameters: it has trained nothing.
         switch: Epochs of its own that could be trained in the time that each of its starts and resumptions took;
             None where that was not measured.
     """
@@ -44,6 +45,7 @@ class Seen:
     feasible: bool = True
     inherited: int = 0
     replaces: int | None = None
+    taken_over: bool = False
     switch: float | None = None
 
     @property
@@ -84,6 +86,7 @@ class Seen:
             self.imported,
             self.source is not None,
             self.feasible,
+            self.taken_over,
             self.inherited,
         )
 

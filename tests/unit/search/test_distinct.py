@@ -13,12 +13,15 @@ from optuna.trial import create_trial
 
 from hpo.search.distinct import point_key, twin
 from hpo.storage.attributes import RUN_ATTR, SAME_AS_ATTR
+from hpo.study.standing import standing_of
+from hpo.study.status import study_status
 from hpo.trial.builder import Builder
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from tests.support.commands import STUDY, hpo, hpo_json, make_study
 from tests.support.studies import Studies, ask
+from tests.unit.study.test_granting import run_all
 
 FINITE = (
     "search_space={optimizer.lr: {type: categorical, choices: [0.1, 0.2, 0.3]}, "
@@ -138,6 +141,16 @@ def test_a_known_result_is_taken_over(tmp_path: Path) -> None:
             assert "epoch" not in log  # nothing was trained
     assert len(first) <= 4
     assert {trial["outcome"] for trial in again} == {"complete", "diverged"}
+
+
+def test_a_result_that_is_taken_over_costs_no_epochs(studies: Studies) -> None:
+    fixed = "search_space={model.hidden: {type: int, low: 3, high: 3}}"
+    overrides = (fixed, "study.duplicates=reuse", "study.n_trials=3", "study.epochs=6", "trainer.max_epochs=2")
+    with studies.open(*overrides) as (view,):
+        run_all(view)
+        assert [trial.last_step for trial in view.study.get_trials()] == [2, 2, 2]
+        assert standing_of(view).epochs_left == 4
+        assert study_status(view)["epochs"] == {"trained": 2, "limit": 6}
 
 
 def test_a_trial_that_has_begun_to_train_goes_on_as_itself(studies: Studies) -> None:

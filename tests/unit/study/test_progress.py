@@ -27,7 +27,7 @@ from hpo.search.schedulers.rungs import ladder
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
 from hpo.search.schedulers.seen import Seen
 from hpo.storage import progress as storage_progress
-from hpo.storage.attributes import GRANTED_ATTR, OUTCOME_ATTR
+from hpo.storage.attributes import GRANTED_ATTR, OUTCOME_ATTR, SAME_AS_ATTR
 from hpo.storage.grants import Grant
 from hpo.storage.ledger import Owner
 from hpo.storage.study_end import prune_paused
@@ -93,6 +93,8 @@ class World:
             trial = self.running.pop(which % len(self.running))
             if value % 2:
                 self.worker.set_trial_user_attr(trial, OUTCOME_ATTR, ("diverged", "error", "complete")[value % 3])
+            if value % 5 == 1:
+                self.worker.set_trial_user_attr(trial, SAME_AS_ATTR, 0)
             values = [VALUES[value % 6]] if state == TrialState.COMPLETE else None
             self.worker.set_trial_state_values(trial, state, values)
 
@@ -284,6 +286,8 @@ def test_decisions_are_those_by_whole_curves(now: Standing, scheduler: Asha | Hy
 
 def claimed(now: Standing, trial: Any) -> int:
     """Epochs of a trial that count against the budget: those it has trained, and those it may still train."""
+    if trial.taken_over:
+        return 0
     if trial.state in ("paused", "ended") or not (trial.kinds or trial.state == "running"):
         return int(trial.epochs - trial.inherited)
     granted = now.horizon if trial.until is None else trial.until
