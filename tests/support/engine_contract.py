@@ -96,6 +96,7 @@ class EngineContract:
         first, second = self.make().place(order, 2)
         engine = self.make()
         assert engine.find(replace(order, name="another")) == []
+        assert engine.find(replace(order, logs=order.logs.with_name("other"))) == []
         assert set(engine.find(order)) == {first, second}
         assert set(engine.find(order)) == {first, second}
         for placement in (first, second):

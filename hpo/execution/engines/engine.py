@@ -67,8 +67,11 @@ class AgentOrder:
 
     @property
     def key(self) -> str:
-        """Ten hexadecimal digits that differ between studies: of the name and the study file's path."""
-        return hashlib.sha256(f"{self.name}\n{self.study}".encode()).hexdigest()[:10]
+        """Ten hexadecimal digits that differ between studies: of the name and the folder with its output.
+
+        One study file serves many studies (``--output-dir``), and a machine that it is sent to has it elsewhere.
+        """
+        return hashlib.sha256(f"{self.name}\n{self.logs}".encode()).hexdigest()[:10]
 
     def command(self, *program: str) -> list[str]:
         """The command of one agent, without a shell's quotes.
