@@ -131,6 +131,18 @@ def test_agents_are_found_drained_and_killed_by_another_driver(cluster: SlurmClu
     assert Path(engine.logs(first)).read_text().count("heard SIGTERM") == 1
 
 
+def test_a_persons_defaults_for_slurms_commands_hide_no_agent_and_move_none(
+    cluster: SlurmCluster, order: AgentOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for command, option in (("SBATCH", "PARTITION"), ("SBATCH", "JOB_NAME"), ("SQUEUE", "PARTITION")):
+        monkeypatch.setenv(f"{command}_{option}", "high")
+    engine = make_engine(partition="gpu")
+    (placement,) = engine.place(order, 1)
+    changes_until(engine, of_kind(Running))
+    assert make_engine().find(order) == [placement]
+    assert cluster.call("scontrol", "show", "job", placement.id.removeprefix("slurm:")).count("Partition=gpu") == 1
+
+
 def test_a_preempted_agent_is_requeued(cluster: SlurmCluster, order: AgentOrder) -> None:
     engine = make_engine(nodelist=NODES[0])
     (placement,) = engine.place(order, 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,12 @@ from typing import Final
 from hpo.errors import StudyError
 from hpo.execution.engines.engine import PLACEMENT_ENV, EngineAwayError
 
+#: What a line of a script with an option of sbatch begins with.
+SBATCH: Final = "#SBATCH "
 _PATIENCE: Final = 60.0  # seconds
+#: Variables of the job that this process runs in, which a new job would take over, and a person's defaults for
+#: these commands: SQUEUE_PARTITION would hide jobs.
+_LEFT_OUT: Final = ("SLURM_", "SLURMD_", "SRUN_", "SQUEUE_", "SCANCEL_", "SINFO_")
 #: What commands print where the controller can't be reached, or has too much to do.
 _AWAY: Final = re.compile(
     r"[Uu]nable to contact|Socket timed out|[Cc]onnection refused|[Cc]onnection failure|[Cc]onnection timed out"
@@ -75,7 +81,10 @@ class SlurmCommands:
 
     def submit(self, script: str) -> str:
         """Queue a script; the job's id."""
-        return self._run("sbatch", "--parsable", "--export=ALL", given=script).strip().partition(";")[0]
+        # As arguments, too: a person's SBATCH_PARTITION would outdo the script, but gives what that leaves open.
+        lines = [line.removeprefix(SBATCH) for line in script.splitlines() if line.startswith(SBATCH)]
+        options = [word for line in lines for word in shlex.split(line)]
+        return self._run("sbatch", "--parsable", "--export=ALL", *options, given=script).strip().partition(";")[0]
 
     def jobs(self, names: Iterable[str]) -> dict[str, Job]:
         """This user's jobs of these names by their id, as long as Slurm remembers them."""
@@ -132,12 +141,12 @@ class SlurmCommands:
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    """This environment without what describes the job that this process runs in: a new job would take it over."""
+    """This environment without what would change the meaning of a command."""
     kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
     return {
         name: value
         for name, value in given.items()
-        if name in kept or not (name.startswith(("SLURM_", "SLURMD_", "SRUN_")) or name == PLACEMENT_ENV)
+        if name in kept or not (name.startswith(_LEFT_OUT) or name == PLACEMENT_ENV)
     }
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from hpo.config.spec import STORAGE_ENV
 from hpo.execution.engines.engine import HPO, LEFT_EARLY, PLACEMENT_ENV, AgentOrder, Resources
+from hpo.execution.engines.slurm_commands import SBATCH
 from hpo.execution.engines.slurm_settings import OF_AGENTS, Settings
 
 #: Before an array's ids; the agent finds the same in its environment.
@@ -111,7 +112,7 @@ def _script(
     lines = [
         "#!/bin/bash",
         *head,
-        *(f"#SBATCH --{name}" + (f"={shlex.quote(value)}" if value else "") for name, value in options),
+        *(f"{SBATCH}--{name}" + (f"={shlex.quote(value)}" if value else "") for name, value in options),
         "",
         *before,
         'srun --nodes=1 --ntasks=1 --cpus-per-task="$SLURM_CPUS_ON_NODE" --mpi=none --input=none \\',

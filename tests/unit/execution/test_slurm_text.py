@@ -132,6 +132,18 @@ def test_to_cancel_what_has_ended_is_no_error(
         SlurmCommands().cancel(["7_0"], "--signal=TERM")
 
 
+def test_what_a_script_asks_for_outdoes_a_persons_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text('#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    script = agents_script(ORDER, Settings({"partition": "gpu", "exclusive": ""}), 2)
+    given = SlurmCommands().submit(script).splitlines()
+    assert {"--partition=gpu", "--exclusive", "--array=0-1", "--chdir=/home/me/my study"} <= set(given)
+
+
 def test_without_slurm_the_fix_is_to_take_the_script_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
