@@ -12,6 +12,7 @@ from hpo.errors import StudyError
 from hpo.execution.engines.engine import EngineAwayError
 
 _PATIENCE: Final = 60.0  # seconds
+_SHOWN: Final = 100  # characters of an answer that can't be read
 #: What kubectl prints where the API server can't be reached, or has too much to do.
 _AWAY: Final = re.compile(
     r"was refused|no route to host|i/o timeout|handshake timeout|deadline exceeded|Client\.Timeout"
@@ -23,6 +24,9 @@ _AWAY: Final = re.compile(
 class Kubectl:
     """Commands in one namespace.
 
+    Where a look has been answered before, one that fails will be answered again, whatever is said: a name server,
+    or what renews a token, may be away.
+
     Args:
         namespace: The namespace.
         program: The program and what stands before each command.
@@ -31,6 +35,7 @@ class Kubectl:
     def __init__(self, namespace: str, program: Sequence[str] = ("kubectl",)) -> None:
         self._program = program
         self._namespace = namespace
+        self._has_answered = False
 
     def apply(self, objects: Iterable[dict[str, Any]]) -> list[str]:
         """Make objects, or change those that are there; their names, as ``job.batch/NAME``."""
@@ -41,8 +46,17 @@ class Kubectl:
 
     def look(self, kinds: str, selector: str) -> list[dict[str, Any]]:
         """The objects of these kinds that have these labels."""
-        found = json.loads(self._run(["get", kinds, f"--selector={selector}", "--output=json"]))
-        items: list[dict[str, Any]] = found["items"]
+        try:
+            answer = self._run(["get", kinds, f"--selector={selector}", "--output=json"])
+        except StudyError as error:
+            if self._has_answered:
+                raise EngineAwayError(str(error)) from error
+            raise
+        try:
+            items: list[dict[str, Any]] = json.loads(answer)["items"]
+        except ValueError as error:
+            raise EngineAwayError(f"kubectl get: no JSON: {answer.strip()[:_SHOWN]}") from error
+        self._has_answered = True
         return items
 
     def delete(self, kind: str, *options: str) -> None:
@@ -55,15 +69,18 @@ class Kubectl:
             done = subprocess.run(
                 words, input=given, capture_output=True, text=True, check=False, timeout=_PATIENCE
             )
-        except FileNotFoundError as error:
+        except (FileNotFoundError, PermissionError) as error:
             raise StudyError(
                 "kubectl, which speaks to the cluster, is not on this machine\n"
                 "  fix: install it, or add `--dry-run` and apply what it prints where kubectl is"
             ) from error
         except subprocess.TimeoutExpired as error:
             raise EngineAwayError(f"kubectl {command[0]}: no answer within {_PATIENCE:g} s") from error
+        except OSError as error:  # this machine has no room for another process
+            raise EngineAwayError(f"kubectl {command[0]}: {error.strerror or error}") from error
         if done.returncode == 0:
             return done.stdout
         lines = done.stderr.strip().splitlines() or [f"it ended with exit code {done.returncode}"]
-        kind = EngineAwayError if _AWAY.search(done.stderr) else StudyError
+        is_away = done.returncode < 0 or _AWAY.search(done.stderr)  # the first: a signal has ended it
+        kind = EngineAwayError if is_away else StudyError
         raise kind(f"kubectl {command[0]}: {lines[-1]}")

@@ -77,7 +77,14 @@ class Job:
 
 
 class SlurmCommands:
-    """What is asked of Slurm."""
+    """What is asked of Slurm.
+
+    Where a question has been answered before, one that fails will be answered again, whatever is said: munge or a
+    name server may be away.
+    """
+
+    def __init__(self) -> None:
+        self._has_answered = False
 
     def submit(self, script: str) -> str:
         """Queue a script; the job's id."""
@@ -90,7 +97,7 @@ class SlurmCommands:
         """This user's jobs of these names by their id, as long as Slurm remembers them."""
         columns = ",".join(f"{field}:|" for field in _FIELDS)
         options = ("--me", "--noheader", "--states=all", "--array", f"--name={','.join(sorted(names))}")
-        lines = self._run("squeue", *options, f"--Format={columns}").splitlines()
+        lines = self._asked("squeue", *options, f"--Format={columns}").splitlines()
         return {job.id: job for job in map(_job, lines)}
 
     def cancel(self, jobs: Sequence[str], *options: str) -> None:
@@ -104,14 +111,25 @@ class SlurmCommands:
 
     def is_down(self, host: str) -> bool:
         """Whether a machine is gone, as far as Slurm knows."""
-        states = self._run("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T").split()
+        states = self._asked("sinfo", "--noheader", "--Node", f"--nodes={host}", "--format=%T").split()
         return any(state.startswith(_DOWN) for state in states)
 
     def exit_code(self, job: str) -> tuple[int, int]:
         """The exit code of a job that has ended, and the signal that ended it."""
-        shown = self._run("scontrol", "--oneliner", "show", "job", job, harmless=_ENDED)
+        shown = self._asked("scontrol", "--oneliner", "show", "job", job, harmless=_ENDED)
         found = re.search(r"\bExitCode=(\d+):(\d+)", shown)
         return (int(found[1]), int(found[2])) if found else (0, 0)
+
+    def _asked(self, program: str, *options: str, harmless: re.Pattern[str] | None = None) -> str:
+        """What a question is answered."""
+        try:
+            answer = self._run(program, *options, harmless=harmless)
+        except StudyError as error:
+            if self._has_answered:
+                raise EngineAwayError(str(error)) from error
+            raise
+        self._has_answered = True
+        return answer
 
     def _run(self, program: str, *options: str, given: str = "", harmless: re.Pattern[str] | None = None) -> str:
         """What a command prints; its complaints are no error where all of them are harmless."""
@@ -125,18 +143,21 @@ class SlurmCommands:
                 timeout=_PATIENCE,
                 env=_environment(os.environ),
             )
-        except FileNotFoundError as error:
+        except (FileNotFoundError, PermissionError) as error:
             raise StudyError(
                 f"Slurm's command {program} is not on this machine\n"
                 "  fix: run this on a login node, or add `--dry-run` and take the script there"
             ) from error
         except subprocess.TimeoutExpired as error:
             raise EngineAwayError(f"{program}: no answer within {_PATIENCE:g} s") from error
+        except OSError as error:  # this machine has no room for another process
+            raise EngineAwayError(f"{program}: {error.strerror or error}") from error
         lines = done.stderr.strip().splitlines()
         is_harmless = all(map(harmless.search, lines)) if harmless else False
         if done.returncode == 0 or (is_harmless and (lines or done.returncode in _ENDED_CODES)):
             return done.stdout
-        kind = EngineAwayError if _AWAY.search(done.stderr) else StudyError
+        is_away = done.returncode < 0 or _AWAY.search(done.stderr)  # the first: a signal has ended it
+        kind = EngineAwayError if is_away else StudyError
         raise kind(f"{program}: {lines[-1] if lines else f'it ended with exit code {done.returncode}'}")
 
 
@@ -151,5 +172,8 @@ def _environment(given: Mapping[str, str]) -> dict[str, str]:
 
 
 def _job(line: str) -> Job:
-    array, task, state, restarts, host, reason, *_ = (part.strip() for part in line.split("|"))
-    return Job(f"{array}_{task}", state, int(restarts), "" if host == "n/a" else host, reason)
+    try:
+        array, task, state, restarts, host, reason, *_ = (part.strip() for part in line.split("|"))
+        return Job(f"{array}_{task}", state, int(restarts), "" if host == "n/a" else host, reason)
+    except ValueError as error:
+        raise EngineAwayError(f"squeue: {line.strip()!r} is not about a job") from error

@@ -411,5 +411,21 @@ def test_a_server_that_is_away_is_another_error_than_one_that_refuses(stderr: st
     assert type(error.value) is kind
 
 
+@pytest.mark.parametrize(
+    "then",
+    [
+        "echo 'Unable to connect to the server: dial tcp: lookup api: server misbehaving' >&2; exit 1",
+        "kill -9 $$",
+        "echo login has expired",
+    ],
+)
+def test_a_server_that_has_answered_is_asked_again_whatever_fails(tmp_path: Path, then: str) -> None:
+    program = f'[ -e "$0" ] || {{ touch "$0"; echo "{{\\"items\\": []}}"; exit 0; }}; {then}'
+    kubectl = Kubectl("default", ["sh", "-c", program, str(tmp_path / "asked")])
+    assert kubectl.look("jobs", "a=b") == []
+    with pytest.raises(EngineAwayError, match="kubectl get: "):
+        kubectl.look("jobs", "a=b")
+
+
 def test_the_logs_are_a_command() -> None:
     assert engine().logs(Placement("k8s:default/hpo-x/0")) == "kubectl logs --namespace=default job/hpo-x"

@@ -10,7 +10,7 @@ import pytest
 
 from hpo.errors import InputError, StudyError
 from hpo.execution.engines.by_name import address_of, engine_of
-from hpo.execution.engines.engine import AgentOrder, Resources
+from hpo.execution.engines.engine import AgentOrder, EngineAwayError, Resources
 from hpo.execution.engines.slurm_commands import SlurmCommands
 from hpo.execution.engines.slurm_script import agents_script, driver_script
 from hpo.execution.engines.slurm_settings import Settings, settings_of
@@ -142,6 +142,38 @@ def test_what_a_script_asks_for_outdoes_a_persons_defaults(
     script = agents_script(ORDER, Settings({"partition": "gpu", "exclusive": ""}), 2)
     given = SlurmCommands().submit(script).splitlines()
     assert {"--partition=gpu", "--exclusive", "--array=0-1", "--chdir=/home/me/my study"} <= set(given)
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        "echo 'squeue: fatal: Could not establish a configuration source' >&2; exit 1",
+        "kill -9 $$",
+        "echo Welcome to the cluster",
+        "exec /not/there",
+    ],
+)
+def test_a_controller_that_has_answered_is_asked_again_whatever_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    program = tmp_path / "squeue"
+    program.write_text(f"#!/bin/sh\n[ -e $0-asked ] || {{ touch $0-asked; exit 0; }}\n{then}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    slurm = SlurmCommands()
+    assert slurm.jobs(["hpo-x"]) == {}
+    with pytest.raises(EngineAwayError, match="squeue: "):
+        slurm.jobs(["hpo-x"])
+
+
+def test_one_that_has_never_answered_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "squeue"
+    program.write_text("#!/bin/sh\necho 'squeue: fatal: Could not establish a configuration source' >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(StudyError, match="configuration source") as error:
+        SlurmCommands().jobs(["hpo-x"])
+    assert type(error.value) is StudyError
 
 
 def test_without_slurm_the_fix_is_to_take_the_script_to_it(
