@@ -61,6 +61,9 @@ def settings_of(address: Address) -> Settings:
         fix = f"write slurm:partition={address.place}, or slurm alone for the default partition"
         raise address.error(f"`{address.place}` is no key with a value", fix)
     options = {key: value for key, value in address.options.items() if key in _PASSED}
+    if any(mark in options.get("nodelist", "") for mark in ",[/"):
+        fix = "name one node; `exclude`, `constraint` and `partition` choose among several"
+        raise address.error("each agent runs on one node, and a job gets all that are listed", fix, key="nodelist")
     if _EXCLUSIVE in address.options:
         options |= _exclusive(address, address.options[_EXCLUSIVE])
     time = _seconds(address, "time") if "time" in address.options else None

@@ -41,7 +41,7 @@ def options_of(script: str) -> dict[str, str]:
             Settings({"partition": "gpu"}, agents=4, time=4 * 3600),
         ),
         ("slurm:time=1-02:30:10,grace=90s", Settings(time=26 * 3600 + 1810, grace=90)),
-        ("slurm:nodelist=n1,n2,exclusive=yes", Settings({"nodelist": "n1,n2", "exclusive": ""})),
+        ("slurm:nodelist=n1,exclusive=yes", Settings({"nodelist": "n1", "exclusive": ""})),
         ("slurm:exclusive=no", Settings()),
     ],
 )
@@ -63,6 +63,8 @@ def test_a_text_becomes_settings(text: str, settings: Settings) -> None:
         ("slurm:time=4:30", "--on slurm: time: '4:30' is not a duration"),
         ("slurm:time=90s", "--on slurm: time: an agent of 90 s would be warned 120 s before its end"),
         ("slurm:exclusive=true", "--on slurm: exclusive: 'true' is neither yes nor no"),
+        ("slurm:nodelist=n1,n2", "--on slurm: nodelist: each agent runs on one node"),
+        ("slurm:nodelist=n[1-4]", "--on slurm: nodelist: each agent runs on one node"),
         ("slurm:part=gpu", "--on: the engine `slurm` has no key 'part'"),
     ],
 )
