@@ -29,6 +29,9 @@ _ENDED: Final = re.compile(r"already completing or completed|Invalid job id")
 #: Slurm's errors of the same meaning (ESLURM_INVALID_JOB_ID, ESLURM_ALREADY_DONE) as exit codes: scancel may end
 #: with one and print nothing.
 _ENDED_CODES: Final = (2017 % 256, 2021 % 256)
+_REFUSED: Final = (
+    "\n  fix: change that in `--on slurm:…`, or in `run.resources`; `--dry-run` prints what sbatch is asked for"
+)
 _FIELDS: Final = ("ArrayJobID", "ArrayTaskID", "State", "RestartCnt", "BatchHost", "Reason")
 _QUEUED: Final = {"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"}
 _RUNS: Final = {"RUNNING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING"}
@@ -91,7 +94,8 @@ class SlurmCommands:
         # As arguments, too: a person's SBATCH_PARTITION would outdo the script, but gives what that leaves open.
         lines = [line.removeprefix(SBATCH) for line in script.splitlines() if line.startswith(SBATCH)]
         options = [word for line in lines for word in shlex.split(line)]
-        return self._run("sbatch", "--parsable", "--export=ALL", *options, given=script).strip().partition(";")[0]
+        said = self._run("sbatch", "--parsable", "--export=ALL", *options, given=script, fix=_REFUSED)
+        return said.strip().partition(";")[0]
 
     def jobs(self, names: Iterable[str]) -> dict[str, Job]:
         """This user's jobs of these names by their id, as long as Slurm remembers them."""
@@ -131,7 +135,14 @@ class SlurmCommands:
         self._has_answered = True
         return answer
 
-    def _run(self, program: str, *options: str, given: str = "", harmless: re.Pattern[str] | None = None) -> str:
+    def _run(
+        self,
+        program: str,
+        *options: str,
+        given: str = "",
+        harmless: re.Pattern[str] | None = None,
+        fix: str = "",
+    ) -> str:
         """What a command prints; its complaints are no error where all of them are harmless."""
         try:
             done = subprocess.run(
@@ -158,7 +169,8 @@ class SlurmCommands:
             return done.stdout
         is_away = done.returncode < 0 or _AWAY.search(done.stderr)  # the first: a signal has ended it
         kind = EngineAwayError if is_away else StudyError
-        raise kind(f"{program}: {lines[-1] if lines else f'it ended with exit code {done.returncode}'}")
+        said = "; ".join(line.removeprefix(f"{program}: error: ") for line in lines)
+        raise kind(f"{program}: {said or f'it ended with exit code {done.returncode}'}{'' if is_away else fix}")
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:

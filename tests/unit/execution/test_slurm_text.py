@@ -146,6 +146,18 @@ def test_what_a_script_asks_for_outdoes_a_persons_defaults(
     assert {"--partition=gpu", "--exclusive", "--array=0-1", "--chdir=/home/me/my study"} <= set(given)
 
 
+def test_all_that_sbatch_says_is_said_with_a_fix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "sbatch"
+    program.write_text(
+        "#!/bin/sh\nprintf 'sbatch: error: %s\\n' 'no such partition: x' 'Submission failed' >&2\nexit 1\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    said = "sbatch: no such partition: x; Submission failed\n  fix: change that in `--on slurm:…`"
+    with pytest.raises(StudyError, match=said):
+        SlurmCommands().submit(agents_script(ORDER, Settings({"partition": "x"}), 2))
+
+
 @pytest.mark.parametrize(
     "then",
     [
