@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpo.execution.engines import engine as engine_module
+from hpo.execution.engines import slurm
 from hpo.execution.engines.engine import (
     AgentOrder,
     Change,
@@ -141,6 +142,16 @@ def test_a_persons_defaults_for_slurms_commands_hide_no_agent_and_move_none(
     changes_until(engine, of_kind(Running))
     assert make_engine().find(order) == [placement]
     assert cluster.call("scontrol", "show", "job", placement.id.removeprefix("slurm:")).count("Partition=gpu") == 1
+
+
+def test_a_machine_that_can_not_write_the_output_is_named(
+    cluster: SlurmCluster, order: AgentOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "_make_folder", lambda _: None)  # as where a machine does not share it
+    engine = make_engine(nodelist=NODES[0])
+    (placement,) = engine.place(order, 1)
+    cause = f"{NODES[0]} can't write to {order.logs}, where its output goes"
+    assert changes_until(engine, of_kind(Ended)) == [Ended(placement, cause, in_order=False)]
 
 
 def test_a_preempted_agent_is_requeued(cluster: SlurmCluster, order: AgentOrder) -> None:

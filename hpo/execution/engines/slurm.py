@@ -25,6 +25,8 @@ __all__ = ["KEYS", "SlurmEngine", "make"]
 _INTERVAL: Final = 5.0
 #: Seconds after which an agent that was asked to leave, and has not, is asked again.
 _ASK_AGAIN: Final = 10.0
+#: Slurm's "signal" of a job whose output could not be opened.
+_NO_OUTPUT: Final = 53
 #: States of jobs whose machine Slurm has taken for something else, or whose time is over.
 _TAKEN: Final = ("PREEMPTED", "TIMEOUT")
 
@@ -185,10 +187,12 @@ class SlurmEngine:
             return Preempted(placement, requeued=False)
         if job.state == "COMPLETED":
             return Ended(placement, "it has left", in_order=True)
-        return Ended(placement, self._cause(job), in_order=False)
+        return Ended(placement, self._cause(placement, job), in_order=False)
 
-    def _cause(self, job: Job) -> str:
+    def _cause(self, placement: Placement, job: Job) -> str:
         code, number = self._slurm.exit_code(job.id)
+        if number == _NO_OUTPUT:
+            return f"{job.host} can't write to {self._logs[placement].parent}, where its output goes"
         how = f", signal {number}" if number else f", exit code {code}" if code else ""
         return f"its job is {job.state}{how}"
 

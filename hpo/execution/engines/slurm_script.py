@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from hpo.config.spec import STORAGE_ENV
+from hpo.errors import InputError
 from hpo.execution.engines.engine import HPO, LEFT_EARLY, PLACEMENT_ENV, AgentOrder, Resources
 from hpo.execution.engines.slurm_commands import SBATCH
 from hpo.execution.engines.slurm_settings import OF_AGENTS, Settings
@@ -129,7 +130,16 @@ def _script(
 
 
 def _pattern(path: Path) -> str:
-    """A path as a pattern of Slurm's, the name's own fields apart."""
+    """A path as a pattern of Slurm's, the name's own fields apart.
+
+    Raises:
+        InputError: Its folder has a backslash, by which Slurm takes no field for one.
+    """
+    if "\\" in str(path.parent):
+        fix = "give a folder without one by `--output-dir`"
+        raise InputError(
+            "Slurm writes into no folder with a backslash", path="run.output_dir", value=str(path.parent), fix=fix
+        )
     return f"{str(path.parent).replace('%', '%%')}/{path.name}"
 
 

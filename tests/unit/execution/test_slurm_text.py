@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,12 @@ def test_a_persons_choice_of_gpus_stands() -> None:
     script = agents_script(ORDER, Settings({"gres": "gpu:a100:1"}), 1)
     assert script.count("gres") == 1
     assert options_of(script)["gres"] == "gpu:a100:1"
+
+
+def test_a_folder_that_slurm_can_not_write_to_is_refused() -> None:
+    order = replace(ORDER, logs=Path("/shared/a\\b/agents"))
+    with pytest.raises(InputError, match=r"run.output_dir: Slurm writes into no folder with a backslash"):
+        agents_script(order, Settings({}), 1)
 
 
 def test_the_script_of_a_driver_takes_no_agents_resources() -> None:
