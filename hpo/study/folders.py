@@ -16,6 +16,8 @@ OWN_FOLDERS: Final = ("trials", "artifacts", "final", "logs", "agents")
 #: Says whose the output folder is.
 OWNER_FILE: Final = "study-name.txt"
 _STOP_NOTE: Final = "stopped.txt"
+#: Logs of workers that an earlier version may have left, and of what an engine has started (`hpo submit`).
+_EARLY_LOGS: Final = ("logs/*worker-*.log", "agents/driver*.log", "agents/agent-*.log")
 #: Said for a note that a full disk has left empty.
 _CUT_OFF: Final = "the disk was full"
 
@@ -66,9 +68,9 @@ def _owner(spec: StudySpec) -> str | None:
 
 
 def _holds_others(folder: Path) -> bool:
-    """Whether there is anything but logs of workers, which an earlier version may have left."""
+    """Whether there is anything but logs that are older than the study."""
     try:
-        return not all(each.match("logs/*worker-*.log") for each in folder.iterdir())
+        return not all(any(map(each.match, _EARLY_LOGS)) for each in folder.iterdir())
     except OSError:  # there is no such folder
         return False
 

@@ -32,7 +32,7 @@ def test_another_study_is_refused_the_folder_and_leaves_nothing(studies: Studies
     assert (spec.output_dir / OWNER_FILE).read_text() == "first\n"
 
 
-@pytest.mark.parametrize("name", ["logs", "final", "trials"])
+@pytest.mark.parametrize("name", ["logs", "final", "trials", "agents"])
 def test_what_a_person_has_under_a_name_of_ours_is_not_mixed_up_with_it(studies: Studies, name: str) -> None:
     spec = studies.spec()
     mine = spec.output_dir / name / "mine.txt"
@@ -54,6 +54,15 @@ def test_the_folder_of_an_earlier_version_or_of_one_who_was_killed_is_taken_over
     start_study(spec).storage.close()
     make_output_folder(spec)
     (spec.output_dir / OWNER_FILE).write_text("")
+    make_output_folder(spec)
+
+
+@pytest.mark.parametrize("name", ["driver.log", "driver-17.log", "agent-17_0.log"])
+def test_what_an_engine_prints_for_a_study_before_it_is_made_is_no_others(studies: Studies, name: str) -> None:
+    spec = studies.spec()
+    (spec.output_dir / "agents").mkdir(parents=True)
+    (spec.output_dir / "agents" / name).write_text("checking study.yaml\n")
+    start_study(spec).storage.close()
     make_output_folder(spec)
 
 
