@@ -151,7 +151,22 @@ def test_a_machine_that_can_not_write_the_output_is_named(
     engine = make_engine(nodelist=NODES[0])
     (placement,) = engine.place(order, 1)
     cause = f"{NODES[0]} can't write to {order.logs}, where its output goes"
-    assert changes_until(engine, of_kind(Ended)) == [Ended(placement, cause, in_order=False)]
+    assert Ended(placement, cause, in_order=False) in changes_until(engine, of_kind(Ended))
+
+
+def test_an_agent_that_no_partition_lets_run_so_long_is_taken_back(
+    cluster: SlurmCluster, order: AgentOrder
+) -> None:
+    cluster.call("scontrol", "update", "PartitionName=gpu", "MaxTime=60")
+    try:
+        engine = SlurmEngine(Settings({"partition": "gpu"}, time=2 * 3600), interval=0.0)
+        (placement,) = engine.place(order, 1)
+        (ended,) = changes_until(engine, of_kind(Ended))
+    finally:
+        cluster.call("scontrol", "update", "PartitionName=gpu", "MaxTime=UNLIMITED")
+    assert isinstance(ended, Ended)
+    assert ended.cause == "it can't start (PartitionTimeLimit): `time` is above what is allowed"
+    assert set(cluster.states(placement.id[6:].partition("_")[0]).values()) == {"CANCELLED"}
 
 
 def test_a_preempted_agent_is_requeued(cluster: SlurmCluster, order: AgentOrder) -> None:

@@ -27,6 +27,8 @@ _INTERVAL: Final = 5.0
 _ASK_AGAIN: Final = 10.0
 #: Slurm's "signal" of a job whose output could not be opened.
 _NO_OUTPUT: Final = 53
+#: Why a job waits for ever whose time limit is above that of its partition, its QOS or its account.
+_TOO_LONG: Final = ("PartitionTimeLimit", "QOSMaxWallDurationPerJobLimit", "AssocMaxWallDurationPerJobLimit")
 #: States of jobs whose machine Slurm has taken for something else, or whose time is over.
 _TAKEN: Final = ("PREEMPTED", "TIMEOUT")
 
@@ -165,6 +167,13 @@ class SlurmEngine:
             yield from self._lives(placement, agent, job)
 
     def _lives(self, placement: Placement, agent: _Agent, job: Job) -> Iterator[Change]:
+        if job.queued and job.reason in _TOO_LONG:
+            self._slurm.cancel([job.id])
+            del self._agents[placement]
+            yield Ended(
+                placement, f"it can't start ({job.reason}): `time` is above what is allowed", in_order=False
+            )
+            return
         if agent.host and (job.queued or job.restarts > agent.restarts):
             # One that runs again by now may hold new leases under the same id.
             if job.queued and self._slurm.is_down(agent.host):
