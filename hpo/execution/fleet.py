@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,9 +26,11 @@ T = TypeVar("T")
 
 #: For each agent that there may be, so many may die with nothing done in the study meanwhile.
 _DEATHS: Final = 3
-#: Seconds before the next agent is placed where one has died with nothing done; doubled each time, up to this.
+#: Seconds before the next agent is placed where one has died; doubled each time, up to the longest, until none has
+#: died for so long. Others may well work meanwhile: one machine of several may be broken.
 _LONGEST_PAUSE: Final = 60.0
-_FIRST_PAUSE: Final = 0.5
+_FIRST_PAUSE: Final = 1.0
+_CALM: Final = 120.0
 #: Lines of a dead agent's output that are shown.
 _LINES: Final = 12
 _PREEMPTED: Final = "the engine took its machine"
@@ -54,7 +57,8 @@ class Fleet:
         self._away = False
         self._draining: set[Placement] | None = None
         self._deaths = 0
-        self._wait_until = 0.0
+        self._died_at = -math.inf
+        self._pause = 0.0
 
     @property
     def count(self) -> int:
@@ -78,7 +82,7 @@ class Fleet:
 
     def grow(self, wanted: int) -> None:
         """Place agents until there are so many, as far as there may be."""
-        if self.count >= wanted or time.monotonic() < self._wait_until:
+        if self.count >= wanted or time.monotonic() < self._died_at + self._pause:
             return
         self.adopt()
         missing = min(wanted, self._most) - self.count
@@ -147,8 +151,9 @@ class Fleet:
 
     def _died(self, ended: Ended) -> None:
         self._deaths += 1
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0 ** min(self._deaths, 16))
-        self._wait_until = time.monotonic() + pause
+        now, before = time.monotonic(), self._died_at
+        self._died_at = now
+        self._pause = _FIRST_PAUSE if now - before > _CALM else min(_LONGEST_PAUSE, 2 * self._pause)
         if self._deaths >= _DEATHS * self._most:
             where = self._engine.logs(ended.placement)
             raise StudyError(

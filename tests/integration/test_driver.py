@@ -342,6 +342,32 @@ def test_what_an_engine_has_said_before_it_is_away_is_known(tmp_path: Path) -> N
     assert fleet.count == 0
 
 
+def test_the_pause_before_another_agent_grows_though_others_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One machine of two is broken: an agent there dies at once, each time."""
+    now = 0.0
+    monkeypatch.setattr("hpo.execution.fleet.time.monotonic", lambda: now)
+    engine = PaperEngine()
+    fleet = Fleet(engine, AgentOrder(tmp_path, "s", tmp_path), 2, lambda _: None)
+    fleet.grow(2)
+
+    def seconds_to_the_next(after: float) -> float:
+        nonlocal now
+        now += after
+        died, placed = now, len(engine.placed)
+        engine.news = [Ended(engine.placed[-1], "it can't start", in_order=False)]
+        fleet.take_changes()
+        fleet.progressed()
+        while len(engine.placed) == placed:
+            fleet.grow(2)
+            now += 0.5
+        return now - 0.5 - died
+
+    assert [seconds_to_the_next(0.0) for _ in range(8)] == [1, 2, 4, 8, 16, 32, 60, 60]
+    assert seconds_to_the_next(after=100.0) == 1
+
+
 def test_what_an_agent_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HPO_STORAGE", raising=False)
     monkeypatch.setenv("PGPASSWORD", "word")
