@@ -12,7 +12,8 @@ Keys = tuple[str | int, ...]
 MAX_KEY = 256
 
 _ABSENT = "(absent)"
-_SEGMENT = re.compile(r"\[([^\]]*)\]|([^.\[\]]+)")
+#: A key in brackets may be a path with brackets: ``search_space[optimizer.groups[layers.[01]].lr]``.
+_SEGMENT = re.compile(r"\[((?:[^\[\]]|\[(?:[^\[\]]|\[[^\[\]]*\])*\])*|[^\]]*)\]|([^.\[\]]+)")
 _SHOWN = 160
 #: Python reads no longer number than a few thousand digits, and no list is that long.
 _DIGITS = 19
@@ -25,7 +26,7 @@ class PathError(ValueError):
 def split_path(text: str) -> Keys:
     """Split a dotted path into its keys.
 
-    Brackets hold a list index or a key that contains dots.
+    Brackets hold a list index, or a key that contains dots or brackets.
 
     Raises:
         PathError: The text is no path.
@@ -52,6 +53,14 @@ def join_path(keys: Keys) -> str:
         else:
             text += f".{key}" if text else key
     return text
+
+
+def is_nameable(key: str) -> bool:
+    """Whether a dotted path can lead to a key."""
+    try:
+        return split_path(join_path((key,))) == (key,)
+    except PathError:
+        return False
 
 
 def list_index(node: list[Any], key: str | int) -> int | None:

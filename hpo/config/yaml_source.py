@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from hpo.config.paths import MAX_KEY, Keys, join_path, show
+from hpo.config.paths import MAX_KEY, Keys, is_nameable, join_path, show
 from hpo.config.yaml_loader import MAX_DEPTH, MAX_VALUES, TOO_DEEP, TOO_MANY, Limit, Loader
 from hpo.errors import InputError
 
@@ -219,11 +219,14 @@ class _Reader:
             name = self._scalar(loader, node, keys)
             if isinstance(name, bool) and node.value.lower() not in ("true", "false"):
                 name = node.value  # `on` is text in YAML 1.2, and a key of `run`
-            if isinstance(name, str) and len(name) <= MAX_KEY:
-                return name
-            if isinstance(name, str):
+            if isinstance(name, str) and len(name) > MAX_KEY:
                 problem, fix = f"a key has more than {MAX_KEY} characters", "write a shorter one"
                 raise self._error(problem, node, keys, fix, name)
+            if isinstance(name, str) and not is_nameable(name):
+                fix = "write a name, with a `[` before each `]`"
+                raise self._error(f"no path can lead to the key `{show(name)}`", node, keys, fix)
+            if isinstance(name, str):
+                return name
             fix = f'quote it: "{show(node.value)}"'
             raise self._error(f"the key `{show(node.value)}` is not text", node, keys, fix)
         raise self._error("a key is not text", node, keys, "use plain words as keys")

@@ -323,7 +323,20 @@ def test_diff(tmp_path: Path) -> None:
     assert diff_configs(old, old) == []
 
 
-@pytest.mark.parametrize("text", ["a", "a.b", "search_space[optimizer.lr].low", "a[0].b", "a[0][1]", "a.0"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a",
+        "a.b",
+        "search_space[optimizer.lr].low",
+        "a[0].b",
+        "a[0][1]",
+        "a.0",
+        "search_space[optimizer.betas[0]].low",
+        "search_space[model.hidden].when[optimizer.betas[0]]",
+        "search_space[optimizer.groups[layers.[01]].lr].low",
+    ],
+)
 def test_paths_round_trip(text: str) -> None:
     assert join_path(split_path(text)) == text
 
