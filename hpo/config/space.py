@@ -40,12 +40,17 @@ class SearchSpace:
         """Check the entries against each other and the config.
 
         Raises:
-            InputError: An entry's path or condition names nothing, or conditions go in a circle.
+            InputError: An entry's path or condition names nothing, two name the same, or conditions form a circle.
         """
         config = spec.base_config()
-        for path, param in spec.search_space.items():
+        for path in spec.search_space:
             _check_path(spec, config, path)
+        places = _places(spec)
+        for path, param in spec.search_space.items():
             for other, values in param.when.items():
+                if (searched := places.get(_place(other), other)) != other:
+                    here = join_path(("search_space", path, "when", other))
+                    raise spec.error(f"is searched as `{searched}`", path=here, fix=f"write `{searched}`")
                 _check_condition(spec, config, path, other, values)
         order = _ordered(spec)
         return cls({path: spec.search_space[path] for path in order}, spec)
@@ -190,6 +195,25 @@ def _check_path(spec: StudySpec, config: Mapping[str, Any], path: str) -> None:
     if isinstance(lookup(config, keys), dict) and keys[0] != "callbacks" and not _is_of_sections(spec, path):
         fix = "name one of its values, or write `type: categorical` with a mapping for each choice"
         raise spec.error("a whole section can't be searched", path=here, fix=fix)
+
+
+def _place(path: str) -> tuple[str, ...]:
+    """What a path leads to, in whichever way it is written: ``betas.0`` is ``betas[0]``; () where it is none."""
+    try:
+        return tuple(map(str, split_path(path)))
+    except PathError:
+        return ()
+
+
+def _places(spec: StudySpec) -> dict[tuple[str, ...], str]:
+    """The entries by what they lead to."""
+    places: dict[tuple[str, ...], str] = {}
+    for path in spec.search_space:
+        first = places.setdefault(_place(path), path)
+        if first != path:
+            here = join_path(("search_space", path))
+            raise spec.error(f"names the same value as `{first}`", path=here, fix="keep one of the two")
+    return places
 
 
 def _is_of_sections(spec: StudySpec, path: str) -> bool:

@@ -145,3 +145,15 @@ def test_a_condition_on_the_config_that_holds(folder: Path) -> None:
     when = {"when": {"optimizer._target_": ["torch.optim.SGD", "torch.optim.Adam"]}}
     space = space_of(folder, {"optimizer.momentum": {"type": "float", "low": 0, "high": 0.9, **when}})
     assert space.active({}) == ["optimizer.momentum"]
+
+
+def test_two_entries_name_two_values(folder: Path) -> None:
+    space = {"optimizer.betas[0]": choice(0.8, 0.9), "optimizer.betas.0": choice(0.8, 0.9)}
+    with pytest.raises(InputError, match=r"betas\.0\]: names the same value as `optimizer\.betas\[0\]`"):
+        space_of(folder, {**space, "optimizer.betas": choice([0.9, 0.99])})
+
+
+def test_a_condition_names_an_entry_as_the_search_space_does(folder: Path) -> None:
+    space = {"optimizer.lr": choice(0.1, 0.2), "model.width": choice(1, 2, when={"optimizer[lr]": 0.1})}
+    with pytest.raises(InputError, match=r"is searched as `optimizer\.lr`"):
+        space_of(folder, space)
