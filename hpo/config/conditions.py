@@ -144,18 +144,25 @@ def _bounds(entries: Mapping[str, ParamSpec]) -> Iterator[tuple[str, str, str]]:
 def refuse_interpolated(raw: Mapping[str, Any], entries: Mapping[str, ParamSpec], refuse: Refuse) -> None:
     """Refuse `${path}` where the parameter is meant: an interpolation is the base config's value of it.
 
+    Among a parameter's own choices that value is meant.
+
     Raises:
-        InputError: It stands in `where` or in the bound of an entry.
+        InputError: It stands in `where` or in an entry.
     """
     space = raw.get("search_space") or {}
-    places: dict[tuple[str | int, ...], Any] = {
-        ("search_space", path, end): lookup(space, (path, end)) for path in entries for end in ("low", "high")
+    places: dict[tuple[str, ...], Any] = {
+        ("search_space", path, key): lookup(space, (path, key))
+        for path in entries
+        for key in ("low", "high", "step", "choices", "when")
     }
     for keys, node in {**places, ("where",): raw.get("where")}.items():
         for name in _INTERPOLATION.findall(json.dumps(node, default=str)):
-            if name in entries:
+            if name in entries and keys[1:] != (name, "choices"):
                 problem = f"`${{{name}}}` is the base config's value, not the trial's"
-                raise refuse(problem, path=join_path(keys), value=node, fix=f"write `{name}`, without `${{}}`")
+                fix = f"write `{name}`, without `${{}}`"
+                if keys[-1] not in ("low", "high", "where"):
+                    fix = f"write a value, or leave `{name}` out of search_space"
+                raise refuse(problem, path=join_path(keys), value=node, fix=fix)
 
 
 def widest(entries: Mapping[str, ParamSpec], config: Mapping[str, Any], refuse: Refuse) -> dict[str, ParamSpec]:

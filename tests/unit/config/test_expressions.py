@@ -231,3 +231,12 @@ def test_what_people_give_satisfies_the_conditions(tmp_path: Path) -> None:
     assert base_point(spec, space)["model.hidden"] == 64
     with pytest.raises(InputError, match=r"where\[0\]: the base config can't be the first trial"):
         base_point(load_spec(spec.path, ["model.hidden=66"]), space)
+
+
+def test_a_choice_can_not_follow_another_parameter(tmp_path: Path) -> None:
+    choices = {"type": "categorical", "choices": [{"_target_": "torch.nn.ReLU", "size": "${model.hidden}"}, None]}
+    with pytest.raises(InputError, match=r"choices: `\$\{model.hidden\}` is the base config's value"):
+        spec_of(tmp_path, model__kind=choices)
+    own = {"type": "categorical", "choices": ["${model.layers}", 7]}
+    spec = spec_of(tmp_path, model__layers=own)
+    assert spec.config.search_space["model.layers"].choices == (2, 7)  # type: ignore[union-attr]
