@@ -6,8 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hpo.checks.argument_fixes import fix_of_argument
+from hpo.checks.check_room import check_room
 from hpo.checks.findings import Finding, finding
-from hpo.config.paths import Keys, join_path, lookup, nearest, same, split_path, suggest_name
+from hpo.config.paths import Keys, join_path, lookup, nearest, split_path, suggest_name
 from hpo.config.schema import FREE_SECTIONS
 from hpo.config.schema_metrics import METRIC_KEYS
 from hpo.config.schema_nodes import OPTIMIZER_KEYS, SCHEDULER_KEYS
@@ -56,8 +57,9 @@ def check_spec(
     space = SearchSpace.from_spec(spec) if search else None
     checker = _Checker(spec, TargetResolver(spec.folder), space, dict(callbacks or {}))
     checker.check(known_callbacks=callbacks is not None)
-    if checker.errors:
-        raise together(list(_once(checker.errors)))
+    errors = [*_once(checker.errors), *(check_room(spec, space) if space else ())]
+    if errors:
+        raise together(errors)
     return checker.warnings
 
 
@@ -151,10 +153,10 @@ class _Checker:
             own = _Call(self, node, node.base.get(TARGET), [] if changes else node.searched)
             with collected(self.errors):
                 own.check(join_path((*node.keys, TARGET) if TARGET in node.base else node.keys))
-        if isinstance(switch, CategoricalParam):
+        if self.space and isinstance(switch, CategoricalParam):
             for choice in switch.choices:
                 entries = [path for path in node.searched if path != node.switch]
-                fitting = [path for path in entries if self._may_hold(path, node.switch, choice)]
+                fitting = [path for path in entries if self.space.may_meet(path, node.switch, choice)]
                 here = join_path(("search_space", node.switch, "choices", switch.choices.index(choice)))
                 with collected(self.errors):
                     _Call(self, node, choice, fitting).check(here)
@@ -183,8 +185,8 @@ class _Checker:
                         error.problem, path=join_path(here), value=choice, fix=error.fix
                     ) from error
                 for below, base in _targets(choice, ()):
-                    node = _Node((*keys, *below), base)
-                    fitting = [each for each in self._below(node) if self._may_hold(each, path, label(choice))]
+                    node, value = _Node((*keys, *below), base), label(choice)
+                    fitting = [each for each in self._below(node) if self.space.may_meet(each, path, value)]
                     _Call(self, node, base[TARGET], fitting, (*here, *below)).check(join_path((*here, *below)))
 
     def _below(self, node: _Node) -> Iterator[str]:
@@ -193,16 +195,6 @@ class _Checker:
             keys = split_path(path)
             if len(keys) == len(node.keys) + 1 and keys[:-1] == node.keys and keys[-1] != TARGET:
                 yield path
-
-    def _may_hold(self, path: str, switch: str, choice: object) -> bool:
-        """Whether an entry can be active when another one has a value."""
-        assert self.space is not None
-        for other, wanted in self.space.params[path].when.items():
-            if other == switch and not any(same(choice, item) for item in wanted):
-                return False
-            if other in self.space.params and not self._may_hold(other, switch, choice):
-                return False
-        return True
 
     def always_holds(self, path: str, switch: str) -> bool:
         """Whether an entry that may be active with a target always is active with it."""

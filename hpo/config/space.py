@@ -142,6 +142,19 @@ class SearchSpace:
         """The entries whose conditions hold for these values, in order."""
         return [path for path, param in self.params.items() if self._active(param, values)]
 
+    def may_meet(self, path: str, other: str, value: Any) -> bool:
+        """Whether an entry can be active in a point where another one has a value."""
+        allowed: dict[str, list[Any]] = {other: [value]}
+        pending = [path, other]
+        while pending:
+            for name, wanted in self.params[pending.pop()].when.items():
+                known = allowed.get(name, wanted)
+                allowed[name] = [each for each in known if any(same(each, item) for item in wanted)]
+                if not allowed[name]:
+                    return False
+                pending += [name] if name in self.params else []
+        return True
+
     def _active(self, param: ParamSpec, values: Mapping[str, Any]) -> bool:
         # A condition on the base config alone was checked to hold when the space was built.
         return all(

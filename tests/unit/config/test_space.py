@@ -157,3 +157,20 @@ def test_a_condition_names_an_entry_as_the_search_space_does(folder: Path) -> No
     space = {"optimizer.lr": choice(0.1, 0.2), "model.width": choice(1, 2, when={"optimizer[lr]": 0.1})}
     with pytest.raises(InputError, match=r"is searched as `optimizer\.lr`"):
         space_of(folder, space)
+
+
+def test_entries_under_conditions_that_exclude_each_other_never_meet(folder: Path) -> None:
+    space = space_of(
+        folder,
+        {
+            "model.kind": choice("a", "b"),
+            "model.deep": choice(1, 2, when={"model.kind": "a"}),
+            "model.flat": choice(1, 2, when={"model.kind": ["b"]}),
+            "model.inner": choice(1, 2, when={"model.deep": 2}),
+        },
+    )
+    assert space.may_meet("model.inner", "model.kind", "a")
+    assert not space.may_meet("model.inner", "model.kind", "b")
+    assert space.may_meet("model.inner", "model.deep", 2)
+    assert not space.may_meet("model.inner", "model.deep", 1)
+    assert not space.may_meet("model.inner", "model.flat", 1)

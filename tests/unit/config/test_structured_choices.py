@@ -110,11 +110,24 @@ def test_people_give_the_list_or_its_text(tmp_path: Path) -> None:
         (", []]", ", [.inf]]", "must be finite"),
         (", []]", ", {1: 2}]", "is not text"),
         ("weight_decay: {type", "wight_decay: {type", "takes no argument `wight_decay`"),
+        (
+            "[]]}",
+            "[]]}\n  model.widths[1]: {type: int, low: 2, high: 8}",
+            r"`model.widths` is \[\], which has no such",
+        ),
+        ("[]]}", "null]}\n  model.widths[1]: {type: int, low: 2, high: 8}", "is null, which has no such part"),
     ],
 )
 def test_what_a_choice_holds_is_checked(tmp_path: Path, old: str, new: str, said: str) -> None:
     with pytest.raises(InputError, match=said):
         check_spec(spec_of(tmp_path, old, new))
+
+
+def test_what_is_part_of_some_choices_is_searched_with_these(tmp_path: Path) -> None:
+    part = "{type: int, low: 2, high: 8, when: {model.widths: [[16, 32, 8]]}}"
+    spec = spec_of(tmp_path, "[]]}", f"[]]}}\n  model.widths[1]: {part}")
+    check_spec(spec)
+    assert spec.resolve({"model.widths": "[16, 32, 8]", "model.widths[1]": 3})["model"]["widths"] == [16, 3, 8]
 
 
 def test_a_fork_may_change_lists_of_numbers(tmp_path: Path) -> None:
