@@ -126,10 +126,12 @@ class PlainWriter:
 
     def plain(self, value: Any, keys: Keys) -> Any:
         """An argument."""
-        if value is None or isinstance(value, bool | int | str):
+        if value is None or isinstance(value, bool):
             return value
-        if isinstance(value, float):
-            return float(value)  # NumPy's, too
+        if isinstance(value, str):
+            return str.__str__(value)  # of an enum its value, where `str` is the name
+        if isinstance(value, int | float):
+            return int(value) if isinstance(value, int) else float(value)  # an enum's, or NumPy's
         if isinstance(value, Path):
             return str(value)
         if isinstance(value, Mapping):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import importlib
 import sys
@@ -27,6 +28,14 @@ class Inner(nn.Module):
     @classmethod
     def made(cls) -> Inner:
         return cls()
+
+
+class Kind(enum.StrEnum):
+    WIDE = "wide"
+
+
+class Depth(enum.IntEnum):
+    DEEP = 8
 
 
 def load(samples: int = 8) -> dict[str, Any]:
@@ -161,6 +170,11 @@ def test_text_that_looks_like_a_number_stays_text(tmp_path: Path) -> None:
     odd = {"number": "1e-3", "date": "2024-01-01", "no": "no", "colon": "a: b", "empty": "", "tilde": "~"}
     spec = study(tmp_path, model=hpo.Call(Inner, **odd, small=1e-7, big=1e22)).spec()
     assert spec.config.model == {"_target_": f"{HERE}.Inner", **odd, "small": 1e-7, "big": 1e22}
+
+
+def test_an_enums_value_is_written(tmp_path: Path) -> None:
+    spec = study(tmp_path, model=hpo.Call(Inner, kind=Kind.WIDE, layers=Depth.DEEP, text=np.str_("a"))).spec()
+    assert spec.config.model == {"_target_": f"{HERE}.Inner", "kind": "wide", "layers": 8, "text": "a"}
 
 
 def test_the_folder_is_that_of_the_file_that_makes_it() -> None:
