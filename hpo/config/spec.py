@@ -332,9 +332,9 @@ def interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
     """
     for name, section in raw.items():
         # Said here, since an interpolation into such a section would fail first and less clearly.
-        listed = isinstance(section, list) and name != "where"
         said = isinstance(section, str) and name in ("run", "loader", "trainer") and "${" not in section
-        if name in StudyFile.model_fields and (listed or said or isinstance(section, int | float)):
+        known = name in StudyFile.model_fields and name != "where"
+        if known and (said or isinstance(section, list | int | float)):
             raise marks.error("must be a mapping", (name,), value=section, fix=f"write `{name}: {{…}}`")
     if missing := [keys for keys, value in leaves(raw) if value == _MISSING]:
         problem, fix = f"`{_MISSING}` stands for a value that is still missing", "write the value"
