@@ -43,8 +43,9 @@ def study_of_function(
             f"is an object of {type(target).__name__}", path="study", value=show(repr(target)), fix=fix
         )
     name = study.pop("name", None) or _name(target)
-    space = None if search_space is None else {_path(each): _entry(entry) for each, entry in search_space.items()}
-    return Study(name, objective=function, search_space=space, folder=_folder(target), **study)
+    if isinstance(search_space, Mapping):  # what is none is refused with the rest
+        search_space = {_path(each): _entry(entry) for each, entry in search_space.items()}
+    return Study(name, objective=function, search_space=search_space, folder=_folder(target), **study)
 
 
 def _name(target: Callable[..., Any]) -> str:
@@ -73,11 +74,11 @@ def _folder(target: Callable[..., Any]) -> Path:
 
 
 def _path(argument: str) -> str:
-    return argument if argument.startswith(_SECTION) else f"{_SECTION}{argument}"
+    return argument if str(argument).startswith(_SECTION) else f"{_SECTION}{argument}"
 
 
 def _entry(entry: Any) -> Any:
     """An entry, with the arguments that its conditions name."""
-    if isinstance(entry, Float | Int | Categorical) and entry.when is not None:
+    if isinstance(entry, Float | Int | Categorical) and isinstance(entry.when, Mapping):
         return replace(entry, when={_path(name): wanted for name, wanted in entry.when.items()})
     return entry

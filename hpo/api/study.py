@@ -14,7 +14,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from hpo.api.values import PlainWriter
 from hpo.config.marks import Marks
-from hpo.config.paths import Keys
+from hpo.config.paths import Keys, show
 from hpo.config.spec import StudySpec, load_spec
 from hpo.errors import InputError
 
@@ -172,8 +172,16 @@ class Study:
         }
         for name, (section, write) in named.items():
             if section is not None:
-                sections[name] = {key: write(value, (name, key)) for key, value in section.items()}
-        return {**sections, "where": list(self._where)} if self._where else sections
+                items = _mapping(section, name).items()
+                sections[name] = {key: write(value, (name, key)) for key, value in items}
+        return {**sections, "where": writer.plain(self._where, ("where",))} if self._where else sections
+
+
+def _mapping(section: Any, name: str) -> Mapping[str, Any]:
+    if not isinstance(section, Mapping):
+        fix = f"write `{name}={{…}}`, each by its name"
+        raise InputError("must be a mapping", path=name, value=show(repr(section)), fix=fix)
+    return section
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import yaml
 from torch import nn
 
 import hpo
+from hpo.api.function_study import study_of_function
 from hpo.config.spec import load_spec
 from tests.support.commands import make_study
 
@@ -244,6 +245,7 @@ def test_what_workers_could_not_make_is_refused(tmp_path: Path, model: Any, said
         ({"loss": None}, "loss: required section is missing"),
         ({"workers": 4}, "study.workers: belongs in `run`"),
         ({"run": {"n_trials": 4}}, "run.n_trials: belongs in `study`"),
+        ({"where": 3}, "where: must be a list of expressions"),
     ],
 )
 def test_the_reader_of_study_files_has_the_last_word(tmp_path: Path, changes: Any, said: str) -> None:
@@ -251,6 +253,21 @@ def test_the_reader_of_study_files_has_the_last_word(tmp_path: Path, changes: An
         study(tmp_path, **changes).spec()
     # No line: none was written.
     assert str(error.value).startswith(f'hpo.Study("tiny"): {said}'), str(error.value)
+
+
+@pytest.mark.parametrize("name", ["metrics", "callbacks", "search_space"])
+def test_what_goes_by_names_is_a_mapping(tmp_path: Path, name: str) -> None:
+    for given in ([Inner], load, "text"):
+        with pytest.raises(
+            hpo.InputError, match=f"^{name}: must be a mapping\n  value: .*\n  fix: write `{name}="
+        ):
+            study(tmp_path, **{name: given}).spec()
+    with pytest.raises(hpo.InputError, match="search_space: must be a mapping"):
+        study_of_function(load, search_space=[hpo.Int(1, 8)]).spec()  # type: ignore[arg-type]
+
+
+def test_one_expression_stands_alone_as_in_a_study_file(tmp_path: Path) -> None:
+    assert study(tmp_path, where="optimizer.lr <= 0.01").spec().config.where == ("optimizer.lr <= 0.01",)
 
 
 def test_later_errors_have_no_line_either(tmp_path: Path) -> None:
