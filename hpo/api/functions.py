@@ -10,7 +10,7 @@ import contextlib
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -251,6 +251,9 @@ def _spec(study: str | Path | Study, overrides: Overrides, *, search: bool = Fal
     texts = _texts(overrides)
     if isinstance(study, Study):
         return study.spec(texts).with_options(**options)
+    if not isinstance(study, str | Path):
+        problem, fix = f"is an object of {type(study).__name__}", "give a study file or an `hpo.Study`"
+        raise InputError(problem, path="study", value=show(repr(study)), fix=fix)
     return load_spec(Path(study), texts, require_search_space=search).with_options(**options)
 
 
@@ -258,9 +261,13 @@ def _texts(overrides: Overrides) -> list[str]:
     """Overrides as on the command line; JSON is YAML."""
     if isinstance(overrides, str):
         raise InputError("is one text", path="overrides", value=overrides, fix="give a list of them, or a mapping")
+    texts: list[str] = []
     if not isinstance(overrides, Mapping):
-        return list(overrides)
-    texts = []
+        texts += overrides if isinstance(overrides, Iterable) else [overrides]
+        if not all(isinstance(text, str) for text in texts):
+            fix = "give a list of texts such as `trainer.max_epochs=5`, or a mapping"
+            raise InputError("holds what is no text", path="overrides", value=show(repr(overrides)), fix=fix)
+        return texts
     for path, value in overrides.items():
         try:
             texts.append(f"{path}={json.dumps(value, allow_nan=False)}")

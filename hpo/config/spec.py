@@ -235,11 +235,13 @@ class StudySpec:
             "n_trials": n_trials,
             "timeout": timeout,
             "workers": workers,
-            "devices": devices if devices is None or isinstance(devices, str) else list(devices),
+            "devices": list(devices) if isinstance(devices, tuple) else devices,
             "on": on,
             "agents": agents,
-            "storage": None if storage is None else _anchored(storage, Path.cwd()),
-            "output_dir": None if output_dir is None else str(Path.cwd() / _home(str(output_dir))),
+            "storage": _anchored(storage, Path.cwd()) if isinstance(storage, str) else storage,
+            "output_dir": str(Path.cwd() / _home(str(output_dir)))
+            if isinstance(output_dir, str | Path)
+            else output_dir,
         }
         raw, marks = copy_plain(self._raw), self._marks
         for name, value in given.items():

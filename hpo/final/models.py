@@ -13,7 +13,7 @@ from torch import nn
 from hpo.config.code import code_identity
 from hpo.config.spec import StudySpec
 from hpo.config.targets import instantiate
-from hpo.errors import StudyError
+from hpo.errors import InputError, StudyError
 from hpo.storage.attributes import BEST_ATTR, SAME_AS_ATTR
 from hpo.study.code_record import trial_codes
 from hpo.study.folders import attempt_folders
@@ -75,6 +75,7 @@ def load_model(
         warn: Called with what is to be said where the trial ran under other code.
 
     Raises:
+        InputError: The device can't hold the model.
         StudyError: There is no such study or trial, the trial has no readable checkpoint, or its weights do not
             fit the model of the study file.
     """
@@ -126,7 +127,11 @@ def model_with(spec: StudySpec, found: BestWeights, *, device: str | torch.devic
             f"the weights of trial {found.trial} do not fit {found.config['model']['_target_']}: {error}\n"
             "  fix: bring the model's code and the study file back to what they were when the trial ran"
         ) from error
-    return model.to(device).eval()
+    try:
+        return model.to(device).eval()
+    except (RuntimeError, AssertionError) as error:  # of torch without CUDA, the latter
+        problem, fix = f"can't hold the model: {str(error).partition(chr(10))[0]}", "name a device of this machine"
+        raise InputError(problem, path="device", value=str(device), fix=fix) from error
 
 
 def find_trial(opened: OpenStudy, which: str) -> FrozenTrial:

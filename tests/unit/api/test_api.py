@@ -161,6 +161,9 @@ def test_the_best_model_comes_with_its_weights(done: Done) -> None:
     assert other_params == done.result.study.trials[other].params
     loaded = hpo.load_best_model(done.path, OVERRIDES, trial=other, device=torch.device("cpu"))
     assert loaded.layers[0].out_features == other_params["model.hidden"]
+    for device in ("gpu", "cuda:99"):
+        with pytest.raises(hpo.InputError, match=f"device: can't hold the model: .*\n  value: {device}\n"):
+            hpo.load_best_model(done.path, OVERRIDES, device=device)
 
 
 def test_best_params_are_overrides(done: Done, tmp_path: Path) -> None:
@@ -218,6 +221,12 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
             "optimizer.lr: Out of range",
             "finite number",
         ),
+        (lambda path: hpo.run(path, [3]), "overrides: holds what is no text", "a list of texts such as"),
+        (lambda path: hpo.run(path, None), "overrides: holds what is no text", "or a mapping"),
+        (lambda path: hpo.run(path, output_dir=3), "this call: run.output_dir: must be text", "value: 3"),
+        (lambda path: hpo.run(path, storage=3), "this call: run.storage: must be text", "value: 3"),
+        (lambda path: hpo.run(path, devices=3), "this call: run.devices: must be names of devices", "[cpu]"),
+        (lambda path: hpo.best_params(None), "study: is an object of NoneType", "give a study file"),
         (lambda path: hpo.run(path, workers=0), "this call: run.workers: must be at least 1", "run.workers"),
         (lambda path: hpo.run(path, timeout="soon"), "this call: run.timeout: is not a duration", '"2h"'),
         (lambda path: hpo.run(path.parent / "no.yaml"), "", "check the path"),
