@@ -43,7 +43,7 @@ def without_lengths(resolved: dict[str, Any], marks: Marks) -> dict[str, Any]:
     trainer = resolved.get("trainer")
     if isinstance(trainer, dict):
         for name in LENGTHS:
-            if is_length(trainer[name]):
+            if is_length(trainer.get(name)):  # `trainer` may be another section's interpolation
                 del trainer[name]
     for keys, _ in lengths_in(resolved):
         if keys[0] not in SECTIONS:
