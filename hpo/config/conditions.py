@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from hpo.config.expressions import ExpressionError, Interval, arithmetic, at_most, parsed
+from hpo.config.expressions import ExpressionError, Interval, arithmetic, at_most, equal, parsed
 from hpo.config.paths import PathError, join_path, lookup, show, split_path, suggest_name
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec, as_stored
 from hpo.errors import InputError
@@ -220,9 +220,15 @@ def _end(
     found = low if end == "low" else high
     if not math.isfinite(found):
         raise refuse("has no end: its numbers are too large", path=place, value=text, fix="write smaller ones")
-    if isinstance(entry, IntParam):
-        return math.ceil(found) if end == "low" else math.floor(found)
-    return float(found)
+    return _whole(found, end) if isinstance(entry, IntParam) else float(found)
+
+
+def _whole(found: float | Decimal, end: str) -> int:
+    """The first whole number from a low end on, or the last up to a high one; rounding makes no difference."""
+    nearest = round(found)
+    if equal(float(found), nearest):
+        return nearest
+    return math.ceil(found) if end == "low" else math.floor(found)
 
 
 def _checked(entry: ParamSpec, changed: Mapping[str, float], path: str, refuse: Refuse) -> ParamSpec:
@@ -238,7 +244,8 @@ def _checked(entry: ParamSpec, changed: Mapping[str, float], path: str, refuse: 
         raise refuse("steps count from `low`, which depends on another parameter", path=here, fix=fix)
     if stepped:
         low, step = Decimal(str(values["low"])), Decimal(str(entry.step))
-        values["high"] = type(entry.low)(low + (Decimal(str(values["high"])) - low) // step * step)
+        steps = _whole((Decimal(str(values["high"])) - low) / step, "high")
+        values["high"] = type(entry.low)(low + steps * step)
     if values["low"] > values["high"]:
         problem = f"is empty for every trial: it ends at {show(values['low'])} and {show(values['high'])} at most"
         raise refuse(problem, path=here, fix="write bounds that leave a value between them")

@@ -195,6 +195,20 @@ def test_a_bound_is_as_wide_as_what_it_depends_on(tmp_path: Path) -> None:
     assert space.distributions["model.inner"].high == 64  # type: ignore[attr-defined]
 
 
+def test_rounding_takes_no_value_from_a_bound(tmp_path: Path) -> None:
+    spec = spec_of(
+        tmp_path,
+        model__base={"type": "categorical", "choices": [100]},  # 100 * 0.29 = 28.999999999999996, 100 * 1.1 > 110
+        model__inner={"type": "int", "low": "model.base * 1.1", "high": 110},
+        model__deep={"type": "int", "low": 2, "high": "model.base * 0.29"},
+        model__rate={"type": "float", "low": 0.0, "high": "model.base * 0.29", "step": 1.0},
+    )
+    inner, deep, rate = (spec.search_space[f"model.{name}"] for name in ("inner", "deep", "rate"))
+    assert (inner.low, inner.high) == (110, 110)  # type: ignore[union-attr]
+    assert (deep.low, deep.high) == (2, 29)  # type: ignore[union-attr]
+    assert (rate.low, rate.high) == (0.0, 29.0)  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
