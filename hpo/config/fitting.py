@@ -1,5 +1,6 @@
 """What of a broken study file fits, by which to look for what else is wrong with it."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -59,6 +60,19 @@ def _leave_out(raw: dict[str, Any], item: Any) -> None:
         assign(raw, keys, "minimize")
     else:
         _remove(raw, keys)
+    if keys[0] == "search_space" and len(keys) == _ENTRY_DEPTH:
+        _leave_out_dependent(raw, str(keys[1]))
+
+
+def _leave_out_dependent(raw: dict[str, Any], path: str) -> None:
+    """Take away what names an entry that is gone: it would be said to name nothing."""
+    space = raw["search_space"] if isinstance(raw["search_space"], dict) else {}
+    dependent = [name for name, entry in space.items() if path in json.dumps(entry, ensure_ascii=False)]
+    for name in dependent:
+        if space.pop(name, None) is not None:
+            _leave_out_dependent(raw, name)
+    if path in json.dumps(raw.get("where"), ensure_ascii=False):
+        raw.pop("where")
 
 
 def _remove(raw: dict[str, Any], keys: Keys) -> None:

@@ -97,6 +97,15 @@ def test_a_section_that_is_misspelt_is_one_mistake(folder: Path) -> None:
     assert "did you mean `model`?" in caught.value.fix
 
 
+def test_what_names_a_wrong_entry_is_not_wrong_itself(folder: Path) -> None:
+    text = GOOD + "  model.hidden: {type: int, low: 8, high: 2}\n"
+    text += "  loader.batch_size: {type: int, low: 1, high: model.hidden * 2}\n"
+    text += "  optimizer.eps: {type: float, low: 0.0, high: 0.1, when: {loader.batch_size: 3}}\n"
+    study = write(text + "where: [model.hidden % 2 == 0]\n")
+    (line,) = [line for line in hpo("check", study, code=2).stdout.splitlines() if "study.yaml:" in line]
+    assert "study.yaml:9: search_space[model.hidden].low: low 8 is more than high 2" in line
+
+
 def test_every_value_that_is_missing_is_said(folder: Path) -> None:
     with pytest.raises(SeveralInputError) as caught:
         load_spec(write(GOOD.replace("8}", '"???"}').replace("1e-3}", '"???"}')))
