@@ -73,14 +73,19 @@ def look_at(made: object, target: str) -> Look:
             value=target,
             fix=_FIX,
         )
-    train = _train(made, making)
+    try:
+        train = _train(made, making)
+        batch = _batch(train) if _is_data(train) else None
+    except Exception as error:
+        problem = f"no batch can be made of what `{target}` returned: {type(error).__name__}: {error}"
+        fix = "return data with samples, each of them tensors, arrays or numbers of one shape"
+        raise InputError(problem, path="--data", value=target, fix=fix) from error
     if not _is_data(train):
         problem = f"the training set of `{target}` is {_described(train)}, and no Dataset"
         fix = "make it a torch.utils.data.Dataset, with `__len__` and `__getitem__`"
         raise InputError(problem, path="--data", value=target, fix=fix)
     loaders = isinstance(train, DataLoader)
     look = Look(making, sets, loaders, None if loaders else _length(train))
-    batch = _batch(train)
     if not (isinstance(batch, tuple | list) and len(batch) == 2):
         return replace(look, batch=_described(batch))
     inputs, targets = batch

@@ -177,6 +177,14 @@ def broken():
 
 def odd():
     return 7
+
+
+def none():
+    return TensorDataset(x[:0], y[:0])
+
+
+def words():
+    return x.numpy(), y.numpy().astype(object)
 """
 
 
@@ -438,6 +446,8 @@ def test_a_script_without_a_study_leaves_the_direction_open(folder: Path) -> Non
         ("net:nothing", None, "`nothing` takes no argument, so there is nothing to search"),
         ("net:Net", "points:broken", "--data: `points.broken()` failed: OSError: no file points.csv"),
         ("net:Net", "points:odd", "--data: `points.odd` returned an object of type int"),
+        ("net:Net", "points:none", "--data: no batch can be made of what `points.none` returned: IndexError"),
+        ("net:Net", "points:words", "--data: no batch can be made of what `points.words` returned: TypeError"),
         ("net:Net", "points:Rooted", "`Rooted` needs root, which only you know"),
         ("net:Net", "points:of_lists", "the training set of `points.of_lists` is a list of 2: int, int, and no"),
         ("net:Net", "points:lod", "did you mean `load`?"),
