@@ -36,6 +36,8 @@ class Marks:
 
     def locate(self, keys: Keys) -> tuple[str, int | None]:
         """The file and line of a key, or of the nearest key above it that was written somewhere."""
+        if keys and keys not in self.lines and any(known[: len(keys)] == keys for known in self.overridden):
+            return COMMAND_LINE, None
         for depth in range(len(keys), 0, -1):
             prefix = keys[:depth]
             if prefix in self.overridden:

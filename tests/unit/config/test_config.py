@@ -315,6 +315,11 @@ def test_hash_counts_what_makes_the_search(tmp_path: Path) -> None:
         assert load_spec(path, [text]).config_hash() != base, text
 
 
+def test_a_section_of_overrides_alone_is_the_command_lines(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"^command line: study.objectives: needs at least two objectives"):
+        load_spec(write(tmp_path), ["study.objectives.val_loss=minimize"])
+
+
 def test_diff(tmp_path: Path) -> None:
     path = write(tmp_path)
     old = load_spec(path).base_config()
