@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import codecs
 import time
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 
 import typer
 
@@ -107,7 +107,7 @@ class _Log:
 
     def _print(self, log: Path, *, named: bool) -> None:
         position, decoder = self._read.setdefault(log, (0, codecs.getincrementaldecoder("utf-8")("replace")))
-        with log.open("rb") as file:
+        with _readable(log) as file:
             file.seek(position)
             while chunk := file.read(_CHUNK):
                 text = decoder.decode(chunk)
@@ -118,6 +118,14 @@ class _Log:
                     print(text, end="")
                 self._last, self._inside_line = log, not text.endswith("\n")
                 self._read[log] = file.tell(), decoder
+
+
+def _readable(log: Path) -> BinaryIO:
+    try:
+        return log.open("rb")
+    except OSError as error:
+        problem = f"{log}: can't be read: {error.strerror or error}"
+        raise StudyError(f"{problem}\n  fix: ask its owner for the right to read it") from error
 
 
 def _outcome(opened: OpenStudy, number: int) -> str:

@@ -1,9 +1,22 @@
 """Output that may lose its reader: a pipe into `head`, a terminal that is closed."""
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
+
+from hpo.errors import StudyError
+
+
+def open_closed_streams() -> None:
+    """Open the standard streams that a shell has closed (`>&-`): files would be opened under their numbers."""
+    while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(opened, True)  # for workers, as those of a shell are
+    os.close(opened)
+    sys.stdin = sys.stdin or os.fdopen(0)
+    sys.stdout = sys.stdout or os.fdopen(1, "w")
+    sys.stderr = sys.stderr or os.fdopen(2, "w")
 
 
 @contextlib.contextmanager
@@ -25,9 +38,18 @@ def flushed() -> Iterator[None]:
 
 @contextlib.contextmanager
 def read_by_others() -> Iterator[None]:
-    """The reader of what is printed inside may stop reading, as `head` does."""
-    with contextlib.suppress(OSError), flushed():
-        yield
+    """The reader of what is printed inside may stop reading, as `head` does.
+
+    Raises:
+        StudyError: It can't be written for another reason: what is printed into a file is cut off there.
+    """
+    try:
+        with flushed():
+            yield
+    except OSError as error:
+        if not isinstance(error, ConnectionError) and error.errno != errno.EIO:  # of a pipe, of a terminal
+            problem = f"standard output can't be written: {error.strerror or error}"
+            raise StudyError(f"{problem}\n  fix: free some room, or send it elsewhere") from error
 
 
 def _mute_unread() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -121,3 +122,15 @@ def test_a_log_is_followed_over_attempts_to_the_trials_end(tmp_path: Path) -> No
     for folder in attempts:
         assert (folder / "log.txt").read_text() in printed
     assert printed.endswith("training ended after epoch 6 of 6\n")
+
+
+def test_a_log_that_can_not_be_read(done: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, opened = log_of(done, 0), Path.open
+
+    def refuse(self: Path, *arguments: Any, **more: Any) -> Any:
+        if self.name == log.name:
+            raise PermissionError(13, "Permission denied", str(self))
+        return opened(self, *arguments, **more)
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert f"{log}: can't be read: Permission denied\n  fix: " in hpo("logs", done, 0, code=3).stderr

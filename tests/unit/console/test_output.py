@@ -1,0 +1,36 @@
+"""Output that can't be written."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import make_study
+
+HPO = f"{sys.executable} -m hpo"
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_is_no_reader_that_stops(tmp_path: Path) -> None:
+    done = shell(f"{HPO} schema > /dev/full", tmp_path)
+    assert done.returncode == 3
+    assert done.stderr.startswith("standard output can't be written: No space left on device\n  fix: free")
+
+
+def test_a_reader_that_stops_is_none_of_our_business(tmp_path: Path) -> None:
+    done = shell(f"{HPO} schema | true; exit ${{PIPESTATUS[0]}}", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("closed", [">&-", "<&- >&- 2>&-"])
+def test_closed_streams(tmp_path: Path, closed: str) -> None:
+    study = make_study(tmp_path)
+    done = shell(f"{HPO} run {study} --n-trials 1 {closed} && {HPO} trials {study} {closed}", tmp_path)
+    assert done.returncode == 0, done.stderr
