@@ -12,22 +12,37 @@ from typing import TextIO
 
 
 @contextmanager
-def replacing(path: Path) -> Iterator[TextIO]:
-    """Open a text file (UTF-8) that takes the place of ``path`` when the block ends, in one step.
+def aside_of(path: Path) -> Iterator[Path]:
+    """A path to write to; the file there takes the place of ``path`` when the block ends, in one step.
 
-    Until then a reader of ``path``, or a killed process, finds the earlier file.
+    Until then a reader of ``path``, or a killed process, finds the earlier file. A link stays one, to the new
+    file; a pipe or a device, such as ``/dev/stdout``, is written to itself.
 
     Raises:
-        OSError: It can't be written; what lay there before is untouched, and nothing is left aside.
+        OSError: It can't be put there; what lay there before is untouched, and nothing is left aside.
     """
+    if path.exists() and not path.is_file():
+        yield path
+        return
+    path = path.resolve()
     aside = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        with aside.open("w", encoding="utf-8", newline="") as file:
-            yield file
+        yield aside
         aside.replace(path)
     except BaseException:
         aside.unlink(missing_ok=True)
         raise
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[TextIO]:
+    """Open a text file (UTF-8) that takes the place of ``path`` when the block ends; see `aside_of`.
+
+    Raises:
+        OSError: It can't be written; what lay there before is untouched, and nothing is left aside.
+    """
+    with aside_of(path) as aside, aside.open("w", encoding="utf-8", newline="") as file:
+        yield file
 
 
 def json_number(value: float) -> float | str:

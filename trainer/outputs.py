@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.data.batches import map_tensors, tensors_in
-from trainer.files import replacing
+from trainer.files import aside_of, replacing
 
 
 class Outputs(Protocol):
@@ -117,9 +116,5 @@ def collecting(path: Path | str | None) -> Iterator[Outputs]:
         return
     kept = KeptOutputs()
     yield kept
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with aside_of(path) as aside:
         torch.save(kept.joined(), aside)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)

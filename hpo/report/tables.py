@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -21,7 +20,7 @@ from hpo.storage.attributes import BEST_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.status import own_trials, study_trials
-from trainer.files import replacing
+from trainer.files import aside_of, replacing
 
 Kind = Literal["integer", "number", "text", "boolean", "time"]
 Row = dict[str, Any]
@@ -221,12 +220,8 @@ def _write_parquet(table: Table, path: Path) -> None:
     }
     schema = pa.schema([(name, types[kind]) for name, kind in table.columns.items()])
     rows = [{name: _as(kind, row[name]) for name, kind in table.columns.items()} for row in table.rows]
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
+    with aside_of(path) as aside:
         parquet.write_table(pa.Table.from_pylist(rows, schema), aside)
-        aside.replace(path)
-    finally:
-        aside.unlink(missing_ok=True)
 
 
 def _as(kind: Kind, value: Any) -> Any:

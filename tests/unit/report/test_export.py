@@ -6,6 +6,8 @@ import csv
 import io
 import json
 import math
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -171,3 +173,26 @@ def test_the_command(view: OpenStudy, tmp_path: Path) -> None:
         assert text in hpo("export", study, *options, *wrong, code=2).stderr
     blocked = hpo("export", study, *options, "-o", tmp_path / "c.csv" / "t.csv", code=3).stderr
     assert "can't be written" in blocked
+
+
+@pytest.mark.parametrize("form", ["csv", "json", "parquet"])
+def test_a_link_stays_one(tmp_path: Path, form: str) -> None:
+    target, link = tmp_path / "there" / "trials", tmp_path / f"trials.{form}"
+    target.parent.mkdir()
+    target.write_text("an earlier one")
+    link.symlink_to(target)
+    write_table(Table({"trial": "integer"}, [{"trial": 7}]), form, link)
+    assert link.is_symlink()
+    assert target.read_bytes() != b"an earlier one"
+    assert [file.name for file in target.parent.iterdir()] == ["trials"]
+
+
+def test_a_pipe_is_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE, text=True) as reader:
+        write_table(Table({"trial": "integer"}, [{"trial": 7}]), "csv", pipe)
+        if not pipe.is_fifo():
+            reader.kill()
+        assert reader.communicate()[0] == "trial\n7\n"
+    assert pipe.is_fifo()
