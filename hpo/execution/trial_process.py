@@ -158,7 +158,7 @@ class TrialProcess:
             ):
                 has_paused = self._train(begin(self.opened, lease), request, extend, before_s).paused
         except Exception as error:  # noqa: BLE001 - every error is sent to the supervisor
-            traceback.print_exc()
+            print_error(traceback.format_exc())
             fail(self.channel, error)
             return Ended.FAILED
         finally:

@@ -14,6 +14,7 @@ from typing import Final
 import torch
 
 from hpo.config.spec import StudySpec
+from hpo.study.folders import print_error
 from hpo.trial.builder import Builder
 from hpo.trial.forks import only_in
 from hpo.trial.trainer_code import read_hooks
@@ -45,7 +46,7 @@ def warm_up(spec: StudySpec) -> tuple[Builder, bool]:
             if spec.config.objective is None:
                 read_hooks(builder)
     except BaseException:  # noqa: BLE001 - the study's code may raise anything, and raises it in the trial again
-        traceback.print_exc()
+        print_error(traceback.format_exc())
     gc.collect()
     gc.freeze()  # a collection in a trial would touch, and so copy, every shared page
     return builder, _open_files() == before and is_forkable()

@@ -46,7 +46,7 @@ from hpo.execution.trial_process import (
 from hpo.execution.warm import warm_up
 from hpo.search.schedulers.scheduler import Wait
 from hpo.storage.ledger import Lease, Owner
-from hpo.study.folders import redirect_output
+from hpo.study.folders import print_error, redirect_output
 from hpo.study.open_study import load_study
 from hpo.study.standing import standing_of
 from hpo.study.taking import Taker
@@ -78,7 +78,7 @@ def work(order: WorkerOrder, channel: Connection[Message, Command], pulse: Pulse
             _check_preload()
             in_order = _Worker(order, channel, pulse, wake).run()
         except Exception as error:  # noqa: BLE001 - every error is sent to the supervisor
-            traceback.print_exc()
+            print_error(traceback.format_exc())
             fail(channel, error)
             in_order = False
         send(channel, Leaving())

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from multiprocessing import Pipe
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from hpo.errors import LeaseLostError
+from hpo.errors import LeaseLostError, StudyError
+from hpo.execution.launchers import preload  # noqa: F401 - workers look for it
+from hpo.execution.messages import Failed
 from hpo.execution.pulse import PROCESS, PULSE_LENGTH
 from hpo.execution.standby import Processes
 from hpo.execution.trial_process import Ended, Extension, GrantEnds
-from hpo.execution.worker import _Worker
+from hpo.execution.worker import _Worker, work
 from hpo.storage.ledger import Lease
 from hpo.storage.optuna_private import known_of
 from hpo.study.open_study import OpenStudy
@@ -166,3 +172,18 @@ def test_a_process_that_was_forked_while_a_trial_trained_knows_what_that_has_sto
         with worker_of(view, Requeues(view), Taker(view), pulse) as worker:
             assert worker.run()
         assert outcomes_of(view) == [["requeued", "complete"]] * 2
+
+
+def test_a_worker_whose_log_can_not_be_written_says_what_it_died_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise StudyError("the disk is full")
+
+    monkeypatch.setattr(_Worker, "__init__", fails)
+    monkeypatch.setattr(sys, "stderr", sys.__stderr__)  # as outside of tests
+    ours, theirs = Pipe()
+    order: Any = SimpleNamespace(slot=SimpleNamespace(visible=None), log=Path("/dev/full"))
+    process = multiprocessing.get_context("fork").Process(target=work, args=(order, theirs, None))
+    process.start()
+    process.join()
+    assert ours.poll(0)
+    assert ours.recv() == Failed("the disk is full", final=False)
