@@ -27,6 +27,7 @@ def schema(
     """
     del debug
     from hpo.checks.json_schema import study_schema
+    from trainer.files import replacing
 
     text = json.dumps(study_schema(), indent=2, ensure_ascii=False)
     if output is None:
@@ -34,7 +35,8 @@ def schema(
             print(text)
         return
     try:
-        output.write_text(text + "\n", encoding="utf-8")
+        with replacing(output) as file:
+            file.write(text + "\n")
     except OSError as error:
         problem = f"can't be written: {error.strerror or error}"
         raise InputError(problem, path="--output", value=str(output), fix="give another file") from error

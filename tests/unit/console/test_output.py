@@ -34,3 +34,10 @@ def test_closed_streams(tmp_path: Path, closed: str) -> None:
     study = make_study(tmp_path)
     done = shell(f"{HPO} run {study} --n-trials 1 {closed} && {HPO} trials {study} {closed}", tmp_path)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_schema_that_can_not_be_written_leaves_the_earlier_one(tmp_path: Path) -> None:
+    (tmp_path / "study.schema.json").write_text("an earlier one")
+    done = shell(f"ulimit -f 8; trap '' XFSZ; {HPO} schema -o study.schema.json", tmp_path)
+    assert (done.returncode, done.stderr[:36]) == (2, "--output: can't be written: File too")
+    assert (tmp_path / "study.schema.json").read_text() == "an earlier one"
