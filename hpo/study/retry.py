@@ -24,10 +24,10 @@ from hpo.storage.attributes import IMPORTED_ATTR, REASON_ATTR, RETRIED_ATTR
 from hpo.storage.changes import lock_study_of, note_change
 from hpo.storage.optuna_private import VALUES, id_of_trial, models, set_user_attr
 from hpo.storage.outage import patient
-from hpo.storage.pausing import paused_at
+from hpo.storage.pausing import PAUSED
 from hpo.storage.recovery import forget_failure
 from hpo.storage.study_storage import StudyStorage
-from hpo.study.outcome import outcome_of
+from hpo.study.outcome import Outcome, outcome_of
 
 if TYPE_CHECKING:
     from hpo.study.open_study import OpenStudy
@@ -86,18 +86,19 @@ def _check_failed(opened: OpenStudy, number: int, trial: FrozenTrial | None) -> 
     if IMPORTED_ATTR in trial.system_attrs:
         raise StudyError(f"trial {number} was imported: it never ran here, and can't be run again")
     if trial.state != TrialState.FAIL:
-        why = _PAUSED if paused_at(trial) is not None else _WHY_NOT[trial.state]
-        raise StudyError(f"trial {number} has not failed: {why}")
+        raise StudyError(f"trial {number} has not failed: {_WHY_NOT[outcome_of(trial)]}")
 
 
-_PAUSED = "it is paused\n  fix: `hpo run` resumes it when the study's scheduler says so"
 _WHY_NOT = {
-    TrialState.RUNNING: "it is running\n  fix: if its worker is dead, `hpo repair` lets it wait",
-    TrialState.WAITING: "it waits already\n  fix: `hpo run` takes it up",
-    TrialState.COMPLETE: "it is complete, and its value is known to the sampler\n"
+    PAUSED: "it is paused\n  fix: `hpo run` resumes it when the study's scheduler says so",
+    "running": "it is running\n  fix: if its worker is dead, `hpo repair` lets it wait",
+    "waiting": "it waits already\n  fix: `hpo run` takes it up",
+    Outcome.COMPLETE: "it is complete, and its value is known to the sampler\n"
     "  fix: train it again with `hpo train … --trial N --from-scratch`",
-    TrialState.PRUNED: "it was pruned, which is a result\n"
+    Outcome.PRUNED: "it was pruned, which is a result\n"
     "  fix: train it to its end with `hpo train … --trial N --from-scratch`",
+    Outcome.DIVERGED: "it diverged, which is a result: so it would with these parameters again\n"
+    "  fix: leave them out of the search space, or correct the cause, in a study of another name",
 }
 
 

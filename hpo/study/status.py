@@ -188,10 +188,12 @@ def refuse_without_result(opened: OpenStudy) -> None:
         return
     counts = ", ".join(f"{ends[each]} {each.replace('_', ' ')}" for each in map(str, Outcome) if ends[each])
     spec = opened.spec
+    retry = "then requeue failed trials with `hpo retry --failed`, or"
+    then = retry if any(trial.state == TrialState.FAIL for trial in ended) else "and"
     raise StudyError(
         f"no trial of {spec.study.name} is complete: {counts}\n"
         f"  fix: `hpo trials` lists them, and their logs are in {spec.output_dir / 'trials'}; correct the cause, "
-        "then requeue failed trials with `hpo retry --failed`, or start a study of another name"
+        f"{then} start a study of another name"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pty
 import sys
@@ -108,6 +109,9 @@ def small(studies: Studies) -> Path:
         end(view, TrialState.FAIL, "x" * 200)
         end(view, TrialState.PRUNED)
         ask(view)
+        diverged, _ = ask(view)
+        diverged.set_user_attr("hpo:outcome", "diverged")
+        view.study.tell(diverged, math.inf)
         folder = view.spec.output_dir / "trials" / "1" / "attempt-1" / "checkpoints"
         folder.mkdir(parents=True)
         (folder / "epoch-00001.pt").write_bytes(b"x" * 1500)
@@ -122,6 +126,7 @@ def small(studies: Studies) -> Path:
         (("--trial", "zero"), 2, "--trial"),
         (("--trial", "1"), 3, "trial 1 has not failed: it was pruned"),
         (("--trial", "2"), 3, "trial 2 has not failed: it is running\n  fix: if its worker is dead, `hpo repair`"),
+        (("--trial", "3"), 3, "trial 3 has not failed: it diverged, which is a result"),
         (("--trial", "7"), 3, "has no trial 7"),
     ],
 )
