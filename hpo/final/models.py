@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 from torch import nn
 
 from hpo.config.code import code_identity
@@ -138,9 +138,13 @@ def find_trial(opened: OpenStudy, which: str) -> FrozenTrial:
     """The trial that ``best`` or a number means.
 
     Raises:
-        StudyError: There is no such trial, several are best, or its parameters are not of this search space.
+        StudyError: There is no such trial, several are best, its parameters are not drawn yet, or not of this
+            search space.
     """
     trial = _best(opened) if which == "best" else _numbered(opened, which)
+    if trial.state == TrialState.WAITING and not trial.params:
+        problem = f"trial {trial.number} waits, and draws its parameters when it starts"
+        raise StudyError(f"{problem}\n  fix: `hpo run` trains it")
     refuse_foreign_parameters(opened, trial.number, trial.params)
     return trial
 
@@ -154,7 +158,8 @@ def refuse_foreign_parameters(opened: OpenStudy, number: int, params: Mapping[st
         StudyError: They do not lie in it.
     """
     if not opened.spec.defines_by_run and not opened.space.contains(params):
-        raise StudyError(f"the parameters of trial {number} do not lie in the search space of the study file")
+        problem = f"the parameters of trial {number} do not lie in the search space of the study file"
+        raise StudyError(f"{problem}\n  fix: bring that back to what it was when the trial ran")
 
 
 def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:

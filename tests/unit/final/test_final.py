@@ -112,6 +112,13 @@ def test_parameters_that_the_file_does_not_search_are_not_taken_from_a_database(
                 start_of_trial(view, which, from_scratch=True)
 
 
+def test_a_trial_that_has_no_parameters_yet_waits(studies: Studies) -> None:
+    with studies.open() as (view,):
+        view.study.enqueue_trial({"model.hidden": 4})
+        with pytest.raises(StudyError, match="trial 0 waits, and draws its parameters when it starts\n  fix: "):
+            start_of_trial(view, "0", from_scratch=True)
+
+
 @pytest.mark.parametrize("which", ["best", "7", "00"])
 def test_a_trial_that_is_not_there_is_named(studies: Studies, which: str) -> None:
     with studies.open() as (view,), pytest.raises(StudyError, match=r"no complete trial yet|has no trial"):
