@@ -34,7 +34,7 @@ try:
         train,
         worker,
     )
-    from hpo.console.output import open_closed_streams
+    from hpo.console.output import ready_streams
     from hpo.errors import HpoError, refuse_other_systems, refuse_process_groups
 except KeyboardInterrupt:  # Ctrl-C while all this is read
     sys.exit(130)
@@ -77,7 +77,7 @@ def options(
 def main() -> NoReturn:
     """Run the command line; exit codes: 0 done, 2 bad input, 3 the study failed, 130 interrupted."""
     debug = "--debug" in sys.argv
-    open_closed_streams()
+    ready_streams()
     try:
         refuse_other_systems()
         refuse_process_groups()

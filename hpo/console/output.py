@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import io
 import os
 import sys
 from collections.abc import Iterator
@@ -9,14 +10,19 @@ from collections.abc import Iterator
 from hpo.errors import StudyError
 
 
-def open_closed_streams() -> None:
-    """Open the standard streams that a shell has closed (`>&-`): files would be opened under their numbers."""
+def ready_streams() -> None:
+    """Open the standard streams that a shell has closed (`>&-`): files would be opened under their numbers.
+
+    What the encoding of standard output does not have, such as `…` in Latin-1, is escaped, as standard error does.
+    """
     while (opened := os.open(os.devnull, os.O_RDWR)) <= 2:
         os.set_inheritable(opened, True)  # for workers, as those of a shell are
     os.close(opened)
     sys.stdin = sys.stdin or os.fdopen(0)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 @contextlib.contextmanager

@@ -41,3 +41,10 @@ def test_a_schema_that_can_not_be_written_leaves_the_earlier_one(tmp_path: Path)
     done = shell(f"ulimit -f 8; trap '' XFSZ; {HPO} schema -o study.schema.json", tmp_path)
     assert (done.returncode, done.stderr[:36]) == (2, "--output: can't be written: File too")
     assert (tmp_path / "study.schema.json").read_text() == "an earlier one"
+
+
+def test_what_an_encoding_does_not_have_is_escaped(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    done = shell(f"PYTHONIOENCODING=ascii {HPO} check {study}", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert "\\u2192 16 x 1, " in done.stdout  # the arrow between the shapes of a batch
