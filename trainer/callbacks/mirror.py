@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import mmap
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +29,10 @@ logger = logging.getLogger(__name__)
 
 
 class Service:
-    """A service as this process knows it: whether it is away, and what was said of it.
+    """A service as this process and its forks know it: whether it is away, and what was said of it.
 
-    One for all runs of a process, so that an outage costs one time-out and one warning, not one a run.
+    One for all runs of a process, so that an outage costs one time-out and one warning, not one a run. What one
+    process finds away its forks leave alone, and the other way round: each trial is a fork of its worker.
 
     Args:
         name: For people.
@@ -39,12 +41,12 @@ class Service:
     def __init__(self, name: str) -> None:
         self.name = name
         self._said: set[str] = set()
-        self._ask_again = 0.0
+        self._ask_again = memoryview(mmap.mmap(-1, 8)).cast("d")  # memory that forks share
 
     @property
     def is_away(self) -> bool:
         """Whether it did not answer a short while ago."""
-        return time.monotonic() < self._ask_again
+        return time.monotonic() < self._ask_again[0]
 
     def answered(self) -> None:
         """It is there: a later failure is news again."""
@@ -62,12 +64,12 @@ class Service:
         self._said.add(what)
         logger.log(level, "%s: %s", what, error)
         if away:
-            self._ask_again = time.monotonic() + _AWAY_S
+            self._ask_again[0] = time.monotonic() + _AWAY_S
 
     def forget(self) -> None:
         """Know nothing of it, as a new process would."""
         self._said.clear()
-        self._ask_again = 0.0
+        self._ask_again[0] = 0.0
 
 
 def flat(config: Mapping[str, Any], above: str = "") -> dict[str, Any]:
