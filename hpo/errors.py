@@ -2,12 +2,15 @@
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 #: Characters of a path that are shown.
 _SHOWN: Final = 160
+#: A URL's password.
+_PASSWORD: Final = re.compile(r"(?<=://)([^\s:/@]*):\S+@")
 
 
 class HpoError(Exception):
@@ -30,7 +33,7 @@ class InputError(HpoError):
         file: The file it stands in; for an override, the text ``command line``.
         line: Line number in that file, counted from 1.
         path: Dotted path of the offending key.
-        value: The offending value as the person wrote it; left out of the text when empty.
+        value: The offending value as the person wrote it, less a URL's password; left out of the text when empty.
         fix: What to do, as one sentence.
     """
 
@@ -50,7 +53,7 @@ class InputError(HpoError):
         self.file = file
         self.line = line
         self.path = path
-        self.value = value
+        self.value = _PASSWORD.sub(r"\1:***@", value)
         self.fix = fix
         super().__init__(str(self))
 

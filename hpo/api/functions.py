@@ -89,15 +89,25 @@ def run(
             Signals but Ctrl-C leave an engine's agents at work: the result's ``ending`` is ``left`` then.
     """
     options = {"workers": workers, "n_trials": n_trials, "timeout": timeout, "devices": devices}
+    switches = {"accept_code_change": accept_code_change, "widen": widen, "progress": progress}
     of_function = {"search_space": search_space, "metric": metric, "direction": direction, "name": name, **section}
     with _spoken_in_python():
+        _refuse_other_than_booleans(switches)
         study = _known(study, of_function, n_trials)
         spec = _spec(study, overrides, search=True, storage=storage, output_dir=output_dir, **options)
         plan = _plan(study, overrides, spec)
-        ending = _ran(study, plan, progress=progress, accept_code_change=accept_code_change, widen=widen)
+        ending = _ran(study, plan, **switches)
     if ending == "interrupted":
         raise KeyboardInterrupt
     return _result(spec, ending)
+
+
+def _refuse_other_than_booleans(switches: Mapping[str, Any]) -> None:
+    for name, value in switches.items():
+        if not isinstance(value, bool):  # a text such as "no" would count as true
+            raise InputError(
+                "must be true or false", path=name, value=show(repr(value)), fix=f"write `{name}=True`"
+            )
 
 
 def _ran(

@@ -10,6 +10,7 @@ import functools
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Final
@@ -130,8 +131,8 @@ class PlainWriter:
             return value
         if isinstance(value, str):
             return str.__str__(value)  # of an enum its value, where `str` is the name
-        if isinstance(value, int | float):
-            return int(value) if isinstance(value, int) else float(value)  # an enum's, or NumPy's
+        if isinstance(value, Integral | Real):  # an enum's, or NumPy's, too
+            return int(value) if isinstance(value, Integral) else float(value)
         if isinstance(value, Path):
             return str(value)
         if isinstance(value, Mapping):

@@ -77,7 +77,13 @@ def _print_best(spec: StudySpec, data: dict[str, Any]) -> None:
     rows += _block(f"metrics of epoch {data['epoch']}", data["metrics"])
     kept = data["internals"]
     rows += _block("predictions and internals", {**kept["metrics"], "seed": kept["seed"], **_last_grant(kept)})
-    print_table(f"best of {data['study']}", ("", ""), rows, below=f"checkpoint: {data['checkpoint'] or 'none'}\n")
+    print_table(f"best of {data['study']}", ("", ""), rows, below=f"checkpoint: {_shown(data['checkpoint'])}\n")
+
+
+def _shown(checkpoint: str | None) -> str:
+    if checkpoint is None:
+        return "none"
+    return checkpoint if Path(checkpoint).exists() else f"{checkpoint} (there is no such file here)"
 
 
 def _last_grant(kept: Mapping[str, Any]) -> dict[str, str]:

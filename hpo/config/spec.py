@@ -374,7 +374,7 @@ def _entry(path: str) -> Keys:
 
 def _anchored(url: str, folder: Path) -> str:
     match = _SQLITE_FILE.fullmatch(url)
-    return f"{match[1]}{_normal(_quoted(folder) / match[2])}" if match else url
+    return f"{match[1]}{_normal(_quoted(folder) / _home(match[2]))}" if match else url
 
 
 def _quoted(path: Path) -> Path:

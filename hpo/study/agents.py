@@ -9,7 +9,7 @@ from typing import Any, Final, cast
 import sqlalchemy as sa
 
 from hpo.storage import agents
-from hpo.storage.agents import Agent
+from hpo.storage.agents import AGENTS, Agent
 from hpo.storage.attributes import STOP_ATTR
 from hpo.storage.ledger import ATTEMPTS
 from hpo.storage.outage import patient
@@ -27,7 +27,8 @@ def agents_at_work(opened: OpenStudy) -> list[dict[str, Any]]:
     """One entry an agent that has not ended, as far as is known here, by number.
 
     ``running`` is how many of its workers have a trial; ``ended_per_hour`` how many trials it has brought to an
-    end in the last hour, or scaled up to an hour where it is younger; ``last_beat_s`` when it was last heard of.
+    end in the last hour by its own clock, or scaled up to an hour where it is younger; ``last_beat_s`` when it was
+    last heard of.
     """
     with opened.storage.engine.connect() as conn:
         found = [each for each in agents.open_agents(conn, opened.study_id) if each.is_alive() is not False]
@@ -43,28 +44,30 @@ def agents_at_work(opened: OpenStudy) -> list[dict[str, Any]]:
             "workers": each.workers,
             "first_worker": each.first_worker,
             "running": running,
-            "ended_per_hour": ended * _HOUR / min(_HOUR, max(1.0, now - each.started_at)),
+            "ended_per_hour": ended * _HOUR / min(_HOUR, max(1.0, max(last, each.beat_at) - each.started_at)),
             "last_beat_s": max(0.0, now - each.beat_at),
         }
         for each in found
-        for running, ended in (work.get(each.agent_id, (0, 0)),)
+        for running, ended, last in (work.get(each.agent_id, (0, 0, 0.0)),)
     ]
 
 
-def _work_of(conn: sa.Connection, of: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """How many attempts of each agent run, and how many have ended a trial within the last hour."""
-    lately = sa.and_(ATTEMPTS.c.ended_at > time.time() - _HOUR, ATTEMPTS.c.outcome.in_(_ENDS))
+def _work_of(conn: sa.Connection, of: Sequence[int]) -> dict[int, tuple[int, int, float]]:
+    """How many attempts of each agent run, how many have ended a trial in the last hour, and when one last did."""
+    lately = sa.and_(ATTEMPTS.c.ended_at > AGENTS.c.beat_at - _HOUR, ATTEMPTS.c.outcome.in_(_ENDS))
     query = (
         sa.select(
             ATTEMPTS.c.agent,
             sa.func.count() - sa.func.count(ATTEMPTS.c.ended_at),
             sa.func.coalesce(sa.func.sum(sa.case((lately, 1), else_=0)), 0),
+            sa.func.coalesce(sa.func.max(ATTEMPTS.c.ended_at), 0.0),
         )
+        .join_from(ATTEMPTS, AGENTS, AGENTS.c.agent_id == ATTEMPTS.c.agent)
         .where(ATTEMPTS.c.agent.in_(of))
         .group_by(ATTEMPTS.c.agent)
     )
-    rows = cast("list[tuple[int, int, int]]", conn.execute(query).all()) if of else []
-    return {agent: (running, int(ended)) for agent, running, ended in rows}
+    rows = cast("list[tuple[int, int, int, float]]", conn.execute(query).all()) if of else []
+    return {agent: (running, int(ended), last) for agent, running, ended, last in rows}
 
 
 def ask_all_to_leave(opened: OpenStudy) -> list[Agent]:

@@ -39,7 +39,7 @@ class GradientAccumulation(Callback):
         drop_last: Whether the gradients of what an epoch leaves over are dropped, without a step.
 
     Raises:
-        ValueError: ``batches`` is below 1.
+        ValueError: ``batches`` is below 1; an epoch has fewer with ``drop_last``, and trains nothing.
 
     Example::
 
@@ -74,6 +74,7 @@ class GradientAccumulation(Callback):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Put back the gradients of a group that was open; one of another trainer's run is given up."""
+        self._refuse_no_step(trainer.state.batches_per_epoch)
         self._optimizer = trainer.optimizer
         self._sums = world_size() > 1
         if trainer.state.is_new:
@@ -85,6 +86,13 @@ class GradientAccumulation(Callback):
                     gradient = held_as(gradient.to(parameter.device, copy=True), parameter)
                 parameter.grad = gradient
             self._loaded = None
+
+    def _refuse_no_step(self, epoch: int | None) -> None:
+        if self.drop_last and epoch is not None and epoch < self.batches:
+            raise ValueError(
+                f"an epoch has {epoch} batches, fewer than the {self.batches} of a step, and drop_last drops "
+                f"them: give batches of at most {epoch}, or leave drop_last out"
+            )
 
     def on_train_batch_start(self, trainer: TrainerView) -> None:
         """Keep the gradients of an open group, and wait with the step until it is full."""

@@ -30,6 +30,7 @@ KEYS: Final = (*_PASSED, _EXCLUSIVE, "nodes", "time", "grace")
 #: What a driver, which trains nothing, does not take.
 OF_AGENTS: Final = (_EXCLUSIVE, "gres", "licenses")
 _GRACE: Final = 120
+_MOST_GRACE: Final = 65_535  # of sbatch --signal
 #: Slurm's own DAYS-HOURS:MINUTES:SECONDS; shorter forms mean one thing to Slurm and another to a person.
 _CLOCK: Final = re.compile(r"(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 
@@ -68,6 +69,9 @@ def settings_of(address: Address) -> Settings:
         options |= _exclusive(address, address.options[_EXCLUSIVE])
     time = _seconds(address, "time") if "time" in address.options else None
     grace = _seconds(address, "grace") if "grace" in address.options else _GRACE
+    if grace > _MOST_GRACE:
+        fix = f"give {_MOST_GRACE} s at most, which is Slurm's most"
+        raise address.error(f"Slurm can't warn an agent {grace} s before its end", fix, key="grace")
     if time is not None and grace >= time:
         fix = "give a time well above the grace in which an agent checkpoints, such as time=4h,grace=2m"
         raise address.error(f"an agent of {time} s would be warned {grace} s before its end", fix, key="time")

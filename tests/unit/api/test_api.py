@@ -72,6 +72,8 @@ def test_an_engine_that_the_study_names_gets_what_the_call_says(
     assert placing.order.arguments == ('run.on="local"', "run.agents=3", "model.hidden=3", "study.n_trials=2")
     with pytest.raises(hpo.InputError, match="a SQLite file can't be shared"):
         hpo.run(path, {"run.on": "slurm"})
+    with pytest.raises(hpo.InputError, match="widen: must be true or false"):
+        hpo.run(path, widen="no")  # type: ignore[arg-type]
 
 
 def test_a_run_says_what_it_has_come_to(done: Done) -> None:

@@ -84,14 +84,14 @@ def test_arguments_are_made_first_or_handed_over(tmp_path: Path) -> None:
     model = hpo.Call(
         nn.Sequential,
         hpo.Call(nn.Linear, 4, 2),
-        sizes=(1, np.float64(0.5)),
+        sizes=(1, np.float64(0.5), np.int64(2), np.float32(0.25)),
         make=nn.ReLU,
         bound=functools.partial(nn.Dropout, p=0.5),
         nested={"path": Path("a/b"), "none": None},
     )
     assert written(study(tmp_path, model=model))["model"] == {
         "_target_": "torch.nn.Sequential",
-        "sizes": [1, 0.5],
+        "sizes": [1, 0.5, 2, 0.25],
         "make": {"_target_": "torch.nn.ReLU", "_partial_": True},
         "bound": {"_target_": "torch.nn.Dropout", "p": 0.5, "_partial_": True},
         "nested": {"path": "a/b", "none": None},

@@ -19,7 +19,7 @@ import hpo as hpo_package
 from hpo.cli.app import main
 from hpo.config.spec import load_spec
 from hpo.console.lines import kept_arguments
-from hpo.storage.attributes import OUTCOME_ATTR
+from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.storage.engines import normalize_url, sqlite_file
 from hpo.study.open_study import OpenStudy
 from tests.support.commands import hpo, hpo_json, make_study
@@ -53,6 +53,19 @@ def test_numbers_that_json_has_not_are_null(looked_at: Path) -> None:
     assert hpo_json("best", looked_at)["trial"] == 1
     status = hpo_json("status", looked_at)
     assert (status["n_trials"], status["finished"], status["running"]) == (4, 2, 1)
+
+
+def test_a_best_checkpoint_that_is_not_here_is_said_to_be_missing(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        trial.set_user_attr(BEST_ATTR, {"epoch": 1, "metrics": {}, "checkpoint": "trials/0/best.pt"})
+        view.study.tell(trial, 1.5)
+        kept = view.spec.output_dir / "trials/0/best.pt"
+    file = studies.folder / "study.yaml"
+    assert hpo("best", file).stdout.endswith(f"checkpoint: {kept} (there is no such file here)\n")
+    kept.parent.mkdir(parents=True)
+    kept.touch()
+    assert hpo("best", file).stdout.endswith(f"checkpoint: {kept}\n")
 
 
 def test_a_study_of_diverged_trials_has_no_best(studies: Studies) -> None:

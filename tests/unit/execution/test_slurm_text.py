@@ -63,6 +63,7 @@ def test_a_text_becomes_settings(text: str, settings: Settings) -> None:
         ),
         ("slurm:time=4:30", "--on slurm: time: '4:30' is not a duration"),
         ("slurm:time=90s", "--on slurm: time: an agent of 90 s would be warned 120 s before its end"),
+        ("slurm:time=40h,grace=65536s", "--on slurm: grace: Slurm can't warn an agent 65536 s before its end"),
         ("slurm:exclusive=true", "--on slurm: exclusive: 'true' is neither yes nor no"),
         ("slurm:nodelist=n1,n2", "--on slurm: nodelist: each agent runs on one node"),
         ("slurm:nodelist=n[1-4]", "--on slurm: nodelist: each agent runs on one node"),

@@ -585,6 +585,13 @@ def test_what_an_epoch_leaves_over_makes_a_step_or_none(drop_last: bool) -> None
     assert (state.step, state.total_steps) == ((6, 6) if drop_last else (9, 9))
 
 
+def test_an_epoch_that_would_drop_all_of_its_batches_is_refused() -> None:
+    trainer = make_trainer([GradientAccumulation(6, drop_last=True)])
+    with pytest.raises(ValueError, match="an epoch has 5 batches, fewer than the 6 of a step"):
+        trainer.fit(regression(20))
+    assert make_trainer([GradientAccumulation(5, drop_last=True)], max_epochs=3).fit(regression(20)).step == 3
+
+
 def test_dropped_gradients_are_in_no_later_step() -> None:
     seen: list[list[bool]] = []
     kept = At(
