@@ -1,5 +1,6 @@
 """Databases that hold a study of finished trials, for benchmarks of what comes after them."""
 
+import contextlib
 import itertools
 import math
 import os
@@ -188,6 +189,7 @@ def server_cpu(url: str) -> float:
     ended = main.cpu_times()
     total = ended.user + ended.system + ended.children_user + ended.children_system
     for process in main.children():
-        times = process.cpu_times()
-        total += times.user + times.system
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has ended since
+            times = process.cpu_times()
+            total += times.user + times.system
     return total
