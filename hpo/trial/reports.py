@@ -22,6 +22,7 @@ from hpo.storage.cache import StudyCache
 from hpo.storage.grants import Extend, granted_until
 from hpo.storage.lineage import inherited_epochs
 from hpo.storage.optuna_private import id_of_trial, known_of, reports_of
+from hpo.storage.recovery import LOST
 
 #: Seconds within which a value is stored.
 _LATEST: Final = 0.25
@@ -172,6 +173,23 @@ class LateReports(_ReportsBeside):
 
     One step is under way at a time, so the training waits where the storage takes longer than an epoch.
     """
+
+    def resume(self, history: Sequence[Mapping[str, float]]) -> Decision:
+        """As of `Reports`; after a death, the scheduler is asked about the last epoch.
+
+        The checkpoint of an epoch may be written before the scheduler has been asked about it.
+        """
+        decision = super().resume(history)
+        value = history[-1].get(self.metric, math.nan) if history else math.nan
+        own = len(history) > inherited_epochs(self._trial)
+        if decision is Decision.CONTINUE and own and math.isfinite(value) and self._follows_a_death():
+            return super()._send(len(history), value, ask=True)
+        return decision
+
+    def _follows_a_death(self) -> bool:
+        storage = cast("StudyCache", self._trial.storage)
+        *earlier, _ = storage.behind.attempts_of_trial(id_of_trial(self._trial))
+        return bool(earlier) and earlier[-1].outcome == LOST
 
     def _send(self, step: int, value: float, *, ask: bool) -> Decision:
         """Begin to store a step's value and to ask about it; what to do by the step before."""

@@ -224,7 +224,8 @@ def test_a_kill_at_any_instant_of_a_pause_changes_nothing(
         for trial in view.study.get_trials():
             outcomes = [each.outcome for each in view.storage.attempts_of_trial(trial._trial_id)]
             assert outcomes[-1] == "complete"
-            assert outcomes.count("paused") == 1, outcomes
+            # Beside the training, a death as the trial resumes has the scheduler asked about that epoch again.
+            assert 1 <= outcomes.count("paused") <= (3 if background else 1), outcomes
             assert outcomes.count("lost") >= deaths, outcomes
     assert len([each for each in heard if isinstance(each, Settled)]) >= deaths * n_trials
 

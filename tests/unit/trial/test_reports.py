@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import optuna
@@ -15,9 +17,10 @@ from optuna.trial import FrozenTrial
 
 from hpo.errors import LeaseLostError
 from hpo.storage.attributes import PRUNED_ATTR
+from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.study_storage import StudyStorage
-from hpo.study.open_study import OpenStudy
+from hpo.study.open_study import OpenStudy, load_study
 from hpo.trial import reports
 from hpo.trial.reports import GatheredReports, LateReports
 from tests.support.studies import Studies, ask
@@ -75,6 +78,33 @@ def test_a_decision_is_acted_on_one_epoch_late_at_most(studies: Studies, decided
         assert view.storage.get_trial(trial._trial_id).user_attrs[PRUNED_ATTR] == decided
         assert pruner.steps == list(range(1, decided + 1))
         assert_no_thread_is_left()
+
+
+@pytest.mark.parametrize(("died", "asked"), [(True, [2]), (False, [3, 4])])
+@pytest.mark.parametrize("last_stored", [1, 2])
+def test_after_a_death_the_pruner_is_asked_about_the_last_epoch(
+    studies: Studies, last_stored: int, *, died: bool, asked: list[int]
+) -> None:
+    """The process may have died after it wrote the epoch's checkpoint, and before the pruner had been asked."""
+    with studies.open() as (view,):
+        before = load_study(view.spec, dataclasses.replace(Owner.current(), start_time=1.0)) if died else view
+        trial, _ = ask(before)
+        first = make_trainer(before, trial, LOSSES[:2])
+        first.callbacks = type(first.callbacks)()
+        first.fit(DATA, DATA)
+        for step, value in enumerate(LOSSES[:last_stored], start=1):
+            trial.report(value, step)
+        if died:
+            assert [each.attempt for each in view.requeue_dead()] == [1]
+            before.storage.close()
+        else:
+            view.storage.requeue(trial._trial_id)
+        again, trainer = started(view, pruner := AskedAt(prune_at=2))
+        trainer.load_state_dict(first.state_dict())
+        with pytest.raises(optuna.TrialPruned, match="after epoch 2") if died else nullcontext():
+            trainer.fit(DATA, DATA)
+        assert (again.number, pruner.steps) == (trial.number, asked)
+        assert stored(view, again) == in_history(trainer)
 
 
 class Epochs(Callback):
