@@ -1,4 +1,4 @@
-"""How large a config becomes once its interpolations are resolved, found out without resolving them.
+"""Interpolations of a config: what is wrong with one, and how large they become, found out without resolving them.
 
 OmegaConf resolves each interpolation anew wherever it is used. Some that use others several times each grow as a
 power of their number, so that a file of a page would fill the memory.
@@ -9,9 +9,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from omegaconf.errors import OmegaConfBaseException
+
 from hpo.config.marks import Marks
-from hpo.config.paths import Keys, PathError, copy_plain, leaves, lookup, split_path
+from hpo.config.paths import Keys, PathError, copy_plain, leaves, lookup, show, split_path
 from hpo.config.yaml_loader import MAX_DEPTH, MAX_VALUES
+from hpo.errors import InputError
 
 #: Characters of all resolved text.
 _MAX_TEXT: Final = 1_000_000
@@ -23,6 +26,8 @@ _ABSENT: Final = object()
 _WHOLE: Final = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)\}", re.ASCII)
 #: What an interpolation begins with; of that what may lead anywhere: a resolver, a relative or a composed path.
 _REFERENCE: Final = re.compile(r"\$\{\s*([^${}.:\[\s]*)")
+#: OmegaConf's words for a variable that `oc.env` does not find.
+_UNSET: Final = re.compile(r"Environment variable '([^']+)' not found")
 _ANYWHERE: Final = re.compile(r"\$\{(?:\s*[.\[$]|[^{}]*[:$])")
 
 
@@ -96,6 +101,38 @@ def check_interpolations(raw: Mapping[str, Any], marks: Marks) -> None:
         InputError: They do.
     """
     _Measure(raw, marks).size(raw, ())
+
+
+def unresolved(raw: Mapping[str, Any], error: OmegaConfBaseException, marks: Marks) -> InputError:
+    """What a person is told of an interpolation that OmegaConf could not resolve.
+
+    Args:
+        raw: The config.
+        error: OmegaConf's.
+        marks: Where its values are written.
+    """
+    problem, keys = show(str(error).partition("\n")[0]), _keys_of(raw, error)
+    fix = "write `${section.key}` with a path that this file has"
+    if "Recursive" in problem:
+        problem, fix = "interpolations refer to each other in a circle", "write one of these values out"
+    elif unset := _UNSET.search(problem):
+        name = unset[1]
+        # OmegaConf names the value that it was resolving, which may have led to this one.
+        users = [keys for keys, value in leaves(raw) if isinstance(value, str) and f"oc.env:{name}" in value]
+        keys = users[0] if users else keys
+        problem, fix = (
+            f"the environment variable {name} is not set",
+            f"set it, or write `${{oc.env:{name},default}}`",
+        )
+    return marks.error(problem, keys, value=lookup(raw, keys, ""), fix=fix)
+
+
+def _keys_of(raw: Mapping[str, Any], error: OmegaConfBaseException) -> Keys:
+    try:
+        keys = split_path(str(error.full_key or ""))
+    except PathError:
+        return ()
+    return keys if lookup(raw, keys) is not None else keys[:1]
 
 
 def plainly_resolved(raw: Mapping[str, Any]) -> dict[str, Any] | None:

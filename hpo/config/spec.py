@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from hpo.config.conditions import Condition, conditions_of, refuse_interpolated, widest
 from hpo.config.defaults import complete, without_dependent
 from hpo.config.identity import identity
-from hpo.config.interpolation import check_interpolations, plainly_resolved, sections_involved
+from hpo.config.interpolation import check_interpolations, plainly_resolved, sections_involved, unresolved
 from hpo.config.lengths import with_lengths, without_lengths
 from hpo.config.marks import COMMAND_LINE, Marks
 from hpo.config.overrides import apply_override, path_problem
@@ -31,8 +31,6 @@ from hpo.config.paths import (
     copy_plain,
     diff_configs,
     leaves,
-    lookup,
-    show,
     split_path,
 )
 from hpo.config.schema import (
@@ -350,22 +348,10 @@ def interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
     try:
         data = OmegaConf.to_container(OmegaConf.create(with_lengths(given)), resolve=True, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        keys = _interpolated_keys(raw, error)
-        problem, fix = show(str(error).partition("\n")[0]), "write `${section.key}` with a path that this file has"
-        if "Recursive" in problem:
-            problem, fix = "interpolations refer to each other in a circle", "write one of these values out"
-        raise marks.error(problem, keys, value=lookup(raw, keys, ""), fix=fix) from error
+        raise unresolved(raw, error, marks) from error
     assert isinstance(data, dict)
     resolved = without_lengths({str(key): value for key, value in data.items()}, marks)
     return {name: resolved[name] if name in involved else section for name, section in raw.items()}
-
-
-def _interpolated_keys(raw: dict[str, Any], error: OmegaConfBaseException) -> Keys:
-    try:
-        keys = split_path(str(error.full_key or ""))
-    except PathError:
-        return ()
-    return keys if lookup(raw, keys) is not None else keys[:1]
 
 
 def _entry(path: str) -> Keys:
