@@ -21,8 +21,9 @@ Each line is a JSON object with ``event`` (its name), ``time`` (ISO 8601, UTC), 
 ``notice``         ``text``
 ``worker_failed``  ``worker``, ``reason``
 ``agent_placed``   ``placement`` (the engine's id of it), ``host``, ``cause``, ``logs``; in the same way
-                   ``agent_found`` (an earlier driver has placed it), ``agent_running``, ``agent_requeued`` (its
-                   engine starts it again), ``agent_ended``, ``agent_died``, ``agent_lost`` (with its machine)
+                   ``agent_found`` (an earlier driver has placed it), ``agent_waiting`` (for a machine, for half a
+                   minute or more), ``agent_running``, ``agent_requeued`` (its engine starts it again),
+                   ``agent_ended``, ``agent_died``, ``agent_lost`` (with its machine)
 ``study_ended``    ``ending`` (``done``, ``timeout``, ``goal``, ``interrupted``, ``stopped`` by `hpo stop`, of an
                    agent also ``idle``, with ``--on`` also ``detached``, or ``left`` after SIGTERM or SIGHUP; or
                    ``failed``), ``reason`` of a failure, and ``status`` as `hpo status --json` has it (null where

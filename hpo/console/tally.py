@@ -247,11 +247,21 @@ def _at(row: _Row, now: float) -> WorkerView:
     return row.view if row.view.trial is None else replace(row.view, seconds=now - row.since)
 
 
+#: What has happened to an agent, where "has" is the wrong word.
+_SAID: Final = {
+    "placed": "is placed",
+    "found": "is found again",
+    "waiting": "waits",
+    "running": "runs",
+    "requeued": "is requeued",
+    "lost": "is lost",
+}
+
+
 def in_words(news: AgentNews) -> str:
     """What has happened to an agent, in a line."""
     on, why = (f" on {news.host}" if news.host else ""), (f": {news.cause}" if news.cause else "")
-    what = {"running": "runs", "requeued": "is requeued", "found": "is found again", "placed": "is placed"}
-    said = what.get(news.what, "is lost" if news.what == "lost" else f"has {news.what}")
+    said = _SAID.get(news.what, f"has {news.what}")
     logs = f"; its output: {news.logs}" if news.logs else ""
     return f"agent {news.placement} {said}{on}{why}{logs}"
 

@@ -19,6 +19,7 @@ from hpo.execution.engines.engine import (
     Placement,
     Preempted,
     Running,
+    Waits,
 )
 from hpo.execution.messages import AgentNews, Notice
 
@@ -132,6 +133,9 @@ class Fleet:
         if isinstance(change, Running):
             self._hosts[placement] = change.host
             self._report(AgentNews(placement.id, "running", change.host))
+            return
+        if isinstance(change, Waits):
+            self._report(AgentNews(placement.id, "waiting", cause=change.cause))
             return
         if isinstance(change, Preempted) and change.requeued:
             if self._draining is not None:

@@ -176,10 +176,10 @@ class AgentNews:
 
     Attributes:
         placement: The id of its placement.
-        what: ``placed``; ``found``, placed by an earlier driver; ``running``; ``requeued`` by its engine;
-            ``ended`` in order; ``died``; ``lost`` with its machine.
+        what: ``placed``; ``found``, placed by an earlier driver; ``waiting`` for long for a machine; ``running``;
+            ``requeued`` by its engine; ``ended`` in order; ``died``; ``lost`` with its machine.
         host: Its machine; empty where it has none yet.
-        cause: Why it ended, for people.
+        cause: Why it waits or ended, for people.
         logs: Where its output is, for people; with ``placed`` and ``found``.
     """
 

@@ -23,6 +23,7 @@ from hpo.execution.engines.engine import (
     Preempted,
     Resources,
     Running,
+    Waits,
 )
 from hpo.execution.engines.slurm import SlurmEngine
 from hpo.execution.engines.slurm_settings import Settings
@@ -130,6 +131,24 @@ def test_agents_are_found_drained_and_killed_by_another_driver(cluster: SlurmClu
     job = placed[0].id[6:].partition("_")[0]
     wait_until(lambda: set(cluster.states(job).values()) <= {"FAILED", "CANCELLED"})
     assert Path(engine.logs(first)).read_text().count("heard SIGTERM") == 1
+
+
+def test_why_an_agent_waits_for_long_is_said(
+    cluster: SlurmCluster, order: AgentOrder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_module, "LONG_WAIT", 0.0)
+    order = replace(order, resources=Resources(cpu=4))
+    engine = make_engine()
+    placed = engine.place(order, 3)  # one too many for two nodes of four cores
+    changes = changes_until(engine, lambda found: of_kind(Running, 2)(found) and of_kind(Waits)(found))
+    (third,) = set(placed) - {change.placement for change in changes if isinstance(change, Running)}
+    causes = [change.cause for change in changes if isinstance(change, Waits) and change.placement == third]
+    assert causes[-1] in ("Slurm's reason is Resources", "Slurm's reason is Priority")
+    assert len(causes) == len(set(causes))
+    job = third.id.removeprefix("slurm:")
+    cluster.call("scontrol", "hold", job)
+    (held,) = changes_until(engine, of_kind(Waits))
+    assert held == Waits(third, f"Slurm's reason is JobHeldAdmin; `scontrol release {job}` lets it start")
 
 
 def test_a_persons_defaults_for_slurms_commands_hide_no_agent_and_move_none(

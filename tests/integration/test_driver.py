@@ -12,6 +12,7 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo.config.spec import load_spec
+from hpo.console.tally import in_words
 from hpo.errors import InputError, LeaseLostError, StudyError
 from hpo.execution.driver import Driver
 from hpo.execution.engines.engine import (
@@ -24,6 +25,7 @@ from hpo.execution.engines.engine import (
     Preempted,
     Resources,
     Running,
+    Waits,
 )
 from hpo.execution.fleet import Fleet
 from hpo.execution.launchers.local import LocalLauncher
@@ -324,6 +326,19 @@ def test_an_engine_that_is_away_is_asked_again_and_what_it_requeues_is_drained_a
     fleet.take_changes()
     assert engine.asked == [("drain", first), ("drain", second), ("drain", first)]
     assert fleet.count == 0
+
+
+def test_a_person_hears_why_an_agent_waits(tmp_path: Path) -> None:
+    heard: list[AgentNews | Notice] = []
+    engine = PaperEngine()
+    fleet = Fleet(engine, AgentOrder(tmp_path, "s", tmp_path), 1, heard.append)
+    fleet.grow(1)
+    engine.news = [Waits(engine.placed[0], "no node is free")]
+    fleet.take_changes()
+    assert fleet.count == 1
+    said = heard[-1]
+    assert isinstance(said, AgentNews)
+    assert in_words(said) == f"agent {engine.placed[0].id} waits: no node is free"
 
 
 def test_what_an_engine_has_said_before_it_is_away_is_known(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ PLACEMENT_ENV: Final = "HPO_PLACEMENT"
 #: Exit code of an agent or a driver that was asked to leave by a signal (an agent also by the end of its standard
 #: input) while there was work left: start it again, here or elsewhere (sysexits' EX_TEMPFAIL).
 LEFT_EARLY: Final = 75
+#: Seconds that an agent waits before people are told why: most wait for less.
+LONG_WAIT: Final = 30.0
 
 
 class EngineAwayError(StudyError):
@@ -151,7 +153,45 @@ class NodeGone:
     host: str
 
 
-Change = Running | Ended | Preempted | NodeGone
+@dataclass(frozen=True)
+class Waits:
+    """An agent has waited for a machine for `LONG_WAIT` seconds.
+
+    Attributes:
+        placement: The agent.
+        cause: Why, for people, in the engine's own terms.
+    """
+
+    placement: Placement
+    cause: str
+
+
+Change = Running | Waits | Ended | Preempted | NodeGone
+
+
+@dataclass
+class Waiting:
+    """What an agent waits for, as an engine has seen it again and again.
+
+    Attributes:
+        cause: Why it waits; empty where it does not.
+        since: When that was first seen, on the engine's clock.
+        said: The last cause that was reported of this wait.
+    """
+
+    cause: str = ""
+    since: float = 0.0
+    said: str = ""
+
+    def is_news(self, cause: str, now: float) -> bool:
+        """Take in why the agent waits now; whether that is to be reported: once, and only after a long wait."""
+        if cause != self.cause:
+            self.cause, self.since = cause, now
+        self.said = self.said if cause else ""
+        if not cause or cause == self.said or now < self.since + LONG_WAIT:
+            return False
+        self.said = cause
+        return True
 
 
 class Engine(Protocol):

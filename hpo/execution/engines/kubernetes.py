@@ -22,6 +22,8 @@ from hpo.execution.engines.engine import (
     Placement,
     Preempted,
     Running,
+    Waiting,
+    Waits,
 )
 from hpo.execution.engines.kubectl import Kubectl
 from hpo.execution.engines.kubernetes_files import files_object
@@ -64,11 +66,13 @@ class _Known:
         ran: Pods that were reported as running.
         taken: Pods that were reported as taken away.
         asked: When each pod was first seen to leave, on the monotonic clock.
+        waiting: What its latest pod waits for.
     """
 
     ran: set[str] = field(default_factory=set)
     taken: set[str] = field(default_factory=set)
     asked: dict[str, float] = field(default_factory=dict)
+    waiting: Waiting = field(default_factory=Waiting)
 
 
 class KubernetesEngine:
@@ -229,6 +233,10 @@ class KubernetesEngine:
         elif not state.leaving and state.pods and state.pods[-1].stuck:
             self._give_up(placement)
             yield Ended(placement, state.pods[-1].stuck, in_order=False)
+        else:
+            cause = state.pods[-1].unscheduled if state.pods else ""
+            if self._known[placement].waiting.is_news(cause, self._clock()):
+                yield Waits(placement, cause)
 
     def _pod_changes(self, placement: Placement, state: AgentState, pod: Pod) -> Iterator[Change]:
         known = self._known[placement]

@@ -23,6 +23,7 @@ class Pod:
         leaving: Seconds of grace after the request to leave; None where there is none.
         disrupted: Why the cluster takes it away, as ``PreemptionByScheduler``; empty where it does not.
         stuck: Why it can't start before a person changes something; empty where it can.
+        unscheduled: Why no node takes it for now; empty where one has, or that is not known yet.
         ended: How its container has ended, for people; empty where it has not.
     """
 
@@ -32,6 +33,7 @@ class Pod:
     leaving: float | None = None
     disrupted: str = ""
     stuck: str = ""
+    unscheduled: str = ""
     ended: str = ""
 
 
@@ -87,6 +89,7 @@ def _pod(pod: Object) -> Pod:
         leaving=leaving,
         disrupted=str(disruption.get("reason", "the cluster took it away")) if disruption else "",
         stuck=_stuck(containers) or _unbound(pod),
+        unscheduled=_unscheduled(pod),
         ended=_ended(containers),
     )
 
@@ -111,6 +114,13 @@ def _unbound(pod: Object) -> str:
         message = str(condition.get("message", ""))
         if condition["type"] == "PodScheduled" and "persistentvolumeclaim" in message and "not found" in message:
             return f"it can't start: {message}"
+    return ""
+
+
+def _unscheduled(pod: Object) -> str:
+    for condition in pod.get("status", {}).get("conditions", []):
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            return str(condition.get("message") or condition.get("reason") or "")
     return ""
 
 

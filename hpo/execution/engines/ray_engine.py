@@ -10,8 +10,9 @@ import contextlib
 import itertools
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from hpo.execution.engines.engine import (
     Placement,
     Preempted,
     Running,
+    Waiting,
+    Waits,
 )
 from hpo.execution.engines.ray_connection import RayConnection
 from hpo.execution.engines.ray_jobs import (
@@ -45,6 +48,7 @@ from hpo.execution.limits import death_of, oom_kills
 _NAMESPACE: Final = "hpo"
 _NODE_DIGITS: Final = 12  # of a node's name, in an agent's
 _ANY_NODE: Final = "any"
+_NOT_STARTED: Final = "Ray has no room for it yet, or prepares its environment; `ray status` shows what is free"
 
 #: What may stand in `--on ray:…` behind the place.
 KEYS: Final = ("per", "ship")
@@ -81,6 +85,7 @@ class _Agent:
         node: Ray's name of it.
         taken_back: This driver has ended its actor before it ran.
         asked: This driver has asked it to leave, or has killed it.
+        waiting: What it waits for before it runs.
     """
 
     order: AgentOrder
@@ -91,6 +96,7 @@ class _Agent:
     node: str = ""
     taken_back: bool = False
     asked: bool = False
+    waiting: Waiting = field(default_factory=Waiting)
 
 
 class RayEngine:
@@ -138,7 +144,7 @@ class RayEngine:
                 change = self._change(ray, placement, agent, ready)
                 if change is not None:
                     yield change
-                if change is not None and not isinstance(change, Running):
+                if change is not None and not isinstance(change, Running | Waits):
                     self._forget(ray, placement)
 
     def find(self, order: AgentOrder) -> list[Placement]:
@@ -241,7 +247,8 @@ class RayEngine:
             return Ended(placement, "it ended while Ray did not answer", in_order=False)
         answer = agent.starting or agent.ending
         if answer not in ready:
-            return None
+            waits = not agent.host and agent.waiting.is_news(_NOT_STARTED, time.monotonic())
+            return Waits(placement, _NOT_STARTED) if waits else None
         try:
             said = ray.get(answer)
         except ray.exceptions.ActorUnavailableError:  # for now

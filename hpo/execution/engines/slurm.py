@@ -8,13 +8,23 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from hpo.errors import StudyError
 from hpo.execution.engines.by_name import Address
-from hpo.execution.engines.engine import AgentOrder, Change, Ended, NodeGone, Placement, Preempted, Running
+from hpo.execution.engines.engine import (
+    AgentOrder,
+    Change,
+    Ended,
+    NodeGone,
+    Placement,
+    Preempted,
+    Running,
+    Waiting,
+    Waits,
+)
 from hpo.execution.engines.slurm_commands import Job, SlurmCommands
 from hpo.execution.engines.slurm_script import PREFIX, agents_script, driver_script, job_name, log_file
 from hpo.execution.engines.slurm_settings import KEYS, Settings, settings_of
@@ -50,11 +60,13 @@ class _Agent:
         host: Its machine, once it was reported as running there.
         restarts: How often it was requeued.
         asked_at: The monotonic clock when it was last asked to leave; infinite where it was not.
+        waiting: What it waits for.
     """
 
     host: str = ""
     restarts: int = 0
     asked_at: float = math.inf
+    waiting: Waiting = field(default_factory=Waiting)
 
 
 class SlurmEngine:
@@ -185,6 +197,9 @@ class SlurmEngine:
             agent.host = ""
             yield Preempted(placement, requeued=True)
         agent.restarts = job.restarts
+        cause = _wait_of(job) if job.queued else ""
+        if agent.waiting.is_news(cause, time.monotonic()):
+            yield Waits(placement, cause)
         if job.runs and not agent.host:
             agent.host = job.host
             yield Running(placement, job.host)
@@ -204,6 +219,14 @@ class SlurmEngine:
             return f"{job.host} can't write to {self._logs[placement].parent}, where its output goes"
         how = f", signal {number}" if number else f", exit code {code}" if code else ""
         return f"its job is {job.state}{how}"
+
+
+def _wait_of(job: Job) -> str:
+    """Why a job waits; empty where Slurm has not looked at it yet."""
+    if job.reason in ("", "None"):
+        return ""
+    release = f"; `scontrol release {job.id}` lets it start" if "held" in job.reason.lower() else ""
+    return f"Slurm's reason is {job.reason}{release}"
 
 
 def _job_id(placement: Placement) -> str:

@@ -25,6 +25,7 @@ from hpo.execution.engines.engine import (
     Preempted,
     Resources,
     Running,
+    Waits,
 )
 from hpo.execution.engines.kubectl import Kubectl
 from hpo.execution.engines.kubernetes import KubernetesEngine
@@ -303,6 +304,29 @@ def test_an_agent_runs_and_leaves(cluster: Cluster) -> None:
     cluster.condition(cluster.job, "Complete")
     assert cluster.changes() == [Ended(cluster.placement, "it has left", in_order=True)]
     assert cluster.changes() == []
+
+
+def test_why_no_node_takes_an_agent_for_long_is_said_once(cluster: Cluster) -> None:
+    unbound = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "0/3 nodes: no GPU",
+    }
+    cluster.pod["status"] = {"phase": "Pending", "conditions": [unbound]}
+    assert cluster.changes() == []
+    cluster.now += 20
+    assert cluster.changes() == []
+    cluster.now += 10
+    assert cluster.changes() == [Waits(cluster.placement, "no GPU")]
+    cluster.now += 60
+    assert cluster.changes() == []
+    unbound |= {"message": "0/3 nodes: too little memory"}
+    assert cluster.changes() == []
+    cluster.now += 30
+    assert cluster.changes() == [Waits(cluster.placement, "0/3 nodes: too little memory")]
+    cluster.pod["status"] = {"phase": "Running"}
+    assert cluster.changes() == [Running(cluster.placement, "node-a")]
 
 
 def test_a_preempted_agent_is_placed_again_by_the_cluster(cluster: Cluster) -> None:

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from hpo.errors import InputError
+from hpo.execution.engines import engine
 from hpo.execution.engines.by_name import address_of, engine_of
-from hpo.execution.engines.engine import AgentOrder, Resources
-from hpo.execution.engines.ray_engine import _cause
+from hpo.execution.engines.engine import AgentOrder, Placement, Resources, Waits
+from hpo.execution.engines.ray_engine import _NOT_STARTED, RayEngine, _Agent, _cause
 from hpo.execution.engines.ray_jobs import ray_resources, runtime_env
 
 ORDER = AgentOrder(
@@ -151,3 +152,14 @@ def test_memory_of_the_drivers_machine_is_no_cause_of_an_agents_death(
 def test_the_script_of_a_driver_asks_for_nothing_that_agents_need() -> None:
     (job,) = jobs_of(engine_of(address_of("ray:auto")).driver_script(["run", "my study.yaml"], ORDER))
     assert job == {"address": "auto", "entrypoint": "hpo run 'my study.yaml' </dev/null"}
+
+
+def test_that_an_agent_has_not_started_for_long_is_said_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    ray_engine, placement = RayEngine(address_of("ray:auto")), Placement("ray:one")
+    starting = _Agent(ORDER, actor=object(), starting=object())
+    assert ray_engine._change(None, placement, starting, []) is None
+    monkeypatch.setattr(engine, "LONG_WAIT", 0.0)
+    assert ray_engine._change(None, placement, starting, []) == Waits(placement, _NOT_STARTED)
+    assert ray_engine._change(None, placement, starting, []) is None
+    runs = _Agent(ORDER, actor=object(), ending=object(), host="far")
+    assert ray_engine._change(None, placement, runs, []) is None
