@@ -64,6 +64,7 @@ def test_the_epochs_are_spent_exactly(scheduled: tuple[str, ...], workers: int, 
     view.storage.close()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("in_process")
 def test_one_worker_and_one_seed_give_the_same_study_twice(scheduled: tuple[str, ...], studies: Studies) -> None:
     budget = f"study.epochs={_EPOCHS}"
@@ -74,6 +75,7 @@ def test_one_worker_and_one_seed_give_the_same_study_twice(scheduled: tuple[str,
         view.storage.close()
 
 
+@pytest.mark.full
 @pytest.mark.usefixtures("in_process")
 def test_a_larger_budget_goes_on_from_there(scheduled: tuple[str, ...], studies: Studies) -> None:
     first = run(studies, *scheduled, "study.epochs=12")
