@@ -32,7 +32,7 @@ from trainer.metrics.epoch import EpochMetrics
 from trainer.metrics.objects import Metric
 from trainer.recorded import MetricError, Metrics
 from trainer.runner import CallbackRunner, fire_isolated, name_of, raise_first
-from trainer.state import CONTINUED, DIVERGED, EPOCH, ERROR, PRUNED, VALIDATION, TrainState
+from trainer.state import CONTINUED, DIVERGED, EPOCH, ERROR, INTERRUPTED, PRUNED, VALIDATION, TrainState
 from trainer.step.choice import compute_class
 from trainer.step.fused import leave_fused
 from trainer.step.modes import begin_training, enter_training, kept_modes
@@ -296,7 +296,7 @@ class Trainer:
             if self.state.batch_index and self.epoch_rng is None:
                 self.epoch_rng = rng_state()
             if self.state.stop_reason not in {DIVERGED, PRUNED}:
-                self.state.stop_reason = ERROR
+                self.state.stop_reason = INTERRUPTED if isinstance(error, KeyboardInterrupt) else ERROR
             self.state.forget_batch_skips()
             self.precision.forget_step()
             errors += fire_isolated(self._hooks["on_exception"], self, error)

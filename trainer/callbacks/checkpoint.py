@@ -14,12 +14,12 @@ from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, Progress, list_checkpoints
 from trainer.checkpoint.manager import PERMANENT, CheckpointManager, is_permanent, snapshot
 from trainer.checkpoint.readable import readable
-from trainer.checkpoint.retention import REMOVALS, Removal, best_epochs, retained
-from trainer.checkpoint.rules import SaveRules, check_counts
+from trainer.checkpoint.retention import Removal, best_epochs, retained
+from trainer.checkpoint.rules import SaveRules, check_choices, check_counts
 from trainer.checkpoint.writer import CheckpointWriter, Save, Written
 from trainer.distributed.group import LostPartsError
 from trainer.distributed.parts import is_part
-from trainer.state import DIVERGED, ERROR, Mode, TrainState
+from trainer.state import DIVERGED, ERROR, INTERRUPTED, Mode, TrainState
 from trainer.step.parts import bare_model
 
 # What a write is taken to cost before there has been one.
@@ -105,7 +105,7 @@ class Checkpoint(Callback):
     saves = True
     transient = (
         *("_waiting", "_last_write", "_cost", "_looked", "_permanent", "_stale"),
-        *("_saved", "_saved_step", "_reason", "_warned", "_answered"),
+        *("_saved", "_saved_step", "_reason", "_warned", "_answered", "_broken_off"),
     )
 
     def __init__(
@@ -140,7 +140,7 @@ class Checkpoint(Callback):
         )
         self._inside = self.rules.look_inside  # looked up at each batch
         check_counts([("keep_last", keep_last), ("keep_best", keep_best)])
-        _check_rest(max_overhead, mode, remove, on_write_error)
+        check_choices(max_overhead, mode, remove, on_write_error)
         self.manager = CheckpointManager(Path(folder))
         self.monitor = monitor
         self.mode: Mode = mode
@@ -161,6 +161,7 @@ class Checkpoint(Callback):
         self._saved: Progress | None = None
         self._reason: str | None = None
         self._saved_step = 0
+        self._broken_off = False
         self._answered = (0, 0)
         self._permanent: set[Progress] = set()
         self._stale: set[Progress] = set()
@@ -174,7 +175,7 @@ class Checkpoint(Callback):
         start = (state.epoch, state.batch_index)
         self._stale = {file.progress for file in files if file.progress > start}
         self._permanent = {file.progress for file in files if file.progress <= start and _is_permanent(file)}
-        self._waiting = {}
+        self._waiting, self._broken_off = {}, False
         self._looked = self._saved_step = state.step
         self._last_write = time.monotonic()
         if self._stale:
@@ -222,13 +223,18 @@ class Checkpoint(Callback):
             self._waiting = {epoch: held for epoch, held in self._waiting.items() if epoch in best}
         self._looked = state.step
 
+    def on_exception(self, trainer: TrainerView, error: BaseException) -> None:  # noqa: ARG002
+        """What broke training off may have done so between two parts of a batch; what prunes a run does not."""
+        self._broken_off = trainer.state.stop_reason in {ERROR, INTERRUPTED}
+
     def on_fit_end(self, trainer: TrainerView) -> None:
         """Write what waits, and the state in which training ended, unless it is of no use."""
         self._settle(trainer)
         state = trainer.state
         progress = (state.epoch, state.batch_index)
         saved = progress == (0, 0) or (progress in self._on_disk() and not self._is_outdated(state))
-        if state.stop_reason in {DIVERGED, ERROR} or not (saved or self._save(trainer)):
+        useless = self._broken_off or state.stop_reason in {DIVERGED, ERROR}
+        if useless or not (saved or self._save(trainer)):
             self._write(trainer, self._held(self._waiting.keys()))
         self._settle(trainer)
 
@@ -378,17 +384,6 @@ class Checkpoint(Callback):
             epoch, batch = save.progress
             if not batch and epoch in best and epoch not in self._waiting:
                 self._waiting[epoch] = save.checkpoint if self.background else snapshot(save.checkpoint)
-
-
-def _check_rest(max_overhead: float, mode: str, remove: str, on_write_error: str) -> None:
-    if not 0 < max_overhead <= 1:
-        raise ValueError(f"max_overhead is {max_overhead!r}: give a share above 0, at most 1")
-    if mode not in {"min", "max"}:
-        raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
-    if remove not in REMOVALS:
-        raise ValueError(f"remove is {remove!r}: give one of {', '.join(REMOVALS)}")
-    if on_write_error not in {"stop", "continue"}:
-        raise ValueError(f"on_write_error is {on_write_error!r}: give 'stop' or 'continue'")
 
 
 def _is_permanent(file: CheckpointFile) -> bool:

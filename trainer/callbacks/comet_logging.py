@@ -48,8 +48,9 @@ class CometLogging(Callback):
 
     The experiment ends with ``outcome`` (see `trainer.callbacks.mirror.outcome_of`), ``stop_reason``,
     ``best_epoch`` and the ``best_`` value of ``monitor`` among its other values; one that ended with an exception
-    has the tag ``failed``. A run whose experiment is tagged with one of ``cancel_tags`` on its page ends its epoch
-    after the running batch, is validated, and stops with the reason ``"cancelled"``; a thread asks for the tags.
+    other than Ctrl-C has the tag ``failed``. A run whose experiment is tagged with one of ``cancel_tags`` on its
+    page ends its epoch after the running batch, is validated, and stops with the reason ``"cancelled"``; a thread
+    asks for the tags.
 
     Nothing is logged but what this run hands over: Comet's own observation of other libraries is switched off, and
     so are its reports about itself, unless its environment variables say otherwise.

@@ -96,7 +96,8 @@ def outcome_of(trainer: TrainerView, error: BaseException | None) -> str:
     if reason == ERROR:
         return OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError | MemoryError) else ERROR
     if reason in CONTINUED:
-        return COMPLETE if trainer.plan.reached(trainer.state) else INTERRUPTED
+        whole = error is None and not trainer.state.batch_index and trainer.plan.reached(trainer.state)
+        return COMPLETE if whole else INTERRUPTED
     return reason if reason in {DIVERGED, PRUNED} else COMPLETE
 
 

@@ -53,7 +53,7 @@ class WandbLogging(Callback):
 
     The run's summary ends with ``outcome`` (``complete``, ``pruned``, ``diverged``, ``out_of_memory``, ``error``,
     ``interrupted``), ``stop_reason``, ``best_epoch`` and the ``best_`` value of ``monitor``. A run that ended with
-    an exception is marked as failed, unless it was pruned.
+    an exception is marked as failed, unless it was pruned, or interrupted by Ctrl-C.
 
     A run that is tagged with one of ``cancel_tags`` on its page ends its epoch after the running batch, is
     validated, and stops with the reason ``"cancelled"``. A thread asks W&B's server for the tags; offline there is

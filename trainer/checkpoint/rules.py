@@ -7,6 +7,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from trainer.checkpoint.retention import REMOVALS
 from trainer.state import TrainState
 
 
@@ -78,6 +79,22 @@ def check_counts(counts: Sequence[tuple[str, int | None]], *, least: int = 1) ->
     for name, value in counts:
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise ValueError(f"{name} is {value!r}: give an integer of at least {least}")
+
+
+def check_choices(max_overhead: float, mode: str, remove: str, on_write_error: str) -> None:
+    """Refuse other arguments of a `trainer.callbacks.Checkpoint` that are out of range.
+
+    Raises:
+        ValueError: One is; names it.
+    """
+    if not 0 < max_overhead <= 1:
+        raise ValueError(f"max_overhead is {max_overhead!r}: give a share above 0, at most 1")
+    if mode not in {"min", "max"}:
+        raise ValueError(f"mode is {mode!r}: give 'min' or 'max'")
+    if remove not in REMOVALS:
+        raise ValueError(f"remove is {remove!r}: give one of {', '.join(REMOVALS)}")
+    if on_write_error not in {"stop", "continue"}:
+        raise ValueError(f"on_write_error is {on_write_error!r}: give 'stop' or 'continue'")
 
 
 def _passed(every: int | None, step: int, looked: int) -> bool:

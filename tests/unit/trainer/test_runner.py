@@ -489,6 +489,14 @@ class TestExceptions:
         assert seen == [error]
         assert trainer.state.stop_reason == "error"
 
+    @pytest.mark.parametrize("event", ["on_fit_start", "on_before_backward", "on_epoch_end"])
+    def test_ctrl_c_is_an_interruption_and_no_error(self, event: str) -> None:
+        trainer = make_trainer([At(event, fails_with(KeyboardInterrupt()))])
+        with pytest.raises(KeyboardInterrupt):
+            trainer.fit(regression(), regression())
+        assert trainer.state.stop_reason == "interrupted"
+        assert trainer.state_dict()["state"]["stop_reason"] is None
+
     def test_a_reason_that_was_set_before_the_error_stays(self) -> None:
         def prune(trainer) -> None:
             trainer.state.stop("pruned")

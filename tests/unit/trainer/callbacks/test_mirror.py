@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
+from typing import Any
 
-from trainer.callbacks.mirror import Service
+import pytest
+
+from tests.unit.trainer.support import At, make_trainer, regression
+from trainer.callbacks.mirror import Service, outcome_of
 
 FORK = multiprocessing.get_context("fork")
 
@@ -17,3 +21,22 @@ def test_a_service_that_a_trial_found_away_is_left_alone_by_the_next_trials_of_i
     assert service.is_away
     service.forget()
     assert not service.is_away
+
+
+@pytest.mark.parametrize("event", ["on_train_batch_end", "on_validation_start", "on_epoch_end"])
+def test_ctrl_c_is_interrupted_also_in_the_last_epoch(event: str) -> None:
+    def interrupt(trainer: Any) -> None:
+        raise KeyboardInterrupt
+
+    trainer = make_trainer([At(event, interrupt)], max_epochs=1)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        trainer.fit(regression(), regression())
+    assert outcome_of(trainer, caught.value) == "interrupted"
+
+
+@pytest.mark.parametrize(("now", "outcome"), [(True, "interrupted"), (False, "complete")])
+def test_a_run_is_complete_once_its_last_epoch_is_validated(now: bool, outcome: str) -> None:
+    stop = At("on_train_batch_end", lambda t: t.state.stop("interrupted", now=now), lambda t: t.state.step == 3)
+    trainer = make_trainer([stop], max_epochs=None, max_steps=3)
+    trainer.fit(regression(), regression())
+    assert outcome_of(trainer, None) == outcome

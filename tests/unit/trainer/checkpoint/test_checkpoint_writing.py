@@ -226,6 +226,16 @@ class TestInTheBackground:
         assert on_disk(tmp_path) == [(1, 0)]
         assert asides(tmp_path) == []
 
+    @pytest.mark.parametrize("event", ["on_after_forward", "on_after_optimizer_step", "on_validation_batch_end"])
+    def test_ctrl_c_inside_an_epoch_writes_no_half_batch(self, event: str, tmp_path: Path) -> None:
+        def interrupt(trainer: Any) -> None:
+            raise KeyboardInterrupt
+
+        ctrl_c = At(event, interrupt, lambda t: t.state.epoch == 1)
+        with pytest.raises(KeyboardInterrupt):
+            fit(Checkpoint(tmp_path, max_overhead=1), ctrl_c)
+        assert on_disk(tmp_path) == [(1, 0)]
+
     def test_what_cannot_be_saved_at_all_is_an_error_of_its_own_type(self, tmp_path: Path) -> None:
         lock = At("on_save_checkpoint", lambda t, checkpoint: checkpoint.update(lock=lambda: 0))
         for callback in (in_background(tmp_path), Checkpoint(tmp_path, on_write_error="continue")):
