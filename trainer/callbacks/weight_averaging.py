@@ -60,10 +60,11 @@ class WeightAveraging(AveragedWeights):
 
     def _after_step(self, trainer: TrainerView, step: int) -> None:
         """Take the new weights into the mean, once it has begun."""
-        if step > self._first_step(trainer):
-            self._update(get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]
-        elif self._average:  # of a plan that has become longer
+        before = self._first_step(trainer)
+        if self._average and step - self._updates <= before:  # of a plan that has become longer
             self._forget()
+        if step > before:
+            self._update(get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """Say it where nothing was averaged."""

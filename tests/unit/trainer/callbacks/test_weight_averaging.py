@@ -131,6 +131,15 @@ def test_a_resumed_run_with_a_longer_plan_averages_its_own_last_steps() -> None:
     assert_same(frozen(trainer)["model"], whole()["model"])
 
 
+@pytest.mark.parametrize(("last_steps", "longer"), [(5, 10), (0.5, 10), (5, 12)])
+def test_steps_that_a_longer_plan_no_longer_counts_are_in_no_mean(last_steps: float, longer: int) -> None:
+    watch = Weights()
+    trainer = fit(build(WeightAveraging(last_steps), watch, max_epochs=None, max_steps=8))
+    trainer.plan = Plan(max_epochs=None, max_steps=longer)
+    fit(trainer)
+    assert_close(taken(trainer), mean(watch.steps[8:]))
+
+
 def test_a_plan_in_steps_is_one_even_without_a_length() -> None:
     watch = Weights()
     trainer = build(WeightAveraging(0.5), watch, max_epochs=None, max_steps=8, validate_every=4)
