@@ -155,6 +155,11 @@ class Warmup(LRScheduler):
         self.last_epoch = 0
         self._warm_up()
 
+    @property
+    def is_warming(self) -> bool:
+        """Whether the next step is one of the warm-up, which follows no metric."""
+        return self.last_epoch < self.steps
+
     def step(self, metrics: float | None = None) -> None:
         """Take one step of the warm-up, or after it one of ``main``.
 

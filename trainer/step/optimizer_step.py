@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from trainer.lr_schedulers import needs_metric
+from trainer.lr_schedulers import Warmup, needs_metric
 from trainer.state import BACKWARD, DIVERGED, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
 from trainer.step import direct
 from trainer.step.fused import check_gradients
@@ -152,7 +152,9 @@ class OptimizerStep:
         for scheduler in schedulers:
             if not needs_metric(scheduler):
                 scheduler.step()
-            elif (value := self._monitored()) is not None:  # an epoch whose validation was skipped says nothing
+                continue
+            value, warms = self._monitored(), isinstance(scheduler, Warmup) and scheduler.is_warming
+            if value is not None or warms:  # an epoch whose validation was skipped says nothing
                 scheduler.step(value)  # type: ignore[arg-type]
 
     def _monitored(self) -> float | None:

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from tests.unit.trainer.support import make_trainer, regression
+from tests.unit.trainer.support import At, make_trainer, regression
 from trainer import Trainer
 from trainer.lr_schedulers import Warmup
 from trainer.state import VALIDATION
@@ -41,6 +41,16 @@ class TestWhatAPlateauFollows:
         trainer.fit(regression(), regression())
         assert trainer.scheduler is not None
         assert trainer.scheduler.last_epoch == 0
+
+    def test_its_warm_up_counts_such_an_epoch(self) -> None:
+        trainer = plateau_trainer(max_epochs=6, warmup=4)
+        skip = At("on_train_epoch_end", lambda t: t.state.skip(VALIDATION), lambda t: t.state.epoch in (0, 2, 4))
+        with trainer.callbacks.add(skip):
+            trainer.fit(regression(), regression())
+        rates = [round(epoch["lr"] / 0.05, 3) for epoch in trainer.state.history]
+        assert rates == [0.1, 0.325, 0.55, 0.775, 1, 1]
+        assert isinstance(trainer.scheduler, Warmup)
+        assert trainer.scheduler.main.last_epoch == 1
 
 
 def plateau_trainer(*, warmup: int = 0, **settings: Any) -> Trainer:
