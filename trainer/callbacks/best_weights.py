@@ -8,7 +8,7 @@ from typing import Any
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.manager import snapshot
 from trainer.distributed.parts import load_model
-from trainer.state import CONTINUED, ERROR, Mode, is_better
+from trainer.state import CONTINUED, DIVERGED, ERROR, Mode, is_better
 from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)
@@ -18,11 +18,11 @@ class BestWeights(Callback):
     """Keeps a copy of the best epoch's model, and puts it back when training is over.
 
     The copy holds parameters and buffers, lies in main memory, and is made whenever ``monitor`` beats its best so
-    far: the earliest of equals stays, and a value that is not finite is never best, so a run that diverged ends
-    with its last good epoch. It is put back in ``teardown``: `Checkpoint` and the other callbacks have seen the
-    last state before. A fit that can resume, because it was interrupted, failed or stopped inside an epoch, keeps
-    its weights; to train a finished run further, resume a checkpoint of it. Copy and best value are part of a
-    checkpoint, which becomes larger by one model.
+    far: the earliest of equals stays, and a value that is not finite is never best, so a run that diverged, also
+    inside an epoch, ends with its best one. It is put back in ``teardown``: `Checkpoint` and the other callbacks
+    have seen the last state before. A fit that can resume, because it was interrupted, failed or stopped inside an
+    epoch, keeps its weights; to train a finished run further, resume a checkpoint of it. Copy and best value are
+    part of a checkpoint, which becomes larger by one model.
 
     The best of a fork is one of its own. With `EMA` or `WeightAveraging` the best weights are averaged ones,
     since those are what was evaluated.
@@ -71,7 +71,8 @@ class BestWeights(Callback):
         """Put the best model back after a fit that is over."""
         fitted, self._fitting = self._fitting, False
         state = trainer.state
-        if not fitted or state.batch_index or state.stop_reason in CONTINUED | {ERROR}:
+        resumes = state.stop_reason in CONTINUED | {ERROR} or (state.batch_index and state.stop_reason != DIVERGED)
+        if not fitted or resumes:
             return
         if self._model is not None:
             load_model(bare_model(trainer.model), self._model)

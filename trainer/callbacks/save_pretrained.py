@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
-from trainer.state import CONTINUED, ERROR, PRUNED
+from trainer.state import CONTINUED, DIVERGED, ERROR, PRUNED
 from trainer.step.parts import bare_model
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
@@ -87,7 +87,8 @@ class SavePretrained(Callback):
         """Save the model of a fit that is over."""
         fitted, self._fitting = self._fitting, False
         state, model = trainer.state, bare_model(trainer.model)
-        if not fitted or state.batch_index or state.stop_reason in CONTINUED | {ERROR, PRUNED}:
+        inside = state.batch_index and state.stop_reason != DIVERGED
+        if not fitted or inside or state.stop_reason in CONTINUED | {ERROR, PRUNED}:
             return
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
             logger.warning("%s is not written: the weights are not finite", self.folder)

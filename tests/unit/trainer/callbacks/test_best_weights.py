@@ -116,6 +116,19 @@ def test_a_run_that_diverged_ends_with_its_best_finite_epoch() -> None:
     assert (trainer.state.stop_reason, weight(trainer)) == ("diverged", 2)
 
 
+def test_a_run_that_diverged_inside_an_epoch_does_too() -> None:
+    def break_loss(trainer: Any) -> None:
+        trainer.state.loss = trainer.state.loss * math.nan
+
+    ends = Ends()
+    breaks = At("on_after_forward", break_loss, lambda t: (t.state.epoch, t.state.batch_index) == (2, 0))
+    trainer = fit(build(NaNDetection(every_n_batches=2), BestWeights(), ends, breaks))
+    assert (trainer.state.stop_reason, trainer.state.epoch, trainer.state.batch_index) == ("diverged", 2, 2)
+    best = best_epoch(trainer.state.history, "val_loss", "min")
+    assert best is not None
+    assert_same(dict(trainer.model.state_dict()), ends.models[best - 1])
+
+
 @pytest.mark.parametrize("reason", ["early_stopping", "pruned"])
 def test_a_run_that_was_ended_has_its_best(reason: str) -> None:
     stop = At("on_epoch_end", lambda t: t.state.stop(reason), lambda t: t.state.epoch == 3)
