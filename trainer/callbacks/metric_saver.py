@@ -74,6 +74,8 @@ class MetricSaver(Callback):
         looked = None if trainer.state.is_new else self._looked
         self._looked = step if looked is None else min(looked, step)
         self._begun, self._latest = True, {}
+        for record in trainer.state.step_log or ():  # none may follow before the fit ends
+            self._latest = record.values
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:
         """Write the steps that are due."""

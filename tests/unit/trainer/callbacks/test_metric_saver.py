@@ -69,6 +69,19 @@ def test_without_records_of_steps_the_end_of_an_epoch_is_written_and_a_resumed_r
     assert files(tmp_path)["metrics.json"] == {"step": 12, "epoch": 4, **state.metrics}
 
 
+def test_a_run_that_resumes_behind_its_last_step_ends_with_the_same_numbers(tmp_path: Path) -> None:
+    def build(name: str, *others: Any) -> Any:
+        return make_trainer([MetricSaver(tmp_path / name), StepMetrics(tmp_path / name), *others], max_epochs=1)
+
+    build("whole").fit(regression(), regression())
+    stopped, resumed = build("resumed", interrupt_at(3)), build("resumed")
+    stopped.fit(regression(), regression())
+    resumed.load_state_dict(through_file(stopped.state_dict()))
+    resumed.fit(regression(), regression())
+    whole, again = ((tmp_path / name / "metrics.json").read_text() for name in ("whole", "resumed"))
+    assert whole == again
+
+
 def test_nonsense_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="every_n_steps is 0: give at least 1"):
         MetricSaver(tmp_path, every_n_steps=0)
