@@ -42,7 +42,7 @@ class Freeze(Callback):
     """
 
     priority = 4
-    transient = ("_frozen", "_parameters", "_modules", "_modes")
+    transient = ("_frozen", "_checked", "_parameters", "_modules", "_modes")
 
     def __init__(
         self,
@@ -65,6 +65,7 @@ class Freeze(Callback):
             raise ValueError("parts is empty: name what is to be frozen, or leave the callback out")
         self.begin, self.end, self.by_steps, self.eval_mode = begin, end, bool(by_steps), eval_mode
         self._frozen = False
+        self._checked = False  # whether something is left to train
         self._parameters: list[nn.Parameter] = []
         self._modules: list[nn.Module] = []
         self._modes: Modes = []
@@ -82,8 +83,17 @@ class Freeze(Callback):
 
     def on_before_zero_grad(self, trainer: TrainerView) -> None:
         """Freeze or unfreeze where that is due; gradients that add up to one step all know the same parts."""
-        if self._is_due(trainer) is not self._frozen:
+        if not self._checked or self._is_due(trainer) is not self._frozen:
             self._settle(trainer)
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Freeze or unfreeze after the step where that is due, as in a run that resumes here."""
+        if self._is_due(trainer) is not self._frozen:
+            self._set(frozen=not self._frozen)
+
+    def on_train_epoch_end(self, trainer: TrainerView) -> None:
+        """The same after the step of what was left to accumulate."""
+        self.on_train_batch_end(trainer)
 
     def on_fit_end(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
         """Let everything require gradients as before the fit."""
@@ -97,11 +107,12 @@ class Freeze(Callback):
         self._set(frozen=self._is_due(trainer))
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
             raise ValueError(f"{', '.join(self.parts)}: with these frozen nothing is left to train")
+        self._checked = True
 
     def _set(self, *, frozen: bool) -> None:
         if frozen is self._frozen:
             return
-        self._frozen = frozen
+        self._frozen, self._checked = frozen, False
         for parameter in self._parameters:
             parameter.requires_grad_(not frozen)
             if frozen:

@@ -20,7 +20,7 @@ from tests.unit.trainer.support import (
     through_file,
 )
 from trainer import Trainer
-from trainer.callbacks import Freeze, GradientAccumulation
+from trainer.callbacks import Freeze, GradientAccumulation, ParameterCount
 
 FIRST = ["0.weight", "0.bias", "1.weight", "1.bias", "1.running_mean", "1.running_var", "1.num_batches_tracked"]
 
@@ -129,7 +129,8 @@ def test_gradients_that_add_up_to_one_step_know_the_same_parts() -> None:
 @pytest.mark.parametrize("step", range(1, 9))
 def test_a_run_stopped_at_any_step_resumes_to_the_same_bits(step: int) -> None:
     def parts() -> list[Any]:
-        return [Freeze("0", until_step=4), Freeze("4", from_epoch=2)]
+        by_steps = [Freeze("0", until_step=4), Freeze("1", from_step=3, until_step=6)]
+        return [*by_steps, Freeze("4", from_epoch=2), ParameterCount()]
 
     def build(*more: Any) -> Trainer:
         model = make_model()
@@ -172,6 +173,13 @@ def test_what_can_not_train_is_refused_at_the_start() -> None:
     make_trainer([Freeze("0")], model=model, optimizer=optimizer).fit(regression())
     with pytest.raises(ValueError, match=r"optimizer does not hold 0\.weight, which is to train before or after"):
         make_trainer([Freeze("0", until_epoch=1)], model=model, optimizer=optimizer).fit(regression())
+
+
+def test_what_would_come_after_the_last_step_is_not_refused_and_before_it_is() -> None:
+    everything = Freeze(["0", "1", "4"], from_step=9)
+    watched(everything, max_epochs=3)
+    with pytest.raises(ValueError, match="nothing is left to train"):
+        watched(everything, max_epochs=4)
 
 
 def test_a_cuda_graph_is_refused_since_it_would_train_what_is_frozen() -> None:
