@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -94,6 +94,27 @@ class FirstBatches:
     def close(self) -> None:
         """Free what the batches hold."""
         close_batches(self._batches)
+
+
+class LatestBatches:
+    """Batches that are looked up for each pass, since a change of their size replaces them.
+
+    Args:
+        look: Gives those of now.
+    """
+
+    #: Those that are looked up may be evaluated in several processes.
+    sharded = True
+
+    def __init__(self, look: Callable[[], Batches]) -> None:
+        self._look = look
+
+    def __len__(self) -> int:
+        return len(self._look())  # type: ignore[arg-type]
+
+    def epoch(self, epoch: int, skip: int = 0) -> Iterator[Any]:
+        """See `Batches.epoch`."""
+        return iter(self._look().epoch(epoch, skip))
 
 
 class SameBatches:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trainer.data.batches import Batches, LoaderBatches, TensorBatches, close_batches, is_batched, pass_length
-from trainer.data.limits import FirstBatches, SameBatches, train_batches
+from trainer.data.limits import FirstBatches, LatestBatches, SameBatches, train_batches
 from trainer.data.options import BatchOptions
 from trainer.data.plan import Plan
 from trainer.data.random_state import seed_all, set_rng_state
@@ -126,7 +126,7 @@ class TrainStream:
         """What the fit validates: its validation data, or, for each set, the few batches that it trains on."""
         if val is None or not isinstance(self._batches, SameBatches):
             return val
-        return each_set(lambda _: self._batches, val)
+        return each_set(lambda _: LatestBatches(lambda: self._batches), val)
 
     def close(self) -> None:
         """Free what the batches hold."""

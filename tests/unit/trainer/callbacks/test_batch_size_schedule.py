@@ -375,3 +375,17 @@ def test_the_step_of_what_is_left_to_accumulate_may_change_the_size() -> None:
 def test_where_the_size_can_not_change_inside_a_pass(options: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         by_step(**options)
+
+
+def test_batches_that_are_trained_on_again_and_again_are_validated_in_their_new_size() -> None:
+    model = torch.nn.Linear(4, 1)
+    trainer = make_trainer(
+        [BatchSizeSchedule({0: 2, 1: 5, 2: 3})],
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.0),
+        batching=BatchOptions(batch_size=2, overfit_batches=1),
+        max_epochs=3,
+    )
+    history = trainer.fit(regression(), regression()).history
+    assert [epoch["val_loss"] for epoch in history] == [epoch["train_loss"] for epoch in history]
+    assert len({epoch["train_loss"] for epoch in history}) == 3
