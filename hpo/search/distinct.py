@@ -6,6 +6,7 @@ import math
 import random
 from collections.abc import Callable, Hashable, Mapping
 from functools import partial
+from types import MappingProxyType
 from typing import Any, Final
 
 from optuna import Study, samplers
@@ -20,6 +21,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.space import SearchSpace
 from hpo.search.per_trial import PerTrialSampler
+from hpo.search.schedulers.freeze_thaw.encoding import counted
 from hpo.search.valid_points import ValidPoints
 from hpo.storage.attributes import IMPORTED_ATTR
 from hpo.storage.lineage import forked_from
@@ -30,24 +32,32 @@ DRAWS: Final = 20
 #: Draws for one trial before one of the points that are left is taken.
 _FEW_DRAWS: Final = 5
 _MOST_LISTED: Final = 10_000
+_NO_SPACE: Final[Mapping[str, BaseDistribution]] = MappingProxyType({})
 
 
-def point_key(params: Mapping[str, Any]) -> Hashable:
-    """The same for equal parameters in any order; true and 1 are not equal, 1 and 1.0 are."""
-    return frozenset((name, isinstance(value, bool), value) for name, value in params.items())
+def point_key(params: Mapping[str, Any], space: Mapping[str, BaseDistribution] = _NO_SPACE) -> Hashable:
+    """The same for equal parameters in any order; true and 1 are not equal, 1 and 1.0 are.
+
+    Where the parameters' distributions are given, real numbers are equal that are the same step of their range.
+    """
+    return frozenset(
+        (name, isinstance(value, bool), counted(space.get(name), value)) for name, value in params.items()
+    )
 
 
-def twin(study: Study, number: int, params: Mapping[str, Any]) -> FrozenTrial | None:
+def twin(
+    study: Study, number: int, params: Mapping[str, Any], space: Mapping[str, BaseDistribution] = _NO_SPACE
+) -> FrozenTrial | None:
     """The earliest trial but ``number`` with these parameters and a result: complete, diverged or pruned.
 
     Not one of another study: that may have been trained in another way, and has no checkpoint here. Nor a fork,
     whose result is not that of its parameters alone.
     """
-    states, key = (TrialState.COMPLETE, TrialState.PRUNED), point_key(params)
+    states, key = (TrialState.COMPLETE, TrialState.PRUNED), point_key(params, space)
     for other in study.get_trials(deepcopy=False, states=states):
         foreign = IMPORTED_ATTR in other.system_attrs or forked_from(other) is not None
         own = other.number != number and not foreign
-        if own and point_key(other.params) == key:
+        if own and point_key(other.params, space) == key:
             return other
     return None
 
@@ -92,7 +102,7 @@ class WholePointSampler(PerTrialSampler):
         self._space, self._distinct, self._nearest, self._draws = space, distinct, nearest, draws
         self._fixed = fixed
         listed = distinct and fixed is None and _most_points(space) <= _MOST_LISTED
-        self._points = {point_key(point): point for point in space.grid()} if listed else {}
+        self._points = {self._key(point): point for point in space.grid()} if listed else {}
         self._point: Mapping[str, Any] = {}
         self._keys: dict[int, Hashable] = {}
 
@@ -134,7 +144,7 @@ class WholePointSampler(PerTrialSampler):
             point = self._space.draw(partial(self._value, study, trial, drawn, given))
             if self._space.violated(point) is None:
                 valid = point
-                if point_key(point) not in tried:
+                if self._key(point) not in tried:
                     return point
         if left and not given:
             return random.Random(self._seed_of(trial)).choice(left)
@@ -163,10 +173,13 @@ class WholePointSampler(PerTrialSampler):
             if other.number == trial.number or not other.params or IMPORTED_ATTR in other.system_attrs:
                 continue
             if other.state.is_finished():
-                keys.add(self._keys.setdefault(other.number, point_key(other.params)))
+                keys.add(self._keys.setdefault(other.number, self._key(other.params)))
             else:
-                keys.add(point_key(other.params))
+                keys.add(self._key(other.params))
         return keys
+
+    def _key(self, params: Mapping[str, Any]) -> Hashable:
+        return point_key(params, self._space.distributions)
 
     def _value(
         self,

@@ -284,11 +284,12 @@ def enqueue(
         BudgetExhaustedError: All of the study's trials have been claimed.
     """
     own = [trial for trial in study.get_trials(deepcopy=False) if IMPORTED_ATTR not in trial.system_attrs]
-    key = point_key(point)
+    space = SearchSpace.from_spec(spec).distributions
+    key = point_key(point, space)
     earlier = [
         trial.number
         for trial in own
-        if point_key(trial.params or trial.system_attrs.get("fixed_params") or {}) == key
+        if point_key(trial.params or trial.system_attrs.get("fixed_params") or {}, space) == key
     ]
     # As Optuna's enqueue_trial does, which does not say the trial's number; a worker may take it immediately.
     template = create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point})

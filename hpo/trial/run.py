@@ -163,7 +163,8 @@ class TrialRun:
         # One that has started to train resumes, even if the study has ended meanwhile. A fork is no twin of any.
         if RUN_ATTR in self._attrs or forked_from(self.trial) is not None:
             return None
-        known = twin(self.opened.study, self.trial.number, self._suggested())
+        params, space = self._suggested(), self.opened.space.distributions
+        known = twin(self.opened.study, self.trial.number, params, space)
         owner = self.opened.storage.owner
         # What other code came to is no result of this one.
         same = known is None or owner is None or trial_codes(self.opened.storage, known) == [owner.code]

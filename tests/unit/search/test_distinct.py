@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from optuna.distributions import FloatDistribution
 from optuna.trial import create_trial
 
 from hpo.search.distinct import point_key, twin
@@ -28,6 +29,11 @@ FINITE = (
     "model.hidden: {type: int, low: 2, high: 5}}"
 )
 POINTS = 12
+STEPS = 12
+STEPPED = (
+    "search_space={optimizer.lr: {type: float, low: 0.1, high: 1.2, step: 0.1}, "
+    "model.hidden: {type: int, low: 2, high: 3}}"
+)
 HIDDEN = "{type: int, low: 2, high: 3}"
 NAN = "{type: categorical, choices: [false, true]}"
 
@@ -46,6 +52,22 @@ def test_a_finite_space_is_walked_through_before_anything_is_tried_twice(studies
             drawn.append(key(params))
         assert len(set(drawn)) == POINTS
         ask(view)  # nothing new is left: the last draw is taken
+
+
+@pytest.mark.parametrize("name", ["random", "tpe", "curve_gp"])
+def test_a_step_is_the_same_point_whether_it_is_written_or_computed(studies: Studies, name: str) -> None:
+    settings = f"study.sampler={{name: {name}, seed: 3}}", "study.n_trials=30"
+    with studies.open(STEPPED, *settings) as (view,):
+        view.study.enqueue_trial({"optimizer.lr": 0.3, "model.hidden": 2})  # 0.1 + 2 · 0.1 is not equal to it
+        drawn = []
+        for _ in range(STEPS * 2):
+            trial, params = ask(view)
+            view.study.tell(trial, params["optimizer.lr"])
+            drawn.append((round(params["optimizer.lr"] * 10), params["model.hidden"]))
+        assert len(set(drawn)) == STEPS * 2
+        known = view.study.trials[-1]
+        written = {**known.params, "optimizer.lr": round(known.params["optimizer.lr"], 1)}
+        assert twin(view.study, -1, written, view.space.distributions) is not None
 
 
 def test_a_point_of_another_study_may_be_tried_here(studies: Studies) -> None:
@@ -117,6 +139,15 @@ def test_a_points_key_tells_true_from_one() -> None:
     assert point_key({"a": True}) != point_key({"a": 1})
     assert point_key({"a": 1}) == point_key({"a": 1.0})
     assert point_key({"a": 1}) != point_key({"b": 1})
+
+
+def test_a_points_key_counts_steps() -> None:
+    space = {"a": FloatDistribution(-0.3, 0.3, step=0.1), "b": FloatDistribution(-0.3, 0.3)}
+    for at in range(7):
+        written, computed = round(-0.3 + at * 0.1, 1), -0.3 + at * 0.1
+        assert point_key({"a": written}, space) == point_key({"a": computed}, space)
+    assert point_key({"a": 0.1}, space) != point_key({"a": 0.2}, space)
+    assert point_key({"b": 0.3}, space) != point_key({"b": 0.1 + 0.2}, space)
 
 
 @pytest.mark.usefixtures("in_process")

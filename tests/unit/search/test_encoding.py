@@ -107,6 +107,9 @@ def test_true_and_1_are_two_choices_and_lists_are_choices() -> None:
     assert encoding.key({"c": True}) != encoding.key({"c": "1"})
     assert encoding.key({"c": None}) != encoding.key({})
     assert encoding.key({"c": 1}) == encoding.key({"c": 1.0})
+    stepped = Encoding({"s": FloatDistribution(0.1, 0.5, step=0.1)}, {})
+    assert stepped.key({"s": 0.3}) == stepped.key({"s": 0.1 + 2 * 0.1})
+    assert stepped.key({"s": 0.3}) != stepped.key({"s": 0.4})
 
 
 def test_a_value_outside_the_space_is_brought_in_and_an_unknown_choice_does_not_apply() -> None:

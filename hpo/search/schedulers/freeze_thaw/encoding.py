@@ -213,6 +213,16 @@ class ChoiceAxis:
         return tuple(sorted(self.choices)) if self.ordered else self.choices
 
 
+def counted(distribution: BaseDistribution | None, value: Any) -> Any:
+    """A real number of a range with steps as how many steps it is above the low end; any other value as it is.
+
+    What is written as 0.3 and what is computed as 0.1 + 2 · 0.1 are one value of such a range, and not equal.
+    """
+    if not isinstance(distribution, FloatDistribution) or distribution.step is None:
+        return value
+    return round((value - distribution.low) / distribution.step)
+
+
 def axis_of(distribution: BaseDistribution) -> Axis:
     """The axis of one of Optuna's distributions."""
     if isinstance(distribution, CategoricalDistribution):
@@ -251,6 +261,7 @@ class Encoding:
         }
         self.names = _ordered(self._conditions)
         self.axes = [axis_of(space[name]) for name in self.names]
+        self._space = {name: space[name] for name in self.names}
         self._middles: list[Floats] = []
         groups: list[int] = []
         varying = 0
@@ -318,7 +329,9 @@ class Encoding:
 
     def key(self, params: Mapping[str, Any]) -> Hashable:
         """The same for the same values of the space's parameters; no parameter has both true and 1."""
-        values = [params.get(name, _MISSING) for name in self.names]
+        values = [
+            counted(each, params[name]) if name in params else _MISSING for name, each in self._space.items()
+        ]
         return tuple([tuple(value) if type(value) is list else value for value in values])
 
     def every_point(self) -> Iterator[Floats]:
