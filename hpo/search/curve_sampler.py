@@ -36,6 +36,7 @@ class CurveGPSampler(BaseSampler):
         seed: The study's seed.
         n_startup_trials: How many trials must have reported before the model is asked.
         where: What each point satisfies.
+        independent_sampler: Draws the values that a point lacks: a person gave the others, or no point is untried.
     """
 
     def __init__(
@@ -45,13 +46,14 @@ class CurveGPSampler(BaseSampler):
         seed: int,
         n_startup_trials: int = 8,
         where: Sequence[Condition] = (),
+        independent_sampler: BaseSampler | None = None,
     ) -> None:
         if n_startup_trials < 1:
             raise ValueError(f"n_startup_trials must be at least 1, but is {n_startup_trials}")
         self._space = {name: each for name, each in space.items() if not each.single()}
         self._encoding = Encoding(space, conditions, where)
         self._seed, self._startup = seed, n_startup_trials
-        self._alone = RandomSampler(seed=seed)
+        self._alone = independent_sampler or RandomSampler(seed=seed)
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
         """The whole space, whatever the trials had of it."""

@@ -54,7 +54,7 @@ _FEW_DRAWS: Final = 2
 #: Arguments that the study sets itself; of every other sampler, the seed.
 TAKEN: Final[Mapping[type, tuple[str, ...]]] = MappingProxyType(
     {
-        CurveGPSampler: ("seed", "space", "conditions", "where"),
+        CurveGPSampler: ("seed", "space", "conditions", "where", "independent_sampler"),
         **dict.fromkeys(_EXHAUSTIVE, ("seed", "search_space", "avoid_premature_stop")),
     }
 )
@@ -216,8 +216,9 @@ def _make(
         # Its processes share one sequence, so one seed; what it draws on its own must still differ.
         arguments.setdefault("independent_sampler", samplers.RandomSampler(seed=seed))
         seed, kind = spec.study.sampler.seed, NumberedQMCSampler
-    if kind is CurveGPSampler:  # it tells trials apart by their numbers
+    if kind is CurveGPSampler:  # it tells trials apart by their numbers, what it draws on its own aside
         arguments |= {"space": space.distributions, "conditions": space.conditions, "where": space.where}
+        arguments["independent_sampler"] = samplers.RandomSampler(seed=seed)
         seed = spec.study.sampler.seed
     if issubclass(kind, samplers.QMCSampler | samplers.CmaEsSampler):  # a line at each parameter of each draw
         arguments.setdefault("warn_independent_sampling", False)

@@ -191,3 +191,19 @@ def test_points_that_fail_are_left_alone_soon() -> None:
             study.tell(trial, 2 - x - y)
     failed = [trial.number for trial in study.trials if trial.state == TrialState.FAIL]
     assert len([number for number in failed if number >= 15]) <= 7, "of the last fifteen"
+
+
+@pytest.mark.parametrize("duplicates", ["allow", "resample"])
+def test_where_every_point_is_tried_trials_still_differ(studies: Studies, duplicates: str) -> None:
+    with studies.open(FINITE, f"study.duplicates={duplicates}", *sampler("{name: curve_gp, seed: 3}")) as (view,):
+        play(view, 12)  # all that there are
+        drawn = play(view, 12)
+        assert len({tuple(sorted(params.items())) for params in drawn}) > 4
+
+
+def test_values_that_a_person_leaves_open_differ_from_trial_to_trial(studies: Studies) -> None:
+    with studies.open(*sampler("{name: curve_gp, seed: 3}"), text=CONDITIONAL) as (view,):
+        for _ in range(16):  # where the point that is drawn has the other optimizer, it has no momentum
+            view.study.enqueue_trial({"optimizer._target_": "torch.optim.SGD"})
+        drawn = [ask(view)[1]["optimizer.momentum"] for _ in range(16)]
+        assert len(set(drawn)) == len(drawn)
