@@ -330,6 +330,13 @@ def test_a_whole_number_or_a_step_moves_by_one_step_at_least() -> None:
     assert moved(FloatDistribution(0.0, 1.0, step=0.25), 0.25, up=True) == 0.5
 
 
+def test_the_last_step_is_the_end_of_the_range() -> None:
+    for low, high, step in ((0.0, 0.6, 0.1), (-1.0, 0.6, 0.1), (0.05, 0.059, 0.001), (-0.3, -0.05, 0.01)):
+        space = FloatDistribution(low, high, step=step)
+        assert moved(space, high - step, up=True) == high
+        assert moved(space, high, up=False) < high
+
+
 def test_a_choice_becomes_its_neighbour() -> None:
     sizes = CategoricalDistribution([64, 16, 32])
     assert (moved(sizes, 16, up=True), moved(sizes, 64, up=True), moved(sizes, 32, up=False)) == (32, 32, 16)

@@ -93,7 +93,7 @@ def _along(distribution: FloatDistribution | IntDistribution, value: float, *, u
     last, here = round((high - low) / step), round((value - low) / step)
     there = round((goal - low) / step)
     there = max(there, here + 1) if up else min(there, here - 1)
-    at = low + min(max(there, 0), last) * step
+    at = min(low + min(max(there, 0), last) * step, high)  # 6 · 0.1 is more than 0.6
     return int(at) if isinstance(distribution, IntDistribution) else float(at)
 
 
