@@ -207,7 +207,11 @@ def parsed() -> argparse.Namespace:
     one.set_defaults(call=run)
     one.add_argument("out", type=Path)
     one.add_argument(
-        "--tasks", nargs="+", required=True, metavar="SPLIT", help="lc, ce, ts or formula; lc:0, lc:1: half"
+        "--tasks",
+        nargs="+",
+        required=True,
+        metavar="SPLIT",
+        help="lc, ce, ts or formula; lc:0, lc:1: half; formula-cross-1: one",
     )
     one.add_argument("--data", type=Path, help="folder with lcbench/ and learning_curves/")
     one.add_argument("--strategies", nargs="+", default=list(STRATEGIES))

@@ -7,11 +7,14 @@ The project does not depend on them. Install those that you want to compare with
     pip install ax-platform                    # ax: whole trials
     pip install syne-tune huggingface_hub      # bohb, ashacqr: these stop trials for good
     pip install --no-deps HEBO                 # hebo: whole trials; beside Ax, which brings what it needs
+    pip install gpytorch scikit-learn          # dyhpo, dpl: see search_pool_peers.py
 
 AutoSampler is read from the folder that HPO_HUB_REGISTRY names, a clone of optuna/optunahub-registry; without it
-from the public registry. Each peer has its own defaults. SMAC and AutoSampler know which parameters depend on
-others; the rest draw all of them, and those that do not apply are left out. SMAC's Hyperband asks for the same
-configuration with a larger budget: here it resumes, so that no epoch is trained twice.
+from the public registry. DyHPO and DPL are no packages: HPO_DYHPO and HPO_DPL name folders with clones of
+releaunifreiburg/DyHPO and releaunifreiburg/DPL. Each peer has its own defaults. SMAC and AutoSampler know which
+parameters depend on others; HEBO, Ax and Syne Tune draw all of them, and those that do not apply are left out.
+SMAC's Hyperband asks for the same configuration with a larger budget: here it resumes, so that no epoch is trained
+twice.
 """
 
 import logging
@@ -27,6 +30,7 @@ from typing import Any, Final
 
 import numpy as np
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from search_pool_peers import DPL, DyHPO, Pool
 from search_study import Plan, Running, Sampled, Strategy
 from search_tasks import Params, Task
 
@@ -313,6 +317,14 @@ def _syne_tune(kind: str) -> Callable[[Task, str, int, Plan], Strategy]:
     return make
 
 
+def _pool(name: str, kind: type[Pool]) -> Callable[[Task, str, int, Plan], Strategy]:
+    def make(task: Task, pruner: str, seed: int, plan: Plan) -> Strategy:
+        _alone(name, pruner)
+        return kind(task, seed, plan)
+
+    return make
+
+
 def _auto_sampler(task: Task, pruner: str, seed: int, plan: Plan) -> Strategy:
     import optunahub
 
@@ -334,5 +346,7 @@ PEERS: Final[Mapping[str, Callable[[Task, str, int, Plan], Strategy]]] = Mapping
         "smac_hyperband": SmacHyperband,
         "bohb": _syne_tune("BOHB"),
         "ashacqr": _syne_tune("ASHACQR"),
+        "dyhpo": _pool("dyhpo", DyHPO),
+        "dpl": _pool("dpl", DPL),
     }
 )

@@ -312,10 +312,14 @@ class Structured:
 def split(name: str, data: Path | None) -> list[Task]:
     """`lc`, `ce` (LCBench: error, cross-entropy), `ts` (tables), `formula`, `choices`, `branches`; or half of one.
 
-    ``lc:0`` are the instances at even places, ``lc:1`` those at odd ones: to develop on, and to hold out.
+    ``lc:0`` are the instances at even places, ``lc:1`` those at odd ones: to develop on, and to hold out. A task's
+    own name, as in ``formula-cross-1``, is that task alone.
     """
     kind, _, half = name.partition(":")
-    tasks = list(_tasks(kind, data))
+    kind, _, which = kind.partition("-")
+    tasks = [task for task in _tasks(kind, data) if not which or task.name == f"{kind}-{which}"]
+    if not tasks:
+        raise SystemExit(f"no task is named `{name}`")
     return tasks[int(half) :: 2] if half else tasks
 
 
