@@ -36,17 +36,20 @@ def _curves(standing: Standing, trials: Iterable[Seen]) -> list[Curve]:
 def horizon_of(standing: Standing, curves: Sequence[Curve]) -> int:
     """Epochs of a whole trial; where the study does not say, those of the longest that trained to its end.
 
-    Where none has, three times the largest epoch seen: room for the leaders to go further.
+    Where none has, or one that is paused has come further (those that ended have stopped early), three times the
+    largest epoch seen: room for the leaders to go further.
     """
     whole = max((curve.done for curve in curves if curve.seen.whole), default=0)
-    return horizon_by(standing, whole, max((curve.done for curve in curves), default=0))
+    paused = max((curve.done for curve in curves if curve.resumable), default=0)
+    return horizon_by(standing, whole, paused, max((curve.done for curve in curves), default=0))
 
 
-def horizon_by(standing: Standing, whole: SupportsInt, longest: SupportsInt) -> int:
-    """The same by the epochs of the longest trial that trained to its end, and of the longest of all."""
+def horizon_by(standing: Standing, whole: SupportsInt, paused: SupportsInt, longest: SupportsInt) -> int:
+    """The same by the epochs of the longest trial that trained to its end, that is paused, and of all."""
     if standing.horizon is not None:
         return standing.horizon
-    return int(whole) or max(_LEAST, _ROOM * int(longest))
+    ended = int(whole)
+    return ended if ended and ended >= int(paused) else max(_LEAST, _ROOM * int(longest))
 
 
 def affordable(standing: Standing, done: int, goal: int) -> int:

@@ -40,7 +40,8 @@ class Climbers:
         """As `hpo.search.schedulers.curves.horizon_of`."""
         if standing.horizon is not None:
             return standing.horizon
-        return horizon_by(standing, self.done[self.whole].max(initial=0), self.done.max(initial=0))
+        whole, paused = (self.done[those].max(initial=0) for those in (self.whole, self.resumable))
+        return horizon_by(standing, whole, paused, self.done.max(initial=0))
 
     def until(self, standing: Standing, goal: int) -> int | None:
         """As `hpo.search.schedulers.curves.until`."""

@@ -8,6 +8,7 @@ import pytest
 
 from hpo.search.schedulers.asha import Asha
 from hpo.search.schedulers.curves import curves_of, horizon_of
+from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
 from hpo.search.schedulers.hyperband import Hyperband
 from hpo.search.schedulers.rungs import climbers_of, ladder, promotion
 from hpo.search.schedulers.scheduler import New, Resume, Wait
@@ -99,6 +100,17 @@ def test_an_unknown_horizon_is_what_a_whole_trial_had_or_leaves_room() -> None:
     answer = Asha().next(standing([*nine, seen(3, [1.0] * 10, "ended", whole=True)], horizon=None))
     assert isinstance(answer, Resume)
     assert answer.until is None
+
+
+def test_a_trial_that_stops_early_does_not_end_those_that_have_paused_further_on() -> None:
+    early = seen(0, [5.0] * 5, "ended", whole=True)
+    paused = [seen(number, [1.0 + number] * 9) for number in (1, 2, 3)]
+    study = standing([early, *paused], horizon=None, n_trials=4)
+    assert horizon_of(study, curves_of(study)) == climbers_of(study).horizon(study) == 27
+    for scheduler in (Asha(), FreezeThaw()):
+        answer = scheduler.next(study)
+        assert isinstance(answer, Resume)
+        assert answer.number == 1
 
 
 def test_hyperband_promotes_inside_a_bracket() -> None:
