@@ -13,6 +13,7 @@ from optuna import Study, samplers
 from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial
 
+from hpo.config.paths import suggest_name
 from hpo.config.schema_study import AUTO, NO_PRUNER
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
@@ -159,7 +160,7 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
         shown,
         space,
         distinct=distinct,
-        fixed=arguments_of(node)["fixed_params"] if kind is samplers.PartialFixedSampler else None,
+        fixed=_fixed(spec, space, "study.sampler", node) if kind is samplers.PartialFixedSampler else None,
         nearest=None if kind in _NO_OPINION else partial(nearest_valid, encoding),
         draws=_FEW_DRAWS if kind is samplers.GPSampler else DRAWS,
     )
@@ -205,6 +206,8 @@ def _make(
         fix = "name it as the study's sampler, or take another one here"
         raise spec.error("can't stand inside another sampler", path=f"{path}.name", value=node["name"], fix=fix)
     arguments = arguments_of(node)
+    if kind is samplers.PartialFixedSampler:
+        arguments["fixed_params"] = _fixed(spec, space, path, node)
     if kind is samplers.TPESampler:
         known = _VARYING if spec.defines_by_run else tpe_arguments(space.distributions, space.conditions)
         arguments = {**known, **arguments}
@@ -235,6 +238,23 @@ def tpe_arguments(space: Mapping[str, BaseDistribution], conditions: Mapping[str
     if any(isinstance(each, CategoricalDistribution) for each in space.values()):
         return {}  # choices that depend on each other are found together only
     return {"multivariate": False, "constant_liar": False}
+
+
+def _fixed(spec: StudySpec, space: SearchSpace, path: str, node: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that ``partial_fixed`` gives each point, as they are stored: Optuna takes what is in no space."""
+    path, given = f"{path}.fixed_params", node["fixed_params"]
+    if not isinstance(given, Mapping):
+        fix = "write for example `{optimizer.lr: 1e-3}`"
+        raise spec.error("must be a mapping of searched parameters to values", path=path, value=given, fix=fix)
+    if spec.defines_by_run:
+        return dict(given)
+    for name, value in given.items():
+        if name not in space.params:
+            fix = suggest_name(str(name), list(space.params), what="searched are")
+            raise spec.error("is not searched", path=path, value=name, fix=fix)
+        if (instead := space.problem(name, value)) is not None:
+            raise spec.error(f"`{name}` is not in the search space", path=path, value=value, fix=instead)
+    return {name: space.as_stored(name, value) for name, value in given.items()}
 
 
 def _named(spec: StudySpec, path: str, node: Any) -> Mapping[str, Any]:

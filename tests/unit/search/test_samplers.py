@@ -272,6 +272,21 @@ def test_the_order_of_a_grid_is_the_seeds(studies: Studies) -> None:
             "study.sampler.base_sampler.name",
             "name it as the study's sampler",
         ),
+        (
+            "{name: partial_fixed, fixed_params: {optimizer.lrr: 0.01}, base_sampler: random}",
+            "study.sampler.fixed_params",
+            "did you mean `optimizer.lr`?",
+        ),
+        (
+            "{name: partial_fixed, fixed_params: {optimizer.lr: 99}, base_sampler: random}",
+            "study.sampler.fixed_params",
+            "write a value from ",
+        ),
+        (
+            "{name: partial_fixed, fixed_params: 3, base_sampler: random}",
+            "study.sampler.fixed_params",
+            "{optimizer.lr: 1e-3}",
+        ),
         ("{name: qmc, qmc_type: nothing}", "study.sampler", "Optuna's documentation"),
         ("{name: grid, search_space: {}}", "study.sampler.search_space", "takes: "),
     ],
@@ -282,6 +297,14 @@ def test_what_does_not_fit_is_named_with_its_fix(tmp_path: Path, options: str, p
         make_sampler(spec, SearchSpace.from_spec(spec))
     assert caught.value.path == path
     assert text in caught.value.fix
+
+
+def test_a_fixed_value_is_stored_as_the_space_has_it(studies: Studies) -> None:
+    fixed = sampler("{name: partial_fixed, fixed_params: {model.hidden: [2, 3]}, base_sampler: random}")
+    space = "search_space={model.hidden: {type: categorical, choices: [[2, 3], [4, 5]]}}"
+    with studies.open(space, *fixed) as (view,):
+        drawn = [ask(view)[1]["model.hidden"] for _ in range(3)]
+        assert set(drawn) == {view.space.as_stored("model.hidden", [2, 3])}
 
 
 @pytest.mark.full
