@@ -53,6 +53,8 @@ def worth(aim: Aim, mean: Floats, std: Floats) -> Floats:
     shallow = np.maximum(u, _DEEP)
     density = np.exp(-0.5 * shallow * shallow) / math.sqrt(2 * math.pi)
     expected = np.log(shallow * ndtr(shallow) + density)
-    # Far below, E[max(0, u - x)] is the density / u².
-    far = -0.5 * u * u - 0.5 * math.log(2 * math.pi) - 2 * np.log(np.maximum(-u, -_DEEP))
+    # Far below, E[max(0, u - x)] is the density / u² times 1 - 3/u² + 15/u⁴ - …: Abramowitz and Stegun, 26.2.12.
+    deep = np.maximum(-u, -_DEEP)
+    rest = np.log1p((-3 + (15 - 105 / deep**2) / deep**2) / deep**2)
+    far = -0.5 * u * u - 0.5 * math.log(2 * math.pi) - 2 * np.log(deep) + rest
     return np.asarray(np.log(std) + np.where(u < _DEEP, far, expected))
