@@ -95,8 +95,7 @@ def run(
         _refuse_other_than_booleans(switches)
         study = _known(study, of_function, n_trials)
         spec = _spec(study, overrides, search=True, storage=storage, output_dir=output_dir, **options)
-        plan = _plan(study, overrides, spec)
-        ending = _ran(study, plan, **switches)
+        ending = _ran(study, _plan(study, overrides, spec), **switches)
     if ending == "interrupted":
         raise KeyboardInterrupt
     return _result(spec, ending)

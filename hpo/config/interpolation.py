@@ -104,7 +104,7 @@ def check_interpolations(raw: Mapping[str, Any], marks: Marks) -> None:
 
 
 def unresolved(raw: Mapping[str, Any], error: OmegaConfBaseException, marks: Marks) -> InputError:
-    """What a person is told of an interpolation that OmegaConf could not resolve.
+    """The error for an interpolation that OmegaConf could not resolve.
 
     Args:
         raw: The config.
@@ -118,7 +118,8 @@ def unresolved(raw: Mapping[str, Any], error: OmegaConfBaseException, marks: Mar
     elif unset := _UNSET.search(problem):
         name = unset[1]
         # OmegaConf names the value that it was resolving, which may have led to this one.
-        users = [keys for keys, value in leaves(raw) if isinstance(value, str) and f"oc.env:{name}" in value]
+        reads = re.compile(rf"oc\.env:\s*{re.escape(name)}\s*\}}")  # with a default it would not have failed
+        users = [keys for keys, value in leaves(raw) if isinstance(value, str) and reads.search(value)]
         keys = users[0] if users else keys
         problem, fix = (
             f"the environment variable {name} is not set",

@@ -21,7 +21,7 @@ PLACEMENT_ENV: Final = "HPO_PLACEMENT"
 #: Exit code of an agent or a driver that was asked to leave by a signal (an agent also by the end of its standard
 #: input) while there was work left: start it again, here or elsewhere (sysexits' EX_TEMPFAIL).
 LEFT_EARLY: Final = 75
-#: Seconds that an agent waits before people are told why: most wait for less.
+#: Seconds that an agent waits before the driver says why: most wait for less.
 LONG_WAIT: Final = 30.0
 
 
