@@ -261,6 +261,8 @@ class Encoding:
         }
         self.names = _ordered(self._conditions)
         self.axes = [axis_of(space[name]) for name in self.names]
+        asked = set[str]().union(*(condition.names for condition in where))
+        self._asked = [index for index, name in enumerate(self.names) if name in asked]
         self._space = {name: space[name] for name in self.names}
         self._middles: list[Floats] = []
         groups: list[int] = []
@@ -312,7 +314,15 @@ class Encoding:
         """Which of these snapped points do."""
         if not self._where:
             return np.ones(len(points), dtype=np.bool_)
-        return np.array([self.allows(self.params(point)) for point in points], dtype=np.bool_)
+        return np.array([self.allows(self._named(point)) for point in points], dtype=np.bool_)
+
+    def _named(self, point: Floats) -> dict[str, Any]:
+        """Those of a snapped point's parameters that `where` is about: to compute them takes most of its time."""
+        return {
+            self.names[index]: self.axes[index].value(float(point[index]))
+            for index in self._asked
+            if not math.isnan(point[index])
+        }
 
     def point(self, params: Mapping[str, Any]) -> Floats:
         """Coordinates of parameters; NaN where one is missing or none of the choices."""
@@ -352,7 +362,7 @@ class Encoding:
             key = point.tobytes()
             if key not in seen:
                 seen.add(key)
-                if self.allows(self.params(point)):
+                if self.allows(self._named(point)):
                     yield point
 
     def _holds(self, place: int, values: Sequence[Any], column: Floats) -> NDArray[np.bool_]:

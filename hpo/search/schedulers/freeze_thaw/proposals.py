@@ -55,18 +55,17 @@ class Proposals:
         for later in range(_DRAWS):
             units = even_point(index + later, len(self._encoding), seed)
             params = self._encoding.params(self._encoding.snap(units[None])[0])
-            if self._is_free(params):
+            if self._encoding.allows(params) and self._is_untried(params):
                 return params
         return self.any_left()
 
-    def _is_free(self, params: dict[str, Any]) -> bool:
-        return self._encoding.key(params) not in self._tried and self._encoding.allows(params)
+    def _is_untried(self, params: dict[str, Any]) -> bool:
+        return self._encoding.key(params) not in self._tried
 
     def any_left(self) -> dict[str, Any] | None:
         """An untried point by chance; None where there is none."""
-        left = [
-            params for params in map(self._encoding.params, self._encoding.every_point()) if self._is_free(params)
-        ]
+        every = map(self._encoding.params, self._encoding.every_point())
+        left = [params for params in every if self._is_untried(params)]
         if left:
             return left[int(self._rng.integers(len(left)))]
         drawn = self._even(_EVEN)
@@ -95,7 +94,7 @@ class Proposals:
     def refined(
         self, points: Floats, worth: Floats, value: Callable[[Floats], Floats]
     ) -> tuple[dict[str, Any], Floats, float] | None:
-        """The best untried point near the best of these: its parameters, coordinates and worth."""
+        """The best untried point near the best of these, which are allowed: its parameters, coordinates, worth."""
         order = np.argsort(-worth, kind="stable")
         near, gains = points[order[:_REFINED]], worth[order[:_REFINED]]
         best = self._best_untried(points, worth)
@@ -113,7 +112,7 @@ class Proposals:
     def _best_untried(self, points: Floats, worth: Floats) -> tuple[dict[str, Any], Floats, float] | None:
         for index in np.argsort(-worth, kind="stable"):
             params = self._encoding.params(points[index])
-            if self._is_free(params):
+            if self._is_untried(params):
                 return params, points[index], float(worth[index])
         return None
 
