@@ -18,7 +18,7 @@ from hpo.trial.report import TrialReport
 
 #: This many trials or workers that fail alike before any trial has succeeded stop the study.
 _ALIKE: Final = 3
-#: This many deaths for each worker, without a trial finished in between, stop the study.
+#: This many deaths for each worker, without a trial finished or paused in between, stop the study.
 _DEATHS: Final = 3
 #: Ends for which the trial is to blame; a lost one's worker died.
 _FAILURES: Final = frozenset(end for end in Outcome if STATE_OF[end] == TrialState.FAIL) - {Outcome.LOST}
@@ -39,7 +39,7 @@ class Failures:
         # A trial that kills its workers is to come to its own end before the study does.
         self._deaths_allowed = max(_DEATHS, opened.spec.run.max_retries + 1) * workers
         self._deaths = 0
-        self._succeeded = opened.count(TrialState.COMPLETE, TrialState.PRUNED) > 0
+        self._succeeded = opened.count(TrialState.COMPLETE, TrialState.PRUNED) > 0 or opened.has_paused()
         self._first = ""
         self._alike = 0
 
@@ -57,7 +57,7 @@ class Failures:
             raise StudyError(message.message)
         if isinstance(message, Failed):
             self._failed("workers", message.message, str(log))
-        elif isinstance(message, TrialReport) and message.outcome is not None:
+        elif isinstance(message, TrialReport) and (message.outcome is not None or message.paused):
             self._deaths = 0
             if message.outcome in _FAILURES:
                 self._trial_failed(message.number, message.reason)

@@ -9,10 +9,11 @@ from typing import Any, Final
 import numpy as np
 from scipy.linalg import LinAlgError
 
+from hpo.search.axes import Floats
 from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw.acquisition import Aim, worth
 from hpo.search.schedulers.freeze_thaw.earlier import Earlier, earlier_of, prior_after
-from hpo.search.schedulers.freeze_thaw.encoding import Encoding, Floats
+from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.fitting import fitted
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
 from hpo.search.schedulers.freeze_thaw.model import CurveModel

@@ -20,8 +20,8 @@ from optuna.distributions import (
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.space import SearchSpace
+from hpo.search.axes import counted
 from hpo.search.per_trial import PerTrialSampler
-from hpo.search.schedulers.freeze_thaw.encoding import counted
 from hpo.search.valid_points import ValidPoints
 from hpo.storage.attributes import IMPORTED_ATTR
 from hpo.storage.lineage import forked_from

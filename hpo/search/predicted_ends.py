@@ -8,9 +8,10 @@ from typing import Final
 
 import numpy as np
 
+from hpo.search.axes import Floats
 from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw import kernel
-from hpo.search.schedulers.freeze_thaw.encoding import Encoding, Floats
+from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
 from hpo.search.schedulers.freeze_thaw.model import CurveModel
 from hpo.search.schedulers.freeze_thaw.table import Table, Warp, places, table_of

@@ -13,7 +13,7 @@ from hpo.config.paths import show
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
-from hpo.search.schedulers.freeze_thaw.encoding import Axis, axis_of
+from hpo.search.axes import Axis, axis_of
 
 #: Points that are drawn to say how many satisfy `where`, and at most for one that does.
 SAMPLE: Final = 2_000

@@ -320,6 +320,12 @@ def running_trials(conn: Executor, study_id: int) -> list[RunningTrial]:
     return [RunningTrial(row[0], row[1], None if row[2] is None else Attempt._make(row[2:])) for row in rows]
 
 
+def has_paused(conn: Executor, study_id: int) -> bool:
+    """Whether a trial of a study is paused."""
+    one = sa.select(TRIALS.c.trial_id).where(TRIALS.c.study_id == study_id, TRIALS.c.state == TrialState.RUNNING)
+    return conn.execute(one.where(IS_PAUSED).limit(1)).first() is not None
+
+
 def forget_trials(conn: Executor, trial_ids: sa.Select[tuple[int]]) -> None:
     """Delete the attempts of trials that are about to go."""
     conn.execute(sa.delete(ATTEMPTS).where(ATTEMPTS.c.trial_id.in_(trial_ids)))

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import stat
 import subprocess
 import tempfile
 import time
@@ -38,6 +39,8 @@ _START_SECONDS: Final = 5
 _LOOK_SECONDS: Final = 0.005
 #: User and group who pgbouncer runs as where root starts it, which it refuses; `nobody` by number.
 _NOBODY: Final = 65534
+#: Folders of temporary files, where TMPDIR is closed to that user.
+_PLACES: Final = (Path("/tmp"), Path("/var/tmp"))
 #: Parameters of a connection (libpq's) that pgbouncer has settings for, or that make no difference to the server.
 _UNDERSTOOD: Final = frozenset(
     {
@@ -116,7 +119,7 @@ def running_pooler(program: Sequence[str], engine: sa.Engine) -> Iterator[Path]:
         raise UnpooledError(f"pgbouncer would know only one of the hosts {host}")
     with engine.connect() as conn:
         settings = _settings(cast("psycopg.Connection[Any]", conn.connection.dbapi_connection))
-    with tempfile.TemporaryDirectory(prefix="hpo-pool-") as name:
+    with tempfile.TemporaryDirectory(prefix="hpo-pool-", dir=_place()) as name:
         folder = Path(name)
         with _started(program, folder, settings) as process:
             try:
@@ -125,6 +128,18 @@ def running_pooler(program: Sequence[str], engine: sa.Engine) -> Iterator[Path]:
             finally:
                 (folder / _FILE).unlink()  # it may hold a password
             yield folder
+
+
+def _place() -> Path:
+    """Where the folder of its socket can be: root's own temporary files may be closed to who pgbouncer runs as."""
+    usual = Path(tempfile.gettempdir())
+    if os.geteuid() != 0:
+        return usual
+    for place in (usual, *_PLACES):
+        way = (place, *place.absolute().parents)
+        if place.is_dir() and all(each.stat().st_mode & stat.S_IXOTH for each in way):
+            return place
+    raise UnpooledError(f"the user nobody, who pgbouncer runs as, can't enter {usual}")
 
 
 def connect_through(engine: sa.Engine, folder: Path) -> None:

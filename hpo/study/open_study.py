@@ -109,6 +109,11 @@ class OpenStudy:
         with self.storage.engine.connect() as conn:
             return len(ledger.running_trials(conn, self.study_id))
 
+    def has_paused(self) -> bool:
+        """Whether a trial is paused now."""
+        with self.storage.engine.connect() as conn:
+            return ledger.has_paused(conn, self.study_id)
+
     def claimable(self) -> int:
         """How many trials could be taken now: those that wait, and those that no worker has claimed yet."""
         with self.storage.engine.connect() as conn:

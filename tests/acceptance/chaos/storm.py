@@ -269,8 +269,9 @@ class Storm:
 
     def _is_explained(self, last_words: str) -> bool:
         """Whether a supervisor gave up for a reason that the weather gave it: it has to find the database."""
-        unreachable = self._weather.restarts and "can't open the database" in last_words
-        return bool(unreachable) or "workers died" in last_words
+        away = ("can't open the database", "see that the database runs and can be reached")
+        unreachable = self._weather.restarts > 0 and any(text in last_words for text in away)
+        return unreachable or "workers died" in last_words
 
     def _start(self, supervisor: _Supervisor) -> None:
         budget = [] if self._n_epochs is None else [f"study.epochs={self._n_epochs}"]

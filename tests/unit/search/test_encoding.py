@@ -16,7 +16,8 @@ from optuna.distributions import (
     IntDistribution,
 )
 
-from hpo.search.schedulers.freeze_thaw.encoding import Encoding, RealAxis, axis_of
+from hpo.search.axes import RealAxis, axis_of
+from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from tests.support.standings import CONDITIONS, SPACE, spaces
 
 
@@ -48,8 +49,7 @@ def test_every_point_is_one_of_the_space_and_comes_back_from_its_parameters(spac
     features = encoding.features(points)
     assert features.shape == (20, len(encoding.groups))
     assert np.isfinite(features).all()
-    assert features.min(initial=0.0) >= 0
-    assert features.max(initial=0.0) <= 1 + 1e-9
+    assert np.abs(features).max(initial=0.0) <= 1 + 1e-9
 
 
 def test_a_parameter_that_does_not_apply_adds_no_distance() -> None:
@@ -66,6 +66,29 @@ def test_a_parameter_that_does_not_apply_adds_no_distance() -> None:
     units[:, place] = [0.1, 0.8]
     one, two = encoding.features(encoding.snap(units))
     np.testing.assert_array_equal(one, two)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "values", "apart"),
+    [
+        (FloatDistribution(1e-4, 1e-2, log=True), [1e-4, 1e-3, 1e-2], 1.0),
+        (IntDistribution(1, 9, step=2), [1, 3, 5, 7, 9], 1.0),
+        (CategoricalDistribution([2, 8, 4]), [2, 4, 8], 1.0),
+        # The corners of a triangle whose sides are 1, from its centre.
+        (CategoricalDistribution(["a", "b", "c"]), ["a", "b", "c"], 1 / math.sqrt(3)),
+    ],
+)
+def test_each_value_of_a_parameter_is_as_far_from_a_trial_that_it_does_not_apply_to(
+    distribution: BaseDistribution, values: list[Any], apart: float
+) -> None:
+    space: dict[str, BaseDistribution] = {"kind": CategoricalDistribution(["x", "y"]), "p": distribution}
+    encoding = Encoding(space, {"p": {"kind": ["x"]}})
+    rows = encoding.features(encoding.points([{"kind": "x", "p": value} for value in values]))
+    without = encoding.features(encoding.points([{"kind": "x"}]))
+    np.testing.assert_allclose(np.linalg.norm(rows - without, axis=1), apart)
+    neighbours = np.linalg.norm(np.diff(rows, axis=0), axis=1)
+    np.testing.assert_allclose(neighbours, neighbours[0])
+    assert len(set(encoding.groups[-rows.shape[1] + 2 :])) == 1
 
 
 def test_a_condition_on_a_parameter_that_does_not_apply_does_not_hold() -> None:

@@ -19,8 +19,8 @@ from optuna.distributions import (
 )
 
 from hpo.errors import InputError
+from hpo.search.axes import axis_of
 from hpo.search.schedulers.by_name import make_scheduler
-from hpo.search.schedulers.freeze_thaw.encoding import axis_of
 from hpo.search.schedulers.pbt.perturbation import moved, perturbed
 from hpo.search.schedulers.pbt.scheduler import Pbt
 from hpo.search.schedulers.scheduler import Fork, New, Resume, Standing, Wait, Why

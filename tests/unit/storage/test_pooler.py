@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -211,6 +212,24 @@ def test_a_pooler_that_may_not_reach_the_server_says_so(
     finally:
         postgres_server.folder.chmod(0o755)
         engine.dispose()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root's pooler runs as another user")
+def test_it_runs_where_roots_temporary_files_are_closed_to_others(
+    program: list[str], postgres_server: PostgresServer, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    tmp_path.chmod(0o700)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    url = postgres_server.new_database()
+    with through_pooler(program, url) as (engine, folder):
+        assert ask(engine, "SELECT 1") == 1
+        assert not folder.is_relative_to(tmp_path)
+    monkeypatch.setattr(pooler, "_PLACES", ())
+    with (
+        pytest.raises(UnpooledError, match=f"the user nobody, who pgbouncer runs as, can't enter {tmp_path}"),
+        through_pooler(program, url),
+    ):
+        raise AssertionError("it runs")
 
 
 def test_a_program_that_can_not_be_started_is_told_as_such(postgres_server: PostgresServer) -> None:

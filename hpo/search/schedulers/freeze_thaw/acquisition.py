@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from scipy.special import log_ndtr, ndtr
 
-from hpo.search.schedulers.freeze_thaw.encoding import Floats
+from hpo.search.axes import Floats
 
 #: How far below the best seen a chance is asked for, as powers of ten of the spread of what was seen.
 _NEARER, _FARTHER = -4.0, -1.0

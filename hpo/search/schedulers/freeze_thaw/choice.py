@@ -12,11 +12,11 @@ import numpy as np
 from scipy.linalg import LinAlgError
 from scipy.special import ndtr
 
+from hpo.search.axes import Floats
 from hpo.search.schedulers.curves import Curve
 from hpo.search.schedulers.freeze_thaw import kernel
 from hpo.search.schedulers.freeze_thaw.acquisition import Aim, drawn_aim, worth
 from hpo.search.schedulers.freeze_thaw.earlier import prior_after
-from hpo.search.schedulers.freeze_thaw.encoding import Floats
 from hpo.search.schedulers.freeze_thaw.fitting import fitted
 from hpo.search.schedulers.freeze_thaw.kernel import Rows
 from hpo.search.schedulers.freeze_thaw.model import CurveModel

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from hpo.search.schedulers.freeze_thaw.encoding import Encoding, Floats
+from hpo.search.axes import Floats
+from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 
 #: Points drawn evenly and near the best, for one decision.
 _EVEN: Final = 200

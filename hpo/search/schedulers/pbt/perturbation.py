@@ -14,7 +14,7 @@ from optuna.distributions import (
 )
 
 from hpo.config.conditions import Condition
-from hpo.search.schedulers.freeze_thaw.encoding import axis_of
+from hpo.search.axes import axis_of
 
 #: What a number is multiplied by (Jaderberg et al., Population Based Training of Neural Networks, 2017).
 _UP: Final = 1.2

@@ -1,0 +1,223 @@
+"""The parameters of a search space as axes of a unit cube: Optuna's distributions, choices and steps included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
+
+from hpo.config.paths import same
+
+Floats = NDArray[np.float64]
+
+
+class Axis(Protocol):
+    """One parameter: its values along a unit interval."""
+
+    @property
+    def count(self) -> int | None:
+        """How many values there are; None: a real range."""
+
+    @property
+    def ordered(self) -> bool:
+        """Whether neighbours on the interval are alike."""
+
+    def snap(self, units: Floats) -> Floats:
+        """The coordinates of the values that these coordinates stand for."""
+
+    def value(self, unit: float) -> Any:
+        """The value at a coordinate."""
+
+    def units(self, values: Sequence[Any]) -> Floats:
+        """The coordinates of values; one outside the range is brought to its end, an unknown choice is NaN."""
+
+    def features(self, units: Floats) -> Floats:
+        """Columns [points, columns] of snapped coordinates without NaN."""
+
+
+@dataclass(frozen=True)
+class RealAxis:
+    """A real range without steps."""
+
+    low: float
+    high: float
+    log: bool
+
+    @property
+    def count(self) -> int | None:
+        """None, or one where both ends are the same."""
+        return 1 if self.low == self.high else None
+
+    @property
+    def ordered(self) -> bool:
+        """True."""
+        return True
+
+    def snap(self, units: Floats) -> Floats:
+        """Inside the interval; in its middle where both ends are the same."""
+        return np.full_like(units, 0.5) if self.low == self.high else np.clip(units, 0.0, 1.0)
+
+    def value(self, unit: float) -> float:
+        """See `Axis`."""
+        low, high = self._ends
+        place = low + min(max(unit, 0.0), 1.0) * (high - low)
+        return min(max(math.exp(place) if self.log else place, self.low), self.high)
+
+    def units(self, values: Sequence[Any]) -> Floats:
+        """See `Axis`."""
+        low, high = self._ends
+        if high == low:
+            return np.full(len(values), 0.5)
+        clipped = np.clip(np.array(values, dtype=np.float64), self.low, self.high)
+        return ((np.log(clipped) if self.log else clipped) - low) / (high - low)
+
+    def features(self, units: Floats) -> Floats:
+        """The coordinate."""
+        return units[:, None]
+
+    @property
+    def _ends(self) -> tuple[float, float]:
+        return (math.log(self.low), math.log(self.high)) if self.log else (self.low, self.high)
+
+
+@dataclass(frozen=True)
+class StepAxis:
+    """Numbers in steps, each as likely as another where the range is not logarithmic."""
+
+    low: float
+    high: float
+    step: float
+    log: bool
+    whole: bool
+
+    @cached_property
+    def count(self) -> int | None:
+        """Numbers in the range."""
+        return round((self.high - self.low) / self.step) + 1
+
+    @property
+    def ordered(self) -> bool:
+        """True."""
+        return True
+
+    def snap(self, units: Floats) -> Floats:
+        """The middle of the part of the interval that its number has."""
+        if not self.log:
+            count = float(self.count or 1)
+            return (np.minimum(np.floor(np.clip(units, 0.0, 1.0) * count), count - 1) + 0.5) / count
+        numbers = np.clip(np.round(np.exp(self._lerp(np.clip(units, 0.0, 1.0)))), self.low, self.high)
+        return (np.log(numbers) - self._wide[0]) / (self._wide[1] - self._wide[0])
+
+    def value(self, unit: float) -> float:
+        """See `Axis`."""
+        if self.log:
+            number = min(max(round(math.exp(float(self._lerp(np.array(unit))))), self.low), self.high)
+            return int(number)
+        count = self.count or 1
+        index = min(int(min(max(unit, 0.0), 1.0) * count), count - 1)
+        number = min(self.low + index * self.step, self.high)
+        return round(number) if self.whole else number
+
+    def units(self, values: Sequence[Any]) -> Floats:
+        """See `Axis`."""
+        clipped = np.clip(np.array(values, dtype=np.float64), self.low, self.high)
+        if self.log:
+            return (np.log(clipped) - self._wide[0]) / (self._wide[1] - self._wide[0])
+        return (np.round((clipped - self.low) / self.step) + 0.5) / (self.count or 1)
+
+    def features(self, units: Floats) -> Floats:
+        """The number between both ends, 0 to 1 (its logarithm where the range is logarithmic)."""
+        low, high = self.units([self.low, self.high])
+        return np.asarray((units - low) / (high - low))[:, None]
+
+    @property
+    def _wide(self) -> tuple[float, float]:
+        return math.log(self.low - 0.5), math.log(self.high + 0.5)
+
+    def _lerp(self, units: Floats) -> Floats:
+        low, high = self._wide
+        return low + units * (high - low)
+
+
+@dataclass(frozen=True)
+class ChoiceAxis:
+    """Plain values or lists: in their order where all are numbers, else none is nearer than another."""
+
+    choices: tuple[Any, ...]
+
+    @property
+    def count(self) -> int | None:
+        """The choices."""
+        return len(self.choices)
+
+    @cached_property
+    def ordered(self) -> bool:
+        """Whether all choices are numbers."""
+        return all(isinstance(each, int | float) and not isinstance(each, bool) for each in self.choices)
+
+    def snap(self, units: Floats) -> Floats:
+        """The middle of the part of the interval that its choice has."""
+        count = len(self.choices)
+        return (np.minimum(np.floor(np.clip(units, 0.0, 1.0) * count), count - 1) + 0.5) / count
+
+    def value(self, unit: float) -> Any:
+        """See `Axis`."""
+        count = len(self.choices)
+        return self._along[min(int(min(max(unit, 0.0), 1.0) * count), count - 1)]
+
+    def units(self, values: Sequence[Any]) -> Floats:
+        """See `Axis`."""
+        return np.array([self._unit(value) for value in values])
+
+    def _unit(self, value: Any) -> float:
+        for index, choice in enumerate(self._along):
+            if same(choice, value) or (isinstance(value, list) and choice == tuple(value)):
+                return (index + 0.5) / len(self.choices)
+        return math.nan
+
+    def features(self, units: Floats) -> Floats:
+        """The rank between 0 and 1, or a column for each choice: two choices are as far apart as two ends."""
+        count = len(self.choices)
+        indices = np.minimum((units * count).astype(np.int64), count - 1)
+        if self.ordered:
+            return (indices / (count - 1.0))[:, None]
+        columns: Floats = np.eye(count)[indices] / math.sqrt(2)
+        return columns
+
+    @cached_property
+    def _along(self) -> tuple[Any, ...]:
+        return tuple(sorted(self.choices)) if self.ordered else self.choices
+
+
+def counted(distribution: BaseDistribution | None, value: Any) -> Any:
+    """A real number of a range with steps as how many steps it is above the low end; any other value as it is.
+
+    What is written as 0.3 and what is computed as 0.1 + 2 · 0.1 are one value of such a range, and not equal.
+    """
+    if not isinstance(distribution, FloatDistribution) or distribution.step is None:
+        return value
+    return round((value - distribution.low) / distribution.step)
+
+
+def axis_of(distribution: BaseDistribution) -> Axis:
+    """The axis of one of Optuna's distributions."""
+    if isinstance(distribution, CategoricalDistribution):
+        return ChoiceAxis(tuple(distribution.choices))
+    if isinstance(distribution, IntDistribution):
+        return StepAxis(distribution.low, distribution.high, distribution.step, distribution.log, whole=True)
+    if isinstance(distribution, FloatDistribution):
+        if distribution.step is not None:
+            return StepAxis(distribution.low, distribution.high, distribution.step, log=False, whole=False)
+        return RealAxis(distribution.low, distribution.high, distribution.log)
+    raise TypeError(f"a parameter's distribution is of the kind {type(distribution).__name__}")

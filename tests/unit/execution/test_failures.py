@@ -1,0 +1,67 @@
+"""When failures of trials end a study, and when they are the trials' own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hpo.errors import StudyError
+from hpo.execution.failures import Failures
+from hpo.study.outcome import Outcome
+from hpo.trial.report import TrialReport
+from tests.support.studies import Studies, ask
+
+LOG = Path("worker.log")
+SCHEDULED = ("study.scheduler=asha", "study.pruner=none", "study.n_trials=9")
+
+
+def failed(number: int, reason: str = "ValueError: so much dropout is refused") -> TrialReport:
+    return TrialReport(number, Outcome.ERROR, None, 0, 0.1, reason)
+
+
+def hear_all(failures: Failures, *reports: TrialReport) -> None:
+    for report in reports:
+        failures.hear(report, LOG)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        TrialReport(0, None, 0.5, 1, 0.1, paused=True),
+        TrialReport(0, Outcome.COMPLETE, 0.5, 1, 0.1),
+        TrialReport(0, Outcome.PRUNED, 0.5, 1, 0.1),
+        failed(0, "KeyError: 'other'"),
+    ],
+    ids=["paused", "complete", "pruned", "other"],
+)
+def test_failures_are_the_trials_own_once_one_has_got_further(studies: Studies, first: TrialReport) -> None:
+    with studies.open(*SCHEDULED) as (view,):
+        hear_all(Failures(view, 1), first, *map(failed, range(1, 9)))
+
+
+def test_the_third_that_fails_alike_ends_the_study(studies: Studies) -> None:
+    with studies.open(*SCHEDULED) as (view,):
+        failures = Failures(view, 1)
+        # One that waits again says nothing.
+        hear_all(failures, failed(0), TrialReport(1, None, None, 0, 0.1), failed(1))
+        with pytest.raises(StudyError, match="the first 3 trials failed alike:\n  ValueError: so much dropout"):
+            failures.hear(failed(2), LOG)
+
+
+def pause(view: Any) -> None:
+    trial = ask(view)[0]
+    view.storage.set_trial_intermediate_value(trial._trial_id, 1, 0.5)
+    view.storage.pause(trial._trial_id, 1)
+
+
+def end(view: Any) -> None:
+    view.study.tell(ask(view)[0], 0.5)
+
+
+@pytest.mark.parametrize("before", [pause, end])
+def test_what_an_earlier_run_has_paused_or_ended_counts(studies: Studies, before: Any) -> None:
+    with studies.open(*SCHEDULED) as (view,):
+        before(view)
+        hear_all(Failures(view, 1), *map(failed, range(1, 9)))
