@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -239,13 +239,14 @@ class Formula:
 
 
 class Structured:
-    """Formulas over spaces that are not smooth numbers: ``choices`` and ``branches``.
+    """Formulas over spaces that are not smooth numbers: ``choices``, ``branches`` and ``layers``.
 
     ``choices``: ten categorical parameters of two to five values and two numbers; each value has an effect of its
     own, and so has each pair of values of five pairs of parameters. ``branches``: an optimizer of four, each with
     a learning rate and another parameter that exist for it alone, its own optimum and its own best loss, and three
-    parameters that all share. The curve falls to its end as a power of the epoch that the parameters change a
-    little.
+    parameters that all share. ``layers``: one to four layers, a width for each that there is, and three parameters
+    that all share, of which the learning rate's optimum falls with each layer. The curve falls to its end as a
+    power of the epoch that the parameters change a little.
     """
 
     horizon = 30
@@ -255,7 +256,8 @@ class Structured:
         rng = _rng(*self._rng_key)
         self.space: dict[str, BaseDistribution] = {}
         self.conditions: Conditions = {}
-        self._end = self._choices(rng) if kind == "choices" else self._branches(rng)
+        kinds = {"choices": self._choices, "branches": self._branches, "layers": self._layers}
+        self._end = kinds[kind](rng)
         encoding = Encoding(self.space, self.conditions)
         even = encoding.snap(np.random.default_rng(0).random((4000, len(encoding))))
         ends = np.array([self._end(encoding.params(point)) for point in even])
@@ -308,9 +310,31 @@ class Structured:
 
         return end
 
+    def _layers(self, rng: np.random.Generator) -> Callable[[Params], float]:
+        counts = [1, 2, 3, 4]
+        self.space["layers"] = IntDistribution(1, 4)
+        self.space |= {f"x{k}": FloatDistribution(0.0, 1.0) for k in range(3)}
+        self.space |= {f"width_{layer}": IntDistribution(8, 512, log=True) for layer in counts}
+        self.conditions = {f"width_{layer}": {"layers": counts[layer - 1 :]} for layer in counts[1:]}
+        optima, widths, best = rng.random(3), rng.random(4), int(rng.integers(1, 5))
+
+        def end(params: Params) -> float:
+            layers = params["layers"]
+            at = np.array([params[f"x{k}"] for k in range(3)])
+            shared = np.array([3.0, 0.5, 0.2]) @ (at - optima + np.array([0.1 * (layers - 1), 0.0, 0.0])) ** 2
+            own = [
+                (math.log(params[f"width_{k}"] / 8) / math.log(64) - widths[k - 1]) ** 2 for k in counts[:layers]
+            ]
+            return float(0.15 * abs(layers - best) + shared + sum(own) / layers)
+
+        return end
+
+
+_STRUCTURED: Final = ("choices", "branches", "layers")
+
 
 def split(name: str, data: Path | None) -> list[Task]:
-    """`lc`, `ce` (LCBench: error, cross-entropy), `ts` (tables), `formula`, `choices`, `branches`; or half of one.
+    """`lc`, `ce` (LCBench: error, cross-entropy), `ts` (tables), or a kind of formula; or half of the instances.
 
     ``lc:0`` are the instances at even places, ``lc:1`` those at odd ones: to develop on, and to hold out. A task's
     own name, as in ``formula-cross-1``, is that task alone.
@@ -328,7 +352,7 @@ def _tasks(kind: str, data: Path | None) -> Iterator[Task]:
         for each in ("agree", "silent", "cross", "hidden"):
             yield from (Formula(each, instance) for instance in range(4))
         return
-    if kind in ("choices", "branches"):
+    if kind in _STRUCTURED:
         yield from (Structured(kind, instance) for instance in range(6))
         return
     if data is None:
@@ -339,4 +363,6 @@ def _tasks(kind: str, data: Path | None) -> Iterator[Task]:
     elif kind == "ts":
         yield from (Table(path) for path in sorted((data / "learning_curves").glob("*.npz")))
     else:
-        raise SystemExit(f"no tasks are named `{kind}`: there are lc, ce, ts, formula, choices and branches")
+        raise SystemExit(
+            f"no tasks are named `{kind}`: there are lc, ce, ts, formula, choices, branches and layers"
+        )

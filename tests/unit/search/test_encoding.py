@@ -71,9 +71,9 @@ def test_a_parameter_that_does_not_apply_adds_no_distance() -> None:
 @pytest.mark.parametrize(
     ("distribution", "values", "apart"),
     [
-        (FloatDistribution(1e-4, 1e-2, log=True), [1e-4, 1e-3, 1e-2], 1.0),
-        (IntDistribution(1, 9, step=2), [1, 3, 5, 7, 9], 1.0),
-        (CategoricalDistribution([2, 8, 4]), [2, 4, 8], 1.0),
+        (FloatDistribution(1e-4, 1e-2, log=True), [1e-4, 1e-3, 1e-2], 0.5),
+        (IntDistribution(1, 9, step=2), [1, 3, 5, 7, 9], 0.5),
+        (CategoricalDistribution([2, 8, 4]), [2, 4, 8], 0.5),
         # The corners of a triangle whose sides are 1, from its centre.
         (CategoricalDistribution(["a", "b", "c"]), ["a", "b", "c"], 1 / math.sqrt(3)),
     ],

@@ -183,8 +183,8 @@ def _columns(axis: Axis, *, conditional: bool) -> tuple[Callable[[Floats], Float
 
 
 def _half_circle(column: Floats) -> Floats:
-    """Points of the unit circle from (1, 0) to (-1, 0) for a column from 0 to 1."""
-    return np.concatenate([np.cos(np.pi * column), np.sin(np.pi * column)], axis=1)
+    """Points of a circle from (½, 0) to (-½, 0) for a column from 0 to 1: the ends are as far apart as there."""
+    return np.concatenate([np.cos(np.pi * column), np.sin(np.pi * column)], axis=1) / 2
 
 
 def _ordered(conditions: Mapping[str, Mapping[str, Any]]) -> list[str]:
