@@ -116,7 +116,8 @@ class Mixture:
     def _opening(self) -> Next | None:
         """Even points until the opening's time is used: at first to the base rung, then to the first one.
 
-        Those that stand best are promoted meanwhile; before the first rung is known, where that takes little.
+        Whom to promote is left to the model, which has seen all of them then; before the first rung is known, one
+        is promoted where that takes little.
         """
         initial = max(int(self._opening_trials(self._base)), _FEWEST)
         if trials := self._view.standing.n_trials:
@@ -125,7 +126,7 @@ class Mixture:
             return self._cheap_promotion() or self._view.even(self._base, "initial")
         if self._first >= self._base or len(self._even) >= int(self._opening_trials(self._first)):
             return None
-        return self._promoted(self._first) or self._view.even(self._first, "breadth")
+        return self._view.even(self._first, "breadth")
 
     def _cheap_promotion(self) -> Resume | None:
         """A promotion that takes less time than two new trials: a switch of trials takes much of a new one's."""
