@@ -297,6 +297,15 @@ def test_halving_promotes_fewer_where_those_that_it_promoted_kept_their_ranks(cr
     assert kinds == {"promotion" if crossing else "breadth", "model"}
 
 
+@pytest.mark.parametrize("begun", [9, 18, 26])
+def test_the_first_trials_all_begin_before_one_is_promoted(begun: int) -> None:
+    """Epoch 1 ranks as epoch 3 does, so 27 trials are to begin there; three of nine could be promoted."""
+    first = [seen(k, [k, k, k], kinds=("initial",)) for k in range(9)]
+    answer = FreezeThaw().next(standing([*first, *(seen(k, [k]) for k in range(9, begun))]))
+    assert isinstance(answer, New)
+    assert (answer.until, answer.why.kind) == (1, "breadth")
+
+
 def test_a_first_rung_that_proved_good_is_looked_at_again() -> None:
     """The first nine trials agree from epoch 1 to 3; of those that paused at 1 some go on to 3 unjudged."""
     first = [seen(k, [k, k, k], kinds=("initial",)) for k in range(9)]
