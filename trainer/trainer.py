@@ -23,9 +23,9 @@ from trainer.data.random_state import kept_rng, rng_state
 from trainer.data.stream import TrainStream
 from trainer.declared import UndeclaredState
 from trainer.deterministic import DeterministicMode
+from trainer.distributed.by_strategy import group_of_process
 from trainer.distributed.callbacks import callbacks_of
 from trainer.distributed.group import Strategy
-from trainer.distributed.processes import group_of_process
 from trainer.evaluation import Evaluation
 from trainer.foreign import refuse_flags
 from trainer.metrics.epoch import EpochMetrics

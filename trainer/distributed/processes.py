@@ -27,7 +27,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from trainer.data.shard import Shard
 from trainer.distributed.board import Board, shared_board
-from trainer.distributed.group import Group, Strategy, check_strategy
+from trainer.distributed.group import Group
 from trainer.distributed.ranks import is_distributed, local_rank, rank, world_size
 from trainer.error_text import error_text
 from trainer.state import TrainState
@@ -359,22 +359,6 @@ class Processes(Group):
         """The ranks of the processes of this machine that have ended."""
         here = socket.gethostname()
         return [rank for rank, (host, process) in enumerate(self._known) if host == here and _has_ended(process)]
-
-
-def group_of_process(strategy: Strategy) -> Group:
-    """The group of the run that this process takes part in.
-
-    Raises:
-        ValueError: The strategy is none.
-    """
-    check_strategy(strategy)
-    if world_size() == 1:
-        return Group()
-    if strategy == "fsdp":
-        from trainer.distributed.sharded import Sharded  # which loads half of torch.distributed
-
-        return Sharded()
-    return Processes()
 
 
 def _packed(value: Any) -> Tensor:
