@@ -183,7 +183,7 @@ def _columns(axis: Axis, *, conditional: bool) -> tuple[Callable[[Floats], Float
 
 
 def _half_circle(column: Floats) -> Floats:
-    """Points of a circle from (½, 0) to (-½, 0) for a column from 0 to 1: the ends are as far apart as there."""
+    """Points of a circle from (½, 0) to (-½, 0) for a column from 0 to 1: its ends stay one apart."""
     return np.concatenate([np.cos(np.pi * column), np.sin(np.pi * column)], axis=1) / 2
 
 

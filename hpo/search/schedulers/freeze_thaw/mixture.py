@@ -116,8 +116,8 @@ class Mixture:
     def _opening(self) -> Next | None:
         """Even points until the opening's time is used: at first to the base rung, then to the first one.
 
-        Whom to promote is left to the model, which has seen all of them then; before the first rung is known, one
-        is promoted where that takes little.
+        Whom to promote is decided once all have begun, with the model; before the first rung is known, one is
+        promoted where that takes little.
         """
         initial = max(int(self._opening_trials(self._base)), _FEWEST)
         if trials := self._view.standing.n_trials:
