@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -134,11 +134,11 @@ class Encoding:
         ]
         return tuple([tuple(value) if type(value) is list else value for value in values])
 
-    def every_point(self) -> Iterator[Floats]:
-        """Each point that satisfies them once, where the space is finite and not too large to list; else none."""
+    def every_point(self) -> Floats:
+        """Each point once, allowed or not, where the space is finite and not too large to list; else none."""
         counts = [axis.count for axis in self.axes]
         if None in counts or math.prod(count or 1 for count in counts) > _MOST_LISTED:
-            return
+            return np.empty((0, len(self.names)))
         cells = [(np.arange(count or 1) + 0.5) / (count or 1) for count in counts]
         # A number of a logarithmic range has a part of the interval of its own width.
         values = [
@@ -147,13 +147,8 @@ class Encoding:
             else cell
             for axis, cell in zip(self.axes, cells, strict=True)
         ]
-        seen = set()
-        for point in self.snap(np.array(list(itertools.product(*values))).reshape(-1, len(self.names))):
-            key = point.tobytes()
-            if key not in seen:
-                seen.add(key)
-                if self.allows(self._named(point)):
-                    yield point
+        points = self.snap(np.array(list(itertools.product(*values))).reshape(-1, len(self.names)))
+        return np.array(list({point.tobytes(): point for point in points}.values()))
 
     def _holds(self, place: int, values: Sequence[Any], column: Floats) -> NDArray[np.bool_]:
         axis = self.axes[place]

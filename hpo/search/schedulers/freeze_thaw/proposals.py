@@ -65,10 +65,10 @@ class Proposals:
 
     def any_left(self) -> dict[str, Any] | None:
         """An untried point by chance; None where there is none."""
-        every = map(self._encoding.params, self._encoding.every_point())
-        left = [params for params in every if self._is_untried(params)]
-        if left:
-            return left[int(self._rng.integers(len(left)))]
+        for point in self._rng.permutation(self._encoding.every_point()):
+            params = self._encoding.params(point)
+            if self._is_untried(params) and self._encoding.allows(params):
+                return params
         drawn = self._even(_EVEN)
         found = self._best_untried(drawn, np.zeros(len(drawn)))
         return None if found is None else found[0]
