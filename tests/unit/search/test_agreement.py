@@ -100,12 +100,14 @@ def test_the_ranks_of_those_that_were_promoted_agree_or_cross() -> None:
 
 
 def test_the_first_trials_pause_at_epoch_3_or_later_in_long_ones() -> None:
-    assert [agreement.base_rung(rungs) for rungs in ([1], [1, 2], RUNGS, [1, 3, 9, 27, 81, 243, 1000])] == [
-        1,
-        2,
-        3,
-        27,
-    ]
+    longer = [[1], [1, 2], RUNGS, [1, 3, 9, 27, 81, 243, 1000]]
+    assert [agreement.base_rung(rungs, 0.0) for rungs in longer] == [1, 2, 3, 27]
+
+
+def test_the_first_trials_train_about_as_long_as_one_takes_to_start() -> None:
+    assert [agreement.base_rung(RUNGS, switch) for switch in (0.25, 1.0, 4.0, 16.0)] == [3, 3, 3, 9]
+    assert agreement.base_rung([1, 3, 9, 20], 16.0) == 9
+    assert agreement.base_rung([1, 3, 9, 27, 81, 243, 1000], 16.0) == 27
 
 
 def test_wins_compare_after_as_many_epochs() -> None:

@@ -354,6 +354,12 @@ def test_the_opening_promotes_where_that_takes_little_beside_a_new_trial() -> No
     assert isinstance(dear, New)
 
 
+def test_where_a_switch_takes_long_new_trials_train_longer_before_they_pause() -> None:
+    answer = FreezeThaw(switch=10.0).next(standing([]))
+    assert (answer.until, answer.why.kind) == (9, "initial")
+    assert [FreezeThaw().first(switching(epochs)) for epochs in (0.0, 10.0)] == [1, 9]
+
+
 def test_the_model_resumes_for_half_as_long_as_a_switch_takes_at_least() -> None:
     def goals(switch: float) -> set[int | None]:
         trials = [seen(k, [k, k - 0.2, k - 0.4], kinds=("model",)) for k in range(10)]

@@ -35,9 +35,14 @@ _WINS_WEIGHT: Final = 6.0
 _LATEST: Final = 30
 
 
-def base_rung(rungs: Sequence[int]) -> int:
-    """The rung of the first trials, at which all of them can be compared."""
-    within = max(_BASE, _OF_HORIZON * rungs[-1])
+def base_rung(rungs: Sequence[int], switch: float) -> int:
+    """The rung of the first trials, at which all of them can be compared.
+
+    Args:
+        rungs: Ascending.
+        switch: Epochs that could be trained in the time that a trial takes to start: it is to train about as long.
+    """
+    within = max(_BASE, _OF_HORIZON * rungs[-1], switch)
     return max((rung for rung in rungs if rung <= within), default=rungs[0])
 
 

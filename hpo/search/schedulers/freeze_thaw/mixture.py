@@ -47,7 +47,7 @@ class Mixture:
     def __init__(self, view: StudyView) -> None:
         self._view = view
         self._rungs = ladder(view.horizon, _FACTOR)
-        self._base = agreement.base_rung(self._rungs)
+        self._base = agreement.base_rung(self._rungs, view.switch)
 
     def first_rung(self) -> int | None:
         """Where a trial that a person has enqueued pauses first."""
