@@ -125,6 +125,18 @@ def reason_of_grant(why: Mapping[str, Any]) -> str:
     return ", ".join(said)
 
 
+def not_replayed(forks: int, taken_over: int) -> str:
+    """Which trials a replay leaves out: ``2 forks of other trials``; empty where there are none.
+
+    Args:
+        forks: How many trials began with a checkpoint of another one.
+        taken_over: How many trials have a known result, and trained nothing.
+    """
+    parts = [f"{count_of(forks, 'fork')} of other trials"] if forks else []
+    parts += [f"{count_of(taken_over, 'trial')} that took over a known result"] if taken_over else []
+    return " and ".join(parts)
+
+
 def count_of(number: int, noun: str) -> str:
     """A number and its noun, in the plural where it is one."""
     return f"{number} {noun}{'' if number == 1 else 's'}"

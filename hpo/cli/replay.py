@@ -9,7 +9,7 @@ import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.cli.show import looked_up, print_json, print_table
-from hpo.wording import count_of, shown
+from hpo.wording import count_of, not_replayed, shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -61,6 +61,7 @@ def replay(
     Prints for each pruner: the share of the study's epochs that it uses; the regret, 0 where it still finds the
     best trial and 1 where it finds no better one than the median; and the wrongly pruned trials, which would have
     ended better than the best found. A trial that the study itself cut short is replayed up to that epoch only.
+    Forks, and trials that took over a known result, are left out: the table says how many.
 
     With --scheduler: the epochs and grants that each would use, the best value that it would find, and how many
     trials it granted epochs that the study has not stored; they count as ended there.
@@ -179,7 +180,7 @@ def _print_schedules(data: dict[str, Any]) -> None:
         for entry in data["schedulers"]
     ]
     figures = ("epochs", "of all", "best", "regret", "worst", "trials", "grants", "at the edge", "ms a decision")
-    print_table(_title(data), ("scheduler", *figures), rows, below=_edge(data))
+    print_table(_title(data), ("scheduler", *figures), rows, below=_left_out(data) + _edge(data))
 
 
 def _edge(data: dict[str, Any]) -> str:
@@ -214,7 +215,12 @@ def _print_replays(data: dict[str, Any]) -> None:
     ]
     figures = ("epochs", "of all", "regret", "worst", "wrongly pruned", "best 5% pruned")
     header = ("pruner", *figures, *(("audited", "alpha at last") if with_audits else ()), "ms a decision")
-    print_table(_title(data), header, rows, below=_cut_short(data))
+    print_table(_title(data), header, rows, below=_left_out(data) + _cut_short(data))
+
+
+def _left_out(data: dict[str, Any]) -> str:
+    others = not_replayed(**data["left_out"])
+    return f"left out: {others}\n" if others else ""
 
 
 def _title(data: dict[str, Any]) -> str:

@@ -17,12 +17,11 @@ from hpo.search.schedulers.by_name import make_scheduler
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.scheduler import Scheduler, Standing
 from hpo.search.schedulers.simulation import Known, Simulation
-from hpo.storage.lineage import forked_from
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import is_feasible
+from hpo.study.replayable import Replayable, replayable
 from hpo.study.standing import standing_of
-from hpo.study.status import own_trials
 
 #: Ends after which nothing would have come.
 _WHOLE: Final = (Outcome.COMPLETE, Outcome.DIVERGED)
@@ -108,8 +107,9 @@ def replay_schedulers(
     Raises:
         StudyError: Too little is stored.
     """
-    stored = _stored(opened)
-    goal = _Goal.of(opened, stored)
+    known = replayable(opened)
+    stored = _stored(known)
+    goal = _Goal.of(opened, stored, known)
     found = {
         shown: [_replayed(opened, stored, spec, goal, order, workers, epochs) for order in range(orders)]
         for shown, spec in contestants.items()
@@ -118,6 +118,7 @@ def replay_schedulers(
         "study": opened.spec.study.name,
         "trials": len(stored),
         "cut_short": sum(not each.whole for each in stored),
+        "left_out": known.others,
         "epochs": sum(each.epochs for each in stored),
         "found": goal.sign * goal.best,
         "limit": epochs,
@@ -144,11 +145,10 @@ def checked_scheduler(spec: StudySpec) -> Scheduler:
     return scheduler
 
 
-def _stored(opened: OpenStudy) -> list[Known]:
+def _stored(known: Replayable) -> list[Known]:
     return [
         Known(trial.params, trial.intermediate_values, outcome_of(trial) in _WHOLE, is_feasible(trial))
-        for trial in own_trials(opened)
-        if trial.state.is_finished() and trial.intermediate_values and forked_from(trial) is None
+        for trial in known.trials
     ]
 
 
@@ -167,14 +167,14 @@ class _Goal:
     median: float
 
     @classmethod
-    def of(cls, opened: OpenStudy, stored: Sequence[Known]) -> _Goal:
+    def of(cls, opened: OpenStudy, stored: Sequence[Known], known: Replayable) -> _Goal:
         sign = 1 if opened.spec.study.direction == "minimize" else -1
         bests = [best for each in stored if math.isfinite(best := _least(each, each.epochs, sign))]
         if len(bests) < _FEWEST:
             name = opened.spec.study.name
             raise StudyError(
                 f"the study {name} has fewer than {_FEWEST} finished trials with a finite value: there is nothing "
-                "to replay\n  fix: finish more trials"
+                f"to replay{known.aside}\n  fix: finish more trials"
             )
         lasts = [sign * each.values[each.epochs] for each in stored if each.whole]
         median = statistics.median([last for last in lasts if math.isfinite(last)] or [math.inf])

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
 import numpy as np
-from optuna.trial import TrialState
+from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.marks import COMMAND_LINE
 from hpo.config.spec import StudySpec
@@ -17,10 +17,9 @@ from hpo.errors import InputError, StudyError
 from hpo.search.pruners import make_pruner
 from hpo.search.replay import Curve, Replay, Setting, replay, summarize, whole_curves
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
-from hpo.storage.lineage import forked_from
 from hpo.study.open_study import OpenStudy
 from hpo.study.ranking import is_feasible
-from hpo.study.status import own_trials
+from hpo.study.replayable import replayable
 
 #: A trial of a pruner on fewer curves may not reach what it does after its start-up trials.
 _TRIED: Final = 12
@@ -76,13 +75,12 @@ def try_out(spec: StudySpec) -> None:
         ) from error
 
 
-def study_curves(opened: OpenStudy) -> list[Curve]:
-    """The curves of a study's finished trials, in the order of their numbers.
+def study_curves(trials: Sequence[FrozenTrial]) -> list[Curve]:
+    """The curves of finished trials.
 
     A complete trial, early stopping included, is known to its end; its final value is the trial's own (the best
     of its curve), and one that diverged ended with the worst value there is. A trial that was pruned or failed is
-    cut short: what it would have become is not known. Trials without a report, imported ones, forks and those
-    that have not ended are left out.
+    cut short: what it would have become is not known.
     """
     return [
         Curve(
@@ -92,8 +90,7 @@ def study_curves(opened: OpenStudy) -> list[Curve]:
             end=trial.state,
             feasible=is_feasible(trial),
         )
-        for trial in own_trials(opened)
-        if trial.state.is_finished() and trial.intermediate_values and forked_from(trial) is None
+        for trial in trials
     ]
 
 
@@ -118,12 +115,13 @@ def replay_study(
     Raises:
         StudyError: Fewer than two trials ran to an end with a finite value within the bounds.
     """
-    curves, name = study_curves(opened), opened.spec.study.name
+    known, name = replayable(opened), opened.spec.study.name
+    curves = study_curves(known.trials)
     if sum(curve.whole and math.isfinite(curve.judged) for curve in curves) < 2:
         bounds = " within its constraints" if opened.spec.study.constraints else ""
         raise StudyError(
             f"the study {name} has fewer than 2 trials that ran to their end with a finite value{bounds}: there "
-            "is nothing to judge pruners by\n"
+            f"is nothing to judge pruners by{known.aside}\n"
             "  fix: finish more trials; with `study.pruner=none` all of them run to their end"
         )
     found = {
@@ -135,6 +133,7 @@ def replay_study(
         "study": name,
         "trials": len(curves),
         "cut_short": sum(not curve.whole for curve in curves),
+        "left_out": known.others,
         "epochs": epochs,
         "orders": orders,
         "workers": workers,

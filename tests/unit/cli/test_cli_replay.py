@@ -16,10 +16,11 @@ from hpo.config.spec import StudySpec
 from hpo.search.replay import replay
 from hpo.search.schedulers.scheduler import Standing
 from hpo.search.schedulers.simulation import Known
-from hpo.storage.attributes import MAX_EPOCHS_ATTR, OUTCOME_ATTR
+from hpo.storage.attributes import FORK_ATTR, MAX_EPOCHS_ATTR, OUTCOME_ATTR, SAME_AS_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.replay_schedulers import Stored
 from hpo.study.replay_study import study_curves
+from hpo.study.replayable import replayable
 from tests.support.commands import STUDY, hpo, hpo_json
 from tests.support.studies import Studies, ask
 from tests.unit.search.test_replay import Recorder
@@ -64,7 +65,7 @@ def by_pruner(data: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def test_the_curves_are_those_of_the_finished_trials(finished: Path, studies: Studies) -> None:
     with studies.open("study.n_trials=20") as (view,):
-        curves = study_curves(view)
+        curves = study_curves(replayable(view).trials)
     assert [curve.epochs for curve in curves] == [3, 3, 2, 3, 2, 1, 2]
     assert [curve.final for curve in curves[:5]] == [1.0, 4.0, 2.0, 3.0, math.inf]
     assert [curve.end for curve in curves[4:]] == [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL]
@@ -82,7 +83,7 @@ def test_the_studys_own_pruner_decides_as_it_did(studies: Studies) -> None:
                     break
             pruned.append(trial.should_prune())
             view.study.tell(trial, None if pruned[-1] else 1.0, TrialState.PRUNED if pruned[-1] else None)
-        done = replay(study_curves(view), view.study.pruner)
+        done = replay(study_curves(replayable(view).trials), view.study.pruner)
     assert [each.pruned for each in done.trials] == pruned
     assert done.epochs_fraction == 1.0
     assert 0 < sum(pruned) < 18
@@ -140,6 +141,46 @@ def test_the_table_says_what_it_leaves_out(finished: Path) -> None:
     assert shown[1].split()[:4] == ["pruner", "epochs", "of", "all"]
     assert shown[2].split()[:-1] == ["threshold,upper=5.5", "12", "75.0%", "0.6667", "0.6667", "1.0", "100%"]
     assert shown[3] == ("cut short by the study: 2 of 7 trials; regret and wrongly pruned are among the others")
+
+
+@pytest.fixture
+def forked(finished: Path, studies: Studies) -> Path:
+    """The same with two forks, the best trials of all, and one that took over the result of trial 0."""
+    with studies.open("study.n_trials=20") as (view,):
+        for value in (0.2, 0.1):
+            trial, _ = ask(view)
+            trial.set_user_attr(FORK_ATTR, {"parent": 0, "epoch": 2, "replaces": None})
+            trial.report(value, 3)
+            view.study.tell(trial, value)
+        trial, _ = ask(view)
+        for epoch, value in enumerate((9.0, 1.0, 1.5), start=1):
+            trial.report(value, epoch)
+        trial.set_user_attr(SAME_AS_ATTR, 0)
+        view.study.tell(trial, 1.0)
+    return finished
+
+
+@pytest.mark.parametrize("option", ["--pruner", "--scheduler"])
+def test_forks_and_known_results_are_left_out_and_counted(forked: Path, option: str) -> None:
+    typed = (option, {"--pruner": "none", "--scheduler": "asha"}[option], "--orders", "1")
+    data = hpo_json("replay", forked, "study.n_trials=20", *typed)
+    assert (data["trials"], data["epochs"], data["left_out"]) == (7, 16, {"forks": 2, "taken_over": 1})
+    printed = hpo("replay", forked, "study.n_trials=20", *typed).stdout
+    assert "\nleft out: 2 forks of other trials and 1 trial that took over a known result\n" in printed
+
+
+@pytest.mark.parametrize("option", ["--pruner", "--scheduler"])
+def test_a_study_with_little_but_forks_says_that_they_do_not_count(studies: Studies, option: str) -> None:
+    with studies.open() as (view,):
+        play(view, 1.0)
+        for value in (0.2, 0.1):
+            trial, _ = ask(view)
+            trial.set_user_attr(FORK_ATTR, {"parent": 0, "epoch": 1, "replaces": None})
+            trial.report(value, 2)
+            view.study.tell(trial, value)
+    name = {"--pruner": "none", "--scheduler": "asha"}[option]
+    said = hpo("replay", studies.folder / "study.yaml", option, name, code=3).stderr
+    assert "; left out are 2 forks of other trials\n" in said
 
 
 def test_more_orders_and_workers_are_the_same_each_time(finished: Path) -> None:
