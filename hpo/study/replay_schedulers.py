@@ -22,6 +22,7 @@ from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import is_feasible
 from hpo.study.replayable import Replayable, replayable
 from hpo.study.standing import standing_of
+from hpo.study.undeclared import refuse_what_needs_a_space
 
 #: Ends after which nothing would have come.
 _WHOLE: Final = (Outcome.COMPLETE, Outcome.DIVERGED)
@@ -132,8 +133,10 @@ def checked_scheduler(spec: StudySpec) -> Scheduler:
     """The scheduler of a study file, which can be replayed.
 
     Raises:
-        InputError: It can't be made with its arguments, or forks trials.
+        InputError: It can't be made with its arguments, works on a search space that the study has not declared,
+            or forks trials.
     """
+    refuse_what_needs_a_space(spec)
     scheduler = make_scheduler(spec)
     if scheduler.forks:
         raise spec.error(

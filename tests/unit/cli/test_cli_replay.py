@@ -392,3 +392,21 @@ def test_a_proposal_is_trained_as_the_nearest_that_is_left() -> None:
     assert stored.draw({"x": 2e-3, "kind": "a"}).params == points[1]
     assert stored.draw({"x": 2e-3, "kind": "b"}).params == points[2]
     assert stored.draw(None).params == points[0]
+
+
+DRAWS = """
+study: {name: tiny, n_trials: 3, metric: value, direction: minimize, pruner: none}
+objective: {_target_: parts.draws}
+"""
+
+
+def test_a_scheduler_that_needs_a_space_is_refused_for_a_function_that_draws(studies: Studies) -> None:
+    with studies.open(text=DRAWS) as (view,):
+        for value in (2.0, 1.0, 3.0):
+            trial, _ = ask(view)
+            trial.report(value, 1)
+            view.study.tell(trial, value)
+    said = hpo("replay", studies.folder / "study.yaml", "--scheduler", "freeze_thaw", code=2).stderr
+    assert said.startswith("command line: --scheduler freeze_thaw: needs a search space, and the function of")
+    assert "asha" in said
+    hpo("replay", studies.folder / "study.yaml", "--scheduler", "asha", "--orders", "1")
