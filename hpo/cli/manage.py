@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -68,6 +67,8 @@ def delete(
 ) -> None:
     """Delete a study: its trials in the storage, and its output folder.
 
+    A link in the place of a folder there is removed, and what it leads to stays.
+
     Example: hpo delete study.yaml --yes
     """
     del debug
@@ -83,27 +84,21 @@ def delete(
     try:
         if not yes:
             ask(f"This {effect}. Trials in it: {opened.count(*TrialState)}.")
-        _delete(opened)
+        notes = _delete(opened)
     finally:
         opened.storage.close()
-    print(f"deleted the study {name}")
+    print(f"deleted the study {name}", *notes, sep="\n")
 
 
-def _delete(opened: OpenStudy) -> None:
-    import shutil
-
-    from hpo.study.folders import OWN_FOLDERS, OWNER_FILE, refuse_output_of_others
+def _delete(opened: OpenStudy) -> list[str]:
+    from hpo.study.folders import refuse_output_of_others
+    from hpo.study.removal import refuse_what_stays, remove_output
 
     refuse_output_of_others(opened.spec)
     opened.requeue_dead()
     running = opened.running()
     if running:
         raise StudyError(f"{running} trials are running\n  fix: end the `hpo run` that runs them first")
+    refuse_what_stays(opened.spec)
     opened.storage.delete_study(opened.study_id)
-    for name in OWN_FOLDERS:
-        folder = opened.spec.output_dir / name
-        if folder.exists():
-            shutil.rmtree(folder)
-    (opened.spec.output_dir / OWNER_FILE).unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # what else lies there, such as the database, stays
-        opened.spec.output_dir.rmdir()
+    return remove_output(opened.spec)

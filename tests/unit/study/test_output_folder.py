@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
@@ -87,3 +90,56 @@ def test_what_starts_a_study_over_deletes_that_very_study(studies: Studies) -> N
     assert shlex.split(command) == ["hpo", "delete", str(studies.folder / "study.yaml"), *options]
     assert hpo(*shlex.split(command)[1:], "--yes").stdout == "deleted the study other\n"
     assert not place.exists() or not list(place.rglob(OWNER_FILE))
+
+
+@pytest.mark.parametrize("name", ["trials", "artifacts", "final"])
+def test_what_a_link_leads_to_is_not_deleted(studies: Studies, name: str) -> None:
+    spec = studies.spec()
+    start_study(spec).storage.close()
+    make_output_folder(spec)
+    elsewhere = studies.folder / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "thesis.txt").write_text("")
+    (spec.output_dir / name).symlink_to(elsewhere, target_is_directory=True)
+    inner = spec.output_dir / "logs" / "link"
+    inner.symlink_to(elsewhere, target_is_directory=True)
+    said = hpo("delete", studies.folder / "study.yaml", "--yes").stdout
+    link = f"{spec.output_dir / name} was a link; what lies in {elsewhere} stays"
+    assert said == f"deleted the study tiny\n{link}\n"
+    assert [each.name for each in elsewhere.iterdir()] == ["thesis.txt"]
+    assert [each.name for each in spec.output_dir.iterdir()] == ["study.db"]
+
+
+@pytest.mark.parametrize("place", ["", "trials", "trials/0/attempt-1"])
+def test_a_study_of_which_files_would_stay_is_not_deleted(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    spec = studies.spec()
+    start_study(spec).storage.close()
+    make_output_folder(spec)
+    (spec.output_dir / "trials" / "0" / "attempt-1").mkdir(parents=True)
+    (spec.output_dir / "trials" / "0" / "attempt-1" / "log.txt").write_text("")
+    locked, real = str(spec.output_dir / place), os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != locked and real(path, mode))
+    said = hpo("delete", studies.folder / "study.yaml", "--yes", code=3).stderr
+    assert said == (
+        f"{locked}: can't be removed: Permission denied; nothing has been deleted\n"
+        "  fix: run this as a user who may write there, such as who ran the study\n"
+    )
+    load_study(spec).storage.close()
+    assert (spec.output_dir / "trials" / "0" / "attempt-1" / "log.txt").is_file()
+
+
+def test_what_goes_wrong_while_files_are_removed_is_said(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = studies.spec()
+    start_study(spec).storage.close()
+    make_output_folder(spec)
+
+    def refuse(folder: Path) -> None:
+        raise OSError(errno.EBUSY, "Device or resource busy", str(folder / "open"))
+
+    monkeypatch.setattr(shutil, "rmtree", refuse)
+    said = hpo("delete", studies.folder / "study.yaml", "--yes", code=3).stderr
+    assert "open: can't be removed: Device or resource busy; the study is gone from the storage" in said
