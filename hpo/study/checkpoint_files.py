@@ -54,21 +54,25 @@ def total_size(files: Mapping[int, Sequence[StoredFile]]) -> int:
 
 
 def scan(output_dir: Path) -> dict[int, list[StoredFile]]:
-    """The checkpoint files of all trials, half-written ones with them, by trial."""
+    """The checkpoint files of all trials, half-written ones with them, by trial.
+
+    A link in the place of a trial's folder, or of one in it, is not followed: what it leads to may be another
+    study's.
+    """
     found: dict[int, list[StoredFile]] = {}
     for trial in _entries(output_dir / "trials"):
-        if trial.name.isdecimal():
+        if trial.name.isdecimal() and not trial.is_symlink():
             found[int(trial.name)] = [
                 file
                 for attempt in _entries(trial)
-                if is_attempt(attempt.name)
+                if is_attempt(attempt.name) and not attempt.is_symlink()
                 for file in _stored_files(Path(attempt.path, "checkpoints"))
             ]
     return found
 
 
 def _stored_files(folder: Path) -> Iterator[StoredFile]:
-    for entry in _entries(folder):
+    for entry in () if folder.is_symlink() else _entries(folder):
         if entry.name.startswith(("epoch-", HALF_WRITTEN)):
             try:
                 stat = entry.stat()

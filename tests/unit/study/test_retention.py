@@ -381,6 +381,28 @@ def test_what_is_no_attempts_folder_is_left_alone(studies: Studies) -> None:
         assert left(opened, 0) == []
 
 
+@pytest.mark.parametrize("place", [".", "attempt-1", "attempt-1/checkpoints"])
+def test_what_a_link_leads_to_is_not_cleaned(studies: Studies, place: str) -> None:
+    """It may be what another study resumes from."""
+    with study_of(studies, [made("pruned"), made("pruned")]) as opened:
+        linked = opened.spec.output_dir / "trials" / "0" / place
+        elsewhere = studies.folder / "elsewhere"
+        linked.rename(elsewhere)
+        linked.symlink_to(elsewhere, target_is_directory=True)
+        report = clean(opened)
+        assert [removal.number for removal in report.removed] == [1]
+        assert report.stays == 0
+        assert len(list(elsewhere.rglob("*.pt"))) == 4
+
+
+def test_the_output_folder_may_be_a_link(studies: Studies) -> None:
+    with study_of(studies, [made("pruned")]) as opened:
+        place = opened.spec.output_dir
+        place.rename(studies.folder / "elsewhere")
+        place.symlink_to(studies.folder / "elsewhere", target_is_directory=True)
+        assert len(clean(opened).removed[0].files) == 4
+
+
 def test_a_quota_that_cannot_look_says_what_to_do(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
     with study_of(studies, [made("pruned")], "run.disk_quota=1kB") as opened:
         folder = checkpoints(opened, 0)[0]
