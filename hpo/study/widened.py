@@ -6,10 +6,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import optuna
+from optuna.samplers import BruteForceSampler, CmaEsSampler, GridSampler
 from optuna.trial import TrialState
 
 from hpo.config.spec import StudySpec
 from hpo.search.auto_sampler import chosen_sampler
+from hpo.search.samplers import sampler_kind
 from hpo.storage.attributes import CONFIG_ATTR, HASH_ATTR, WIDENED_ATTR
 from hpo.storage.budget import count_trials
 from hpo.storage.optuna_private import id_of_study
@@ -17,7 +19,7 @@ from hpo.storage.study_attrs import replace_study_attrs
 from hpo.storage.study_storage import StudyStorage
 
 #: Samplers whose points, or whose own state, are laid out over the space that a study begins with.
-_OF_ONE_SPACE: Final = ("grid", "brute_force", "cmaes")
+_OF_ONE_SPACE: Final = (GridSampler, BruteForceSampler, CmaEsSampler)
 
 
 def widen(
@@ -42,8 +44,8 @@ def widen(
         InputError: There are problems, or the study's sampler can't follow.
         StudyError: Another process has just changed the config.
     """
-    name = chosen_sampler(spec).name
-    if name in _OF_ONE_SPACE:
+    if issubclass(sampler_kind(spec), _OF_ONE_SPACE):
+        name = chosen_sampler(spec).name
         problems = [*problems, f"study.sampler: {name} keeps to the space that it began with"]
     if problems:
         fix = (

@@ -156,11 +156,12 @@ def test_values_that_are_left_out_are_found(studies: Studies, old: str, new: str
     assert said in problem
 
 
-def test_a_sampler_that_is_laid_out_over_its_space_is_refused(studies: Studies) -> None:
-    sampler = "study.sampler={name: cmaes, allow_pickle: true}"
+@pytest.mark.parametrize("name", ["cmaes", "CmaEsSampler"])
+def test_a_sampler_that_is_laid_out_over_its_space_is_refused(studies: Studies, name: str) -> None:
+    sampler = f"study.sampler={{name: {name}, allow_pickle: true}}"
     with studies.open(sampler, text=TEXT):
         pass
-    with pytest.raises(InputError, match="cmaes keeps to the space that it began with"):
+    with pytest.raises(InputError, match=f"{name} keeps to the space that it began with"):
         start_study(studies.spec(sampler, *WIDER), widen=True)
 
 
