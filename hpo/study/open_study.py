@@ -47,7 +47,7 @@ from hpo.study.note import write_note
 from hpo.study.progress import StudyProgress
 from hpo.study.ranking import study_directions
 from hpo.study.undeclared import refuse_what_needs_a_space
-from hpo.study.widened import has_older_space, widen
+from hpo.study.widened import Widening, has_older_space, refuse_narrower, store_wider
 from trainer.data.seeding import derive_seed
 
 _TRAINING_STREAM: Final = 0x71
@@ -183,7 +183,7 @@ def start_study(
     _try_out(spec, space, sampler, pruner)
     check_initial_trials(spec, space)
     storage = _opened_storage(spec, create=True)
-    is_new, widened = False, list[str]()
+    is_new, wider = False, None
     try:
         study = optuna.create_study(
             storage=StudyCache(storage),
@@ -198,10 +198,11 @@ def start_study(
         study = optuna.load_study(
             storage=StudyCache(storage), study_name=spec.study.name, sampler=sampler, pruner=pruner
         )
-        widened = _settle_config(spec, study, storage, widened=widen)
-    _show_widened(study, space)
+        wider = _wider_config(spec, study, widen=widen)
     opened = OpenStudy(spec, space, storage, study, scheduler=scheduler)
     accepted = [] if is_new or keep_budget else _settle_code(opened, accept=accept_code_change)
+    widened = [] if wider is None else [store_wider(spec, study, storage, _stored_config(spec), wider)]
+    _show_widened(study, space)
     set_budget = not keep_budget or BUDGET_ATTR not in study.user_attrs
     if set_budget:  # before the first trial is added
         _set_budgets(opened)
@@ -341,12 +342,12 @@ def _show_widened(study: optuna.Study, space: SearchSpace) -> None:
         cast("StudyCache", storage_of(study)).show_as(space.distributions)
 
 
-def _settle_config(spec: StudySpec, study: optuna.Study, storage: StudyStorage, *, widened: bool) -> list[str]:
-    """Refuse another config, or store one with a wider search space; returns what a person should know of that."""
+def _wider_config(spec: StudySpec, study: optuna.Study, *, widen: bool) -> Widening | None:
+    """Refuse another config, but one with a wider search space that is to be stored; None for the same config."""
     stored: dict[str, Any] = _stored_attrs(study)
     if HASH_ATTR not in stored and not study.get_trials(deepcopy=False):
         _keep_code_and_config(spec, study)  # its creator died before this
-        return []
+        return None
     if HASH_ATTR not in stored:
         raise InputError(
             f"the storage has a study named {spec.study.name} that was not started by `hpo run`",
@@ -358,12 +359,11 @@ def _settle_config(spec: StudySpec, study: optuna.Study, storage: StudyStorage, 
     before, now = stored_identity(stored[CONFIG_ATTR]), identity(spec.base_config())
     changes = diff_configs(before, now)
     if not changes:
-        return []
+        return None
     problems = not_wider(spec, before, now)
-    if widened:
-        return [
-            widen(spec, study, storage, _stored_config(spec), problems, [] if problems else widenings(before, now))
-        ]
+    if widen:
+        refuse_narrower(spec, problems)
+        return Widening(stored[HASH_ATTR], widenings(before, now))
     keep = "" if problems else "keep what was learnt with `hpo run --widen` (in Python `widen=True`), "
     raise spec.error(
         f"the study {spec.study.name} was started with another config:\n    " + "\n    ".join(changes),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import optuna
@@ -22,27 +23,28 @@ from hpo.storage.study_storage import StudyStorage
 _OF_ONE_SPACE: Final = (GridSampler, BruteForceSampler, CmaEsSampler)
 
 
-def widen(
-    spec: StudySpec,
-    study: optuna.Study,
-    storage: StudyStorage,
-    config: Mapping[str, Any],
-    problems: Sequence[str],
-    changes: Sequence[str],
-) -> str:
-    """Store a config with a wider search space, all of it or nothing; returns what a person should know.
+@dataclass(frozen=True)
+class Widening:
+    """A search space that is wider than the stored one.
+
+    Attributes:
+        before: Hash of the config with which it was compared.
+        changes: What has become wider, a line each.
+    """
+
+    before: str
+    changes: Sequence[str]
+
+
+def refuse_narrower(spec: StudySpec, problems: Sequence[str]) -> None:
+    """Refuse to widen a study's search space.
 
     Args:
         spec: The study file.
-        study: The study.
-        storage: Its storage.
-        config: The config to store.
         problems: Why it is no wider space, see `hpo.config.widening`.
-        changes: What has become wider, a line each.
 
     Raises:
         InputError: There are problems, or the study's sampler can't follow.
-        StudyError: Another process has just changed the config.
     """
     if issubclass(sampler_kind(spec), _OF_ONE_SPACE):
         name = chosen_sampler(spec).name
@@ -54,16 +56,33 @@ def widen(
         )
         problem = "is no wider version of the study's search space:\n    " + "\n    ".join(problems)
         raise spec.error(problem, path="search_space", fix=fix)
+
+
+def store_wider(
+    spec: StudySpec, study: optuna.Study, storage: StudyStorage, config: Mapping[str, Any], wider: Widening
+) -> str:
+    """Store a config with a wider search space, all of it or nothing; returns what a person should know.
+
+    Args:
+        spec: The study file.
+        study: The study.
+        storage: Its storage.
+        config: The config to store.
+        wider: What has become wider.
+
+    Raises:
+        StudyError: Another process has just changed the config.
+    """
     attrs = study.user_attrs
     with storage.engine.connect() as conn:  # no trial is read: pruned ones may be paused again next
         count = count_trials(conn, id_of_study(study), tuple(TrialState))
-    entry = {"trials": count, "changes": list(changes), "hash": spec.config_hash()}
+    entry = {"trials": count, "changes": list(wider.changes), "hash": spec.config_hash()}
     new = {
         CONFIG_ATTR: dict(config),
         HASH_ATTR: entry["hash"],
         WIDENED_ATTR: [*attrs.get(WIDENED_ATTR, ()), entry],
     }
-    replace_study_attrs(storage.engine, id_of_study(study), new, (HASH_ATTR, attrs[HASH_ATTR]))
+    replace_study_attrs(storage.engine, id_of_study(study), new, (HASH_ATTR, wider.before))
     return f"search space {said(entry)}"
 
 

@@ -11,6 +11,7 @@ from optuna.trial import TrialState
 
 import hpo as package
 from hpo.config.identity import identity
+from hpo.config.study_modules import forget_modules
 from hpo.config.widening import not_wider, widenings
 from hpo.errors import InputError, OtherCodeError, StudyError
 from hpo.search.as_predicted import as_predicted
@@ -163,6 +164,21 @@ def test_a_sampler_that_is_laid_out_over_its_space_is_refused(studies: Studies, 
         pass
     with pytest.raises(InputError, match=f"{name} keeps to the space that it began with"):
         start_study(studies.spec(sampler, *WIDER), widen=True)
+
+
+def test_a_wider_space_beside_other_code_is_refused_whole(studies: Studies) -> None:
+    with studies.open(text=TEXT) as (view,):
+        told(view, 1)
+        stored = dict(view.study.user_attrs)
+        parts = studies.folder / "parts.py"
+        parts.write_text(parts.read_text() + "\n\nEXTRA = 1\n")
+        forget_modules(studies.folder)  # as a process of its own
+        with pytest.raises(InputError, match=r"(?s)the study's code is .*--accept-code-change"):
+            start_study(studies.spec(*WIDER), widen=True)
+        assert view.study.user_attrs == stored
+    opened = start_study(studies.spec(*WIDER), widen=True, accept_code_change=True)
+    assert [note.partition(" ")[0] for note in opened.notes] == ["search", "accepted:"]
+    opened.storage.close()
 
 
 def test_a_worker_with_the_older_file_stops(studies: Studies) -> None:
