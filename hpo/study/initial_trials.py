@@ -134,7 +134,8 @@ def known_trials(spec: StudySpec, space: SearchSpace) -> tuple[list[FrozenTrial]
         StudyError: It is not there.
     """
     other = load_spec(_other_file(spec))
-    if other.path == spec.path or (other.storage_url, other.study.name) == (spec.storage_url, spec.study.name):
+    same_place = other.path == spec.path or other.storage_url == spec.storage_url
+    if same_place and other.study.name == spec.study.name:
         raise spec.error(
             "names this study itself", path="study.warm_start", value=str(other.path), fix="name another one"
         )

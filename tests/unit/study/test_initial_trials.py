@@ -243,6 +243,14 @@ def test_a_study_that_can_not_be_started_from_is_refused(
     assert not (study.parent / "runs").exists()
 
 
+@pytest.mark.usefixtures("in_process")
+def test_a_study_of_another_name_starts_from_that_of_its_own_file(pilot: Path) -> None:
+    """As `--widen` advises where it can't be: the overrides make another study of the file."""
+    other = ("study.name=second", "study.warm_start=study.yaml", "search_space[model.hidden].low=4")
+    done = hpo("run", pilot, "--n-trials", 1, *other)
+    assert "trials are known from study.yaml" in done.stdout + done.stderr
+
+
 def test_a_study_that_never_ran_is_no_start(tmp_path: Path) -> None:
     make_study(tmp_path / "pilot")
     study = make_study(tmp_path / "next")
