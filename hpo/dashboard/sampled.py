@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.dashboard.shown import ShownStorage, shown
 from hpo.storage.optuna_private import TRIALS, id_of_study, id_of_trial, pareto_front
 from hpo.storage.outlines import outlined_trials
+from hpo.study.ranking import is_feasible
 
 _T = TypeVar("_T")
 
@@ -109,7 +110,8 @@ def _chosen(
     complete = [trial for trial in ended if trial.state == TrialState.COMPLETE and trial.values]
     sign = -1 if directions[0] == StudyDirection.MAXIMIZE else 1
     best = sorted(complete, key=lambda trial: sign * trial.values[0])
-    front = pareto_front(complete, directions) if len(directions) > 1 else []
+    within = [trial for trial in complete if is_feasible(trial)] or complete
+    front = pareto_front(within, directions) if len(directions) > 1 else []
     kept: dict[int, FrozenTrial] = {}
     for some in (
         [trial for trial in trials if trial.number in opened],

@@ -16,6 +16,7 @@ import waitress
 from optuna.artifacts import FileSystemArtifactStore
 from optuna.artifacts.exceptions import ArtifactNotFound
 
+from hpo.dashboard.front import within_bounds
 from hpo.dashboard.gate import Gate, allowed_hosts, host_name, is_loopback, link_host
 from hpo.dashboard.login import SHORTEST_TOKEN, Login
 from hpo.dashboard.sampled import SampledStorage, sampling
@@ -98,10 +99,11 @@ def serve(opened: OpenStudy, port: int, host: str = HOST, access: Access | None 
 def dashboard(opened: OpenStudy) -> WSGIApplication:
     """optuna-dashboard on a study's storage, as it is shown to people."""
     storage, artifacts = opened.storage, _Artifacts(artifact_folder(opened.spec))
-    return sampling(
+    sampled = sampling(
         optuna_dashboard.wsgi(ShownStorage(storage), artifacts),
         lambda numbers: optuna_dashboard.wsgi(SampledStorage(storage, numbers), artifacts),
     )
+    return within_bounds(sampled, storage)
 
 
 def _checked(access: Access) -> Access:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.dashboard.whole import whole_answer
 from hpo.storage.attributes import (
     BASELINE_ATTR,
     BEST_ATTR,
@@ -171,29 +172,12 @@ def fitted(app: WSGIApplication) -> WSGIApplication:
     def answer(environ: WSGIEnvironment, start_response: StartResponse) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "GET" or not environ.get("PATH_INFO", "").startswith("/dashboard"):
             return app(environ, start_response)
-        begun: list[tuple[str, list[tuple[str, str]]]] = []
-
-        def start(status: str, headers: list[tuple[str, str]], exc_info: Any = None) -> Any:  # noqa: ARG001
-            begun.append((status, headers))
-            return None
-
         # A part of the page, or the news that it is the same, would not be that of the page with the rules.
         for key in ("HTTP_RANGE", "HTTP_IF_NONE_MATCH", "HTTP_IF_MODIFIED_SINCE"):
             environ.pop(key, None)
-        page = app(environ, start)
-        try:
-            body = b"".join(page)
-        finally:
-            close = getattr(page, "close", None)
-            if close is not None:
-                close()
+        status, headers, body = whole_answer(app, environ)
         body = body.replace(b"</head>", _NARROW.encode() + b"</head>", 1)
-        status, headers = begun[-1]
-        kept = [(name, value) for name, value in headers if name.lower() not in _OF_THE_FILE]
-        start_response(status, [*kept, ("Content-Length", str(len(body)))])
+        start_response(status, [*headers, ("Content-Length", str(len(body)))])
         return [body]
 
     return answer
-
-
-_OF_THE_FILE: Final = frozenset({"content-length", "etag", "last-modified", "accept-ranges"})

@@ -10,9 +10,11 @@ import optuna_dashboard
 import pytest
 from optuna.trial import TrialState
 
+from hpo.dashboard.serve import dashboard
 from hpo.dashboard.shown import ShownStorage
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR, REASON_ATTR
 from hpo.study.open_study import OpenStudy
+from hpo.study.status import study_best
 from tests.support.commands import STUDY
 from tests.support.studies import Studies, ask
 
@@ -65,8 +67,45 @@ def test_a_trial_outside_the_bounds_is_shown_as_one_and_is_not_the_best(
     assert [trial["constraints"] for trial in found["trials"]] == [[1.0], [-1.0], [0.0]]
 
 
-def answer_of(app: WSGIApplication, path: str) -> Any:
-    environ: dict[str, Any] = {"PATH_INFO": path}
+BOUNDED = (
+    "study.objectives={val_loss: minimize, val_mae: minimize}",
+    "study.pruner=none",
+    "study.constraints={parameters: '<= 10'}",
+    "callbacks.parameter_count=true",
+    "study.n_trials=9",
+)
+
+
+def test_the_front_of_several_objectives_is_that_within_the_bounds(studies: Studies) -> None:
+    """Of trials outside them the dashboard's own has trial 0, which beats trial 2 in everything."""
+    with studies.open(*BOUNDED) as (view,):
+        for values, violation in (((1, 1), 3.0), ((1, 4), 0.0), ((2, 2), -1.0), ((3, 3), 0.0), ((9, 0), 1.0)):
+            trial, _ = ask(view)
+            trial.set_constraint("parameters", violation)
+            view.study.tell(trial, values)
+        app, path = dashboard(view), f"/api/studies/{view.study_id}"
+        whole, later = answer_of(app, path), answer_of(app, path, "after=4")
+        assert answer_of(app, "/api/studies/99") == {"reason": "study_id=99 is not found"}
+        best = study_best(view)
+    assert [trial["number"] for trial in whole["best_trials"]] == [1, 2]
+    assert {entry["trial"] for entry in best} == {1, 2}
+    assert [trial["number"] for trial in whole["trials"]] == [0, 1, 2, 3, 4]
+    assert later["best_trials"] == whole["best_trials"]
+    assert [trial["number"] for trial in later["trials"]] == [4]
+
+
+def test_where_no_trial_is_within_the_bounds_the_front_is_that_of_all(studies: Studies) -> None:
+    with studies.open(*BOUNDED) as (view,):
+        for values in ((1, 4), (2, 2), (3, 3)):
+            trial, _ = ask(view)
+            trial.set_constraint("parameters", 1.0)
+            view.study.tell(trial, values)
+        found = answer_of(dashboard(view), f"/api/studies/{view.study_id}")
+    assert sorted(trial["number"] for trial in found["best_trials"]) == [0, 1]
+
+
+def answer_of(app: WSGIApplication, path: str, query: str = "") -> Any:
+    environ: dict[str, Any] = {"PATH_INFO": path, "QUERY_STRING": query}
     setup_testing_defaults(environ)
     return json.loads(b"".join(app(environ, lambda *_: lambda _: None)))
 
