@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.metadata as metadata
-import netrc
 import os
 import platform
 import resource
@@ -12,7 +11,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
-from urllib.parse import urlsplit
 
 import torch
 from packaging.requirements import Requirement
@@ -20,6 +18,7 @@ from packaging.specifiers import SpecifierSet
 
 from hpo.checks.database_check import Answer, ask
 from hpo.checks.filesystems import nearest_folder, refused_writing
+from hpo.checks.wandb_login import FIX, is_logged_in, uses_wandb, wandb_mode
 from hpo.config.spec import StudySpec
 from hpo.errors import HpoError, InputError
 from hpo.trial.resources import cores
@@ -171,8 +170,7 @@ def _database(url: str) -> Iterator[Line]:
 
 
 def _wandb(spec: StudySpec | None) -> Iterator[Line]:
-    node = None if spec is None else spec.config.callbacks.get("wandb")
-    used = node is not None and node is not False
+    used = spec is not None and uses_wandb(spec)
     try:
         version = metadata.version("wandb")
     except metadata.PackageNotFoundError:
@@ -183,29 +181,16 @@ def _wandb(spec: StudySpec | None) -> Iterator[Line]:
             else Line("wandb", "ok", "isn't installed: needed by `callbacks: {wandb: …}` only")
         )
         return
-    mode = os.environ.get("WANDB_MODE", "online")
+    mode, source = wandb_mode()
     if mode != "online":
         fix = "`wandb sync` sends offline runs later" if mode == "offline" and used else ""
-        yield Line("wandb", "ok", f"{version}, {mode} by WANDB_MODE{'; ' + fix if fix else ''}")
-    elif _logged_in():
+        yield Line("wandb", "ok", f"{version}, {mode} by {source}{'; ' + fix if fix else ''}")
+    elif is_logged_in():
         yield Line("wandb", "ok", f"{version}, logged in")
     elif used:
-        fix = "`wandb login`, or WANDB_MODE=offline to send the runs later"
-        yield Line("wandb", "warning", f"{version}, not logged in", fix)
+        yield Line("wandb", "warning", f"{version}, not logged in", FIX)
     else:
         yield Line("wandb", "ok", f"{version}, not logged in: needed by `callbacks: {{wandb: …}}` only")
-
-
-def _logged_in() -> bool:
-    """Whether there is a key where W&B looks for one; the key itself is not read out."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
-    file = Path(os.environ.get("NETRC", Path.home() / ".netrc"))
-    try:
-        return netrc.netrc(str(file)).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
 
 
 def _disk(folder: Path) -> Iterator[Line]:

@@ -11,6 +11,7 @@ from hpo.checks.filesystems import network_file_system
 from hpo.checks.findings import Finding
 from hpo.checks.reader import Check, Findings, Reader
 from hpo.checks.schedules import SCHEDULES
+from hpo.checks.wandb_login import check_wandb
 from hpo.config.paths import join_path, lookup, show, split_path
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam, ParamSpec
 from hpo.config.several import is_several
@@ -49,7 +50,8 @@ def check_meaning(spec: StudySpec, *, search: bool = True) -> list[Finding]:
     """
     reader = Reader(spec, spec.base_config(), spec.search_space if search else {})
     training = _TRAINING if spec.config.objective is None else (_direction,)
-    return [found for check in (*training, *(_SEARCH if search else ())) for found in check(reader)]
+    found = [found for check in (*training, *(_SEARCH if search else ())) for found in check(reader)]
+    return found + check_wandb(spec)
 
 
 def _patience(reader: Reader) -> Findings:

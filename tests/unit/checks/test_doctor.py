@@ -14,10 +14,14 @@ import torch
 
 from hpo.checks import database_check, doctor
 from hpo.checks.doctor import Line, examine
+from hpo.checks.meaning import check_meaning
 from hpo.config.spec import load_spec
 from tests.support.commands import STUDY, hpo, hpo_json, make_study
 
 Look = Callable[..., dict[str, Line]]
+WANDB_VARIABLES = tuple(
+    f"WANDB_{name}" for name in ("API_KEY", "IDENTITY_TOKEN_FILE", "BASE_URL", "MODE", "CONFIG_DIR")
+)
 
 
 class Usage(NamedTuple):
@@ -32,7 +36,7 @@ class Usage(NamedTuple):
 def look(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Look:
     """Everything by name, from an empty home."""
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    for name in ("WANDB_API_KEY", "WANDB_BASE_URL", "WANDB_MODE", "NETRC"):
+    for name in (*WANDB_VARIABLES, "NETRC"):
         monkeypatch.delenv(name, raising=False)
 
     def found(*overrides: str, text: str = STUDY, storage: str | None = None) -> dict[str, Line]:
@@ -149,6 +153,35 @@ def test_wandb_is_looked_for_where_it_keeps_its_login(
     assert look(WITH_WANDB)["wandb"].status == "ok"
     monkeypatch.setenv("WANDB_MODE", "offline")
     assert "offline by WANDB_MODE; `wandb sync`" in look(WITH_WANDB)["wandb"].found
+
+
+@pytest.mark.parametrize("place", ["wandb/settings", "home/.config/wandb/settings"])
+def test_a_switch_that_wandb_has_stored_is_seen(
+    look: Look, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+) -> None:
+    """As `wandb offline` stores it."""
+    monkeypatch.chdir(tmp_path)
+    file = tmp_path / place
+    file.parent.mkdir(parents=True)
+    file.write_text("[default]\nmode = offline\n")
+    line = look(WITH_WANDB)["wandb"]
+    assert (line.status, "offline by" in line.found) == ("ok", True)
+
+
+@pytest.mark.usefixtures("look")
+def test_a_study_that_wandb_will_not_show_says_so_before_it_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    spec = load_spec(make_study(tmp_path), [WITH_WANDB])
+    (warning,) = check_meaning(spec)
+    assert (warning.path, "no login to W&B" in warning.problem) == ("callbacks.wandb", True)
+    assert "`wandb login`" in warning.fix
+    assert check_meaning(load_spec(spec.path, ["callbacks.wandb=false"])) == []
+    monkeypatch.setenv("WANDB_API_KEY", "0000")
+    assert check_meaning(spec) == []
+    monkeypatch.delenv("WANDB_API_KEY")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert check_meaning(spec) == []
 
 
 def test_wandb_that_is_not_installed(look: Look, monkeypatch: pytest.MonkeyPatch) -> None:
