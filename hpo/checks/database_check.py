@@ -45,9 +45,9 @@ def ask(url: str) -> Answer:
     """
     parsed, shown = normalize_url(url), display_url(url)
     file = sqlite_file(parsed)
-    if file is not None and not file.exists():
-        return _new_file(file, shown)
     with explained(parsed):
+        if file is not None and not file.exists():
+            return _new_file(file, shown)
         version = _version(parsed)
         tables = "has the tables" if has_schema(parsed) else "has no tables yet: `hpo run` makes them"
     kind = network_file_system(url)

@@ -1,5 +1,6 @@
 """Which file system a path is on, whether SQLite can be trusted there, and whether it can be written to."""
 
+import os
 import tempfile
 from pathlib import Path
 from typing import Final
@@ -62,8 +63,9 @@ def network_file_system(url: str, mountinfo: str | None = None) -> str | None:
 
 
 def nearest_folder(path: Path) -> Path:
-    """A path itself where it exists, or else the nearest one above it that does."""
-    return next(each for each in (path, *path.parents) if each.exists())
+    """A path itself where it exists, or else the nearest one above it that does, as far as this user can see."""
+    # Unlike Path.exists, this is False where this user may not look.
+    return next(each for each in (path, *path.parents) if os.path.exists(each))  # noqa: PTH110
 
 
 def refused_writing(folder: Path) -> str | None:

@@ -83,7 +83,9 @@ def _print_best(spec: StudySpec, data: dict[str, Any]) -> None:
 def _shown(checkpoint: str | None) -> str:
     if checkpoint is None:
         return "none"
-    return checkpoint if Path(checkpoint).exists() else f"{checkpoint} (there is no such file here)"
+    # Unlike Path.exists, this is False where this user may not look.
+    there = os.path.exists(checkpoint)  # noqa: PTH110
+    return checkpoint if there else f"{checkpoint} (there is no such file here)"
 
 
 def _last_grant(kept: Mapping[str, Any]) -> dict[str, str]:

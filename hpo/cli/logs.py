@@ -98,12 +98,14 @@ class _Log:
 
     def print_new(self) -> None:
         """Print what has been written since the last time; OSError where the reader is gone."""
-        from hpo.study.folders import attempt_folders
+        from hpo.study.folders import attempt_folders, rights_explained
 
-        logs = [folder / "log.txt" for folder in attempt_folders(self._opened.spec, self._number)]
-        for log in logs:
-            if log.is_file():
-                self._print(log, named=len(logs) > 1)
+        spec = self._opened.spec
+        with rights_explained(spec):
+            logs = [folder / "log.txt" for folder in attempt_folders(spec, self._number)]
+            there = [log for log in logs if log.is_file()]
+        for log in there:
+            self._print(log, named=len(logs) > 1)
 
     def _print(self, log: Path, *, named: bool) -> None:
         position, decoder = self._read.setdefault(log, (0, codecs.getincrementaldecoder("utf-8")("replace")))

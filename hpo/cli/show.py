@@ -257,11 +257,12 @@ def looked_up(spec: Any, question: Callable[[OpenStudy], Any]) -> Any:
     with slow_steps() as say:
         say(f"reading the study from {spec.output_dir}")
         with uncollected():
+            from hpo.study.folders import rights_explained
             from hpo.study.open_study import load_study
 
             opened = load_study(spec)
         try:
-            with uncollected():
+            with uncollected(), rights_explained(spec):
                 return question(opened)
         finally:
             opened.storage.close()

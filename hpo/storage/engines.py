@@ -87,6 +87,14 @@ def sqlite_file(url: sa.URL) -> Path | None:
     return Path(url.database or "") if url.get_backend_name() == "sqlite" else None
 
 
+def no_file(file: Path, shown: str) -> StudyError:
+    """The error of a SQLite database that is not there; PermissionError where this user may not look."""
+    blocked = next((folder for folder in file.parents if folder.exists() and not folder.is_dir()), None)
+    if blocked is not None:
+        return StudyError(f"{shown}: {blocked} is a file\n  fix: name a folder with `--output-dir`")
+    return StudyError(f"{shown}: there is no such database yet\n  fix: `hpo run` makes it")
+
+
 def engine_kwargs(url: sa.URL) -> dict[str, Any]:
     """Arguments of `sqlalchemy.create_engine` for the URL's database."""
     backend = url.get_backend_name()

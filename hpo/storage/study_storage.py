@@ -390,12 +390,9 @@ def open_storage(
     parsed = database.normalize_url(url)
     file = database.sqlite_file(parsed)
     shown = display_url(url)
-    if file is not None and not file.exists() and not create:
-        blocked = next((folder for folder in file.parents if folder.exists() and not folder.is_dir()), None)
-        if blocked is not None:
-            raise StudyError(f"{shown}: {blocked} is a file\n  fix: name a folder with `--output-dir`")
-        raise StudyError(f"{shown}: there is no such database yet\n  fix: `hpo run` makes it")
     with database.explained(parsed):
+        if file is not None and not create and not file.exists():
+            raise database.no_file(file, shown)
         if file is not None and create:
             file.parent.mkdir(parents=True, exist_ok=True)
         reach = functools.partial(_reach, parsed, owner, pooler, create=create)

@@ -49,7 +49,7 @@ def refuse_output_of_others(spec: StudySpec) -> None:
     """
     owner = _owner(spec)
     foreign: list[str] = []
-    if owner is None and not any((spec.output_dir / "trials").glob("[0-9]*")):  # as of versions without that file
+    if owner is None and not _has_trials(spec):  # as of versions without that file
         foreign = [name for name in OWN_FOLDERS if _holds_others(spec.output_dir / name)]
     problem = f"it holds {listed(foreign)}, which no study has made" if foreign else ""
     if owner not in (None, "", spec.study.name):
@@ -67,6 +67,13 @@ def _owner(spec: StudySpec) -> str | None:
         return None
 
 
+def _has_trials(spec: StudySpec) -> bool:
+    try:
+        return any((spec.output_dir / "trials").glob("[0-9]*"))
+    except OSError:  # this user can't look there: who writes to the folder says so
+        return False
+
+
 def _holds_others(folder: Path) -> bool:
     """Whether there is anything but logs that are older than the study."""
     try:
@@ -79,6 +86,20 @@ def unwritable(spec: StudySpec, error: OSError) -> StudyError:
     """The error of an output folder that can't be made, or written to."""
     problem = f"{spec.output_dir}: can't make the output folder: {error.strerror or error}"
     return StudyError(f"{problem}\n  fix: give another one with `--output-dir`")
+
+
+@contextlib.contextmanager
+def rights_explained(spec: StudySpec) -> Iterator[None]:
+    """Say which of a study's files this user may not read.
+
+    Raises:
+        StudyError: In place of a PermissionError.
+    """
+    try:
+        yield
+    except PermissionError as error:
+        problem = f"{error.filename or spec.output_dir}: can't be read: {error.strerror or error}"
+        raise StudyError(f"{problem}\n  fix: ask its owner for the right to read it") from error
 
 
 def worker_logs(spec: StudySpec) -> Path:

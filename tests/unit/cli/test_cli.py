@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
+import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -347,3 +349,49 @@ def test_a_system_without_fork_is_refused_by_any_command(
     assert result.stderr.startswith("hpo runs on Linux, on macOS and in WSL; Windows itself can't fork")
     assert "wsl --install" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def closed(monkeypatch: pytest.MonkeyPatch) -> Callable[[Path], None]:
+    """Closes a folder to this user; root, who may run the tests, can look into any."""
+
+    def close(folder: Path) -> None:
+        def refusing(real: Callable[..., Any]) -> Callable[..., Any]:
+            def call(path: Any = ".", *arguments: Any, **more: Any) -> Any:
+                if isinstance(path, str | os.PathLike) and folder in Path(path).parents:
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+                return real(path, *arguments, **more)
+
+            return call
+
+        for name in ("stat", "scandir"):
+            monkeypatch.setattr(os, name, refusing(getattr(os, name)))
+
+    return close
+
+
+@pytest.mark.parametrize("command", ["status", "best", "logs", "train", "delete", "enqueue"])
+def test_a_database_in_a_folder_that_is_closed_to_this_user(
+    looked_at: Path, closed: Callable[[Path], None], command: str
+) -> None:
+    more = {"logs": [0], "train": ["--trial", 1], "delete": ["--yes"], "enqueue": ["model.hidden=3"]}
+    closed(looked_at.parent / "runs")
+    said = hpo(command, looked_at, *more.get(command, []), code=3).stderr
+    assert "study.db: can't open the database: " in said
+    assert "Permission denied" in said
+    assert "\n  fix: " in said
+
+
+def test_an_output_folder_that_is_closed_to_this_user(studies: Studies, closed: Callable[[Path], None]) -> None:
+    storage = f"run.storage=sqlite:///{studies.folder / 'x.db'}"
+    with studies.open(storage) as (view,):
+        trial, _ = ask(view)
+        trial.set_user_attr(BEST_ATTR, {"epoch": 1, "metrics": {}, "checkpoint": "trials/0/best.pt"})
+        view.study.tell(trial, 1.5)
+    arguments = (studies.folder / "study.yaml", storage)
+    (studies.folder / "runs" / "tiny" / "trials" / "0" / "attempt-1").mkdir(parents=True)
+    closed(studies.folder / "runs")
+    assert "best.pt (there is no such file here)" in hpo("best", *arguments).stdout
+    for command in (("logs", arguments[0], 0, storage), ("train", *arguments, "--trial", "best")):
+        said = hpo(*command, code=3).stderr
+        assert re.search(r"runs/tiny/\S+: can't be read: Permission denied\n  fix: ask its owner", said)
