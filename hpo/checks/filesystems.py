@@ -68,14 +68,21 @@ def nearest_folder(path: Path) -> Path:
     return next(each for each in (path, *path.parents) if os.path.exists(each))  # noqa: PTH110
 
 
-def refused_writing(folder: Path) -> str | None:
+def writing_error(folder: Path) -> OSError | None:
     """Why a folder can't be written to, or can't be made; None where it can. Nothing is left there.
 
     Permissions alone do not tell: root has all of them in ``/proc``, too.
     """
-    there = nearest_folder(folder)
     try:
-        with tempfile.TemporaryFile(dir=there):
+        with tempfile.TemporaryFile(dir=nearest_folder(folder)):
             return None
     except OSError as error:
-        return f"{there}: can't be written to: {error.strerror or error}"
+        return error
+
+
+def refused_writing(folder: Path) -> str | None:
+    """The same in words."""
+    error = writing_error(folder)
+    if error is None:
+        return None
+    return f"{nearest_folder(folder)}: can't be written to: {error.strerror or error}"

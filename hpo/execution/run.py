@@ -142,7 +142,18 @@ def prepared(spec: StudySpec, warn: Callable[[Finding], None], *, here: bool = T
     found = checked(spec, here=here)
     for finding in found.findings:
         warn(finding)
+    _refuse_unwritable(spec)
     return found.slots
+
+
+def _refuse_unwritable(spec: StudySpec) -> None:
+    """Refuse an output folder that can't be made or written to, before the study is stored."""
+    from hpo.checks.filesystems import writing_error
+    from hpo.study.folders import unwritable
+
+    error = writing_error(spec.output_dir)
+    if error is not None:
+        raise unwritable(spec, error) from error
 
 
 def _supervised(

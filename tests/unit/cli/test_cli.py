@@ -205,10 +205,10 @@ def test_a_database_out_of_reach_ends_with_3_and_tells_no_password(tmp_path: Pat
 def test_an_output_folder_that_cannot_be_made_is_said(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     in_the_way = tmp_path / "parts.py"
-    result = hpo("run", study, "--output-dir", in_the_way, code=3)
-    assert result.stderr.startswith(f"sqlite:///{in_the_way}/study.db: can't open the database: ")
-    result = hpo("run", study, "--output-dir", in_the_way, "--storage", f"sqlite:///{tmp_path}/x.db", code=3)
-    assert result.stderr.startswith(f"{in_the_way}: can't make the output folder: Not a directory\n  fix: ")
+    for storage in ((), ("--storage", f"sqlite:///{tmp_path}/x.db")):
+        result = hpo("run", study, "--output-dir", in_the_way, *storage, code=3)
+        assert result.stderr.startswith(f"{in_the_way}: can't make the output folder: Not a directory\n  fix: ")
+    assert not (tmp_path / "x.db").exists(), "nothing is stored of a study that can't run"
 
 
 def test_debug_shows_where_an_error_comes_from(tmp_path: Path) -> None:
