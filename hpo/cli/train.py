@@ -13,7 +13,7 @@ from hpo.cli.options import AcceptCodeChange, Debug, Json, OutputDir, Overrides,
 from hpo.cli.show import cell, looked_up, print_json, print_table
 from hpo.console.output import read_by_others
 from hpo.console.slow import slow_steps
-from hpo.errors import InputError
+from hpo.errors import InputError, StudyError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -153,8 +153,18 @@ def _checked(spec: StudySpec, choice: _Choice) -> None:
             print(f"warning: {warning}", file=sys.stderr)
 
 
+def _refuse_unwritable(spec: StudySpec) -> None:
+    """Refuse to train where the result can't be written."""
+    from hpo.checks.filesystems import refused_writing
+
+    problem = refused_writing(spec.output_dir / "final")
+    if problem is not None:
+        raise StudyError(f"{problem}\n  fix: run this as a user who may write there")
+
+
 def _train(spec: StudySpec, choice: _Choice) -> dict[str, Any]:
     _checked(spec, choice)
+    _refuse_unwritable(spec)
     from hpo.trial.builder import Builder
 
     starts = _starts(spec, choice)

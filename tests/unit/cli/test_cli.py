@@ -395,3 +395,9 @@ def test_an_output_folder_that_is_closed_to_this_user(studies: Studies, closed: 
     for command in (("logs", arguments[0], 0, storage), ("train", *arguments, "--trial", "best")):
         said = hpo(*command, code=3).stderr
         assert re.search(r"runs/tiny/\S+: can't be read: Permission denied\n  fix: ask its owner", said)
+
+
+def test_a_final_training_that_can_not_be_written_is_refused(tmp_path: Path) -> None:
+    said = hpo("train", make_study(tmp_path), "run.output_dir=/proc/runs", code=3).stderr
+    assert said.startswith("/proc: can't be written to: ")
+    assert "\n  fix: run this as a user who may write there\n" in said
