@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import json
+import math
 import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +46,7 @@ class WrongType(NamedTuple):
 def wrong_types(function: Callable[..., Any], arguments: Mapping[str, Any]) -> Iterator[WrongType]:
     """The arguments that don't fit the annotations of a class or function.
 
-    A list stands for a tuple and a text for a path; true is no number, and neither is a text that reads as one.
+    A list stands for a tuple and a text for a path; true is no number, nor is NaN, nor a text that reads as one.
     What has no annotation, or one that no value of a file can be held against, is left out.
 
     Args:
@@ -55,16 +56,22 @@ def wrong_types(function: Callable[..., Any], arguments: Mapping[str, Any]) -> I
     for name, value in arguments.items():
         kind = _annotations(function).get(name, Any)
         adapter = _adapter(kind)
-        if adapter is None:
-            continue
-        try:
-            text = json.dumps(value)
-        except TypeError:  # an object that was made for it
-            continue
-        try:
-            adapter.validate_json(text, strict=True)
-        except ValidationError:
+        if adapter is not None and not _fits(value, adapter):
             yield WrongType(name, _said(kind))
+
+
+def _fits(value: Any, adapter: TypeAdapter[Any]) -> bool:
+    if isinstance(value, float) and math.isnan(value):  # no argument works with it
+        return False
+    try:
+        text = json.dumps(value)
+    except TypeError:  # an object that was made for it
+        return True
+    try:
+        adapter.validate_json(text, strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def refuse_wrong_types(

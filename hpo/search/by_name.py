@@ -8,9 +8,16 @@ from typing import Any, Final
 from optuna.exceptions import ExperimentalWarning
 
 from hpo.config.argument_types import refuse_wrong_types
-from hpo.config.paths import suggest_name
+from hpo.config.paths import join_path, split_path, suggest_name
 from hpo.config.spec import StudySpec
 from hpo.search.hub import PREFIX, REGISTRY, find_in_hub
+
+
+def known_class(name: str, registry: Mapping[str, type]) -> type | None:
+    """The class that a short name, or Optuna's own class name, stands for; None where there is none."""
+    return next(
+        (known for short, known in registry.items() if name.lower() == short or name == known.__name__), None
+    )
 
 
 def find_class(
@@ -31,9 +38,8 @@ def find_class(
     name = str(node["name"])
     if name.startswith(PREFIX):
         return find_in_hub(spec, path, node, base)
-    for short, known in registry.items():
-        if name.lower() == short or name == known.__name__:
-            return known
+    if (known := known_class(name, registry)) is not None:
+        return known
     what = path.rpartition(".")[2]
     fix = suggest_name(name, (*also, *registry)) + f"; or `{PREFIX}…` for one of OptunaHub"
     raise spec.error(f"no {what} has this name", path=f"{path}.name", value=name, fix=fix)
@@ -62,7 +68,7 @@ def check_arguments(
         if name in taken or (name not in free and not any_name):
             raise spec.error(
                 f"{kind.__name__} takes no such argument",
-                path=f"{path}.{name}",
+                path=join_path((*split_path(path), name)),
                 value=value,
                 fix=suggest_name(name, free, what="it takes"),
             )

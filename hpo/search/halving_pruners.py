@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol, cast, runtime_checkable
+from typing import Any, Final, Protocol, cast, runtime_checkable
 
 import optuna
 from optuna import pruners
@@ -13,6 +13,9 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.storage.cache import StudyCache
 from hpo.storage.optuna_private import id_of_study, storage_of
 from hpo.storage.rung_values import AtRungs, longest_complete
+
+#: The least that Hyperband's arguments may be; Optuna's own fails at some of them in the middle of a study.
+_LEAST: Final = {"max_resource": 1, "min_resource": 1, "reduction_factor": 2, "bootstrap_count": 0}
 
 
 @runtime_checkable
@@ -40,9 +43,15 @@ class BracketsFirstHyperbandPruner(pruners.HyperbandPruner):
 
     A sampler is shown the trials of one bracket, and all of them as long as there are no brackets: the first trial
     of a process would be drawn otherwise than the same trial later in another.
+
+    Raises:
+        ValueError: An argument is out of range.
     """
 
     def __init__(self, max_resource: str | int, **arguments: Any) -> None:
+        for name, value in {"max_resource": max_resource, **arguments}.items():
+            if isinstance(value, int) and value < _LEAST[name]:
+                raise ValueError(f"{name} is {value}: give at least {_LEAST[name]}")
         super().__init__(max_resource=max_resource, **arguments)
         self._brackets: dict[tuple[str, int], int] = {}
         if isinstance(max_resource, int):

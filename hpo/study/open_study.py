@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import optuna
-from optuna.pruners import BasePruner
-from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.code import code_identity
@@ -29,6 +27,7 @@ from hpo.search.schedulers.by_name import make_scheduler
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import Scheduler
 from hpo.search.schedulers.seen import Seen
+from hpo.search.try_out import try_out
 from hpo.search.valid_points import check_where
 from hpo.storage import ledger
 from hpo.storage.attributes import BUDGET_ATTR, CONFIG_ATTR, EPOCHS_ATTR, HASH_ATTR, MAX_EPOCHS_ATTR, WIDENED_ATTR
@@ -180,7 +179,7 @@ def start_study(
     space = SearchSpace.from_spec(spec)
     check_where(spec, space)
     sampler, pruner, scheduler = make_sampler(spec, space), make_pruner(spec), make_scheduler(spec)
-    _try_out(spec, space, sampler, pruner)
+    try_out(spec, space, sampler, pruner)
     check_initial_trials(spec, space)
     storage = _opened_storage(spec, create=True)
     is_new, wider = False, None
@@ -273,29 +272,6 @@ def _opened_storage(
         return open_storage(spec.storage_url, create=create, owner=owner, pooler=pooler)
     except InputError as error:
         raise spec.error(error.problem, path="run.storage", value=error.value, fix=error.fix) from error
-
-
-def _try_out(spec: StudySpec, space: SearchSpace, sampler: BaseSampler, pruner: BasePruner) -> None:
-    """Draw one point in memory: Optuna looks at the types of some arguments no earlier than that."""
-    study = optuna.create_study(directions=study_directions(spec.study.goals), sampler=sampler, pruner=pruner)
-    part = "sampler"
-    try:
-        trial = study.ask()
-        space.suggest(trial)
-        if spec.defines_by_run:  # a sampler looks at its arguments when it draws
-            trial.suggest_float("", 0, 1)
-        part = "pruner"
-        if spec.study.objectives is None:
-            trial.report(0.0, 1)
-            trial.should_prune()
-    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
-        section = spec.study.sampler if part == "sampler" else spec.study.pruner
-        raise spec.error(
-            f"can't be used with these arguments: {error}",
-            path=f"study.{part}",
-            value=section.model_dump(),
-            fix="see the class of that name in Optuna's documentation",
-        ) from error
 
 
 def _settle_code(opened: OpenStudy, *, accept: bool) -> list[str]:

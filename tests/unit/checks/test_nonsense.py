@@ -79,6 +79,21 @@ NONSENSE = {
         "pruner: none",
         "5: study.scheduler.switch: must be a number or null",
     ),
+    "a switch without an end": (
+        "scheduler: {name: freeze_thaw, switch: .inf}",
+        "pruner: none",
+        "5: study.scheduler: freeze_thaw refuses its arguments: switch=inf must be 0 or more epochs, and finite",
+    ),
+    "a switch of nothing": (
+        "scheduler: {name: freeze_thaw, switch: .nan}",
+        "pruner: none",
+        "5: study.scheduler.switch: must be a number or null",
+    ),
+    "a choice among none": (
+        "sampler: {name: tpe, n_ei_candidates: 0}",
+        "sampler: {name: random, seed: 3}",
+        "4: study.sampler: can't be used with these arguments: ",
+    ),
     "a number of trials in words": (
         "pruner: {name: median, n_startup_trials: five}",
         "pruner: none",

@@ -262,8 +262,8 @@ def test_a_study_that_maximises_is_judged_the_other_way(studies: Studies) -> Non
         ),
         (
             "hyperband,max_resource=auto,reduction_factor=1",
-            "command line: --pruner hyperband,max_resource=auto,reduction_factor=1: can't be used with these",
-            "fix: see the class of that name",
+            "command line: --pruner hyperband,max_resource=auto,reduction_factor=1: hyperband refuses its",
+            "reduction_factor is 1: give at least 2",
         ),
     ],
 )

@@ -144,7 +144,25 @@ def test_patient_wraps_a_pruner_by_name_or_with_arguments_or_none(studies: Studi
         ),
         ("threshold", "study.pruner", "refuses its arguments", "Optuna's documentation"),
         ("{name: percentile, percentile: 200.0}", "study.pruner", "refuses its arguments", "Optuna's"),
-        ("{name: hyperband, min_resource: 0}", "study.pruner", "refuses its arguments", "Optuna's"),
+        ("{name: hyperband, min_resource: 0}", "study.pruner", "min_resource is 0: give at least 1", "Optuna's"),
+        (
+            "{name: hyperband, max_resource: auto, reduction_factor: 1}",
+            "study.pruner",
+            "reduction_factor is 1: give at least 2",
+            "Optuna's",
+        ),
+        (
+            "{name: patient, patience: 1, wrapped_pruner: {name: hyperband, max_resource: -3}}",
+            "study.pruner.wrapped_pruner",
+            "max_resource is -3: give at least 1",
+            "Optuna's",
+        ),
+        (
+            "{name: patient, patience: 1, min_delta: .nan, wrapped_pruner: median}",
+            "study.pruner.min_delta",
+            "must be a number",
+            "write a number",
+        ),
     ],
 )
 def test_what_does_not_fit_is_named_with_its_fix(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from hpo.search.one_thread import one_thread
@@ -33,8 +34,8 @@ class FreezeThaw(GrantScheduler):
 
     def __post_init__(self) -> None:
         """Check it."""
-        if self.switch is not None and not self.switch >= 0:
-            raise ValueError(f"switch={self.switch} must be 0 or more epochs")
+        if self.switch is not None and not 0 <= self.switch < math.inf:
+            raise ValueError(f"switch={self.switch} must be 0 or more epochs, and finite")
 
     def first(self, standing: Standing) -> int | None:
         """The first rung."""
