@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from math import prod
 from typing import Any, Final
 
@@ -18,6 +18,7 @@ from hpo.config.several import is_several
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET
 from hpo.search.auto_sampler import chosen_sampler
+from hpo.search.by_name import known_class
 from hpo.search.pruners import PRUNERS
 from hpo.search.samplers import SAMPLERS
 from hpo.search.schedulers.pbt.scheduler import Pbt
@@ -35,6 +36,8 @@ _SENSIBLE_LR: Final[Mapping[str, tuple[float, float]]] = {
 #: The span, high over low, from which on steps of equal size leave most of the orders of magnitude unseen.
 _ABSENT: Final = object()
 _DECADES: Final = 1000
+#: Samplers that go through every point.
+_GRIDS: Final = (SAMPLERS["grid"], SAMPLERS["brute_force"])
 #: Ends of names of metrics that are better when larger, and when smaller.
 _LARGER: Final = ("accuracy", "auc", "auroc", "f1", "iou", "dice", "precision", "recall", "r2", "bleu")
 _SMALLER: Final = ("loss", "error", "mae", "mse", "rmse", "perplexity")
@@ -179,7 +182,7 @@ def _is_seed(name: str) -> bool:
 def _sampler(reader: Reader) -> Findings:
     study = reader.spec.study
     yield from _startup(reader, "sampler", SAMPLERS, f"all {study.n_trials} trials are drawn at random")
-    if study.sampler.name not in {"grid", "brute_force"}:
+    if known_class(study.sampler.name, SAMPLERS) not in _GRIDS:
         return
     sizes = [_points(entry) for entry in reader.space.values() if not entry.when]
     least = prod(size for size in sizes if size is not None)
@@ -212,14 +215,15 @@ def _pruner(reader: Reader) -> Findings:
             yield reader.warn(problem, join_path(("study", "pruner", key)), given, f"write less than {epochs}")
 
 
-def _startup(reader: Reader, part: str, known: Mapping[str, Callable[..., Any]], problem: str) -> Findings:
+def _startup(reader: Reader, part: str, known: Mapping[str, type], problem: str) -> Findings:
     """A sampler or a pruner that would begin its work when the study is over."""
     study = reader.spec.study
     if study.warm_start is not None:  # its trials are those it begins after
         return
     section, key = getattr(study, part), "n_startup_trials"
     name = chosen_sampler(reader.spec).name if part == "sampler" else section.name
-    parameters = inspect.signature(known[name]).parameters if name in known else {}
+    kind = known_class(name, known)
+    parameters = {} if kind is None else inspect.signature(kind).parameters
     if key not in parameters:
         return
     given = section.kwargs.get(key)

@@ -166,16 +166,6 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
     )
 
 
-def sampler_kind(spec: StudySpec) -> type[samplers.BaseSampler]:
-    """The class of the study's sampler, by whichever of its names it is written.
-
-    Raises:
-        InputError: There is no such name.
-    """
-    node = {"name": chosen_sampler(spec).name, **spec.study.sampler.kwargs}
-    return find_class(spec, "study.sampler", node, SAMPLERS, samplers.BaseSampler, (AUTO,))
-
-
 def import_models(spec: StudySpec) -> None:
     """Import now what the study's sampler needs for its draws: else the process of each trial would do so anew."""
     section, kind = spec.study, SAMPLERS.get(chosen_sampler(spec).name)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from optuna.samplers import BruteForceSampler, GridSampler
-
 from hpo.config.spec import StudySpec
-from hpo.search.curve_sampler import CurveGPSampler
-from hpo.search.samplers import sampler_kind
+from hpo.search.by_name import known_class
+from hpo.search.samplers import SAMPLERS
 
 #: Samplers and schedulers that choose among the points of a space.
-_SAMPLERS: Final = (CurveGPSampler, GridSampler, BruteForceSampler)
+_SAMPLERS: Final = tuple(SAMPLERS[name] for name in ("curve_gp", "grid", "brute_force"))
 _SCHEDULERS: Final = ("freeze_thaw", "pbt")
 _INSTEAD: Final = "or declare `search_space`, and take its parameters as arguments in place of `trial.suggest_…`"
 
@@ -33,7 +31,7 @@ def refuse_what_needs_a_space(spec: StudySpec) -> None:
 def _needing(spec: StudySpec) -> Iterator[tuple[str, object, str]]:
     """The keys of `study` that need a space, with their values and what to write in their place."""
     study = spec.study
-    if issubclass(sampler_kind(spec), _SAMPLERS):
+    if known_class(study.sampler.name, SAMPLERS) in _SAMPLERS:
         yield "sampler.name", study.sampler.name, "leave it out, which takes tpe, or name another"
     if study.scheduler is not None and study.scheduler.name in _SCHEDULERS:
         yield "scheduler.name", study.scheduler.name, "write `asha` or `hyperband`, or a pruner"

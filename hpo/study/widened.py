@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import optuna
-from optuna.samplers import BruteForceSampler, CmaEsSampler, GridSampler
 from optuna.trial import TrialState
 
 from hpo.config.spec import StudySpec
 from hpo.search.auto_sampler import chosen_sampler
-from hpo.search.samplers import sampler_kind
+from hpo.search.by_name import known_class
+from hpo.search.samplers import SAMPLERS
 from hpo.storage.attributes import CONFIG_ATTR, HASH_ATTR, WIDENED_ATTR
 from hpo.storage.budget import count_trials
 from hpo.storage.optuna_private import id_of_study
@@ -20,7 +20,7 @@ from hpo.storage.study_attrs import replace_study_attrs
 from hpo.storage.study_storage import StudyStorage
 
 #: Samplers whose points, or whose own state, are laid out over the space that a study begins with.
-_OF_ONE_SPACE: Final = (GridSampler, BruteForceSampler, CmaEsSampler)
+_OF_ONE_SPACE: Final = tuple(SAMPLERS[name] for name in ("grid", "brute_force", "cmaes"))
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,8 @@ def refuse_narrower(spec: StudySpec, problems: Sequence[str]) -> None:
     Raises:
         InputError: There are problems, or the study's sampler can't follow.
     """
-    if issubclass(sampler_kind(spec), _OF_ONE_SPACE):
-        name = chosen_sampler(spec).name
+    name = chosen_sampler(spec).name
+    if known_class(name, SAMPLERS) in _OF_ONE_SPACE:
         problems = [*problems, f"study.sampler: {name} keeps to the space that it began with"]
     if problems:
         fix = (

@@ -184,6 +184,7 @@ def test_a_script_needs_no_search_space_and_gets_a_metric_and_a_sampler(tmp_path
         (["study.sampler=curve_gp"], "study.sampler.name", "needs a search space"),
         (["study.sampler=grid"], "study.sampler.name", "needs a search space"),
         (["study.sampler=GRID"], "study.sampler.name", "needs a search space"),
+        (["study.sampler=CurveGPSampler"], "study.sampler.name", "needs a search space"),
         (["study.scheduler=freeze_thaw"], "study.scheduler.name", "needs a search space"),
         (["study.scheduler=pbt"], "study.scheduler.name", "needs a search space"),
         (["study.baseline=true"], "study.baseline", "needs a search space"),
