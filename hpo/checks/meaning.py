@@ -264,6 +264,15 @@ def _population(reader: Reader) -> Findings:
         yield reader.warn(problem, "study.scheduler.every", every, f"write less than {reader.epochs}")
 
 
+def _rungs(reader: Reader) -> Findings:
+    """A first rung at which a trial has ended."""
+    section = reader.spec.study.scheduler
+    given = None if section is None else section.kwargs.get("first_rung")
+    if isinstance(given, int) and reader.epochs is not None and given >= reader.epochs > 1:
+        problem = f"no trial pauses, so each trains to its end: it has {reader.epochs} epochs"
+        yield reader.warn(problem, "study.scheduler.first_rung", given, f"write less than {reader.epochs}")
+
+
 def _timeouts(reader: Reader) -> Findings:
     whole, idle = reader.spec.run.trial_timeout, reader.spec.run.no_progress_timeout
     if idle is not None and whole is not None and idle >= whole:
@@ -289,6 +298,7 @@ _SEARCH: Final[Collection[Check]] = (
     _sampler,
     _pruner,
     _population,
+    _rungs,
     _workers,
     _timeouts,
     _network,

@@ -176,6 +176,21 @@ def scheduler(name: str, arguments: str) -> str:
         ),
         (["study.metric=val_accuracy", "study.direction=minimize"], "study.direction", "is better when larger"),
         (["study.direction=maximize"], "study.direction", "`val_loss` is better when smaller"),
+        (
+            ["study.scheduler={name: asha, first_rung: 99}", "study.pruner=none"],
+            "study.scheduler.first_rung",
+            "no trial pauses, so each trains to its end: it has 10 epochs",
+        ),
+        (
+            ["study.scheduler={name: hyperband, first_rung: 10}", "study.pruner=none"],
+            "study.scheduler.first_rung",
+            "no trial pauses",
+        ),
+        (
+            ["study.sampler={name: TPESampler, n_startup_trials: 40}"],
+            "study.sampler.n_startup_trials",
+            "at random",
+        ),
     ],
 )
 def test_what_is_hardly_meant_is_warned_of_where_it_stands(
@@ -225,6 +240,8 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
         ["study.n_trials=3"],  # for a quick try, on the command line
         ["study.sampler=grid", "search_space={model.hidden: {type: int, low: 2, high: 8}}"],
         ["study.pruner={name: median, n_warmup_steps: 9}"],
+        ["study.scheduler={name: asha, first_rung: 9}", "study.pruner=none"],
+        ["study.scheduler={name: asha, first_rung: 2}", "study.pruner=none", "trainer.max_epochs=1"],
         ["run.workers=40"],
     ],
 )
