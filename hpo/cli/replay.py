@@ -117,7 +117,7 @@ def _with(read: Callable[..., StudySpec], option: str, text: str) -> StudySpec:
     from hpo.study.replay_schedulers import checked_scheduler
     from hpo.study.replay_study import retold, try_out, typed_mapping
 
-    other = {"--pruner": "study.scheduler=null", "--scheduler": "study.pruner=none"}[option]
+    other = {"--pruner": "study.scheduler=none", "--scheduler": "study.pruner=none"}[option]
     override = f"study.{option[2:]}={typed_mapping(text, option)}"
     try:
         spec = read(override, other)

@@ -13,21 +13,39 @@ from hpo.config.schema import (
     StudySection,
     TrainerSection,
 )
-from hpo.config.schema_study import AUTO, NO_PRUNER, OWN_METRIC
+from hpo.config.schema_study import AUTO, NO_PRUNER, OWN_METRIC, is_no_scheduler
 
-#: Keys of `study` whose defaults depend on its other keys.
-_DEPENDENT: Final = ("metric", "n_trials", "pruner", "scheduler")
+#: Keys whose defaults depend on other keys.
+_DEPENDENT: Final = (
+    *(("study", name) for name in ("metric", "n_trials", "pruner", "scheduler")),
+    ("trainer", "max_epochs"),
+)
+#: Keys of `study` that are chosen by name.
+_NAMED: Final = ("sampler", "pruner", "scheduler")
 #: The scheduler of a study that is given nothing but epochs (docs/search.md).
 _OF_EPOCHS: Final = "freeze_thaw"
 
 
-def without_dependent(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
-    """Without the defaults that an override of another key may have changed; `complete` fills them in again."""
+def without_nulls(raw: dict[str, Any], marks: Marks) -> tuple[dict[str, Any], Marks]:
+    """Without keys of `study` that are null, which is as if they were left out: an override takes a key back so.
+
+    What is chosen by name, and `n_trials` where there are epochs in its place.
+    """
     study = raw.get("study")
     if isinstance(study, dict):
-        for name in _DEPENDENT:
-            if not marks.is_written(("study", name)):
-                study.pop(name, None)
+        names = _NAMED if study.get("epochs") is None else (*_NAMED, "n_trials")
+        for name in names:
+            if name in study and study[name] is None:
+                del study[name]
+                marks = marks.without(("study", name))
+    return raw, marks
+
+
+def without_dependent(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
+    """Without the defaults that an override of another key may have changed; `complete` fills them in again."""
+    for section, name in _DEPENDENT:
+        if isinstance(raw.get(section), dict) and not marks.is_written((section, name)):
+            raw[section].pop(name, None)
     return raw
 
 
@@ -47,15 +65,13 @@ def _fill_study(raw: dict[str, Any], study: dict[str, Any]) -> None:
     if raw.get("objective") is not None and not raw.get("search_space") and study.get("objectives") is None:
         study.setdefault("metric", OWN_METRIC)
     for name in ("sampler", "pruner"):
-        if name in study and isinstance(study[name], str | None):
-            study[name] = {"name": study[name] or "none"}
-    if study.get("epochs") is not None and study.get("n_trials", 0) is None:
-        del study["n_trials"]  # as who has epochs in place of a file's trials writes it
+        if isinstance(study.get(name), str):
+            study[name] = {"name": study[name]}
     _fill(study, "sampler", SamplerSection().model_dump())
     several = study.get("objectives") is not None
     if _is_given_epochs_alone(raw, study):
         study["scheduler"] = {"name": _OF_EPOCHS}
-    unpruned = several or study.get("scheduler") is not None
+    unpruned = several or not is_no_scheduler(study.get("scheduler"))
     _fill(study, "pruner", {"name": NO_PRUNER} if unpruned else PrunerSection().model_dump())
     epochs = study.get("epochs")
     if isinstance(epochs, int) and epochs > 0:

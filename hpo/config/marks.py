@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hpo.config.paths import Keys, join_path, show
+from hpo.config.paths import Keys, join_path, leaves, show
 from hpo.errors import InputError
 
 COMMAND_LINE = "command line"
@@ -24,11 +24,18 @@ class Marks:
     lines: Mapping[Keys, int]
     overridden: frozenset[Keys] = frozenset()
 
-    def override(self, keys: Keys) -> "Marks":
-        """The marks after an override of these keys and of all below them."""
+    def override(self, keys: Keys, value: Any = None) -> "Marks":
+        """The marks after an override of these keys, and of all below them, with a value."""
+        left = self.without(keys)
+        below = {(*keys, *rest) for rest, _ in leaves(value)}
+        return replace(left, overridden=left.overridden | {keys} | below)
+
+    def without(self, keys: Keys) -> "Marks":
+        """The marks where a person has written neither these keys nor any below them."""
         depth = len(keys)
         lines = {known: line for known, line in self.lines.items() if known[:depth] != keys}
-        return replace(self, lines=lines, overridden=self.overridden | {keys})
+        overridden = frozenset(known for known in self.overridden if known[:depth] != keys)
+        return replace(self, lines=lines, overridden=overridden)
 
     def is_written(self, keys: Keys) -> bool:
         """Whether a person wrote these keys, or some below them, in the file or as an override."""

@@ -104,7 +104,7 @@ def apply_override(raw: dict[str, Any], marks: Marks, text: str) -> tuple[dict[s
         raise InputError(
             error.problem, file=COMMAND_LINE, path=path, value=show(value_text), fix=error.fix
         ) from error
-    return raw, marks.override(keys)
+    return raw, marks.override(keys, value)
 
 
 def _check_override(raw: dict[str, Any], keys: Keys, text: str) -> None:

@@ -23,6 +23,8 @@ Direction = Literal["minimize", "maximize"]
 AUTO: Final = "auto"
 #: The pruner that prunes nothing.
 NO_PRUNER: Final = "none"
+#: In place of a scheduler, where one would be the default.
+NO_SCHEDULER: Final = "none"
 #: The metric of a function that draws its parameters itself, where the file names none.
 OWN_METRIC: Final = "value"
 #: What a study, or a metric of its own, may be called.
@@ -46,7 +48,18 @@ def _study_name(value: str) -> str:
 
 def _named(value: Any) -> Any:
     if value is None:
-        return {"name": NO_PRUNER}
+        return {}
+    return {"name": value} if isinstance(value, str) else value
+
+
+def is_no_scheduler(value: Any) -> bool:
+    """Whether what a study file has as its scheduler is none; what is left beside that name does not count."""
+    return value is None or (value.get("name") if isinstance(value, Mapping) else value) == NO_SCHEDULER
+
+
+def _scheduler(value: Any) -> Any:
+    if is_no_scheduler(value):
+        return None
     return {"name": value} if isinstance(value, str) else value
 
 
@@ -160,7 +173,7 @@ Sampler = Annotated[SamplerSection, BeforeValidator(_named), WithJsonSchema(_NAM
 Pruner = Annotated[PrunerSection, BeforeValidator(_named), WithJsonSchema(_NAMED_SCHEMA)]
 Scheduler = Annotated[
     SchedulerSection | None,
-    BeforeValidator(lambda value: {"name": value} if isinstance(value, str) else value),
+    BeforeValidator(_scheduler),
     WithJsonSchema(_NAMED_SCHEMA),
 ]
 
@@ -232,7 +245,8 @@ class StudySection(Section):
     scheduler: Scheduler = Field(
         default=None,
         description="Pauses trials and resumes the promising ones, in place of a pruner. A name, or a mapping. "
-        "`freeze_thaw` where a study of the Trainer gives `epochs` and no `n_trials`, sampler or pruner.",
+        "`freeze_thaw` where a study of the Trainer gives `epochs` and no `n_trials`, sampler or pruner; `none`: "
+        "no scheduler.",
         examples=["asha"],
     )
 

@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import ValidationError
 
 from hpo.config.conditions import Condition, conditions_of, refuse_interpolated, widest
-from hpo.config.defaults import complete, without_dependent
+from hpo.config.defaults import complete, without_dependent, without_nulls
 from hpo.config.identity import identity
 from hpo.config.interpolation import check_interpolations, plainly_resolved, sections_involved, unresolved
 from hpo.config.lengths import with_lengths, without_lengths
@@ -280,10 +280,10 @@ def read_overridden(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any
         InputError: The file can't be read, or an override can't be used.
     """
     source = read_yaml(path)
-    marks = Marks(source.file, source.lines)
-    raw = complete(source.data)
+    raw, marks = without_nulls(source.data, Marks(source.file, source.lines))
+    raw = complete(raw)
     for text in overrides:
-        raw, marks = apply_override(raw, marks, text)
+        raw, marks = without_nulls(*apply_override(raw, marks, text))
         raw = complete(without_dependent(raw, marks))
     return raw, marks
 

@@ -28,7 +28,7 @@ OWN = """
         "own",
         n_trials=2,
         sampler={"name": "random", "seed": 0},
-        pruner=None,
+        pruner="none",
         data=load,
         model=Net,
         loss=torch.nn.MSELoss,

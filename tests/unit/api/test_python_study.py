@@ -115,7 +115,7 @@ def test_every_section_says_what_a_study_file_would(tmp_path: Path, monkeypatch:
         "tiny",
         n_trials=6,
         sampler={"name": "random", "seed": 3},
-        pruner=None,
+        pruner="none",
         data=parts.load,
         model=hpo.Call(parts.Net, hidden=4, delay=0.0, dropout=0.1),
         loss=parts.Explode,
