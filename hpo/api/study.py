@@ -92,7 +92,7 @@ class Study:
         if folder is None:
             file = sys._getframe(1).f_globals.get("__file__")  # noqa: SLF001 - the only way to see who calls
             folder = Path(file).parent if file else Path()
-        self.folder = Path(folder).absolute()
+        self.folder = _absolute(folder)
         self._targets = {"objective": objective, "data": data, "model": model, "loss": loss, "step": step}
         self._targets |= {"optimizer": optimizer, "lr_scheduler": lr_scheduler}
         self._metrics, self._callbacks, self._search_space = metrics, callbacks, search_space
@@ -126,8 +126,8 @@ class Study:
         if self.path.exists() and not self.path.read_text(errors="replace").startswith(_HEADER):
             fix = "move that file away, or give the study another name or `folder=`"
             raise InputError(f"{self.path} is in the way: this study's file goes there", file=label, fix=fix)
-        overridden = spec._marks.overridden  # noqa: SLF001 - the file is new, what was overridden stays
-        return replace(spec, path=self.path, _marks=_WithoutLines(label, {}, overridden))
+        marks = spec._marks  # noqa: SLF001 - the file is gone, what is written where stays
+        return replace(spec, path=self.path, _marks=_WithoutLines(label, marks.lines, marks.overridden))
 
     def yaml(self) -> str:
         """The text of the study's file.
@@ -175,6 +175,17 @@ class Study:
                 items = _mapping(section, name).items()
                 sections[name] = {key: write(value, (name, key)) for key, value in items}
         return {**sections, "where": writer.plain(self._where, ("where",))} if self._where else sections
+
+
+def _absolute(folder: Any) -> Path:
+    """A folder as it was given, seen from the current one."""
+    fix = "give a text or a `pathlib.Path`, or leave it out"
+    if not isinstance(folder, str | Path):
+        raise InputError("must be a path", path="folder", value=show(repr(folder)), fix=fix)
+    if "\0" in str(folder):
+        problem = "holds the character NUL, which no path may have"
+        raise InputError(problem, path="folder", value=repr(folder), fix="leave it out")
+    return Path(folder).absolute()
 
 
 def _mapping(section: Any, name: str) -> Mapping[str, Any]:

@@ -8,10 +8,11 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from hpo.config.defaults import complete
+from hpo.config.file_paths import absolute
 from hpo.config.paths import Keys, assign, lookup
 from hpo.config.schema import StudyFile
 from hpo.config.schema_errors import explained, place_of
-from hpo.config.spec import StudySpec, absolute, assembled, interpolated, read_overridden
+from hpo.config.spec import StudySpec, assembled, interpolated, read_overridden
 from hpo.errors import InputError, each_error
 
 #: Times that what does not fit is left out: validators may find more once the values fit.

@@ -6,7 +6,6 @@ OmegaConf resolves interpolations and pydantic validates; neither torch nor optu
 import hashlib
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -19,6 +18,7 @@ from pydantic import ValidationError
 
 from hpo.config.conditions import Condition, conditions_of, refuse_interpolated, widest
 from hpo.config.defaults import complete, without_dependent, without_nulls
+from hpo.config.file_paths import absolute, anchored, home, normal, quoted, too_long
 from hpo.config.identity import identity
 from hpo.config.interpolation import check_interpolations, plainly_resolved, sections_involved, unresolved
 from hpo.config.lengths import with_lengths, without_lengths
@@ -47,13 +47,10 @@ from hpo.errors import InputError, together
 
 __all__ = ["StudySpec", "diff_configs", "json_schema", "load_spec", "path_problem"]
 
-#: Bytes; Linux takes 4,096, and files of trials lie deeper.
-_LONGEST_PATH = 3_500
 #: Environment variable with the URL of the database, where the study file and the options give none.
 STORAGE_ENV: Final = "HPO_STORAGE"
 #: OmegaConf's own word for a value that is missing.
 _MISSING: Final = "???"
-_SQLITE_FILE = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)")
 
 
 @dataclass(frozen=True)
@@ -128,8 +125,8 @@ class StudySpec:
     def output_dir(self) -> Path:
         """Absolute folder of everything the study writes."""
         given = self.run.output_dir
-        inside = Path("runs", self.study.name) if given is None else _home(given)
-        return Path(_normal(self.folder / inside))
+        inside = Path("runs", self.study.name) if given is None else home(given)
+        return Path(normal(self.folder / inside))
 
     @property
     def storage_url(self) -> str:
@@ -139,8 +136,8 @@ class StudySpec:
         """
         given = self.run.storage or os.environ.get(STORAGE_ENV)
         if not given:
-            return f"sqlite:///{_quoted(self.output_dir / 'study.db')}"
-        return _anchored(given, self.folder)
+            return f"sqlite:///{quoted(self.output_dir / 'study.db')}"
+        return anchored(given, self.folder)
 
     @property
     def defines_by_run(self) -> bool:
@@ -229,6 +226,10 @@ class StudySpec:
         if output_dir is not None and not str(output_dir):
             fix = "name a folder, or leave the option out"
             raise InputError("is empty", file=COMMAND_LINE, path="--output-dir", fix=fix)
+        for name, option in (("storage", storage), ("output_dir", output_dir)):
+            if "\0" in str(option):
+                problem, fix = "holds the character NUL, which no path may have", "leave it out"
+                raise InputError(problem, file=COMMAND_LINE, path=f"run.{name}", value=repr(option), fix=fix)
         given: dict[str, Any] = {
             "n_trials": n_trials,
             "timeout": timeout,
@@ -236,8 +237,8 @@ class StudySpec:
             "devices": list(devices) if isinstance(devices, tuple) else devices,
             "on": on,
             "agents": agents,
-            "storage": _anchored(storage, Path.cwd()) if isinstance(storage, str) else storage,
-            "output_dir": str(Path.cwd() / _home(str(output_dir)))
+            "storage": anchored(storage, Path.cwd()) if isinstance(storage, str) else storage,
+            "output_dir": str(Path.cwd() / home(str(output_dir)))
             if isinstance(output_dir, str | Path)
             else output_dir,
         }
@@ -293,11 +294,6 @@ def json_schema() -> dict[str, Any]:
     return StudyFile.model_json_schema()
 
 
-def absolute(path: Path) -> Path:
-    """Where a path leads from the current folder; symbolic links stay as the person wrote them."""
-    return Path(_normal(Path.cwd() / path))
-
-
 def assembled(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
     """The spec of a study file that has been read from an absolute path.
 
@@ -307,8 +303,7 @@ def assembled(path: Path, raw: dict[str, Any], marks: Marks) -> StudySpec:
     spec = StudySpec(path=path, config=_validated(raw, marks), _raw=raw, _marks=marks)
     file = spec.storage_url.partition("?")[0].partition("///")[2] if spec.storage_url.startswith("sqlite") else ""
     for key, place in (("output_dir", spec.output_dir), ("storage", Path(file))):
-        if len(os.fsencode(place)) > _LONGEST_PATH or any(len(os.fsencode(part)) > 255 for part in place.parts):
-            problem = f"is too long: a path has at most {_LONGEST_PATH} bytes, and each name in it 255"
+        if (problem := too_long(place)) is not None:
             raise spec.error(problem, path=f"run.{key}", value=str(place), fix="write a shorter one")
     refuse_interpolated(raw, spec.config.search_space, spec.error)
     if spec.search_space or spec.config.where:
@@ -356,23 +351,3 @@ def interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
 
 def _entry(path: str) -> Keys:
     return ("search_space", path)
-
-
-def _anchored(url: str, folder: Path) -> str:
-    match = _SQLITE_FILE.fullmatch(url)
-    return f"{match[1]}{_normal(_quoted(folder) / _home(match[2]))}" if match else url
-
-
-def _quoted(path: Path) -> Path:
-    """The path as it stands in a URL: there, these two characters mean something."""
-    return Path(str(path).replace("%", "%25").replace("?", "%3F"))
-
-
-def _home(path: str) -> Path:
-    # Unlike Path.expanduser, this leaves an unknown home as it is, like a shell.
-    return Path(os.path.expanduser(path))  # noqa: PTH111
-
-
-def _normal(path: Path) -> str:
-    # Unlike Path.resolve, this leaves symbolic links as the person wrote them.
-    return os.path.normpath(path)

@@ -55,6 +55,9 @@ def read_yaml(path: Path) -> YamlSource:
     except OSError as error:
         problem = f"can't be read ({error.strerror or error})"
         raise InputError(problem, file=path, fix="give the path of a readable YAML file") from error
+    except ValueError as error:  # of the path itself
+        fix = "give the path of a YAML file"
+        raise InputError(f"is no path of a file ({error})", value=repr(str(path)), fix=fix) from error
     reader = _Reader(str(path))
     data = reader.read(text)
     if data is None:

@@ -16,6 +16,7 @@ from optuna.samplers import BaseSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import IntegrityError
 
+from hpo.config.file_paths import home
 from hpo.config.marks import COMMAND_LINE
 from hpo.config.paths import join_path, lookup, same, show, split_path, suggest_name
 from hpo.config.space import SearchSpace
@@ -162,7 +163,7 @@ def known_trials(spec: StudySpec, space: SearchSpace) -> tuple[list[FrozenTrial]
 
 
 def _other_file(spec: StudySpec) -> Path:
-    path = spec.folder / Path(str(spec.study.warm_start)).expanduser()
+    path = spec.folder / home(str(spec.study.warm_start))
     if not path.is_file():
         raise spec.error(
             "there is no such file",

@@ -236,6 +236,21 @@ def test_several_objectives_have_a_front(tmp_path: Path) -> None:
         (lambda path: hpo.best_params(path, trial="first"), "trial: is neither `best` nor a number", "hpo trials"),
         (lambda path: hpo.load_best_model(path, trial=-1), "trial: is neither `best` nor a number", "hpo trials"),
         (
+            lambda path: hpo.run(str(path.with_name("a\0b"))),
+            "is no path of a file (embedded null byte)",
+            "give the path of a YAML file",
+        ),
+        (
+            lambda path: hpo.run(path, output_dir="a\0b"),
+            "this call: run.output_dir: holds the character NUL",
+            "leave it out",
+        ),
+        (
+            lambda path: hpo.run(path, storage="sqlite:///a\0b"),
+            "this call: run.storage: holds the character NUL",
+            "leave it out",
+        ),
+        (
             lambda path: hpo.run(path, devices="cuda:99"),
             "this call: run.devices: no such device here",
             "there are cpu",

@@ -304,6 +304,22 @@ def test_a_class_of_a_script_goes_by_the_scripts_name(
     assert "move it to the top level of a module" in error.value.fix
 
 
+@pytest.mark.parametrize(
+    ("folder", "said"), [(3, "folder: must be a path"), ("a\0b", "folder: holds the character NUL")]
+)
+def test_a_folder_that_is_none_is_refused(folder: Any, said: str) -> None:
+    with pytest.raises(hpo.InputError, match=said) as error:
+        study(folder)
+    assert error.value.fix
+    assert "\0" not in str(error.value)
+
+
+def test_it_knows_what_is_written(tmp_path: Path) -> None:
+    spec = study(tmp_path, pruner="median").spec()
+    assert [spec.is_written(f"study.{name}") for name in ("pruner", "scheduler")] == [True, False]
+    assert spec.location("study.pruner") == ('hpo.Study("tiny")', None)
+
+
 def test_a_namesake_in_the_studys_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "tests.py").write_text("")
     with pytest.raises(hpo.InputError, match="has a `tests` of its own") as error:

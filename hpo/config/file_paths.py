@@ -1,0 +1,45 @@
+"""Paths of files as people write them: relative to the study file or the current folder, with `~`, in URLs."""
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+#: Bytes; Linux takes 4,096, and files of trials lie deeper.
+_LONGEST: Final = 3_500
+_LONGEST_NAME: Final = 255
+_SQLITE_FILE: Final = re.compile(r"(sqlite(?:\+\w+)?:///)(?!/|:memory:|file:)(.+)")
+
+
+def too_long(place: Path) -> str | None:
+    """What is wrong with a path that is too long for files to lie there; None where it is not."""
+    names = (os.fsencode(part) for part in place.parts)
+    if len(os.fsencode(place)) <= _LONGEST and all(len(name) <= _LONGEST_NAME for name in names):
+        return None
+    return f"is too long: a path has at most {_LONGEST} bytes, and each name in it {_LONGEST_NAME}"
+
+
+def absolute(path: Path) -> Path:
+    """Where a path leads from the current folder; symbolic links stay as the person wrote them."""
+    return Path(normal(Path.cwd() / path))
+
+
+def anchored(url: str, folder: Path) -> str:
+    """The URL of a database, with a relative SQLite file seen from a folder."""
+    match = _SQLITE_FILE.fullmatch(url)
+    return f"{match[1]}{normal(quoted(folder) / home(match[2]))}" if match else url
+
+
+def quoted(path: Path) -> Path:
+    """The path as it stands in a URL: there, these two characters mean something."""
+    return Path(str(path).replace("%", "%25").replace("?", "%3F"))
+
+
+def home(path: str) -> Path:
+    """The path with the home folder in place of `~`; an unknown home stays as it is, as in a shell."""
+    return Path(os.path.expanduser(path))  # noqa: PTH111 - Path.expanduser raises then
+
+
+def normal(path: Path) -> str:
+    """The path without `..`; unlike Path.resolve, this leaves symbolic links as the person wrote them."""
+    return os.path.normpath(path)
