@@ -31,6 +31,8 @@ from hpo.config.paths import (
     copy_plain,
     diff_configs,
     leaves,
+    lookup,
+    same,
     split_path,
 )
 from hpo.config.schema import (
@@ -41,7 +43,7 @@ from hpo.config.schema import (
     TrainerSection,
 )
 from hpo.config.schema_errors import explained
-from hpo.config.schema_space import CategoricalParam, ParamSpec
+from hpo.config.schema_space import CategoricalParam, ParamSpec, label
 from hpo.config.yaml_source import read_yaml
 from hpo.errors import InputError, together
 
@@ -167,14 +169,36 @@ class StudySpec:
             base = self.config.model_dump(exclude={"study", "run", "search_space"})
             return {**base, "params": dict(params or {})}
         raw, marks = copy_plain(self._raw), self._marks
+        # An interpolation in it may lead into what a choice has replaced.
+        raw["search_space"] = self._plain_space
+        values = self._set_values(params or {})
         # A whole section before what is in it.
-        for path, value in sorted(self.values(params or {}).items(), key=lambda each: len(split_path(each[0]))):
-            try:
-                assign(raw, split_path(path), value)
-            except PathError as error:
-                raise marks.error(str(error), _entry(path), value=value) from error
+        for path in sorted(values, key=lambda each: len(split_path(each))):
+            _assign(raw, marks, path, values[path])
         config = _validated(raw, marks)
         return config.model_dump(exclude={"study", "run", "search_space", "where"})
+
+    @cached_property
+    def _plain_space(self) -> dict[str, Any]:
+        dumped: dict[str, Any] = self.config.model_dump(mode="json", include={"search_space"})["search_space"]
+        return dumped
+
+    def _set_values(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Parameters as `values`, where interpolations in a list or mapping follow the other parameters."""
+        values = self.values(params)
+        chosen = {path: params[path] for path, value in values.items() if isinstance(value, dict | list)}
+        if not any("${" in json.dumps(lookup(self._raw, _entry(path)), default=str) for path in chosen):
+            return values
+        raw, above = copy_plain(self._raw), [split_path(path) for path in chosen]
+        for path, value in values.items():
+            if not any(split_path(path)[: len(keys)] == keys for keys in above):
+                _assign(raw, self._marks, path, value)
+        resolved = interpolated(raw, self._marks)
+        for path, name in chosen.items():
+            for at, choice in enumerate(getattr(self.config.search_space.get(path), "choices", ())):
+                if same(label(choice), name):
+                    values[path] = copy_plain(lookup(resolved, (*_entry(path), "choices", at)))
+        return values
 
     def base_config(self) -> dict[str, Any]:
         """The whole base config, `study`, `run` and `search_space` included.
@@ -351,3 +375,11 @@ def interpolated(raw: dict[str, Any], marks: Marks) -> dict[str, Any]:
 
 def _entry(path: str) -> Keys:
     return ("search_space", path)
+
+
+def _assign(raw: dict[str, Any], marks: Marks, path: str, value: Any) -> None:
+    """Set a parameter in a config, in place."""
+    try:
+        assign(raw, split_path(path), value)
+    except PathError as error:
+        raise marks.error(str(error), _entry(path), value=value) from error

@@ -199,3 +199,20 @@ def test_a_database_keeps_them(studies: Studies) -> None:
         read = other.study.get_trials(deepcopy=False)[0]
         assert read.params == params
         assert other.space.contains(read.params)
+
+
+def test_an_interpolation_in_a_choice_follows_what_else_is_set(tmp_path: Path) -> None:
+    cosine = '{_target_: torch.optim.lr_scheduler.CosineAnnealingLR, T_max: "${trainer.max_epochs}"}'
+    own = '[["${optimizer.momentum}", 8], [16, 32, 8], []]'  # of the base config's optimizer
+    added = f"search_space.lr_scheduler={{type: categorical, choices: [null, {cosine}]}}"
+    spec = spec_of(tmp_path, "[[8, 16], [16, 32, 8], []]", own, added)
+    chosen = {
+        "lr_scheduler": '{"T_max": 1, "_target_": "torch.optim.lr_scheduler.CosineAnnealingLR"}',
+        "model.widths": "[0.9, 8]",
+        "optimizer": ADAM_LABEL,
+    }
+    assert set(chosen) < set(SearchSpace.from_spec(spec).params)
+    assert spec.resolve(chosen)["lr_scheduler"]["T_max"] == 1
+    longer = spec.resolve({**chosen, "trainer.max_epochs": 7})
+    assert (longer["lr_scheduler"]["T_max"], longer["model"]["widths"]) == (7, [0.9, 8])
+    assert spec.values(chosen)["lr_scheduler"]["T_max"] == 1
