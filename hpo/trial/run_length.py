@@ -233,6 +233,7 @@ def _laid_out(
     state = TrainState(
         max_epochs=0,
         **steps,
+        epoch=after.data_epochs,  # where an epoch is a pass; else only what comes after it counts
         step=after.steps,
         data_epoch=after.data_epochs,
         data_batch=after.data_batches,

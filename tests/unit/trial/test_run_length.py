@@ -132,6 +132,8 @@ def test_what_is_trained_already_does_not_count(epochs: int, more: int, every: f
     second.state.load_state_dict({**state, "stop_reason": None})
     _, taken = counted(second, data)
     assert length.total_steps == taken - after.steps
+    if every is None:
+        assert length.epochs == more
 
 
 class TestInAStudyFile:
