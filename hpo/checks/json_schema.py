@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from hpo.config.schema import OF_THE_TRAINER, REQUIRED
-from hpo.config.schema_study import AUTO
+from hpo.config.schema_study import AUTO, NO_SCHEDULER, SamplerSection
 from hpo.config.spec import json_schema
 from hpo.config.targets import TARGET
 from hpo.search.hub import PREFIX
@@ -28,21 +28,27 @@ _REFERENCE: Final = {"$ref": f"#/$defs/{_INTERPOLATION}"}
 _NARROW: Final = frozenset({"integer", "number", "boolean"})
 #: Keys of a schema that say something about a value, rather than which values there are.
 _ABOUT: Final = ("title", "description", "default", "examples")
+#: Sections that may be empty: all of their keys have defaults.
+_OR_NOTHING: Final = ("RunSection", "ResourcesSection", "LoaderSection", "TrainerSection")
 _ARGUMENT: Final = re.compile(r"^(\w+):\s*(.*)$")
 
 
 def study_schema() -> dict[str, Any]:
     """The JSON Schema (draft 2020-12) of a study file as a person writes it."""
-    schema = json_schema()
-    definitions: dict[str, Any] = schema["$defs"]
-    study = definitions["StudySection"]["properties"]
+    schema = _inside(json_schema())
+    definitions: dict[str, Any] = {name: _inside(node) for name, node in schema["$defs"].items()}
+    schema["$defs"] = definitions
+    study, sections = definitions["StudySection"]["properties"], schema["properties"]
     study["sampler"] = _named(study["sampler"], SAMPLERS, AUTO)
     study["pruner"] = _named(study["pruner"], PRUNERS)
     study["scheduler"] = _scheduler(study["scheduler"])
-    schema["properties"]["callbacks"] = _callbacks(schema["properties"]["callbacks"])
-    for node in (schema, *definitions.values()):
-        for name, value in node.get("properties", {}).items():
-            node["properties"][name] = _open(value)
+    sections["callbacks"] = _callbacks(sections["callbacks"])
+    for name in _OR_NOTHING:
+        definitions[name]["type"] = ["object", "null"]
+    for name in ("metrics", "callbacks", "search_space"):
+        sections[name]["type"] = ["object", "null"]
+    for node in (sections["where"], study["n_trials"]):  # as many trials as `epochs` allows
+        node["anyOf"] = [*node["anyOf"], {"type": "null"}]
     definitions[_INTERPOLATION] = {
         "type": "string",
         "pattern": r"\$\{[^}]+\}",
@@ -61,14 +67,26 @@ def _open(node: dict[str, Any]) -> dict[str, Any]:
     """The schema, with an interpolation wherever a narrow scalar is wanted; descriptions stay outside."""
     if "const" in node:  # the `type` by which an entry of the search space is described from others
         return node
-    if "items" in node:
-        return {**node, "items": _open(node["items"])}
+    node = _inside(node)
     if not _is_narrow(node):
         return node
     described = {key: value for key, value in node.items() if key in _ABOUT}
     values = {key: value for key, value in node.items() if key not in _ABOUT}
     variants = values["anyOf"] if set(values) == {"anyOf"} else [values]
     return {**described, "anyOf": [*variants, _REFERENCE]}
+
+
+def _inside(node: dict[str, Any]) -> dict[str, Any]:
+    """The same for what lies in a mapping or a list."""
+    changed: dict[str, Any] = {}
+    if "properties" in node:
+        changed["properties"] = {name: _open(value) for name, value in node["properties"].items()}
+    for key in ("items", "additionalProperties"):
+        if isinstance(node.get(key), dict):
+            changed[key] = _open(node[key])
+    if "anyOf" in node:
+        changed["anyOf"] = [_inside(each) for each in node["anyOf"]]
+    return {**node, **changed}
 
 
 def _is_narrow(node: Mapping[str, Any]) -> bool:
@@ -80,23 +98,31 @@ def _is_narrow(node: Mapping[str, Any]) -> bool:
 def _named(node: Mapping[str, Any], known: Mapping[str, type], *more: str) -> dict[str, Any]:
     """A sampler or a pruner: its name alone, or a mapping with its arguments; the names are offered."""
     names = [*more, *known, *(kind.__name__ for kind in known.values())]
+    others = f"^{PREFIX}|^({'|'.join(map(_any_case, known))})$"
     name = {
-        "anyOf": [{"enum": names}, {"type": "string", "pattern": f"^{PREFIX}"}, _REFERENCE],
+        "anyOf": [{"enum": names}, {"type": "string", "pattern": others}, _REFERENCE],
         "description": "A short name, or the name of Optuna's class; or `optunahub:` and a package.",
     }
-    return _name_or_mapping(node, name)
+    beside = SamplerSection.model_json_schema()["properties"] if known is SAMPLERS else {}
+    return _name_or_mapping(node, {**beside, "name": name})
+
+
+def _any_case(name: str) -> str:
+    """A pattern of a name in small letters, capitals or both."""
+    return "".join(f"[{each}{each.upper()}]" if each.isalpha() else each for each in name)
 
 
 def _scheduler(node: Mapping[str, Any]) -> dict[str, Any]:
-    """The same for a scheduler."""
-    name = {"anyOf": [{"enum": [*SCHEDULERS]}, _REFERENCE], "description": "Its name."}
-    return _name_or_mapping(node, name)
+    """The same for a scheduler, which has no default name."""
+    name = {"anyOf": [{"enum": [*SCHEDULERS, NO_SCHEDULER]}, _REFERENCE], "description": "Its name."}
+    return _name_or_mapping(node, {"name": name}, "name")
 
 
-def _name_or_mapping(node: Mapping[str, Any], name: Mapping[str, Any]) -> dict[str, Any]:
-    mapping = {"type": "object", "properties": {"name": name}}
+def _name_or_mapping(node: Mapping[str, Any], properties: Mapping[str, Any], *required: str) -> dict[str, Any]:
+    opened = {key: value if key == "name" else _open(value) for key, value in properties.items()}
+    mapping = {"type": "object", "properties": opened, "required": [*required]}
     described = {key: value for key, value in node.items() if key in _ABOUT}
-    return {**described, "anyOf": [name, {"type": "null"}, mapping]}
+    return {**described, "anyOf": [properties["name"], {"type": "null"}, mapping]}
 
 
 def _callbacks(node: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,26 @@ def test_the_studies_that_come_along_fit(study: Path, validator: Draft202012Vali
     assert complaints(validator, read_yaml(study).data) == []
 
 
-@pytest.mark.parametrize("text", [STUDY, ODD], ids=["interpolated", "odd"])
+#: Sections that are empty, and what depends on other sections.
+EMPTY = """
+study: {name: empty, sampler: {name: TPE, seed: "${trainer.seed}"}, scheduler: none, epochs: 50, n_trials: }
+run:
+data: {_target_: parts.load}
+model: {_target_: parts.Net}
+loss: {_target_: parts.Explode}
+step:
+optimizer: {_target_: torch.optim.SGD, lr: 0.1}
+lr_scheduler: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 2, warmup: "${trainer.max_epochs}"}
+metrics:
+loader:
+trainer:
+callbacks:
+search_space:
+where:
+"""
+
+
+@pytest.mark.parametrize("text", [STUDY, ODD, EMPTY], ids=["interpolated", "odd", "empty"])
 def test_what_people_write_fits(text: str, validator: Draft202012Validator) -> None:
     data = yaml.safe_load(text.replace("1e-", "1.0e-"))
     assert complaints(validator, data) == []
@@ -78,6 +97,11 @@ def test_pydantics_own_schema_would_refuse_an_interpolation() -> None:
         ("study.sampler=tep", "$.study.sampler"),
         ("study.pruner={name: mdian}", "$.study.pruner"),
         ("study.n_trails=3", "$.study"),
+        ("study.scheduler={factor: 3}", "$.study.scheduler"),
+        ("study.scheduler=pbtt", "$.study.scheduler"),
+        ("study.sampler={name: tpe, seed: -1}", "$.study.sampler"),
+        ("trainer={max_epochs: 0}", "$.trainer.max_epochs"),
+        ("lr_scheduler.warmup=-1", "$.lr_scheduler"),
         ("trainer.precision=fp8", "$.trainer.precision"),
         ("trainer.max_epochs=0", "$.trainer.max_epochs"),
         ("trainer.compile=maybe", "$.trainer.compile"),
