@@ -26,6 +26,7 @@ from hpo.checks.preflight_probe import (
     Probe,
     shapes_of,
 )
+from hpo.config.paths import join_path, lookup, split_path
 from hpo.config.targets import TARGET, instantiate
 from hpo.errors import InputError
 from hpo.study.outcome import Outcome
@@ -141,20 +142,20 @@ class Attempt:
         if config["lr_scheduler"] is not None:
             yield "lr_scheduler", "building it"
             make_schedulers(spec, resolver, config["lr_scheduler"], optimizer)
-        callbacks = {f"callbacks.{name}": node for name, node in config["callbacks"].items()}
+        callbacks = {join_path(("callbacks", name)): node for name, node in config["callbacks"].items()}
         for path, node in {"loss": config["loss"], "step": config["step"], **callbacks}.items():
             if isinstance(node, Mapping) and TARGET in node:
                 yield path, "building it"
                 instantiate(resolver, node, _as_function=True)
         for name, node in config["metrics"].items():
-            yield f"metrics.{name}", "building it"
+            yield join_path(("metrics", name)), "building it"
             make_metric(resolver, node)
         yield "trainer", "building the trainer"
 
     def _at_work(self, error: BaseException) -> _Stage:
         phase = self.probe.phase
         if name := metric_at_work(error):
-            return f"metrics.{name}", "the metric"
+            return join_path(("metrics", name)), "the metric"
         if phase == START:
             return ("data", "making batches of it") if _of_data(error) else ("trainer", "starting the training")
         if phase in _AT_WORK:
@@ -180,24 +181,22 @@ class Attempt:
         outputs = trainer.model(inputs)
         shapes = f"outputs {shapes_of(outputs)}, targets {shapes_of(targets)}"
         for name, metric in trainer.metrics.items() if self.probe.phase == METRICS or where else ():
-            yield f"metrics.{name}", f"the metric{where} ({shapes})"
+            yield join_path(("metrics", name)), f"the metric{where} ({shapes})"
             torch.as_tensor(measured_alone(metric, outputs, targets)).reshape(())
         yield "loss", f"the loss{where} ({shapes})"
 
     def _path_of(self, callback: Callback) -> str:
         for name, row in CALLBACKS.items():
             if type(callback) is row.kind:
-                return f"callbacks.{name}"
+                return join_path(("callbacks", name))
         for name, node in self.config["callbacks"].items():
             if isinstance(node, Mapping) and str(node.get(TARGET, "")).endswith(type(callback).__name__):
-                return f"callbacks.{name}"
+                return join_path(("callbacks", name))
         return "callbacks"
 
     def _said(self, section: str, doing: str, error: BaseException) -> InputError:
         spec = self.builder.spec
-        node: Any = self.config
-        for key in section.split("."):
-            node = node.get(key) if isinstance(node, Mapping) else None
+        node: Any = lookup(self.config, split_path(section))
         target = str(node[TARGET]) if isinstance(node, Mapping) and TARGET in node else ""
         place = _own_line(error, spec.folder)
         fix = (

@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
+from hpo.config.paths import join_path
 from trainer.callback import Callback, TrainerView
 from trainer.data.batches import tensors_in
 from trainer.metrics.objects import Metric, is_object, measured_alone
@@ -211,10 +212,10 @@ class Probe(Callback):
         if not single:
             shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
             problem = f"returned a {type(value).__name__}{shape}, and must return one number"
-            raise self._complain(problem, f"metrics.{name}", "return the mean over the batch")
+            raise self._complain(problem, join_path(("metrics", name)), "return the mean over the batch")
         if not math.isfinite(float(value)):
             problem = f"is {float(value)} for the first batch"
-            raise self._complain(problem, f"metrics.{name}", "look for a division by zero in it")
+            raise self._complain(problem, join_path(("metrics", name)), "look for a division by zero in it")
 
     def _check_gradients(self, model: nn.Module) -> None:
         trained = [(name, item) for name, item in model.named_parameters() if item.requires_grad]

@@ -226,6 +226,16 @@ def test_a_good_study_is_measured_and_leaves_nothing(file: Path, capfd: pytest.C
         ("loss.kind=vector", "loss", r"has the shape \(32,\), and must be one number"),
         ("loss.kind=infinite", "loss", "the loss of the first batch is inf"),
         ("metrics.mae.kind=raises", "metrics.mae._target_", "the metric .* failed: KeyError: 'auc'"),
+        (
+            "metrics={mae.all: {_target_: parts.metric, kind: raises}}",
+            "metrics[mae.all]._target_",
+            "the metric .* failed: KeyError: 'auc'",
+        ),
+        (
+            "metrics={mae.all: {_target_: parts.metric, kind: nan}}",
+            "metrics[mae.all]",
+            "is nan for the first batch",
+        ),
         ("metrics.mae.kind=vector", "metrics.mae", r"a Tensor of shape \(32,\), and must return one number"),
         ("metrics.mae.kind=nan", "metrics.mae", "is nan for the first batch"),
         ("optimizer._target_=parts.Optimizer", "optimizer._target_", "step failed: ArithmeticError: no step"),
