@@ -24,14 +24,16 @@ def check_rates(spec: StudySpec, *, search: bool = True) -> None:
         InputError: One is no number.
     """
     rates = list(_rates(spec.base_config()[_SECTION], (_SECTION,)))
-    for path, entry in spec.search_space.items() if search else ():
+    for path, entry in spec.config.search_space.items() if search else ():
         keys = split_path(path)
-        if isinstance(entry, CategoricalParam) and (keys[0], keys[-1]) == (_SECTION, _RATE):
-            rates += [(("search_space", path, "choices", at), each) for at, each in enumerate(entry.choices)]
-    for place, rate in rates:
+        if isinstance(entry, CategoricalParam) and keys[0] == _SECTION:
+            for at, choice in enumerate(entry.choices):
+                place: Keys = ("search_space", path, "choices", at)
+                rates += [(place, choice)] if keys[-1] == _RATE else _rates(choice, place)
+    for keys, rate in rates:
         if isinstance(rate, str | bool | list):
             fix = "write a number, 1e-3 for example"
-            raise spec.error("a learning rate is a number", path=join_path(place), value=rate, fix=fix)
+            raise spec.error("a learning rate is a number", path=join_path(keys), value=rate, fix=fix)
 
 
 def _rates(node: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:

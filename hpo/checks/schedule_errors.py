@@ -10,9 +10,9 @@ from typing import Any, Final
 from torch.optim.lr_scheduler import CyclicLR, LRScheduler, OneCycleLR, ReduceLROnPlateau
 
 from hpo.config.lengths import lengths_in
-from hpo.config.paths import join_path
+from hpo.config.paths import Keys, join_path, same, split_path
 from hpo.config.schema import TrainerSection
-from hpo.config.schema_space import CategoricalParam, ParamSpec, values_or_ends
+from hpo.config.schema_space import CategoricalParam, ParamSpec, label, values_or_ends
 from hpo.config.several import is_several
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
@@ -20,6 +20,7 @@ from hpo.config.targets import ARGS, TARGET, TargetResolver
 from hpo.errors import InputError
 from hpo.trial.run_length import shortfall
 
+_SECTION: Final = "lr_scheduler"
 _SWITCH: Final = "lr_scheduler._target_"
 _INTERVAL: Final = "lr_scheduler.interval"
 #: Schedulers that set values of the optimizer themselves, with the arguments that they take them from.
@@ -49,7 +50,7 @@ def check_schedule(spec: StudySpec, *, search: bool = True) -> None:
 
 def _variants(entries: Mapping[str, ParamSpec]) -> Iterator[dict[str, Any]]:
     """Every choice of a scheduler and its interval, where these are searched."""
-    axes = {path: entries[path] for path in (_SWITCH, _INTERVAL) if path in entries}
+    axes = {path: entries[path] for path in (_SECTION, _SWITCH, _INTERVAL) if path in entries}
     choices = [entry.choices for entry in axes.values() if isinstance(entry, CategoricalParam)]
     for values in itertools.product(*choices):
         yield dict(zip(axes, values, strict=True))
@@ -85,7 +86,8 @@ class _Variant:
             raise self._error(problem, _INTERVAL, value="step", fix="write `interval: epoch`")
         if issubclass(kind, LRScheduler) and kind.__module__ == LRScheduler.__module__:
             self._check_unit(node)
-        self._check_searched(kind, node)
+        if _SECTION not in self.forced:  # where all of it is one choice, a value may be searched for the others
+            self._check_searched(kind, node)
         if issubclass(kind, OneCycleLR):
             self._check_end()
 
@@ -135,9 +137,18 @@ class _Variant:
     def _error(self, problem: str, path: str, *, value: Any = "", fix: str) -> InputError:
         if path in self.spec.search_space:
             path = join_path(("search_space", path))
+        elif _SECTION in self.forced and path.startswith(_SECTION):
+            path = self._place(split_path(path))
         elif self.forced and path.startswith("lr_scheduler"):
             problem += f" ({', '.join(f'with {name} {choice}' for name, choice in self.forced.items())})"
         return self.spec.error(problem, path=path, value=value, fix=fix)
+
+    def _place(self, keys: Keys) -> str:
+        """Where a key of the scheduler stands among the choices of the whole section."""
+        entry, chosen = self.spec.config.search_space[_SECTION], self.forced[_SECTION]
+        choices = entry.choices if isinstance(entry, CategoricalParam) else ()
+        at = next(at for at, choice in enumerate(choices) if same(label(choice), chosen))
+        return join_path(("search_space", _SECTION, "choices", at, *keys[1:]))
 
 
 def _calls(config: Mapping[str, Any]) -> int | None:

@@ -27,6 +27,7 @@ search_space:
 CYCLE = "cycle_momentum: false, base_lr: 1e-3"
 TYPES = "lr_scheduler._target_: {type: categorical, choices: [torch.optim.lr_scheduler.StepLR, %s]}"
 LR = "optimizer.lr: {type: float, low: 1e-4, high: 1e-1}"
+WHOLE = "search_space.lr_scheduler={type: categorical, choices: [null, {_target_: %s}]}"
 ONE_CYCLE, PLATEAU = "torch.optim.lr_scheduler.OneCycleLR", "torch.optim.lr_scheduler.ReduceLROnPlateau"
 
 
@@ -128,6 +129,16 @@ def scheduler(name: str, arguments: str) -> str:
             [scheduler("OneCycleLR", "max_lr: '${optimizer.lr}', total_steps: 4")],
             "lr_scheduler.total_steps",
             "ends after 4 epochs, but the training has 5",
+        ),
+        (
+            [WHOLE % f"{ONE_CYCLE}, max_lr: 0.1, total_steps: 4"],
+            "search_space.lr_scheduler.choices[1].total_steps",
+            "ends after 4 epochs, but the training has 5",
+        ),
+        (
+            [WHOLE % f"{PLATEAU}, interval: step"],
+            "search_space.lr_scheduler.choices[1].interval",
+            "a metric of a whole epoch",
         ),
         (
             [scheduler("OneCycleLR", "max_lr: '${optimizer.lr}', epochs: 2, steps_per_epoch: 2")],
