@@ -205,6 +205,9 @@ def _check_path(spec: StudySpec, config: Mapping[str, Any], path: str) -> None:
     if found := path_problem(config, keys):
         raise spec.error(found[0], path=here, fix=found[1])
     # A callback may be switched off whole; else a section is replaced by another one.
+    if keys == ("callbacks",):
+        fix = "search each by its name: `callbacks.ema: {type: categorical, choices: [true, false]}`"
+        raise spec.error("callbacks can't be searched all together", path=here, fix=fix)
     if isinstance(lookup(config, keys), dict) and keys[0] != "callbacks" and not _is_of_sections(spec, path):
         fix = "name one of its values, or write `type: categorical` with a mapping for each choice"
         raise spec.error("a whole section can't be searched", path=here, fix=fix)
