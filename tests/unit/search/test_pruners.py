@@ -129,6 +129,7 @@ def test_patient_wraps_a_pruner_by_name_or_with_arguments_or_none(studies: Studi
         ("percentile", "study.pruner", "needs the argument percentile", "add `percentile: …`"),
         ("medain", "study.pruner.name", "no pruner has this name", "did you mean `median`?"),
         ("{name: median, warmup: 3}", "study.pruner.warmup", "takes no such argument", "n_warmup_steps"),
+        ("{name: median, a..b: 3}", "study.pruner[a..b]", "takes no such argument", "n_warmup_steps"),
         ("{name: patient, patience: 1}", "study.pruner", "needs the argument wrapped_pruner", "add"),
         (
             "{name: patient, patience: 1, wrapped_pruner: 3}",

@@ -226,6 +226,7 @@ def test_trials_of_another_study_are_known_and_do_not_count(pilot: Path, tmp_pat
     ("override", "problem"),
     [
         ("study.warm_start=../nothing.yaml", "there is no such file"),
+        ("study.warm_start=~no-such-user/study.yaml", "there is no such file"),
         ("study.warm_start=study.yaml", "names this study itself"),
         (
             "study.metric=val_mae study.direction=minimize study.warm_start=../pilot/study.yaml",
