@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -194,11 +194,12 @@ class TrainState:
     def stop(self, reason: str, *, now: bool = False) -> None:
         """Ask the run to end: after this epoch, or with ``now`` after this batch.
 
-        The first reason stays, except that ``"diverged"`` outranks every other, and every other ``"paused"``: a
-        run that ends in the same epoch for a reason of its own has ended.
+        The first reason stays, except that ``"diverged"`` outranks every other, and every other outranks
+        ``"interrupted"`` and ``"paused"``: a run that ends in the same epoch for a reason of its own has ended,
+        and is not to resume. Where ``now`` has cut the epoch off, ``"interrupted"`` stays.
         """
-        if self.stop_reason in {None, PAUSED} or reason == DIVERGED:
-            self.stop_reason = reason
+        cut = self.stop_now and self.batch_index > 0
+        self.stop_reason = prevailing((self.stop_reason, reason), cut=cut)
         self.stop_now = self.stop_now or now
 
     def stop_epoch(self) -> None:
@@ -301,6 +302,22 @@ class TrainState:
         self.stop_now = False
         self.epoch_stopped = state["epoch_stopped"]
         self.skips = {VALIDATION} if state["skip_validation"] else set()
+
+
+def prevailing(reasons: Iterable[str | None], *, cut: bool) -> str | None:
+    """The reason for which a run ends, of several in the order in which they were given.
+
+    Args:
+        reasons: None stands for none.
+        cut: Whether the run ends inside an epoch, so that one that was interrupted there is still to be continued.
+    """
+
+    def place(reason: str) -> int:
+        if reason in {DIVERGED, PAUSED}:
+            return 0 if reason == DIVERGED else 3
+        return 2 if reason == INTERRUPTED and not cut else 1
+
+    return min((reason for reason in reasons if reason is not None), key=place, default=None)
 
 
 def is_better(value: float, best: float, mode: Mode) -> bool:

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from trainer.state import DIVERGED, PAUSED, VALIDATION, TrainState
+from trainer.state import DIVERGED, VALIDATION, TrainState, prevailing
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ def wishes(state: TrainState) -> Wishes:
 def agreed(state: TrainState, of_ranks: Sequence[Wishes | None], mine: Wishes) -> None:
     """Let this process do what any process has asked for.
 
-    Of several reasons to end ``"diverged"`` comes first and ``"paused"`` last, else that of the lowest rank.
+    Of several reasons to end, that of the lowest rank counts as given first, see `TrainState.stop`.
 
     Args:
         state: The state to write to.
@@ -43,8 +43,9 @@ def agreed(state: TrainState, of_ranks: Sequence[Wishes | None], mine: Wishes) -
         mine: What this process has asked for, which is as good as new.
     """
     asked = [each for each in of_ranks if each is not None] + [mine]
-    state.stop_reason = _reason([each.stop_reason for each in asked])
     state.stop_now = any(each.stop_now for each in asked)
+    cut = state.stop_now and state.batch_index > 0
+    state.stop_reason = prevailing([each.stop_reason for each in asked], cut=cut)
     state.epoch_stopped = any(each.epoch_stopped for each in asked)
     if any(each.skip_validation for each in asked):
         state.skips.add(VALIDATION)
@@ -54,10 +55,3 @@ def agreed(state: TrainState, of_ranks: Sequence[Wishes | None], mine: Wishes) -
         number = next(rank for rank, each in enumerate(of_ranks) if each and each.stop_reason == state.stop_reason)
         level = logging.WARNING if state.stop_reason == DIVERGED else logging.INFO
         logger.log(level, "rank %d asked the run to end: %s", number, state.stop_reason)
-
-
-def _reason(reasons: Sequence[str | None]) -> str | None:
-    given = [reason for reason in reasons if reason is not None]
-    if DIVERGED in given:
-        return DIVERGED
-    return next((reason for reason in given if reason != PAUSED), PAUSED if given else None)

@@ -8,10 +8,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.unit.trainer.support import At, make_trainer, quick, regression, through_file
+from tests.unit.trainer.support import (
+    At,
+    make_trainer,
+    one_batch,
+    quick,
+    regression,
+    run_scripted,
+    scripted_trainer,
+    through_file,
+)
 from trainer import TrainState
+from trainer.callbacks import EarlyStopping
 from trainer.data.random_state import rng_state, seed_all, set_rng_state
 from trainer.data.seeding import derive_seed
+from trainer.distributed.agreement import agreed, wishes
 from trainer.state import best_epoch, is_better
 
 
@@ -69,6 +80,50 @@ class TestStop:
         for reason in order:
             state.stop(reason)
         assert state.stop_reason == "diverged"
+
+    @pytest.mark.parametrize("order", [["interrupted", "early_stopping"], ["early_stopping", "interrupted"]])
+    def test_a_reason_of_the_runs_own_outranks_an_interruption_in_the_same_epoch(self, order: list[str]) -> None:
+        state = TrainState(9, epoch=3)
+        for reason in order:
+            state.stop(reason)
+        assert state.stop_reason == "early_stopping"
+        assert state.state_dict()["stop_reason"] == "early_stopping"
+
+    def test_an_interruption_that_has_cut_an_epoch_off_stays(self) -> None:
+        state = TrainState(9, batch_index=1)
+        state.stop("interrupted", now=True)
+        state.stop("time_limit")
+        assert state.stop_reason == "interrupted"
+        state.stop("diverged")
+        assert state.stop_reason == "diverged"
+
+    def test_an_interruption_outranks_a_pause(self) -> None:
+        state = TrainState(9, epoch=3)
+        state.stop("paused")
+        state.stop("interrupted")
+        state.stop("paused")
+        assert state.stop_reason == "interrupted"
+
+    def test_of_several_processes_a_reason_of_the_runs_own_outranks_an_interruption_of_another(self) -> None:
+        states = [TrainState(9, epoch=3), TrainState(9, epoch=3)]
+        states[0].stop("interrupted", now=True)
+        states[1].stop("early_stopping")
+        asked = [wishes(state) for state in states]
+        for state, mine in zip(states, asked, strict=True):
+            agreed(state, asked, mine)
+        assert [state.stop_reason for state in states] == ["early_stopping"] * 2
+
+    @pytest.mark.parametrize("asked", [True, False])
+    def test_a_run_that_stops_early_stops_there_with_a_request_to_interrupt_it_and_without(
+        self, asked: bool
+    ) -> None:
+        """A checkpoint of that epoch must not be one to continue from."""
+        losses = [1.0, 2.0, 3.0, 4.0, 5.0]
+        ask = At("on_epoch_end", lambda t: t.state.stop("interrupted"), lambda t: asked and t.state.epoch == 3)
+        stopped = run_scripted([ask, EarlyStopping(patience=2)], losses)
+        again = scripted_trainer([EarlyStopping(patience=2)], losses)
+        again.load_state_dict(through_file(stopped.state_dict()))
+        assert again.fit(one_batch(), one_batch()).epoch == 3
 
     def test_without_now_the_epoch_is_finished_and_validated(self) -> None:
         trainer = make_trainer([At("on_train_batch_end", lambda t: t.state.stop("enough"))], max_epochs=5)
