@@ -81,9 +81,10 @@ class TrainerCode:
         with peers.at_work(part, session.folder):
             trainer, data = self._prepared(session, part)
             peers.meet()
-            reason = trainer.fit(data["train"], data["val"]).stop_reason
-        # Asked for too late: nothing is left to train.
-        return None if reason in CONTINUED and trainer.finished else reason
+            state = trainer.fit(data["train"], data["val"])
+        if state.stop_reason in CONTINUED and not trainer.plan.broken_off(state):
+            return None  # asked for too late: nothing is left to train
+        return state.stop_reason
 
     def smaller(self) -> int | None:
         """Parts for each batch that are smaller than those of this run; None where the config can't cut them."""

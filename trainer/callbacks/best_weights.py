@@ -8,7 +8,7 @@ from typing import Any
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.manager import snapshot
 from trainer.distributed.parts import load_model
-from trainer.state import CONTINUED, DIVERGED, ERROR, Mode, is_better
+from trainer.state import DIVERGED, ERROR, Mode, is_better
 from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)
@@ -71,8 +71,8 @@ class BestWeights(Callback):
         """Put the best model back after a fit that is over."""
         fitted, self._fitting = self._fitting, False
         state = trainer.state
-        resumes = state.stop_reason in CONTINUED | {ERROR} or (state.batch_index and state.stop_reason != DIVERGED)
-        if not fitted or resumes:
+        inside = state.batch_index and state.stop_reason != DIVERGED
+        if not fitted or inside or state.stop_reason == ERROR or trainer.plan.broken_off(state):
             return
         if self._model is not None:
             load_model(bare_model(trainer.model), self._model)

@@ -96,8 +96,7 @@ def outcome_of(trainer: TrainerView, error: BaseException | None) -> str:
     if reason == ERROR:
         return OUT_OF_MEMORY if isinstance(error, torch.OutOfMemoryError | MemoryError) else ERROR
     if reason in CONTINUED:
-        whole = error is None and not trainer.state.batch_index and trainer.plan.reached(trainer.state)
-        return COMPLETE if whole else INTERRUPTED
+        return INTERRUPTED if error is not None or trainer.plan.broken_off(trainer.state) else COMPLETE
     return reason if reason in {DIVERGED, PRUNED} else COMPLETE
 
 

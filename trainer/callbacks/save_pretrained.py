@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
-from trainer.state import CONTINUED, DIVERGED, ERROR, PRUNED
+from trainer.state import DIVERGED, ERROR, PRUNED
 from trainer.step.parts import bare_model
 
 DTypeName = Literal["float32", "bfloat16", "float16"]
@@ -88,7 +88,7 @@ class SavePretrained(Callback):
         fitted, self._fitting = self._fitting, False
         state, model = trainer.state, bare_model(trainer.model)
         inside = state.batch_index and state.stop_reason != DIVERGED
-        if not fitted or inside or state.stop_reason in CONTINUED | {ERROR, PRUNED}:
+        if not fitted or inside or state.stop_reason in {ERROR, PRUNED} or trainer.plan.broken_off(state):
             return
         if not all(bool(parameter.isfinite().all()) for parameter in model.parameters()):
             logger.warning("%s is not written: the weights are not finite", self.folder)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from trainer.state import TrainState
+from trainer.state import CONTINUED, TrainState
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +96,10 @@ class Plan:
         if self.max_steps is not None and state.step >= self.max_steps:
             return True
         return self.max_epochs is not None and state.data_epoch >= self.max_epochs
+
+    def broken_off(self, state: TrainState) -> bool:
+        """Whether a run that has ended was interrupted or paused before it had its length, and is to resume."""
+        return state.stop_reason in CONTINUED and (state.batch_index > 0 or not self.reached(state))
 
     def _total_steps(self, state: TrainState, pass_length: int | None) -> int | None:
         if self.max_epochs is None or pass_length is None:

@@ -320,6 +320,14 @@ def test_an_interrupted_trial_waits_and_goes_on_bit_equal(studies: Studies, look
         assert study_status(view)["finished"] == 1
 
 
+def test_a_trial_that_is_interrupted_at_the_last_step_of_all_waits_for_its_validation(studies: Studies) -> None:
+    with studies.open("trainer.max_steps=4", views=2) as (view, later):
+        assert run(view, From(4)).outcome is None
+        assert outcome_of(stored(view)) == "waiting"
+        assert run(later).outcome == Outcome.COMPLETE
+        assert len(stored(view).intermediate_values) == 1
+
+
 def dying(view: OpenStudy) -> OpenStudy:
     """The study as a worker sees it whose process is gone, to all others."""
     return load_study(view.spec, dataclasses.replace(Owner.current(), start_time=1.0))

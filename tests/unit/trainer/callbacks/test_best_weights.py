@@ -240,3 +240,10 @@ def test_the_state_survives_a_file() -> None:
 def test_a_wrong_mode_is_refused() -> None:
     with pytest.raises(ValueError, match="mode is 'low': give 'min' or 'max'"):
         BestWeights(mode="low")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("reason", ["interrupted", "paused"])
+def test_a_request_to_resume_later_that_comes_with_the_last_epoch_leaves_nothing_to_resume(reason: str) -> None:
+    stop = At("on_epoch_end", lambda t: t.state.stop(reason), lambda t: t.state.epoch == 3)
+    trainer, _ = scripted([BestWeights(), stop], [2.0, 1.0, 3.0])
+    assert weight(trainer) == 2

@@ -94,6 +94,11 @@ def test_a_run_that_is_not_over_or_came_to_nothing_writes_none(tmp_path: Path, o
     assert not list(tmp_path.iterdir())
 
 
+def test_a_run_that_is_interrupted_with_its_last_epoch_is_over(tmp_path: Path) -> None:
+    fit(SavePretrained(tmp_path / "model"), interrupt_at(4, now=False))
+    assert weights_in(tmp_path / "model")
+
+
 def test_a_model_that_can_not_be_saved_so_is_said_at_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
