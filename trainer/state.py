@@ -258,7 +258,7 @@ class TrainState:
             return self.metrics[name]
         if self.validation_skipped:
             return None
-        raise KeyError(f"no metric is called {name!r}; recorded are {', '.join(self.metrics)}")
+        raise KeyError(f"no metric is called {name!r}; {recorded_instead(name, self.metrics)}")
 
     def forget_batch_skips(self) -> None:
         """Skips last one batch; that of the validation lasts until it is due."""
@@ -318,6 +318,14 @@ def prevailing(reasons: Iterable[str | None], *, cut: bool) -> str | None:
         return 2 if reason == INTERRUPTED and not cut else 1
 
     return min((reason for reason in reasons if reason is not None), key=place, default=None)
+
+
+def recorded_instead(name: str, recorded: Iterable[str]) -> str:
+    """What an error says where nothing records a metric: what is recorded, and what to do."""
+    names = tuple(recorded)
+    validates = any(each.startswith("val_") for each in names)
+    fix = "" if validates or not name.startswith("val_") else ": give fit validation data, or name one of these"
+    return f"recorded are {', '.join(names)}{fix}"
 
 
 def is_better(value: float, best: float, mode: Mode) -> bool:

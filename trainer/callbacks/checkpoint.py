@@ -19,7 +19,7 @@ from trainer.checkpoint.rules import SaveRules, check_choices, check_counts
 from trainer.checkpoint.writer import CheckpointWriter, Save, Written
 from trainer.distributed.group import LostPartsError
 from trainer.distributed.parts import is_part
-from trainer.state import DIVERGED, ERROR, INTERRUPTED, Mode, TrainState
+from trainer.state import DIVERGED, ERROR, INTERRUPTED, Mode, TrainState, recorded_instead
 from trainer.step.parts import bare_model
 
 # What a write is taken to cost before there has been one.
@@ -248,9 +248,9 @@ class Checkpoint(Callback):
         """Warn once that the best epochs are unknown."""
         if not self._warned and self.monitor not in state.metrics and not state.validation_skipped:
             logger.warning(
-                "nothing records %r, so no epoch is kept as the best; recorded are %s",
+                "nothing records %r, so no epoch is kept as the best; %s",
                 self.monitor,
-                ", ".join(state.metrics),
+                recorded_instead(self.monitor, state.metrics),
             )
             self._warned = True
 

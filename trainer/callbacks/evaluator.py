@@ -104,6 +104,10 @@ class Evaluator(Callback):
             self.history, self._latest = [], {}
         self._looked = trainer.state.step
         names = trainer.evaluation.names
+        if not names:
+            raise ValueError(
+                f"there is no validation set for {self.name}: give fit validation data, or leave it out"
+            )
         if self.data not in names:
             known = ", ".join(repr(name) for name in names if name) or "one without a name"
             raise ValueError(f"no validation set is called {self.data!r}: fit was given {known}")

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from trainer.lr_schedulers import Warmup, needs_metric
-from trainer.state import BACKWARD, DIVERGED, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD
+from trainer.state import BACKWARD, DIVERGED, OPTIMIZER_STEP, SCHEDULER_STEP, ZERO_GRAD, recorded_instead
 from trainer.step import direct
 from trainer.step.fused import check_gradients
 from trainer.step.optimizers import Interval, due
@@ -165,5 +165,5 @@ class OptimizerStep:
         except KeyError as error:
             raise ValueError(
                 f"scheduler_monitor is {self._scheduler_monitor!r}, which no epoch records before the scheduler "
-                f"steps: recorded are {', '.join(state.metrics)}"
+                f"steps: {recorded_instead(self._scheduler_monitor, state.metrics)}"
             ) from error

@@ -247,3 +247,8 @@ def test_a_request_to_resume_later_that_comes_with_the_last_epoch_leaves_nothing
     stop = At("on_epoch_end", lambda t: t.state.stop(reason), lambda t: t.state.epoch == 3)
     trainer, _ = scripted([BestWeights(), stop], [2.0, 1.0, 3.0])
     assert weight(trainer) == 2
+
+
+def test_without_validation_data_the_error_says_what_to_do() -> None:
+    with pytest.raises(KeyError, match=r"'val_loss'; recorded are .*lr: give fit validation data"):
+        build(BestWeights()).fit(regression())

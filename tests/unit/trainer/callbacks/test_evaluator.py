@@ -17,7 +17,14 @@ from tests.unit.trainer.support import (
     through_file,
 )
 from trainer import BatchOptions, Callback, Trainer
-from trainer.callbacks import EMA, EarlyStopping, Evaluator, GradientAccumulation, SanityValidation, StepMetrics
+from trainer.callbacks import (
+    EMA,
+    EarlyStopping,
+    Evaluator,
+    GradientAccumulation,
+    SanityValidation,
+    StepMetrics,
+)
 from trainer.state import OPTIMIZER_STEP
 
 MAIN, HARD = regression(9, seed=4), regression(7, seed=5)
@@ -189,6 +196,10 @@ def test_a_sanity_validation_comes_before_the_first_step_alone() -> None:
             "is called 'other': fit was given 'main', 'hard'",
         ),
         (lambda: run(Evaluator("hard", at_end=True), data=MAIN), "fit was given one without a name"),
+        (
+            lambda: run(Evaluator(every_n_steps=1), data=None),
+            "no validation set for Evaluator: give fit validation",
+        ),
     ],
 )
 def test_what_makes_no_sense_is_refused(make: Any, said: str) -> None:
