@@ -255,8 +255,9 @@ class Checkpoint(Callback):
             self._warned = True
 
     def _is_outdated(self, state: TrainState) -> bool:
-        """Whether the end was requested after this state was saved."""
-        return self._saved == (state.epoch, state.batch_index) and self._reason != state.stop_reason
+        """Whether the end, or a checkpoint, was requested after this state was saved."""
+        ended = self._saved == (state.epoch, state.batch_index) and self._reason != state.stop_reason
+        return ended or state.checkpoint_requests != self._answered
 
     def _due_inside(self, state: TrainState) -> bool:
         """Whether a hook or one of the rules that do not wait for an epoch's end asks for a checkpoint."""

@@ -44,8 +44,8 @@ class Evaluator(Callback):
         every_epoch: Evaluate at each epoch's end; the first set always is.
         at_start: Evaluate before the first step.
         at_end: Evaluate after the last epoch. Where the run ends early that shows after the epoch was logged: the
-            numbers are then in ``history`` and in the log alone. A run that is interrupted, fails, diverges or is
-            pruned is not evaluated.
+            numbers are then in ``history``, which `Checkpoint` saves once more, and in the log alone. A run that
+            is interrupted, fails, diverges or is pruned is not evaluated.
         max_batches: The first batches alone; None: all.
         stop_after_first: Stop the run after the first evaluation, with the reason ``"evaluated"``.
 
@@ -148,6 +148,7 @@ class Evaluator(Callback):
         early = reason is not None and reason not in _BROKEN_OFF and trainer.state.step not in steps
         if self.at_end and early and self._is_apart(trainer):
             found = self._evaluate(trainer)
+            trainer.state.request_checkpoint()  # a run that is over is then not evaluated again
             logger.info("step %d: %s", trainer.state.step, ", ".join(f"{n} {v:g}" for n, v in found.items()))
 
     def state_dict(self) -> dict[str, Any]:

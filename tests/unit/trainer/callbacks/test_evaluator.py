@@ -19,6 +19,7 @@ from tests.unit.trainer.support import (
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import (
     EMA,
+    Checkpoint,
     EarlyStopping,
     Evaluator,
     GradientAccumulation,
@@ -157,6 +158,21 @@ def test_the_end_of_a_run_that_ends_early(reason: str, found: list[int], caplog:
         run(evaluator, At("on_epoch_end", lambda trainer: trainer.state.stop(reason)))
     assert steps(evaluator) == found
     assert ("step 3: val_hard_loss" in caplog.text) == bool(found)
+
+
+def test_the_numbers_of_an_early_end_are_saved_and_not_measured_again(tmp_path: Path) -> None:
+    def start(*callbacks: Callback) -> Evaluator:
+        evaluator = Evaluator("hard", at_end=True)
+        trainer = make_trainer([evaluator, Checkpoint(tmp_path, max_overhead=1), *callbacks], max_epochs=9)
+        trainer.fit(regression(), SETS, ckpt="last")
+        return evaluator
+
+    first = start(At("on_epoch_end", lambda trainer: trainer.state.stop("enough")))
+    measured: list[str] = []
+    again = start(At("on_validation_start", lambda trainer: measured.append(trainer.state.evaluating)))
+    assert again.history == first.history
+    assert [item["step"] for item in again.history] == [3]
+    assert measured == []
 
 
 def test_records_of_steps_have_the_numbers(tmp_path: Path) -> None:
