@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trainer.callback import Callback, TrainerView
 from trainer.error_text import error_text
-from trainer.state import DIVERGED, PRUNED, Mode, best_epoch
+from trainer.state import DIVERGED, INTERRUPTED, PRUNED, Mode, best_epoch
 
 if TYPE_CHECKING:
     from apprise import Apprise
@@ -53,8 +53,8 @@ class Notifier(Callback):
     Args:
         url: The address; or ``"env:NAME"``: what that environment variable holds.
         on: What to send, or ``"all"``: ``"fit_start"`` (of each fit, also one that resumes), ``"fit_end"`` (the
-            run ended by itself, was stopped or pruned), ``"exception"`` (training raised), ``"diverged"`` (it
-            ended as diverged, which ``"fit_end"`` covers too).
+            run ended by itself, was stopped, interrupted or pruned), ``"exception"`` (training raised),
+            ``"diverged"`` (it ended as diverged, which ``"fit_end"`` covers too).
         timeout_s: Seconds that sending may take, all attempts together.
         retries: Further attempts.
         message: Text sent along, such as a link.
@@ -113,8 +113,9 @@ class Notifier(Callback):
             self._tell(trainer, "fit_start")
 
     def on_exception(self, trainer: TrainerView, error: BaseException) -> None:
-        """Note what training died of; to prune a run, it is raised too, and is no failure."""
-        if trainer.state.stop_reason != PRUNED:
+        """Note what training died of; what prunes a run, or interrupts it as Ctrl-C does, is no failure."""
+        interrupted = trainer.state.stop_reason == INTERRUPTED or isinstance(error, KeyboardInterrupt)
+        if not interrupted and trainer.state.stop_reason != PRUNED:
             self._error = error_text(error, _LONGEST_ERROR)
 
     def on_fit_end(self, trainer: TrainerView) -> None:

@@ -226,6 +226,15 @@ class TestWhatIsSent:
         make_trainer([Notifier(server.url), interrupt_at(4)]).fit(regression(), regression())
         assert server.bodies[0]["message"].startswith("interrupted\n")
 
+    def test_a_run_that_ctrl_c_has_ended_has_not_failed(self, server: Server) -> None:
+        def interrupt(trainer: Any) -> None:
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            run_scripted([Notifier(server.url), At("on_train_epoch_end", interrupt)], [3.0, 2.0])
+        assert titles(server) == ["training ended after epoch 0 of 2"]
+        assert server.bodies[0]["message"] == "interrupted"
+
     def test_two_fits_are_two_messages_and_an_error_is_not_carried_over(self, server: Server) -> None:
         trainer = scripted_trainer([Notifier(server.url), FAIL_IN_EPOCH_3], [3.0, 2.0, 1.0], [1.0] * 4)
         with pytest.raises(ZeroDivisionError):
