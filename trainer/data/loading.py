@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import copy
 from itertools import islice
 from typing import Any
 
@@ -140,3 +141,12 @@ def loader_of(
     order = RandomSampler(samples, generator=torch.Generator()) if shuffle else SequentialSampler(samples)
     batches = SeededBatches(order, size, drop_last=drop_last, shard=shard)
     return DataLoader(SeededData(data, seed), batch_sampler=batches, **how)
+
+
+def with_own_workers(data: Any) -> Any:
+    """A DataLoader whose workers live on, with others of its own: workers give one pass at a time."""
+    if not isinstance(data, DataLoader) or not data.persistent_workers:
+        return data
+    own = copy(data)
+    own._iterator = None  # noqa: SLF001 - the pass that the loader's workers are in
+    return own

@@ -10,6 +10,7 @@ import torch
 
 from trainer.data.batches import Batches, LoaderBatches, TensorBatches, close_batches, is_batched, pass_length
 from trainer.data.limits import FirstBatches, LatestBatches, SameBatches, train_batches
+from trainer.data.loading import with_own_workers
 from trainer.data.options import BatchOptions
 from trainer.data.plan import Plan
 from trainer.data.random_state import seed_all, set_rng_state
@@ -123,10 +124,15 @@ class TrainStream:
             self.length = self._length()
 
     def validated(self, val: Any) -> Any:
-        """What the fit validates: its validation data, or, for each set, the few batches that it trains on."""
-        if val is None or not isinstance(self._batches, SameBatches):
-            return val
-        return each_set(lambda _: LatestBatches(lambda: self._batches), val)
+        """What the fit validates: its validation data, or, for each set, the few batches that it trains on.
+
+        A DataLoader that is trained on as well may be validated inside a pass, which its workers must not leave.
+        """
+        if val is None:
+            return None
+        if isinstance(self._batches, SameBatches):
+            return each_set(lambda _: LatestBatches(lambda: self._batches), val)
+        return each_set(lambda one: with_own_workers(one) if one is self._data else one, val)
 
     def close(self) -> None:
         """Free what the batches hold."""

@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
 
-from tests.unit.trainer.support import assert_same, frozen, interrupt_at, make_trainer, regression, through_file
+from tests.unit.trainer.support import (
+    At,
+    assert_same,
+    frozen,
+    interrupt_at,
+    make_trainer,
+    regression,
+    through_file,
+)
 from trainer import BatchOptions, Trainer
 from trainer.data.batches import make_batches
 
@@ -129,3 +137,13 @@ def test_options_that_need_workers_are_refused_without(options: dict[str, Any], 
 def test_persistent_workers_of_iterable_data_are_refused() -> None:
     with pytest.raises(ValueError, match="can't be used with an iterable data set"):
         train(data=Stream(), persistent_workers=True)
+
+
+def test_persistent_workers_of_a_loader_that_is_validated_too_stay_with_their_pass() -> None:
+    loader: Any = DataLoader(regression(), batch_size=2, num_workers=1, persistent_workers=True)
+    seen: list[float] = []
+    watch = At("on_train_batch_end", lambda trainer: seen.extend(trainer.state.batch[1].flatten().tolist()))
+    trainer = make_trainer([watch], max_epochs=2, validate_every=0.5)
+    trainer.fit(loader, loader)
+    assert seen == [*regression().tensors[1].flatten().tolist()] * 2
+    assert [len(trainer.state.history), trainer.state.step] == [4, 12]
