@@ -58,6 +58,8 @@ def check_metrics(metrics: Mapping[str, Any]) -> None:
     for name, metric in metrics.items():
         if name in ("loss", "lr"):
             raise ValueError(f"a metric is called {name!r}, and {name} is recorded already: give it another name")
+        if metric is None:
+            raise TypeError(f"metric {name} is None: give a function of (outputs, targets), or leave the name out")
         if isinstance(metric, type):
             raise TypeError(f"metric {name} is the class {metric.__name__}: give an instance of it")
         if not callable(metric) and not is_object(metric):

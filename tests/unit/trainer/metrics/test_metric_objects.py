@@ -260,6 +260,7 @@ class TestRefusals:
         [
             (3, "metric x is a int: give a function of .outputs, targets., or an object with update"),
             (Distance, "metric x is the class Distance: give an instance"),
+            (None, "metric x is None: give a function of .outputs, targets., or leave the name out"),
         ],
     )
     def test_what_is_no_metric(self, metric: Any, message: str) -> None:
