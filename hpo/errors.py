@@ -9,8 +9,9 @@ from typing import Any, Final
 
 #: Characters of a path that are shown.
 _SHOWN: Final = 160
-#: A URL's password.
+#: A URL's password, in front of its host or in its query.
 _PASSWORD: Final = re.compile(r"(?<=://)([^\s:/@]*):\S+@")
+_IN_QUERY: Final = re.compile(r"(?<=[?&])((?:ssl)?password|passwd)=[^&\s\"'`]+")
 
 
 class HpoError(Exception):
@@ -26,14 +27,14 @@ class InputError(HpoError):
     """What a person wrote (a study file, an override, an option) can't be used.
 
     Its text is ``FILE:LINE: dotted.path: what is wrong`` followed by the value and the fix, each on a line of
-    its own; the location parts are left out where there are none.
+    its own; the location parts are left out where there are none. No part shows a URL's password.
 
     Args:
         problem: What is wrong, as one short clause.
         file: The file it stands in; for an override, the text ``command line``.
         line: Line number in that file, counted from 1.
         path: Dotted path of the offending key.
-        value: The offending value as the person wrote it, less a URL's password; left out of the text when empty.
+        value: The offending value as the person wrote it; left out of the text when empty.
         fix: What to do, as one sentence.
     """
 
@@ -49,12 +50,12 @@ class InputError(HpoError):
         value: str = "",
         fix: str = "",
     ) -> None:
-        self.problem = problem
+        self.problem = _without_password(problem)
         self.file = file
         self.line = line
-        self.path = path
-        self.value = _PASSWORD.sub(r"\1:***@", value)
-        self.fix = fix
+        self.path = _without_password(path)
+        self.value = _without_password(value)
+        self.fix = _without_password(fix)
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -67,6 +68,10 @@ class InputError(HpoError):
         if self.fix:
             lines.append(f"  fix: {self.fix}")
         return "\n".join(lines)
+
+
+def _without_password(text: str) -> str:
+    return _IN_QUERY.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text))
 
 
 class SeveralInputError(InputError):

@@ -577,7 +577,8 @@ def test_the_environment_gives_the_database_where_nothing_else_does(
     assert "secret" not in str(spec.base_config()), "what is stored and shown of a config has no password"
     assert load_spec(spec.path, ["run.storage=sqlite:///s.db"]).storage_url == f"sqlite:///{tmp_path}/s.db"
     assert load_spec(spec.path, ["run.storage=sqlite:///~/s.db"]).storage_url == f"sqlite:///{Path.home()}/s.db"
-    for mistyped in (f"run.storag={url}", f"run.storage=[{url}]"):
+    in_query = "mysql://host/db?user=ann&password=secret"
+    for mistyped in (f"run.storag={url}", f"run.storage=[{url}]", url, f"run.storage=[{in_query}]"):
         with pytest.raises(InputError) as refused:
             load_spec(spec.path, [mistyped])
         assert "secret" not in str(refused.value)
