@@ -21,8 +21,7 @@ class TimeLimit(Callback):
     validated and logged like any other, so a run takes longer than ``seconds`` by what is left of a batch, or of
     an epoch, and the validation.
 
-    Each process looks at its own clock; a distributed run, whose processes must stop at the same batch, needs
-    another way.
+    Of several processes each looks at its own clock, and the first whose time is used up ends the run of all.
 
     Example::
 
