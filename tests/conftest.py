@@ -69,6 +69,11 @@ def _dealt(items: list[pytest.Item], workers: int) -> list[pytest.Item]:
     return dealt
 
 
+def pytest_sessionstart() -> None:
+    """Look for no garbage during the collection: almost all stays, and visiting it takes a sixth of the time."""
+    gc.disable()
+
+
 def pytest_collection_finish() -> None:
     """Take what the collection made out of the garbage collector's sight: modules and thousands of tests stay.
 
@@ -76,6 +81,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _needs_a_server(item: pytest.Item) -> bool:
