@@ -91,6 +91,6 @@ def _refused(spec: StudySpec, part: str) -> Iterator[None]:
         raise spec.error(
             f"can't be used with these arguments: {error_text(error)}",
             path=f"study.{part}",
-            value=getattr(spec.study, part).model_dump(),
+            value=getattr(spec.study, part).model_dump(exclude_unset=True),
             fix="see the class of that name in Optuna's documentation",
         ) from error
