@@ -26,7 +26,7 @@ def wandb_mode() -> tuple[str, str]:
         settings = configparser.ConfigParser(interpolation=None)
         try:
             settings.read(file, encoding="utf-8")
-        except (configparser.Error, UnicodeDecodeError):  # W&B goes on without it, too
+        except (configparser.Error, UnicodeDecodeError):  # W&B continues without it, too
             continue
         if mode := settings.get("default", "mode", fallback=""):
             return mode, str(file)
