@@ -84,6 +84,14 @@ def pytest_collection_finish() -> None:
     gc.enable()
 
 
+@pytest.fixture(scope="module", autouse=True)
+def what_stays_is_not_visited() -> Iterator[None]:
+    """Nor what a module's tests have imported: each collection that a later test asks for would visit it."""
+    yield
+    gc.collect()
+    gc.freeze()
+
+
 def _needs_a_server(item: pytest.Item) -> bool:
     given = item.callspec.params.values() if hasattr(item, "callspec") else ()
     asked = {"postgres_server", "mariadb_server", "slurm_cluster", "ray_cluster"} & set(
