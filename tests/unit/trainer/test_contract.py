@@ -1,5 +1,6 @@
 """The contract of every shipped callback: built, run twice, stopped anywhere, saved, closed twice."""
 
+import gc
 import inspect
 from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
@@ -113,6 +114,12 @@ def _wandb_goes_nowhere(request: pytest.FixtureRequest, monkeypatch: pytest.Monk
     yield
     if "WandbLogging" in request.node.name:
         wandb.teardown()  # it remembers the switch
+
+
+@pytest.fixture(autouse=True)
+def _a_collection_visits_the_test_only(request: pytest.FixtureRequest) -> None:
+    if "GarbageCollection" in request.node.name:  # hundreds of collections, of all that was imported
+        gc.freeze()
 
 
 @pytest.fixture

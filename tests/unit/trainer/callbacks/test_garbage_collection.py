@@ -22,6 +22,7 @@ OUTSIDE = ("on_fit_start", "on_validation_start", "on_epoch_end", "on_test_start
 def enabled(request: pytest.FixtureRequest) -> Iterator[bool]:
     """Whether automatic collection is on before and, whatever happens, after."""
     before = gc.isenabled()
+    gc.freeze()  # what earlier tests have imported is not visited hundreds of times
     (gc.enable if request.param else gc.disable)()
     yield request.param
     after = gc.isenabled()
