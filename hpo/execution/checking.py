@@ -43,14 +43,21 @@ def checked(spec: StudySpec, *, here: bool = True) -> Checked:
 
     Raises:
         HpoError: What the checks raise.
-        StudyError: The process died.
+        StudyError: The process died, or could not be started.
     """
     context = MainlessContext() if here else LoneContext()
     ours, theirs = context.Pipe(duplex=False)
     process = context.Process(target=_check, args=(spec, theirs, here), name="checks")
     struck = oom_kills()
-    with without_interrupt():
-        process.start()
+    try:
+        # The fork server answers once it has imported its libraries, which takes long; it hears no Ctrl-C.
+        with contextlib.nullcontext() if here else without_interrupt():
+            process.start()
+    except (OSError, EOFError) as error:  # no processes left, or the fork server is gone
+        raise StudyError(
+            f"the process that checks the study can't be started: {error or type(error).__name__}\n"
+            "  fix: see how many processes and how much memory you may have (`ulimit -a`); then run it again"
+        ) from error
     theirs.close()
     answer: Checked | HpoError | None = None
     try:

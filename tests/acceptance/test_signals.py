@@ -110,3 +110,33 @@ def test_ctrl_c_while_a_driver_checks_the_study_shows_no_traceback(tmp_path: Pat
     printed, errors = process.communicate(timeout=PATIENCE)
     assert (process.returncode, printed) == (130, f"checking {study}\n")
     assert errors in ("", _SLOW)
+
+
+def _fork_server_that(does: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A study whose fork server does this while it imports the study's libraries."""
+    (folder / "libraries" / "sklearn").mkdir(parents=True)
+    (folder / "libraries" / "sklearn" / "__init__.py").write_text(f"import os, time\n{does}\n")
+    path = os.pathsep.join([str(folder / "libraries"), *filter(None, [os.environ.get("PYTHONPATH")])])
+    monkeypatch.setenv("PYTHONPATH", path)
+    return make_study(folder, code=f"import sklearn\n{MODEL}")
+
+
+def test_ctrl_c_while_the_fork_server_imports_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begins, waits = f"open('{tmp_path}/imports', 'w')", "while os.getppid() == starter: time.sleep(0.01)"
+    study = _fork_server_that(f"starter = os.getppid()\n{begins}\n{waits}", tmp_path, monkeypatch)
+    process = start_hpo("run", study)
+    wait_until((tmp_path / "imports").exists)
+    assert process.stderr is not None
+    assert process.stderr.readline() == _SLOW  # by now it waits for that server
+    os.killpg(process.pid, signal.SIGINT)
+    printed, errors = process.communicate(timeout=PATIENCE)
+    assert (process.returncode, printed, errors) == (130, f"checking {study}\n", "")
+
+
+def test_a_fork_server_that_dies_while_it_imports_is_an_error_with_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = start_hpo("run", _fork_server_that("os.kill(os.getpid(), 9)", tmp_path, monkeypatch))
+    _, errors = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 3
+    assert "the process that checks the study can't be started: " in errors
