@@ -43,6 +43,7 @@ def enqueue(
     spec = read_spec(study, None, require_search_space=True, storage=storage, output_dir=output_dir)
     import optuna
 
+    from hpo.config.schema_space import label
     from hpo.config.space import SearchSpace
     from hpo.search.samplers import make_sampler
     from hpo.study.initial_trials import checked_point
@@ -51,7 +52,10 @@ def enqueue(
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = SearchSpace.from_spec(spec)
-    point = given if spec.defines_by_run else checked_point(space, make_sampler(spec, space), given)
+    if spec.defines_by_run:
+        point = {name: label(value) for name, value in given.items()}
+    else:
+        point = checked_point(space, make_sampler(spec, space), given)
     opened = start_study(spec, keep_budget=True)
     try:
         notes = [*opened.notes, *_unheard_of(opened, given)]

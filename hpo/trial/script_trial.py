@@ -12,6 +12,7 @@ import torch
 from optuna.distributions import BaseDistribution, CategoricalChoiceType
 from optuna.trial import BaseTrial, FixedTrial
 
+from hpo.config.schema_space import label
 from hpo.errors import StudyError
 from hpo.storage.attributes import PREFIX
 from hpo.trial.session import Session, TrainingStoppedError
@@ -35,6 +36,7 @@ class ScriptTrial(BaseTrial):
     def __init__(self, session: Session, drawn: BaseTrial) -> None:
         self.session = session
         self._drawn = drawn
+        self._meant: dict[str, Any] = {}
         self._warned = False
 
     # ---- parameters
@@ -52,8 +54,16 @@ class ScriptTrial(BaseTrial):
     def suggest_categorical(  # type: ignore[override]
         self, name: str, choices: Sequence[CategoricalChoiceType]
     ) -> CategoricalChoiceType:
-        """As of `optuna.Trial`."""
-        return self._taken(name, lambda: self._drawn.suggest_categorical(name, choices))
+        """As of `optuna.Trial`; a list, tuple or mapping is stored as the text of its JSON."""
+        labels = [label(choice) for choice in choices]
+        drawn = self._taken(name, lambda: self._drawn.suggest_categorical(name, labels))
+        meant = [
+            each for each, stored in zip(choices, labels, strict=True) if stored is not each and stored == drawn
+        ]
+        if not meant:
+            return drawn
+        self._meant[name] = meant[0]
+        return meant[0]
 
     def suggest_uniform(self, name: str, low: float, high: float) -> float:
         """As of `optuna.Trial`, where it is deprecated."""
@@ -131,7 +141,7 @@ class ScriptTrial(BaseTrial):
     @property
     def params(self) -> dict[str, Any]:
         """The parameters that were drawn so far."""
-        return self._drawn.params
+        return {**self._drawn.params, **self._meant}
 
     @property
     def distributions(self) -> dict[str, BaseDistribution]:

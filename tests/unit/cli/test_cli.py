@@ -401,3 +401,16 @@ def test_a_final_training_that_can_not_be_written_is_refused(tmp_path: Path) -> 
     said = hpo("train", make_study(tmp_path), "run.output_dir=/proc/runs", code=3).stderr
     assert said.startswith("/proc: can't be written to: ")
     assert "\n  fix: run this as a user who may write there\n" in said
+
+
+def test_a_list_for_an_objective_that_draws_it_is_enqueued_as_it_will_be_stored(tmp_path: Path) -> None:
+    text = "study: {name: drawn, direction: minimize, n_trials: 3}\nobjective: {_target_: parts.objective}\n"
+    code = "def objective(trial):\n    return float(len(trial.suggest_categorical('x', [(3, 3), (5,)])))\n"
+    study = make_study(tmp_path, text, code)
+    assert hpo_json("enqueue", study, "x=[5]") == {
+        "study": "drawn",
+        "trial": 0,
+        "params": {"x": "[5]"},
+        "same_as": [],
+    }
+    assert hpo_json("enqueue", study, "x=[5]")["same_as"] == [0]

@@ -110,6 +110,27 @@ def test_a_trial_that_starts_again_gets_the_parameters_that_it_has_drawn(studies
         assert {"x", "y", "z"} == stored(view).params.keys()
 
 
+def test_choices_may_be_lists_tuples_and_mappings(studies: Studies) -> None:
+    choices: list[Any] = [(3, 3), [4], {"a": 1}, "text", None]
+    drawn: list[Any] = []
+
+    def objective(trial: ScriptTrial) -> float:
+        drawn.append(trial.suggest_categorical("x", choices))
+        assert trial.params["x"] is drawn[-1]
+        return 1.0
+
+    with opened(studies) as (view,):
+        for _ in range(6):
+            assert run(view, objective).outcome == Outcome.COMPLETE
+        stored_as = [trial.params["x"] for trial in view.study.trials]
+        assert {type(each) for each in stored_as} <= {str, type(None)}
+        assert len(set(stored_as)) > 2
+        for kept, value in zip(stored_as, list(drawn), strict=True):  # as of `hpo train`
+            session: Any = SimpleNamespace(params={"x": kept})
+            objective(ScriptTrial(session, FixedTrial({"x": kept})))
+            assert drawn[-1] == value
+
+
 @pytest.mark.parametrize(
     ("numbers", "epochs"),
     [((0, 1, 2), (1, 2, 3)), ((1, 2, 3), (1, 2, 3)), ((0, 10, 20), (1, 11, 21)), ((5, 10), (5, 10))],
