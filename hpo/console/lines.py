@@ -16,6 +16,7 @@ from hpo.console.output import flushed
 from hpo.console.screen import Screen
 from hpo.console.tally import Tally, in_words
 from hpo.execution.messages import AgentNews, Extended, Failed, Heard, Notice, Placed, Started
+from hpo.search.samplers import ExhaustiveSampler
 from hpo.storage.engines import display_url
 from hpo.storage.grants import granted_after
 from hpo.storage.pausing import PAUSED
@@ -192,8 +193,11 @@ def print_summary(opened: OpenStudy, arguments: str, ending: str) -> None:
     if ending == "timeout":
         unfinished = status["waiting"] + status["paused"]
         print(f"the time limit is reached; the next `hpo run` resumes {unfinished} trials")
-    elif status["n_trials"] < opened.spec.study.n_trials:
-        print(f"the grid is exhausted: it has {status['n_trials']} points")
+    elif status["n_trials"] < (wanted := opened.spec.study.n_trials):
+        on_grid = isinstance(opened.study.sampler, ExhaustiveSampler)
+        theirs = f"another run has set the study to {count_of(status['n_trials'], 'trial')} since this one began"
+        ours = f"the same command continues it up to {wanted}"
+        print(f"the grid is exhausted: it has {status['n_trials']} points" if on_grid else f"{theirs}; {ours}")
     elif ending == "done" and done < of and not status["running"]:
         left = f"; {count_of(of - done, 'epoch')} of the budget not used" if unit == "epochs" else ""
         print(f"the scheduler starts no more trials: those that it has started have trained to their ends{left}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hpo.console.lines import Reporter
+from hpo.console.lines import Reporter, print_summary
 from hpo.study.outcome import Outcome
 from hpo.trial.report import TrialReport
 from tests.support.studies import Studies
@@ -21,3 +21,15 @@ def test_a_result_fits_a_terminal_of_80_columns_and_the_best_so_far_is_marked(
     assert max(map(len, lines)) <= 80
     assert [line.partition(" s")[2].strip() for line in lines] == ["best", "", "best"]
     assert lines[1].startswith("[ 2/40] trial 9    complete  val_mae 0.5")
+
+
+def test_a_study_that_another_run_has_set_to_fewer_trials_is_no_exhausted_grid(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with studies.open("study.n_trials=7") as (view,):
+        view.storage.set_budget(view.study_id, 6)
+        print_summary(view, "study.yaml", "done")
+    printed = capsys.readouterr().out
+    assert "another run has set the study to 6 trials since this one began" in printed
+    assert "the same command continues it up to 7" in printed
+    assert "grid" not in printed
