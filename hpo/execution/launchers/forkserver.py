@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import multiprocessing
+import multiprocessing.util
 import os
 import signal
+import tempfile
 from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Any, Final
@@ -21,6 +23,9 @@ from hpo.search.one_thread import THREADS_VARIABLE
 #: them is imported once, ahead of the workers; any other library each worker imports by itself.
 FORKABLE: Final = frozenset({"pytorch_optimizer", "schedulefree", "scipy", "sklearn"})
 
+#: Bytes of the folder of temporary files that leave room in a socket's address for the names of its own.
+_LONGEST_TMPDIR: Final = 70
+
 
 def start_fork_server(spec: StudySpec) -> None:
     """Start importing torch, Optuna and the study's libraries in the fork server; does not wait.
@@ -31,8 +36,21 @@ def start_fork_server(spec: StudySpec) -> None:
     # The first one stops collections, and the last one freezes what has been imported until then.
     first, last = "hpo.execution.launchers.uncollected", "hpo.execution.launchers.preload"
     context.set_forkserver_preload([first, *sorted(forkable_imports(spec)), last])
+    _make_room_for_sockets()
     with ignored(*REQUESTS), large_pages(), _in_environment(THREADS_VARIABLE, "1"):
         forkserver.ensure_running()
+
+
+def _make_room_for_sockets() -> None:
+    """Where TMPDIR is too long for the sockets of multiprocessing, here and in workers, let them lie in /tmp."""
+    usual = tempfile.tempdir
+    if len(os.fsencode(tempfile.gettempdir())) <= _LONGEST_TMPDIR:
+        return
+    tempfile.tempdir = "/tmp"
+    try:
+        multiprocessing.util.get_temp_dir()  # it stays, and is handed on to every process
+    finally:
+        tempfile.tempdir = usual
 
 
 def forkable_imports(spec: StudySpec) -> set[str]:

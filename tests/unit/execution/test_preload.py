@@ -1,9 +1,18 @@
 """The fork server does once what each trial's process would do again."""
 
+import multiprocessing
 import subprocess
 import sys
+import tempfile
+from multiprocessing.connection import Listener
+from pathlib import Path
+from typing import Any
 
 import pytest
+
+from hpo.config.spec import load_spec
+from hpo.execution.launchers.forkserver import start_fork_server
+from tests.support.commands import make_study
 
 _LOOK = """
 import hpo.execution.launchers.preload
@@ -16,3 +25,24 @@ assert all(model.__mapper__.configured for model in (StudyModel, TrialModel))
 def test_the_classes_of_the_tables_are_set_up_before_a_worker_is_forked() -> None:
     done = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
+
+
+def test_its_socket_has_room_where_the_folder_of_temporary_files_has_a_long_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (long := tmp_path / ("x" * 100)).mkdir()
+    spec = load_spec(make_study(tmp_path))
+    opened: list[str] = []
+
+    def listen() -> None:  # as the fork server does
+        with Listener(family="AF_UNIX") as listener:
+            opened.append(str(listener.address))
+
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    this: Any = multiprocessing.current_process()
+    monkeypatch.delitem(this._config, "tempdir", raising=False)
+    monkeypatch.setattr("multiprocessing.forkserver.set_forkserver_preload", lambda _: None)
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", listen)
+    start_fork_server(spec)
+    assert opened
+    assert tempfile.gettempdir() == str(long)
