@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from hpo.api.function_study import study_of_function
 from hpo.api.run_result import RunResult
-from hpo.api.study import Study
+from hpo.api.study import Study, refuse_unwritable
 from hpo.api.values import Call
 from hpo.config.marks import COMMAND_LINE
 from hpo.config.paths import show
@@ -95,6 +95,8 @@ def run(
         _refuse_other_than_booleans(switches)
         study = _known(study, of_function, n_trials)
         spec = _spec(study, overrides, search=True, storage=storage, output_dir=output_dir, **options)
+        if isinstance(study, Study):
+            refuse_unwritable(study)
         ending = _ran(study, _plan(study, overrides, spec), **switches)
     if ending == "interrupted":
         raise KeyboardInterrupt

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from hpo.api.values import PlainWriter
+from hpo.checks.filesystems import writing_error
 from hpo.config.marks import Marks
 from hpo.config.paths import Keys, show
 from hpo.config.spec import StudySpec, load_spec
@@ -153,8 +154,7 @@ class Study:
             self.folder.mkdir(parents=True, exist_ok=True)
             self.path.write_text(self.yaml(), encoding="utf-8")
         except OSError as error:
-            problem = f"can't be written ({error.strerror or error})"
-            raise InputError(problem, file=self.path, fix="give the study another `folder=`") from error
+            raise _unwritable(self, error) from error
         return self.path
 
     def _config(self) -> dict[str, Any]:
@@ -175,6 +175,23 @@ class Study:
                 items = _mapping(section, name).items()
                 sections[name] = {key: write(value, (name, key)) for key, value in items}
         return {**sections, "where": writer.plain(self._where, ("where",))} if self._where else sections
+
+
+def refuse_unwritable(study: Study) -> None:
+    """Refuse a folder that a study's file can't be written into, before anything else is.
+
+    Raises:
+        InputError: It can't.
+    """
+    error = writing_error(study.folder)
+    if error is not None:
+        raise _unwritable(study, error) from error
+
+
+def _unwritable(study: Study, error: OSError) -> InputError:
+    problem = f"can't be written ({error.strerror or error})"
+    fix = "give the study another `folder=`; that of a function stands beside its module: move this"
+    return InputError(problem, file=study.path, fix=fix)
 
 
 def _absolute(folder: Any) -> Path:

@@ -346,6 +346,13 @@ def test_a_folder_that_can_not_be_written_to(tmp_path: Path) -> None:
         study(tmp_path / "file").write()
 
 
+def test_a_run_that_can_not_write_the_studys_file_stores_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(hpo.InputError, match=r"tiny.yaml: can't be written \(Not a directory\)"):
+        hpo.run(study(tmp_path / "file"), output_dir=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_call_shows_what_it_calls() -> None:
     assert repr(hpo.Call(nn.Linear, 4, bias=False)) == "Call(Linear, 4, bias=False)"
     assert repr(hpo.Call("model.Net")) == "Call('model.Net')"
