@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator
 from multiprocessing.context import ForkServerContext, ForkServerProcess, SpawnContext, SpawnProcess
@@ -10,13 +11,34 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+from hpo.search.one_thread import THREADS_VARIABLE
+
+#: The environment variables that this process has had when it started others; what is none now was removed.
+_seen: set[str] = set()
+
 
 class MainlessProcess(ForkServerProcess):
     """A process that does not run the parent's ``__main__`` once more.
 
     Python does that for the sake of what is pickled by its name there. Workers are sent nothing of the kind, and a
     script that starts a study on its top level would start it again in each worker.
+
+    It has the environment of the process that starts it, which may have changed since the fork server began.
     """
+
+    def start(self) -> None:
+        """As of `multiprocessing.Process`."""
+        self._environment = {name: text for name, text in os.environ.items() if name != THREADS_VARIABLE}
+        _seen.update(self._environment)
+        self._removed = _seen - self._environment.keys()
+        super().start()
+
+    def run(self) -> None:
+        """As of `multiprocessing.Process`."""
+        for name in self._removed:
+            os.environ.pop(name, None)
+        os.environ.update(self._environment)
+        super().run()
 
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 - multiprocessing's name

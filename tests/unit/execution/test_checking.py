@@ -74,6 +74,18 @@ def test_the_modules_are_not_imported_here(tmp_path: Path) -> None:
     assert not [name for name in set(sys.modules) - before if name.endswith("parts")]
 
 
+def test_the_environment_is_that_of_now_and_not_of_the_first_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = f"import os\nopen('{tmp_path}/said', 'a').write(os.environ.get('WHERE', 'nowhere') + ' ')\n{MODEL}"
+    for place in ("here", "there"):
+        monkeypatch.setenv("WHERE", place)
+        check(tmp_path, code=said)
+    monkeypatch.delenv("WHERE")
+    check(tmp_path, code=said)
+    assert (tmp_path / "said").read_text() == "here there nowhere "
+
+
 @pytest.mark.full
 def test_the_checks_of_a_driver_leave_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
