@@ -24,7 +24,7 @@ from hpo.config.marks import COMMAND_LINE
 from hpo.config.paths import show
 from hpo.config.spec import StudySpec, load_spec
 from hpo.config.study_modules import forget_modules
-from hpo.errors import InputError
+from hpo.errors import InputError, each_error
 
 if TYPE_CHECKING:
     import optuna
@@ -300,8 +300,9 @@ def _spoken_in_python() -> Iterator[None]:
     try:
         yield
     except InputError as error:
-        if error.file == COMMAND_LINE:
-            error.file = "this call"
+        for each in {error, *each_error(error)}:
+            if each.file == COMMAND_LINE:
+                each.file = "this call"
         if isinstance(error.__cause__, ValidationError):
             raise error from None
         raise

@@ -17,7 +17,7 @@ from hpo.checks.filesystems import writing_error
 from hpo.config.marks import Marks
 from hpo.config.paths import Keys, show
 from hpo.config.spec import StudySpec, load_spec
-from hpo.errors import InputError
+from hpo.errors import InputError, each_error
 
 _HEADER: Final = "# Written by hpo.Study"
 
@@ -121,8 +121,9 @@ class Study:
             try:
                 spec = load_spec(file, overrides, require_search_space=True)
             except InputError as error:
-                if error.file == str(file):
-                    error.file, error.line = label, None
+                for each in {error, *each_error(error)}:
+                    if each.file == str(file):
+                        each.file, each.line = label, None
                 raise
         if self.path.exists() and not self.path.read_text(errors="replace").startswith(_HEADER):
             fix = "move that file away, or give the study another name or `folder=`"
@@ -141,7 +142,8 @@ class Study:
         except OmegaConfBaseException as error:
             problem, path = str(error).partition("\n")[0], str(error.full_key or "")
             raise InputError(problem, path=path, fix="correct the text with `${` in it") from error
-        return f"{_HEADER}, anew at each run; every command takes it: hpo status {self.name}.yaml\n{text}"
+        name = " ".join(str(self.name).splitlines())  # it may be wrong, which is said when the text is read
+        return f"{_HEADER}, anew at each run; every command takes it: hpo status {name}.yaml\n{text}"
 
     def write(self) -> Path:
         """Write the study's file, as `hpo.run` does; returns its path.

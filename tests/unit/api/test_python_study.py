@@ -327,6 +327,26 @@ def test_a_namesake_in_the_studys_folder_is_refused(tmp_path: Path) -> None:
     assert "rename one of the two" in error.value.fix
 
 
+def test_each_of_several_errors_is_said_to_be_of_the_study_or_of_the_call(tmp_path: Path) -> None:
+    with pytest.raises(hpo.InputError) as error:
+        study(tmp_path, n_trials=0, direction="up").spec()
+    lines = [line for line in str(error.value).splitlines() if not line.startswith(" ")]
+    assert [line.split(": ")[:2] for line in lines] == [
+        ['hpo.Study("tiny")', "study.n_trials"],
+        ['hpo.Study("tiny")', "study.direction"],
+    ]
+    with pytest.raises(hpo.InputError) as error:
+        hpo.run(study(tmp_path), {"study.n_trials": 0, "study.direction": "up"})
+    assert "command line" not in str(error.value)
+    assert str(error.value).count("this call: ") == 2
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\u2028"])
+def test_a_name_of_two_lines_is_no_error_of_the_file(end: str, tmp_path: Path) -> None:
+    with pytest.raises(hpo.InputError, match=r"study\.name: may hold only letters"):
+        hpo.Study(f"a{end}b", objective=load, direction="minimize", folder=tmp_path).spec()
+
+
 def test_its_own_file_is_rewritten_and_no_other_is(tmp_path: Path) -> None:
     made = study(tmp_path / "new")
     assert made.write() == tmp_path / "new/tiny.yaml"
