@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, SupportsFloat, TypeVar
+from typing import Any, NoReturn, SupportsFloat, TypeVar
 
 import optuna
 import torch
@@ -176,6 +176,7 @@ class ScriptTrial(BaseTrial):
             AttributeError: The parameters are fixed, as those of final training.
         """
         study: optuna.Study = self._drawn.study  # type: ignore[attr-defined]
+        study.stop = _refuse_to_stop  # type: ignore[method-assign] # Optuna's says that no objective has called it
         return study
 
     # ---- what a session has beside that
@@ -214,6 +215,13 @@ class ScriptTrial(BaseTrial):
 def session_of(trial: Session | ScriptTrial) -> Session:
     """The session of what a function gets as its ``trial``."""
     return trial.session if isinstance(trial, ScriptTrial) else trial
+
+
+def _refuse_to_stop() -> NoReturn:
+    raise StudyError(
+        "the function calls `study.stop()`, and a trial can't stop the study that others train too\n"
+        "  fix: leave it out; write `study.target_value` or `study.stop_after_no_improvement`, or use `hpo stop`"
+    )
 
 
 def _without(name: str, params: Mapping[str, Any]) -> str:

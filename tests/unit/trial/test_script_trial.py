@@ -110,6 +110,13 @@ def test_a_trial_that_starts_again_gets_the_parameters_that_it_has_drawn(studies
         assert {"x", "y", "z"} == stored(view).params.keys()
 
 
+def test_a_call_that_would_stop_the_study_says_what_does_so(studies: Studies) -> None:
+    with opened(studies) as (view,):
+        report = run(view, lambda trial: trial.study.stop())
+    assert report.outcome == Outcome.ERROR
+    assert "write `study.target_value` or `study.stop_after_no_improvement`" in report.reason
+
+
 def test_choices_may_be_lists_tuples_and_mappings(studies: Studies) -> None:
     choices: list[Any] = [(3, 3), [4], {"a": 1}, "text", None]
     drawn: list[Any] = []
