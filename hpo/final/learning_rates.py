@@ -29,8 +29,12 @@ def learning_rate_plan(builder: Builder, config: Mapping[str, Any], trainer: Tra
     by_pass = epochs is not None and config["trainer"]["validate_every"] is None
     if node["interval"] == "step" or not by_pass:
         return [f"learning rate: from {start:.4g}, {name} at each {node['interval']}"]
-    # Any optimizer will do, as long as it has a momentum for the schedules that move one.
-    optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=start, momentum=0.9)
+    # Any optimizer will do that has as many groups, and a momentum for the schedules that move one.
+    groups = [
+        {"params": nn.Linear(1, 1).parameters(), "lr": float(each.get("initial_lr", each["lr"]))}
+        for each in trainer.optimizer.param_groups
+    ]
+    optimizer = torch.optim.SGD(groups, momentum=0.9)
     scheduler = make_scheduler(builder.resolver, node, optimizer)
     if needs_metric(scheduler):
         return [f"learning rate: from {start:.4g}, lower when {builder.spec.study.metric} stalls"]

@@ -85,6 +85,16 @@ def test_it_says_how_the_learning_rate_will_go(
     assert line in capsys.readouterr().out
 
 
+def test_a_schedule_with_a_rate_for_each_group_is_said_by_the_first_one(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    groups = "optimizer.groups={'*.bias': {lr: 0.001}}"
+    cycle = "{_target_: torch.optim.lr_scheduler.OneCycleLR, max_lr: [0.5, 0.05], total_steps: 2}"
+    spec = studies.spec(groups, f"lr_scheduler={cycle}")
+    train_final(Builder(spec), start_of_base(spec), epochs=2, device=CPU)
+    assert "learning rate over 2 epochs, OneCycleLR: 0.406 (epoch 1), 2e-06 (epoch 2)" in capsys.readouterr().out
+
+
 def test_twice_the_same_training_ends_in_the_same_weights(studies: Studies) -> None:
     spec = studies.spec()
     ends = []
