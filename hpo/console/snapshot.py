@@ -98,7 +98,12 @@ def _seconds(opened: OpenStudy, trials: Sequence[FrozenTrial]) -> dict[int, floa
 
 
 def has_ended(status: dict[str, Any]) -> bool:
-    """Whether nothing is left to be done in a study of this status."""
+    """Whether nothing is left to be done in a study of this status.
+
+    What waits or is paused when a study has reached its goal is not taken any more.
+    """
+    if status["goal"]:
+        return not status["running"]
     done, of, _ = study_progress(status)
     enough = done >= of or status["finished"] >= status["n_trials"]
     return enough and not any(status[name] for name in UNFINISHED)

@@ -98,6 +98,18 @@ def test_watching_ends_with_the_study(tmp_path: Path) -> None:
     assert data["best"]["value"] is not None
 
 
+def test_a_study_that_has_reached_its_goal_has_ended(studies: Studies) -> None:
+    with studies.open("study.target_value=1.0") as (view,):
+        (first, _), _ = ask(view), ask(view)
+        view.study.tell(first, 0.5)
+        assert not has_ended(Looks(view).look().status)  # the other one runs
+        view.study.tell(1, 2.0)
+        view.study.enqueue_trial({})  # no worker takes it
+        look = Looks(view).look()
+        assert (look.status["waiting"], look.status["finished"]) == (1, 2)
+        assert has_ended(look.status)
+
+
 @pytest.fixture
 def away() -> Iterator[list[str]]:
     """Statements of any engine fail as long as this list has something to say."""
