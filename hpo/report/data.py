@@ -177,6 +177,19 @@ class StudyReport:
         said = (f"`{name}` is in {some} of {every} trials." for name, some in having.items() if some < every)
         return " ".join(said)
 
+    def took(self, trial: FrozenTrial) -> float | None:
+        """Seconds that all attempts at a trial took together, as `hpo trials` has them; None before its end."""
+        if trial.duration is None:
+            return None
+        return self._worked.get(trial.number, trial.duration.total_seconds())
+
+    @cached_property
+    def _worked(self) -> dict[int, float]:
+        found: dict[int, float] = {}
+        for each in self.work:
+            found[each.trial] = found.get(each.trial, 0.0) + each.end - each.start
+        return found
+
     @property
     def leaders(self) -> Sequence[FrozenTrial]:
         """The trials that are looked at closely: the best five, or the whole Pareto front."""

@@ -63,9 +63,9 @@ def trials_table(opened: OpenStudy) -> Table:
 
     Columns: ``trial``, ``outcome``, ``value`` (with several objectives ``values.<metric>`` instead),
     ``params.<dotted path>``, ``metrics.<name>`` of the best epoch, ``epochs``, ``best_epoch``, ``seed``,
-    ``started`` and ``ended`` (of the first and the last attempt, UTC), ``duration_s``, ``attempts``, ``worker``,
-    ``device`` (of the last attempt), ``reason`` (of a failed trial). The values are those of `hpo trials`: of a
-    trial that has not completed the best so far.
+    ``started`` and ``ended`` (of the first and the last attempt, UTC), ``duration_s`` (of all attempts together),
+    ``attempts``, ``worker``, ``device`` (of the last attempt), ``reason`` (of a failed trial). The values are
+    those of `hpo trials`: of a trial that has not completed the best so far.
     """
     frozen = own_trials(opened)
     rows = [_row(opened, trial, entry) for trial, entry in zip(frozen, study_trials(opened), strict=True)]

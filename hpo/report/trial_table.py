@@ -56,7 +56,7 @@ def _cells(report: StudyReport, trial: FrozenTrial, params: Sequence[str], metri
         *(trial.params.get(name, "") for name in params),
         *(_finite(asked.get(name)) for name in metrics),
         trial.last_step or "",
-        round(trial.duration.total_seconds(), 1) if trial.duration else "",
+        "" if (took := report.took(trial)) is None else round(took, 1),
     ]
 
 

@@ -213,6 +213,8 @@ def _whole(opened: OpenStudy, outline: FrozenTrial) -> FrozenTrial:
 def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = False) -> list[dict[str, Any]]:
     """One entry a trial, in the order of their numbers; ``last``: of so many with the highest numbers.
 
+    ``duration_s`` is what all attempts at a trial took together, None before its end.
+
     ``brief`` leaves out ``metrics``, and of ``internals`` all but who ran it: a table of trials needs no more.
 
     ``params`` are as the study file has them, lists and mappings among them. ``metrics`` are those of its best
@@ -243,7 +245,7 @@ def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = Fa
             "params": opened.spec.values(trial.params),
             **({} if brief else {"metrics": parted_metrics(opened.spec, _metrics(trial))[0]}),
             "epochs": epochs_reached(trial),
-            "duration_s": trial.duration.total_seconds() if trial.duration else None,
+            "duration_s": _took(trial, attempts[id_of_trial(trial)]),
             **_cause(trial, forks.get(trial.number)),
             "internals": {
                 **({} if brief else _internals(opened, trial) | _replaced(forks.get(trial.number))),
@@ -259,6 +261,16 @@ def _by_trial(attempts: list[Attempt]) -> defaultdict[int, list[Attempt]]:
     for attempt in attempts:
         found[attempt.trial_id].append(attempt)
     return found
+
+
+def _took(trial: FrozenTrial, attempts: Sequence[Attempt]) -> float | None:
+    """Seconds of work at a trial that has ended; Optuna's time from start to end of one without attempts.
+
+    That time has all that a trial waited while it was paused, and after a requeue the last attempt alone.
+    """
+    if trial.duration is None:
+        return None
+    return sum(each.seconds for each in attempts) if attempts else trial.duration.total_seconds()
 
 
 def _cause(trial: FrozenTrial, fork: FrozenTrial | None) -> dict[str, Any]:

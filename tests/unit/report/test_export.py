@@ -15,15 +15,19 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import sqlalchemy as sa
 from pyarrow import parquet
 
 from hpo.errors import StudyError
+from hpo.report.data import study_report
 from hpo.report.tables import Table, curves_table, table_text, trials_table, write_table
+from hpo.storage.ledger import ATTEMPTS
+from hpo.storage.optuna_private import id_of_trial
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import study_best, study_trials
 from tests.support.commands import STUDY, hpo
 from tests.support.finished import finished_study
-from tests.support.studies import Studies
+from tests.support.studies import Studies, ask
 from tests.unit.trial.test_objective import run
 
 #: One entry of each type that a column may have.
@@ -131,6 +135,19 @@ def test_curves_have_a_row_an_epoch(view: OpenStudy) -> None:
     assert json.loads(table_text(table, "json"))[-1]["value"] is None
 
 
+def test_a_trial_took_what_its_attempts_took(studies: Studies) -> None:
+    with studies.open("study.n_trials=2") as (view,):
+        (trial, _), _ = ask(view), ask(view)
+        view.storage.requeue(id_of_trial(trial), "interrupted")
+        ask(view)
+        view.study.tell(trial.number, 1.0)
+        with view.storage.engine.begin() as conn:  # the second attempt came a day later, or whenever
+            conn.execute(sa.update(ATTEMPTS).values(seconds=40.0 + ATTEMPTS.c.attempt))
+        assert [row["duration_s"] for row in trials_table(view).rows] == [83.0, None]
+        report = study_report(view)
+        assert list(map(report.took, report.trials)) == [83.0, None]
+
+
 def test_several_objectives_have_a_column_each(studies: Studies) -> None:
     text = STUDY.replace("pruner: none", "pruner: none\n  objectives: {val_loss: minimize, val_mae: minimize}")
     with studies.open(text=text) as (view,):
@@ -143,7 +160,7 @@ def test_several_objectives_have_a_column_each(studies: Studies) -> None:
         assert [table.rows[0]["values.val_loss"], table.rows[0]["values.val_mae"]] == view.study.trials[0].values
         trial = view.study.ask()
         for step, value in enumerate((2.0, 1.5, 1.75), start=1):
-            view.storage.set_trial_intermediate_value(trial._trial_id, step, value)
+            view.storage.set_trial_intermediate_value(id_of_trial(trial), step, value)
         under_way = trials_table(view).rows[1]  # as `hpo trials` has it
         assert [under_way["values.val_loss"], under_way["values.val_mae"]] == [1.5, None]
 
