@@ -67,8 +67,11 @@ def trials_table(opened: OpenStudy) -> Table:
     ``attempts``, ``worker``, ``device`` (of the last attempt), ``reason`` (of a failed trial). The values are
     those of `hpo trials`: of a trial that has not completed the best so far.
     """
-    frozen = own_trials(opened)
-    rows = [_row(opened, trial, entry) for trial, entry in zip(frozen, study_trials(opened), strict=True)]
+    entries = study_trials(opened)
+    # Read later: a trial may have begun since, and one that has ended has all that belongs to its end.
+    by_number = {trial.number: trial for trial in own_trials(opened)}
+    frozen = [by_number[entry["trial"]] for entry in entries]
+    rows = [_row(opened, trial, entry) for trial, entry in zip(frozen, entries, strict=True)]
     metrics = sorted({name for row in rows for name in row if name.startswith("metrics.")})
     columns: dict[str, Kind] = dict(_FIXED)
     columns |= dict.fromkeys(_values(opened, None), "number")

@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -19,6 +20,7 @@ import sqlalchemy as sa
 from pyarrow import parquet
 
 from hpo.errors import StudyError
+from hpo.report import tables
 from hpo.report.data import study_report
 from hpo.report.tables import Table, curves_table, table_text, trials_table, write_table
 from hpo.storage.ledger import ATTEMPTS
@@ -146,6 +148,20 @@ def test_a_trial_took_what_its_attempts_took(studies: Studies) -> None:
         assert [row["duration_s"] for row in trials_table(view).rows] == [83.0, None]
         report = study_report(view)
         assert list(map(report.took, report.trials)) == [83.0, None]
+
+
+def test_a_trial_that_begins_meanwhile_is_left_out(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
+    with studies.open(views=2) as (view, worker):
+        ask(worker)
+        read = tables.study_trials
+
+        def meanwhile(opened: OpenStudy) -> list[dict[str, Any]]:
+            found = read(opened)
+            ask(worker)
+            return found
+
+        monkeypatch.setattr(tables, "study_trials", meanwhile)
+        assert [row["trial"] for row in trials_table(view).rows] == [0]
 
 
 def test_several_objectives_have_a_column_each(studies: Studies) -> None:
