@@ -38,7 +38,7 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
     Raises:
         StudyError: There is no such study, or it has been deleted.
     """
-    from hpo.console.snapshot import Looks, has_ended
+    from hpo.console.snapshot import Looks
     from hpo.study.open_study import load_study
 
     opened = load_study(spec)
@@ -51,7 +51,7 @@ def watch(spec: StudySpec, interval: float, *, json_: bool) -> None:
                     view.show(found, problem)
                 except OSError:  # the reader is gone
                     return
-                if found is not None and has_ended(found.status):
+                if found is not None and found.ended:
                     return
                 time.sleep(interval)
     finally:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from optuna.trial import FrozenTrial
 
-from hpo.storage import ledger
+from hpo.storage import agents, ledger
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.storage.grants import grants_of
 from hpo.storage.lineage import epochs_trained
@@ -38,6 +38,7 @@ class Look:
         paused: Numbers of the paused trials.
         epochs: How many each trial has trained, by number.
         seconds: What each finished trial took, over all its attempts, by number.
+        ended: Whether nothing is left to be done.
     """
 
     status: dict[str, Any]
@@ -45,6 +46,7 @@ class Look:
     paused: set[int]
     epochs: dict[int, int]
     seconds: dict[int, float]
+    ended: bool = False
 
 
 class Looks:
@@ -79,6 +81,7 @@ class Looks:
             {trial.number for trial in own if paused_at(trial) is not None},
             {trial.number: epochs_trained(trial) for trial in own},
             {number: took for number, took in self._seconds.items() if took is not None},
+            _has_ended(opened, status),
         )
 
 
@@ -97,16 +100,21 @@ def _seconds(opened: OpenStudy, trials: Sequence[FrozenTrial]) -> dict[int, floa
     return {trial.number: took.get(id_of_trial(trial)) for trial in trials}
 
 
-def has_ended(status: dict[str, Any]) -> bool:
+def _has_ended(opened: OpenStudy, status: dict[str, Any]) -> bool:
     """Whether nothing is left to be done in a study of this status.
 
-    What waits or is paused when a study has reached its goal is not taken any more.
+    What waits or is paused when a study has reached its goal is not taken any more. A scheduler may start fewer
+    trials than the study may have: the agent that left last has found that nothing is left.
     """
     if status["goal"]:
         return not status["running"]
+    if any(status[name] for name in UNFINISHED):
+        return False
     done, of, _ = study_progress(status)
-    enough = done >= of or status["finished"] >= status["n_trials"]
-    return enough and not any(status[name] for name in UNFINISHED)
+    if done >= of or status["finished"] >= status["n_trials"]:
+        return True
+    with opened.storage.engine.connect() as conn:
+        return not status["agents"] and agents.last_ending(conn, opened.study_id) == agents.DONE
 
 
 def _progress(trial: FrozenTrial, started: float | None) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from hpo.execution.registered import FAILED, Registered
 from hpo.execution.signals import Signals, at_terminal, heard
 from hpo.execution.supervised import Supervised
 from hpo.execution.upkeep import Upkeep
+from hpo.storage import agents
 from hpo.storage.outage import DatabaseError
 from hpo.study.open_study import OpenStudy
 from hpo.trial.report import TrialReport
@@ -36,7 +37,7 @@ Reporter = Callable[[str, Heard], None]
 class Ending(Enum):
     """Why the supervisor's run ended."""
 
-    DONE = "done"
+    DONE = agents.DONE
     TIMEOUT = "timeout"
     GOAL = "goal"
     INTERRUPTED = "interrupted"

@@ -52,6 +52,8 @@ AGENTS = sa.Table(
 
 #: Seconds in which an agent beats several times.
 _LATELY: Final = 60.0
+#: The ending of an agent that has found nothing left to be done in its study.
+DONE = "done"
 #: The ending of an agent that others have not heard of any more; it may still live, on another machine.
 SILENT = "silent"
 #: The ending of an agent whose process others have seen gone.
@@ -211,6 +213,12 @@ def open_agents(conn: Executor, study_id: int, *, not_since: float | None = None
     if not_since is not None:
         query = query.where(AGENTS.c.beat_at < not_since)
     return [Agent._make(cast("Any", row)) for row in conn.execute(query.order_by(AGENTS.c.number))]
+
+
+def last_ending(conn: Executor, study_id: int) -> str | None:
+    """How the agent of a study ended that ended last; None where none has."""
+    query = sa.select(AGENTS.c.ending).where(AGENTS.c.study_id == study_id, AGENTS.c.ended_at.is_not(None))
+    return cast("str | None", conn.execute(query.order_by(AGENTS.c.ended_at.desc()).limit(1)).scalar())
 
 
 def forget_study(conn: Executor, study_id: int) -> None:

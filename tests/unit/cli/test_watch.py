@@ -11,8 +11,10 @@ import pytest
 import sqlalchemy as sa
 
 from hpo.cli.watch import _as_line, _look, _view, study_view
-from hpo.console.snapshot import Look, Looks, has_ended, thinned
+from hpo.console.snapshot import Look, Looks, thinned
 from hpo.errors import StudyError
+from hpo.storage.agents import Joining, end, register
+from hpo.storage.ledger import Owner
 from hpo.storage.outage import DatabaseAwayError
 from hpo.study.open_study import OpenStudy
 from tests.support.commands import hpo, make_study
@@ -37,7 +39,7 @@ def test_a_look_tells_how_far_running_trials_are(studies: Studies) -> None:
         assert (entry["worker"], entry["attempt"]) == ("worker-0", 1)
         assert entry["seconds"] >= 0
         assert (found.outcomes, found.seconds) == ({}, {})
-        assert not has_ended(found.status)
+        assert not found.ended
         view.study.tell(0, 1.0)
         found = Looks(other).look()
         assert found.status["running_trials"] == []
@@ -102,12 +104,25 @@ def test_a_study_that_has_reached_its_goal_has_ended(studies: Studies) -> None:
     with studies.open("study.target_value=1.0") as (view,):
         (first, _), _ = ask(view), ask(view)
         view.study.tell(first, 0.5)
-        assert not has_ended(Looks(view).look().status)  # the other one runs
+        assert not Looks(view).look().ended  # the other one runs
         view.study.tell(1, 2.0)
         view.study.enqueue_trial({})  # no worker takes it
         look = Looks(view).look()
         assert (look.status["waiting"], look.status["finished"]) == (1, 2)
-        assert has_ended(look.status)
+        assert look.ended
+
+
+def test_a_study_has_ended_where_its_scheduler_starts_no_more_trials(studies: Studies) -> None:
+    with studies.open("study.n_trials=4") as (view,):
+        view.study.tell(ask(view)[0], 0.5)
+        for ending, ended in (("interrupted", False), ("done", True)):
+            joining = Joining("", "cpu", 1, "code", "config", "mark")
+            with view.storage.transaction() as session:
+                agent = register(session, view.study_id, Owner.current(), joining)
+            assert not Looks(view).look().ended  # it is at work
+            with view.storage.transaction() as session:
+                end(session, agent.agent_id, ending)
+            assert Looks(view).look().ended == ended
 
 
 @pytest.fixture
