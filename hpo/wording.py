@@ -25,7 +25,7 @@ def percent(share: float) -> str:
 
 def duration(seconds: float) -> str:
     """A length of time as people say it: ``12 ms``, ``3.5 s``, ``12.5 min``, ``2 h 5 min``."""
-    if seconds < 1:
+    if seconds < 0.9995:  # from there on three digits make it a second
         return f"{seconds * 1000:.3g} ms"
     if seconds < 60:
         return f"{seconds:.3g} s"

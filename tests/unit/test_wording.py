@@ -14,6 +14,7 @@ from hpo import wording
     ("seconds", "text"),
     [
         (0.0123, "12.3 ms"),
+        (0.9997, "1 s"),
         (1, "1 s"),
         (59.94, "59.9 s"),
         (90, "1.5 min"),
