@@ -57,7 +57,8 @@ class MLflowLogging(Callback):
         experiment: MLflow experiment; made if needed.
         name: Name of the run.
         run_key: Stable key of the run, kept as a tag, by which a resumed one continues it.
-        params: Parameters shown with the run; those of a `ConfigSaver` where none are given.
+        params: Parameters shown with the run; those of a `ConfigSaver` where none are given. What a resumed run
+            began with stays, as MLflow changes no parameter.
         tags: Tags of the run.
         tracking_uri: The tracking server or database. None: what MLFLOW_TRACKING_URI says, else the SQLite file
             ``mlflow.db`` in ``folder``, which ``mlflow ui --backend-store-uri sqlite:///…`` shows.
@@ -188,12 +189,16 @@ class MLflowLogging(Callback):
         """Find the run of an earlier attempt, or make one."""
         experiment = self._experiment_id(client)
         found = self._find(client, experiment)
+        shown = {_name(name): value for name, value in shown.items()}
         if found is None:
             key = {} if self.run_key is None else {RUN_KEY_TAG: self.run_key}
             self._run = client.create_run(experiment, run_name=self.run_name, tags=self.tags | key).info.run_id
         else:
             self._run = found
             client.update_run(found, status="RUNNING")
+            # MLflow refuses other values, as of a run that is to be longer than it began.
+            began_with = client.get_run(found).data.params
+            shown = {name: value for name, value in shown.items() if name not in began_with}
             # Its number is the last metric of an epoch, or step, to be sent: where it is, they all are.
             self._held = {
                 axis: {metric.step for metric in client.get_metric_history(found, axis)} for axis in _AXES
@@ -303,7 +308,7 @@ def _aside(path: Path) -> Path:
 def _params(params: Mapping[str, Any]) -> list[Param]:
     from mlflow.entities import Param
 
-    return [Param(_name(name), str(value)) for name, value in params.items()]
+    return [Param(name, str(value)) for name, value in params.items()]
 
 
 def _tags(tags: Mapping[str, Any]) -> list[RunTag]:

@@ -124,6 +124,15 @@ def test_a_resumed_run_goes_on_in_its_run_and_sends_nothing_twice(experiment: st
     assert (run.info.status, run.data.tags["outcome"]) == ("FINISHED", "complete")
 
 
+def test_a_run_that_resumes_with_other_parameters_keeps_those_it_began_with(experiment: str) -> None:
+    for epochs, more in ((1, {}), (2, {"model.width[0]": 8})):
+        params = {"max_epochs": epochs, "model.depth[0]": epochs, **more}
+        run_scripted([mlflow(experiment, run_key="k", params=params)], [2.0, 1.0][:epochs])
+    (run,) = runs(experiment)
+    assert run.data.params == {"max_epochs": "1", "model.depth_0_": "1", "model.width_0_": "8"}
+    assert (run.info.status, [epoch for epoch, _ in points(run)]) == ("FINISHED", [1, 2])
+
+
 def test_another_key_or_none_is_another_run(experiment: str) -> None:
     for key in ("a", "b", None, None):
         run_scripted([mlflow(experiment, run_key=key)], [1.0])
