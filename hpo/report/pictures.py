@@ -49,7 +49,7 @@ def write_pictures(report: StudyReport, folder: Path) -> list[Path]:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with _quiet(), pyplot.rc_context():  # Optuna changes the style of all that follows
-            return [_saved(pyplot, folder / f"{name}.png") for name in _drawn(report, pyplot)]
+            return [_saved(pyplot, folder / _file(name)) for name in _drawn(report, pyplot)]
     except OSError as error:
         problem = f"can't be written: {error.strerror or error}"
         fix = "name a folder that you may write to, with `--png DIR`"
@@ -79,6 +79,11 @@ def _quiet() -> Iterator[None]:
         )
         warnings.filterwarnings("ignore", message=r"Attempting to set identical low and high [xy]lims")
         yield
+
+
+def _file(name: str) -> str:
+    """The file of a figure: a metric may be called `val/loss`."""
+    return f"{name.replace('/', '-')}.png"
 
 
 def _saved(pyplot: Any, path: Path) -> Path:

@@ -197,6 +197,21 @@ def test_the_pictures_are_named_and_are_pictures(studies: Studies, tmp_path: Pat
     assert data["timeline"]["workers"][0]["attempts"] == 4
 
 
+SLASHES = """
+study: {name: tiny, n_trials: 2, objectives: {val/loss: minimize, val/mae: minimize}}
+objective: {_target_: parts.mae, outputs: 0, targets: 0}
+search_space: {objective.outputs: {type: int, low: 0, high: 4}}
+"""
+
+
+def test_metrics_with_a_slash_have_pictures(studies: Studies, tmp_path: Path, small_pictures: None) -> None:
+    with studies.open(text=SLASHES) as (view,):
+        for values in ([1.0, 2.0], [2.0, 1.0]):
+            view.study.tell(ask(view)[0], values)
+        found = {path.stem for path in write_pictures(study_report(view), tmp_path)}
+    assert {"history-val-loss", "front-val-loss-val-mae"} <= found
+
+
 def test_pictures_that_cannot_be_written_are_an_error(studies: Studies, tmp_path: Path) -> None:
     with studies.open(N_TRIALS) as (view,):
         one(view)
