@@ -109,8 +109,8 @@ def _chosen(
     ended = [trial for trial in trials if trial.state.is_finished()]
     complete = [trial for trial in ended if trial.state == TrialState.COMPLETE and trial.values]
     sign = -1 if directions[0] == StudyDirection.MAXIMIZE else 1
-    best = sorted(complete, key=lambda trial: sign * trial.values[0])
     within = [trial for trial in complete if is_feasible(trial)] or complete
+    best = sorted(within, key=lambda trial: sign * trial.values[0])
     front = pareto_front(within, directions) if len(directions) > 1 else []
     kept: dict[int, FrozenTrial] = {}
     for some in (

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from optuna.trial import TrialState
+from optuna.study import StudyDirection
+from optuna.trial import TrialState, create_trial
 
 from hpo.config.spec import load_spec
-from hpo.dashboard.sampled import SampledStorage
+from hpo.dashboard.sampled import SampledStorage, _chosen
 from hpo.dashboard.serve import dashboard
+from hpo.storage.attributes import CONSTRAINT_ATTR
 from hpo.study.open_study import OpenStudy, load_study
 from tests.support.big_study import make_big_study
 
@@ -63,6 +65,17 @@ def test_the_page_of_a_large_study_gets_its_best_latest_and_some_other_trials(la
     # The first of them by number are not all that is shown of the rest.
     others = sorted(shown.keys() - set(ranked[: MOST // 4]) - set(range(TRIALS - MOST // 4, TRIALS)))
     assert others[-1] > TRIALS // 2
+
+
+def test_the_best_that_are_shown_are_within_the_bounds() -> None:
+    bounds = {f"{CONSTRAINT_ATTR}parameters": 1.0}  # above its bound
+    trials = [
+        create_trial(value=float(place), system_attrs=bounds if place < 200 else {}) for place in range(TRIALS)
+    ]
+    for number, trial in enumerate(trials):
+        trial.number = trial._trial_id = number
+    shown = _chosen(trials, [StudyDirection.MINIMIZE], ())
+    assert {*range(200, 200 + MOST // 4)} <= shown
 
 
 def test_a_trial_that_is_opened_has_its_whole_curve(large: OpenStudy) -> None:
