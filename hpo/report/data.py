@@ -147,9 +147,9 @@ class StudyReport:
 
     @cached_property
     def by_rank(self) -> list[FrozenTrial]:
-        """The same, the best first and those outside the bounds last."""
-        ranked_ones = {trial.number for trial in self.ranked}
-        return [*self.ranked, *(trial for trial in self.complete if trial.number not in ranked_ones)]
+        """The same, the best first and those outside the bounds last; no paused trial, which is ranked, too."""
+        places = {trial.number: place for place, trial in enumerate(self.ranked)}
+        return sorted(self.complete, key=lambda trial: (places.get(trial.number, len(places)), trial.number))
 
     @cached_property
     def curves(self) -> list[FrozenTrial]:

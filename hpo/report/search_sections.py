@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Final
 
 import optuna
-from optuna.trial import FrozenTrial, TrialState
+from optuna.trial import FrozenTrial
 
 from hpo.report.data import StudyReport
 from hpo.report.looks import sampled, thinned
@@ -118,13 +118,12 @@ def contour_section(report: StudyReport) -> Section:
     """The two most important parameters together."""
     title, complete = "The two most important parameters", report.by_rank
     kept = thinned(complete, MOST_CELLS)
-    whole = [trial for trial in kept if trial.state == TrialState.COMPLETE]  # what is drawn; a paused one is not
-    pair = contour_pair(whole, report.params)
+    pair = contour_pair(kept, report.params)
     if pair is None:
         return Section(
             "contour", title, note("It takes two parameters with several values each in complete trials.")
         )
-    found = places_of(whole, pair)
+    found = places_of(kept, pair)
     if found < FEWEST_POINTS:
         why = f"Left out: a surface over {count_of(found, 'point')} would be made up between them; it takes "
         names = " and ".join(f"`{name}`" for name in pair)

@@ -94,7 +94,7 @@ def history_section(report: StudyReport) -> Section:
     title = "Values by trial" if report.several else "Best value so far"
     kept = report.complete_sample
     if not kept:
-        return Section("history", title, note("No trial is complete yet."))
+        return Section("history", title, note("No trial is complete yet.") + _leaders(report))
     drawn = by_metric(
         (
             metric,

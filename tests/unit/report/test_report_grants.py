@@ -39,6 +39,7 @@ def granted_trial(
     return trial_of(number, {"x": 0.1 * number}, space, 1 / epochs + number, curve=curve, state=state, attrs=attrs)
 
 
+SPACE = {"x": FloatDistribution(0, 1)}
 _MODEL = {"kind": "model", "predicted": 0.1234, "low": 0.1, "high": 0.2, "incumbent": 0.15}
 WHOLE = granted_trial(0, [(3, {"kind": "initial"}), (9, _MODEL), (None, {"kind": "whole"})], 12)
 PAUSED = granted_trial(1, [(3, {"kind": "initial"}), (9, _MODEL)], 5, state=TrialState.PRUNED, paused=True)
@@ -82,6 +83,25 @@ def test_two_parameters_are_drawn_only_where_complete_trials_differ_in_both() ->
     paused = trial_of(2, {"x": 0.9, "y": 0.1}, space, 0.5, curve={1: 0.5}, state=TrialState.PRUNED, attrs=best)
     shown = Page(page(report_of([*whole, paused]))).text
     assert "It takes two parameters with several values each in complete trials." in shown
+
+
+def paused_at_its_best(number: int) -> FrozenTrial:
+    """A trial that was paused when the study ended, and can be the best."""
+    best = {"epoch": 1, "metrics": {"val_loss": 0.5 + number}, "checkpoint": None}
+    attrs, curve = {"hpo:paused": 1, "hpo:best": best}, {1: 0.5 + number}
+    return trial_of(number, {"x": 0.5}, SPACE, 0.5, curve=curve, state=TrialState.PRUNED, attrs=attrs)
+
+
+def test_paused_trials_are_among_the_best_and_no_points(monkeypatch: pytest.MonkeyPatch) -> None:
+    report = report_of([paused_at_its_best(number) for number in range(3)])
+    shown = Page(page(report))
+    assert "No trial is complete yet." in shown.text
+    assert "The best trials" in shown.text
+    assert "history-0" not in shown.figures
+    monkeypatch.setattr("hpo.report.data.MOST_TRIALS", 4)
+    some = [*report.trials, *(trial_of(k, {"x": 0.1}, SPACE, 9.0, curve={1: 9.0}) for k in range(3, 9))]
+    assert {trial.state for trial in report_of(some).complete_sample} == {TrialState.COMPLETE}
+    assert len(report_of(some).complete_sample) == 4
 
 
 def test_without_a_scheduler_there_is_no_such_part() -> None:
