@@ -102,13 +102,13 @@ def best_weights(opened: OpenStudy, which: str) -> BestWeights:
     epoch = int(checkpoint["state"]["epoch"])
     return BestWeights(
         trial.number,
-        opened.trial_seed(_trained_as(trial)),
+        opened.trial_seed(trained_as(trial)),
         trial.params,
         opened.spec.resolve(trial.params),
         epoch,
         checkpoint["state"]["history"][epoch - 1],
         checkpoint["model"],
-        trial_codes(opened.storage, opened.study.get_trials(deepcopy=False)[_trained_as(trial)]),
+        trial_codes(opened.storage, opened.study.get_trials(deepcopy=False)[trained_as(trial)]),
     )
 
 
@@ -168,7 +168,7 @@ def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     Raises:
         StudyError: There is none that can be read.
     """
-    folders = [folder / "checkpoints" for folder in attempt_folders(opened.spec, _trained_as(trial))]
+    folders = [folder / "checkpoints" for folder in attempt_folders(opened.spec, trained_as(trial))]
     epoch = (trial.user_attrs.get(BEST_ATTR) or {}).get("epoch")
     if epoch is None:
         newest = newest_checkpoint(folders)
@@ -185,7 +185,7 @@ def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     return found[1]
 
 
-def _trained_as(trial: FrozenTrial) -> int:
+def trained_as(trial: FrozenTrial) -> int:
     """The trial whose training gave this one its result: itself, or one of the same parameters before it."""
     return int(trial.user_attrs.get(SAME_AS_ATTR, trial.number))
 

@@ -15,7 +15,7 @@ from hpo.config.spec import StudySpec
 from hpo.config.yaml_dumper import to_yaml
 from hpo.errors import InputError, StudyError
 from hpo.final.learning_rates import learning_rate_plan
-from hpo.final.models import best_checkpoint, find_trial, refuse_foreign_parameters
+from hpo.final.models import best_checkpoint, find_trial, refuse_foreign_parameters, trained_as
 from hpo.final.stamp import STAMP_FILE, final_config, read_json, stamp_of, write_json
 from hpo.final.starting import start_from
 from hpo.study.code_record import trial_codes
@@ -112,11 +112,12 @@ def start_of_trial(
             checkpoint.
     """
     trial = find_trial(opened, which)
-    code = next(reversed(trial_codes(opened.storage, trial)), None)
+    trained = opened.study.get_trials(deepcopy=False)[trained_as(trial)]
+    code = next(reversed(trial_codes(opened.storage, trained)), None)
     if not accept_code_change:
         _refuse_other_code(opened.spec, trial.number, code)
     checkpoint = None if from_scratch else best_checkpoint(opened, trial)
-    *lineage, own = _lineage(opened, trial)
+    *lineage, own = _lineage(opened, trained)
     value = trial_value(opened, trial)
     return Start(f"trial {trial.number}", trial.number, own.seed, trial.params, checkpoint, value, code, lineage)
 

@@ -95,6 +95,16 @@ def test_a_schedule_with_a_rate_for_each_group_is_said_by_the_first_one(
     assert "learning rate over 2 epochs, OneCycleLR: 0.406 (epoch 1), 2e-06 (epoch 2)" in capsys.readouterr().out
 
 
+def test_a_trial_that_took_over_a_result_is_trained_as_the_one_that_has_it(studies: Studies) -> None:
+    space = "search_space={model.hidden: {type: int, low: 4, high: 4}}"
+    with studies.open("study.duplicates=reuse", space) as (view,):
+        value = run(view).value
+        run(view)
+        start = start_of_trial(view, "1", from_scratch=True)
+        assert (start.trial, start.seed, start.value) == (1, view.trial_seed(0), value)
+        assert train(view, start)["value"] == value
+
+
 def test_twice_the_same_training_ends_in_the_same_weights(studies: Studies) -> None:
     spec = studies.spec()
     ends = []
