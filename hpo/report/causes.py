@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -46,7 +46,7 @@ def causes(trials: Iterable[FrozenTrial], work: Iterable[Work]) -> list[Cause]:
     again = [trial.number for trial in trials if STARTED_AGAIN_ATTR in trial.user_attrs]
     found = [
         *_failed(trials),
-        *_cut_off(work),
+        *_cut_off(work, {trial.number for trial in trials if trial.state == TrialState.FAIL}),
         *(Cause("started again", _AGAIN, [number]) for number in again),
     ]
     groups: defaultdict[tuple[str, str], list[Cause]] = defaultdict(list)
@@ -71,14 +71,15 @@ def _failed(trials: Iterable[FrozenTrial]) -> list[Cause]:
     return found
 
 
-def _cut_off(work: Iterable[Work]) -> list[Cause]:
-    """Attempts after which their trial was taken up again, or waits for it."""
+def _cut_off(work: Iterable[Work], failed: Container[int]) -> list[Cause]:
+    """Attempts after which their trial was taken up again, or waits for it; that of a `failed` one is its end."""
     work = list(work)
     last = {each.trial: each.attempt for each in sorted(work, key=lambda each: each.attempt)}
     return [
         Cause(f"{each.outcome} attempt", _first_line(each.reason), [each.trial])
         for each in work
-        if each.outcome in _INTERRUPTED and (each.outcome == "requeued" or each.attempt < last[each.trial])
+        if each.outcome in _INTERRUPTED
+        if each.outcome == "requeued" or each.attempt < last[each.trial] or each.trial not in failed
     ]
 
 

@@ -108,12 +108,15 @@ def test_equal_causes_are_counted_together() -> None:
         failed(3, None),
         trial_of(4, {}, {}, float("inf"), attrs={"hpo:outcome": "diverged"}),
         trial_of(5, {}, {}, 1.0),
+        trial_of(7, {}, {}, 0.0, state=TrialState.FAIL, attrs={"hpo:outcome": "lost", "hpo:reason": "its end"}),
+        trial_of(8, {}, {}, 0.0, state=TrialState.WAITING),
     ]
     work = [
         work_of(5, outcome="lost", reason="the process died"),
         work_of(5, outcome="complete", attempt=2),
         work_of(6, outcome="requeued", reason="interrupted"),
         work_of(7, outcome="lost", reason="the end of trial 7"),
+        work_of(8, outcome="lost", reason="the machine is gone"),
     ]
     found = [(each.outcome, each.reason, each.trials, each.traceback) for each in causes(trials, work)]
     assert found == [
@@ -123,6 +126,8 @@ def test_equal_causes_are_counted_together() -> None:
         ("diverged", "a metric was no finite number any more", [4], ""),
         ("lost attempt", "the process died", [5], ""),
         ("requeued attempt", "interrupted", [6], ""),
+        ("lost", "its end", [7], ""),
+        ("lost attempt", "the machine is gone", [8], ""),
     ]
 
 
