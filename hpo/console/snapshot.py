@@ -104,7 +104,7 @@ def _has_ended(opened: OpenStudy, status: dict[str, Any]) -> bool:
     """Whether nothing is left to be done in a study of this status.
 
     What waits or is paused when a study has reached its goal is not taken any more. A scheduler may start fewer
-    trials than the study may have: the agent that left last has found that nothing is left.
+    trials than the study may have: the agent that left last has found that nothing is left, and none died since.
     """
     if status["goal"]:
         return not status["running"]
@@ -114,7 +114,8 @@ def _has_ended(opened: OpenStudy, status: dict[str, Any]) -> bool:
     if done >= of or status["finished"] >= status["n_trials"]:
         return True
     with opened.storage.engine.connect() as conn:
-        return not status["agents"] and agents.last_ending(conn, opened.study_id) == agents.DONE
+        none_open = not agents.open_agents(conn, opened.study_id)
+        return none_open and agents.last_ending(conn, opened.study_id) == agents.DONE
 
 
 def _progress(trial: FrozenTrial, started: float | None) -> dict[str, Any]:

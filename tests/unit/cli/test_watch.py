@@ -18,6 +18,7 @@ from hpo.storage.ledger import Owner
 from hpo.storage.outage import DatabaseAwayError
 from hpo.study.open_study import OpenStudy
 from tests.support.commands import hpo, make_study
+from tests.support.owners import dead_owner
 from tests.support.studies import Studies, ask
 
 
@@ -123,6 +124,9 @@ def test_a_study_has_ended_where_its_scheduler_starts_no_more_trials(studies: St
             with view.storage.transaction() as session:
                 end(session, agent.agent_id, ending)
             assert Looks(view).look().ended == ended
+        with view.storage.transaction() as session:
+            register(session, view.study_id, dead_owner(), joining)
+        assert not Looks(view).look().ended  # it died at work
 
 
 @pytest.fixture
