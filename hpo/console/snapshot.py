@@ -81,7 +81,7 @@ class Looks:
             {trial.number for trial in own if paused_at(trial) is not None},
             {trial.number: epochs_trained(trial) for trial in own},
             {number: took for number, took in self._seconds.items() if took is not None},
-            _has_ended(opened, status),
+            has_ended(opened, status),
         )
 
 
@@ -100,7 +100,7 @@ def _seconds(opened: OpenStudy, trials: Sequence[FrozenTrial]) -> dict[int, floa
     return {trial.number: took.get(id_of_trial(trial)) for trial in trials}
 
 
-def _has_ended(opened: OpenStudy, status: dict[str, Any]) -> bool:
+def has_ended(opened: OpenStudy, status: dict[str, Any]) -> bool:
     """Whether nothing is left to be done in a study of this status.
 
     What waits or is paused when a study has reached its goal is not taken any more. A scheduler may start fewer

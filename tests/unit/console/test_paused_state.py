@@ -52,7 +52,7 @@ def test_status_counts_it_apart(view: OpenStudy) -> None:
     status = study_status(view)
     assert (status["paused"], status["running"], status["waiting"], status["finished"]) == (1, 1, 0, 0)
     assert [each["trial"] for each in status["running_trials"]] == [1]
-    assert not has_ended({**status, "finished": 3, "running": 0})
+    assert not has_ended(view, {**status, "finished": 3, "running": 0})
     entry = study_trials(view)[0]
     assert (entry["outcome"], entry["value"], entry["epochs"]) == ("paused", 0.5, 2)
     attempts = entry["internals"]["attempts"]
@@ -155,8 +155,8 @@ def test_its_progress_is_that_of_its_epochs(given: OpenStudy, capsys: pytest.Cap
     Reporter(given).heard("worker-1", TrialReport(1, None, 0.5, 7, 1.0, paused=True))
     assert capsys.readouterr().out.startswith("[ 9/40 epochs] trial 1    paused")
     assert study_view(given, Looks(given).look()).progress == (2, 40, "epochs")
-    assert not has_ended({**study_status(given), "running": 0})
-    assert has_ended({**study_status(given), "running": 0, "epochs": {"trained": 40, "limit": 40}})
+    assert not has_ended(given, {**study_status(given), "running": 0})
+    assert has_ended(given, {**study_status(given), "running": 0, "epochs": {"trained": 40, "limit": 40}})
 
 
 def test_the_commands_say_what_it_was_granted_and_why(given: OpenStudy) -> None:
