@@ -7,11 +7,15 @@ from typing import ClassVar
 import optuna
 from optuna.pruners import NopPruner
 
-from hpo.search.schedulers.scheduler import Decision, New, Next, Standing
+from hpo.search.schedulers.columns import PAUSED
+from hpo.search.schedulers.scheduler import Decision, New, Next, Resume, Standing
 
 
 class PrunerScheduler:
-    """Stops a trial where the study's pruner says so; a free worker takes what waits, else a new trial."""
+    """Stops a trial where the study's pruner says so; a free worker takes what waits, else a new trial.
+
+    Where ``study.epochs`` has cut a trial short, that one resumes before a new trial, as soon as epochs are left.
+    """
 
     forks: ClassVar[bool] = False
     reads_trials: ClassVar[bool] = False
@@ -27,6 +31,10 @@ class PrunerScheduler:
     def first(self, standing: Standing) -> None:
         """None: no trial pauses; see `Scheduler`."""
 
-    def next(self, standing: Standing) -> Next:  # noqa: ARG002 - the same for any
-        """Always `New`; see `Scheduler`."""
-        return New()
+    def next(self, standing: Standing) -> Next:
+        """The earliest trial that was cut to the epochs which were left, else `New`; see `Scheduler`."""
+        if standing.n_epochs is None and not standing.granted:  # none was ever cut: nothing is read
+            return New()
+        every = standing.columns
+        paused = every.number[(every.state == PAUSED) & ~every.imported]
+        return Resume(int(paused.min())) if len(paused) else New()

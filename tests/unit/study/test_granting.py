@@ -231,7 +231,7 @@ def test_an_enqueued_trial_is_granted_its_first_epochs(studies: Studies) -> None
         taken = take(two_by_two(view))
         assert isinstance(taken, optuna.Trial)
         assert grants_of(view.storage.get_trial(taken._trial_id))[0]["why"]["kind"] == "enqueued"
-        assert train(replace(view, scheduler=PrunerScheduler()), taken).epochs == 2
+        assert train(replace(view, scheduler=Counting()), taken).epochs == 2
         assert view.space.suggest(taken)["optimizer.lr"] == 0.05
 
 
@@ -374,6 +374,28 @@ def test_a_larger_budget_resumes_what_the_end_has_pruned(studies: Studies) -> No
         assert epochs_of(view) == [6, 4]
         assert len(list(prune_paused(view.storage, view.study_id))) == 1
         assert [trial.state.name for trial in view.study.get_trials()] == ["COMPLETE", "PRUNED"]
+
+
+def test_a_trial_that_the_epochs_have_cut_resumes_before_a_new_one(studies: Studies) -> None:
+    overrides = ("study.n_trials=2", "trainer.max_epochs=5", "study.pruner=none")
+    for budget, expected in (("7", [5, 2]), ("9", [5, 4]), ("null", [5, 5])):
+        with studies.open(*overrides, f"study.epochs={budget}") as (view,):
+            run_all(view)
+            assert epochs_of(view) == expected
+            assert claimable(view) == 0
+            list(prune_paused(view.storage, view.study_id))
+
+
+def test_epochs_that_another_trial_leaves_go_to_the_one_that_they_have_cut(studies: Studies) -> None:
+    overrides = ("study.n_trials=2", "study.epochs=7", "trainer.max_epochs=5", "study.pruner=none")
+    with studies.open(*overrides, views=2) as (view, other):
+        first, second = take(view), take(other)
+        assert isinstance(first, optuna.Trial)
+        assert isinstance(second, optuna.Trial)
+        assert train(other, second).epochs == 2
+        view.study.tell(first, state=TrialState.FAIL)
+        assert run_all(other) == [(1, 5)]
+        assert claimable(other) == 0
 
 
 def test_who_ends_a_study_prunes_nothing_that_a_larger_budget_has_paused_again(studies: Studies) -> None:
