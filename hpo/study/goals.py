@@ -17,7 +17,8 @@ def goal_reached(study: StudySection, trials: Sequence[FrozenTrial]) -> str | No
 
     Both are read from the storage, so that all who work on a study come to the same answer. The best trial, or
     with several objectives the Pareto front, is that of `hpo.study.ranking`; trials that ended after the latest
-    of it have brought no improvement, with any outcome.
+    of it have brought no improvement, with any outcome. One that a scheduler has paused, or has resumed since, may
+    improve yet: as long as it is the best, none has ended after it.
 
     Args:
         study: The study file's section.
@@ -47,4 +48,4 @@ def goal_reached(study: StudySection, trials: Sequence[FrozenTrial]) -> str | No
 
 
 def _ended(trial: FrozenTrial) -> datetime:
-    return trial.datetime_complete or datetime.min
+    return trial.datetime_complete or datetime.max

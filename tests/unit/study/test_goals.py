@@ -11,6 +11,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.schema_study import StudySection
 from hpo.config.spec import load_spec
+from hpo.storage.attributes import BEST_ATTR, PAUSED_ATTR
 from hpo.study.goals import goal_reached
 from tests.support.commands import hpo, hpo_json, make_study
 
@@ -59,6 +60,17 @@ def test_trials_without_an_improvement_are_counted_from_the_best_on() -> None:
 def test_one_that_runs_has_not_ended_without_an_improvement() -> None:
     running = optuna.trial.create_trial(state=TrialState.RUNNING)
     assert goal_reached(section(stop_after_no_improvement=1), [*ended(1.0), running]) is None
+
+
+def test_nothing_ends_after_a_best_trial_that_may_still_improve() -> None:
+    """A scheduler has paused it; what ended before it came to its best epoch says nothing."""
+    goal, trials = section(stop_after_no_improvement=2), ended(1.0, 2.0, 3.0)
+    assert goal_reached(goal, trials) is not None
+    best = {"epoch": 3, "metrics": {"val_loss": 0.5}, "checkpoint": None}
+    attrs = {BEST_ATTR: best, PAUSED_ATTR: 3}
+    paused = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs=attrs)
+    paused.number = 3
+    assert goal_reached(goal, [*trials, paused]) is None
 
 
 def test_one_as_good_as_the_best_is_no_improvement() -> None:
