@@ -12,7 +12,7 @@ from optuna import Study
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from hpo.search.schedulers.curves import Curve, curves_of, earlier_curves, horizon_of
+from hpo.search.schedulers.curves import Curve, as_learnt, curves_of, earlier_curves, horizon_of
 from hpo.search.schedulers.scheduler import Standing
 from hpo.search.schedulers.seen import Seen
 from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, ORIGIN_ATTR
@@ -26,9 +26,9 @@ class TrialCurves:
     """Trials as curves.
 
     Attributes:
-        curves: The study's own trials, by number, but for those that failed after a report. One that was complete
-            before the horizon has its value there, and so has one that never reported; one that diverged is
-            infinite there, and one that failed without a report after its first epoch.
+        curves: The study's own trials, by number. One that was complete before the horizon has its value there,
+            and so has one that never reported; one that diverged is infinite there, and one that failed at its
+            last report, or without a report after its first epoch.
         earlier: Those that were imported from studies that are known, by the study's name: their losses may be of
             another level.
         horizon: Epochs of a whole trial, or a guess.
@@ -49,15 +49,14 @@ def curves_of_trials(study: Study, trials: Sequence[FrozenTrial], *, bounded: bo
     """
     attrs = storage_of(study).get_study_user_attrs(id_of_study(study))
     horizon = attrs.get(MAX_EPOCHS_ATTR)
-    known = [trial for trial in trials if trial.state != TrialState.FAIL or not trial.intermediate_values]
     standing = Standing(
-        read=lambda: [_seen(trial, horizon, bounded=bounded) for trial in known],
+        read=lambda: [_seen(trial, horizon, bounded=bounded) for trial in trials],
         horizon=horizon,
         minimize=study.direction != StudyDirection.MAXIMIZE,
     )
     curves, earlier = curves_of(standing), earlier_curves(standing)
     every = [*curves, *chain.from_iterable(earlier.values())]
-    return TrialCurves(curves, earlier, horizon_of(standing, every))
+    return TrialCurves(as_learnt(curves), earlier, horizon_of(standing, every))
 
 
 def _seen(trial: FrozenTrial, horizon: int | None, *, bounded: bool) -> Seen:
@@ -73,6 +72,7 @@ def _seen(trial: FrozenTrial, horizon: int | None, *, bounded: bool) -> Seen:
         state=_state(trial),
         until=granted_until(trial),
         whole=trial.state == TrialState.COMPLETE,
+        failed=trial.state == TrialState.FAIL,
         imported=IMPORTED_ATTR in trial.system_attrs,
         source=trial.system_attrs.get(ORIGIN_ATTR, (None,))[0],
         feasible=feasible,

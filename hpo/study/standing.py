@@ -98,6 +98,7 @@ def seen(trial: FrozenTrial) -> Seen:
         until=granted_until(trial),
         kinds=[grant["why"].get("kind", "") for grant in grants_of(trial)],
         whole=outcome_of(trial) == Outcome.COMPLETE,
+        failed=trial.state == TrialState.FAIL,
         switch=timing_of(trial).switch,
         imported=IMPORTED_ATTR in trial.system_attrs,
         source=trial.system_attrs.get(ORIGIN_ATTR, (None,))[0],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Final, SupportsInt
 
@@ -31,6 +32,18 @@ def earlier_curves(standing: Standing) -> dict[str, list[Curve]]:
 
 def _curves(standing: Standing, trials: Iterable[Seen]) -> list[Curve]:
     return [seen.falling if standing.minimize else seen.rising for seen in trials]
+
+
+def as_learnt(curves: Iterable[Curve]) -> list[Curve]:
+    """The curves as a model is to see them: one that failed is infinite at its last report, as if it had diverged.
+
+    Else a model would know only how well it began, and propose what fails again and again.
+    """
+    return [_failing(curve) if curve.seen.failed and curve.seen.values else curve for curve in curves]
+
+
+def _failing(curve: Curve) -> Curve:
+    return Curve(curve.seen, curve.steps, [*curve.losses[:-1], math.inf])
 
 
 def horizon_of(standing: Standing, curves: Sequence[Curve]) -> int:

@@ -23,6 +23,7 @@ class Seen:
         until: The epoch to which it has been granted; None: its end, or nothing was granted.
         kinds: `Why.kind` of each grant, the first one first; empty for a trial that was never granted anything.
         whole: It has trained to its end.
+        failed: It has ended without a result.
         imported: It was trained outside of the study: it counts against no budget.
         source: The study that it was imported from, perhaps of other data; None: none, or it is not known.
         feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
@@ -40,6 +41,7 @@ class Seen:
     until: int | None = None
     kinds: Sequence[str] = ()
     whole: bool = False
+    failed: bool = False
     imported: bool = False
     source: str | None = None
     feasible: bool = True

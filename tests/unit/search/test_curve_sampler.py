@@ -178,17 +178,17 @@ def test_it_refuses_several_objectives(studies: Studies) -> None:
         make_sampler(spec, SearchSpace.from_spec(spec))
 
 
-def test_points_that_fail_are_left_alone_soon() -> None:
+@pytest.mark.parametrize("reports", [0, 1])
+def test_points_that_fail_are_left_alone_soon(reports: int) -> None:
     space = {name: FloatDistribution(0.0, 1.0) for name in ("x", "y")}
     study = optuna.create_study(sampler=CurveGPSampler(space, {}, 0))
     for _ in range(30):
         trial = study.ask()
         x, y = (trial.suggest_float(name, 0.0, 1.0) for name in space)
-        if x > 0.5:
-            study.tell(trial, state=TrialState.FAIL)
-        else:
-            trial.report(2 - x - y, 1)
-            study.tell(trial, 2 - x - y)
+        fails = x > 0.5
+        for epoch in range(1, 1 + (reports if fails else 2)):
+            trial.report(2 - x - y, epoch)
+        study.tell(trial, None if fails else 2 - x - y, TrialState.FAIL if fails else None)
     failed = [trial.number for trial in study.trials if trial.state == TrialState.FAIL]
     assert len([number for number in failed if number >= 15]) <= 7, "of the last fifteen"
 

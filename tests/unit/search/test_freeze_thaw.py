@@ -447,7 +447,8 @@ def test_a_trial_with_its_final_value_alone_has_not_failed() -> None:
     assert Seen(0, params, {}, "ended").falling.losses == [math.inf]
 
 
-def test_what_fails_before_its_first_epoch_teaches_the_model() -> None:
+@pytest.mark.parametrize("reports", [0, 1])
+def test_what_fails_teaches_the_model(reports: int) -> None:
     """It proposed the same corner for ever: the larger the better, until memory ends, is the usual case."""
     trials: list[Seen] = []
     space = {f"p{k}": FloatDistribution(0.0, 1.0) for k in range(2)}
@@ -460,6 +461,7 @@ def test_what_fails_before_its_first_epoch_teaches_the_model() -> None:
         values = {epoch: 2 - params["p0"] - params["p1"] + 1 / epoch for epoch in range(1, until + 1)}
         state = "ended" if until == 27 else "paused"
         whole = replace(old, values=values, state=state, until=answer.until, whole=until == 27, kinds=kinds)
-        trials[number:] = [replace(old, kinds=kinds) if params["p0"] > 0.5 else whole, *trials[number + 1 :]]
-    failed = sum(not trial.values for trial in trials)
-    assert failed < 20, "half of the space is bad"
+        begun = {epoch: value for epoch, value in values.items() if epoch <= reports}
+        failed = replace(old, values=begun, failed=True, kinds=kinds)
+        trials[number:] = [failed if params["p0"] > 0.5 else whole, *trials[number + 1 :]]
+    assert sum(trial.failed for trial in trials) < 20, "half of the space is bad"

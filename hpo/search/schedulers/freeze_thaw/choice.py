@@ -13,7 +13,7 @@ from scipy.linalg import LinAlgError
 from scipy.special import ndtr
 
 from hpo.search.axes import Floats
-from hpo.search.schedulers.curves import Curve
+from hpo.search.schedulers.curves import Curve, as_learnt
 from hpo.search.schedulers.freeze_thaw import kernel
 from hpo.search.schedulers.freeze_thaw.acquisition import Aim, drawn_aim, worth
 from hpo.search.schedulers.freeze_thaw.earlier import prior_after
@@ -70,7 +70,8 @@ class ModelChoice:
 
     def __init__(self, view: StudyView, first: int) -> None:
         self._view, self._first = view, first
-        self._warp = Warp(view.curves)
+        self._curves = as_learnt(view.curves)
+        self._warp = Warp(self._curves)
         self._rungs = ladder(view.horizon, _FACTOR)
         self._state: dict[str, Any] | None = None
 
@@ -115,8 +116,8 @@ class ModelChoice:
 
     @cached_property
     def _best_loss(self) -> float:
-        """The best loss of a trial that has not diverged: one that has is never the study's best."""
-        sound = (curve.best for curve in self._view.curves if curve.steps and math.isfinite(curve.last))
+        """The best loss of a trial that has not diverged or failed: one that has is never the study's best."""
+        sound = (curve.best for curve in self._curves if curve.steps and math.isfinite(curve.last))
         return min(sound, default=self._warp.best)
 
     def _as_z(self, loss: float) -> float:
@@ -186,13 +187,13 @@ class ModelChoice:
         """The model as if each running trial had come to its goal as predicted."""
         table = self._table
         model = CurveModel(self._scales, self._view.encoding.groups, table.rows, table.z, self._view.learnt.known)
-        if running := [curve for curve in self._view.curves if curve.seen.state == "running"]:
+        if running := [curve for curve in self._curves if curve.seen.state == "running"]:
             model.believe(self._at(running, [self._view.goal(curve) for curve in running]))
         return model
 
     @cached_property
     def _table(self) -> Table:
-        return table_of(self._view.curves, self._view.encoding, self._warp, self._view.horizon, _ROWS)
+        return table_of(self._curves, self._view.encoding, self._warp, self._view.horizon, _ROWS)
 
     @cached_property
     def _scales(self) -> Floats:
