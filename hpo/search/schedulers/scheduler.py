@@ -201,9 +201,9 @@ class Standing:
 
     @cached_property
     def incumbent(self) -> float | None:
-        """The best value at any epoch of a trial that keeps to the bounds; None before the first."""
+        """The best value at any epoch of a trial that keeps to the bounds and has not diverged; else None."""
         every = self.columns
-        bests = every.best[~every.imported & every.feasible & ~np.isnan(every.best)]
+        bests = every.best[~every.imported & every.feasible & every.finite & ~np.isnan(every.best)]
         return float(bests.min() if self.minimize else bests.max()) if len(bests) else None
 
     @cached_property

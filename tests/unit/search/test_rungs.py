@@ -31,6 +31,13 @@ def test_rungs(horizon: int, factor: float, first: int, rungs: list[int]) -> Non
     assert ladder(horizon, factor, first) == rungs
 
 
+def test_a_trial_that_diverged_is_not_the_best_so_far() -> None:
+    trials = [seen(0, [0.5]), seen(1, [0.1, math.nan], "ended"), seen(2, [0.7, 0.6])]
+    assert standing(trials).incumbent == 0.5
+    assert standing(trials, minimize=False).incumbent == 0.7
+    assert standing(trials[1:2]).incumbent is None
+
+
 def test_the_best_third_of_a_rung_is_promoted_the_highest_rung_first() -> None:
     asha = Asha()
     trials = [seen(number, [value]) for number, value in enumerate([0.5, 0.4])]

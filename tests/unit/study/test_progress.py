@@ -272,9 +272,10 @@ def test_decisions_are_those_by_whole_curves(now: Standing, scheduler: Asha | Hy
         trials = [replace(each, feasible=each.number % 3 != 0) for each in now.trials]
         now = replace(now, read=lambda: trials)
     assert scheduler.next(now) == expected(scheduler, now)
-    incumbents = [
-        best for each in now.own if each.feasible and (best := each.best(min if now.minimize else max)) is not None
+    sound = [
+        each for each in now.own if each.feasible and each.values and math.isfinite(each.values[max(each.values)])
     ]
+    incumbents = [best for each in sound if (best := each.best(min if now.minimize else max)) is not None]
     assert now.incumbent == ((min if now.minimize else max)(incumbents) if incumbents else None)
     assert now.decision == sum(len(each.kinds) for each in now.own)
     if now.n_epochs is not None:
