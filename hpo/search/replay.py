@@ -6,10 +6,9 @@ workers are simulated as they would work beside each other: each takes the next 
 free, and the pruner sees all that the others have reported by then.
 
 A curve may hold values that are not finite. Each is reported as it stands and the pruner is asked about it, as in
-Optuna's own loops; where the pruner does not end the trial, it continues along the stored curve. (A run of `hpo`
-ends by itself as diverged, without asking: its stored curve has no more points then, so there is no difference
-but for that last question.) A trial whose final value is not finite, or that violates a bound of its study, counts
-as the worst value there is.
+Optuna's own loops; where the pruner does not end the trial, it continues along the stored curve. A run of `hpo`
+ends by itself as diverged, without asking, and so does its curve. A trial whose final value is not finite, or that
+violates a bound of its study, counts as the worst value there is.
 """
 
 from __future__ import annotations
@@ -50,6 +49,7 @@ class Curve:
         end: How the trial ends if the pruner lets it continue to the last report: COMPLETE, or what cut it short
             (PRUNED, FAIL), so that its full result is unknown.
         feasible: Whether the trial kept to the study's bounds; one that did not is never the best.
+        diverged: Whether the run ended by itself at its last report: the pruner is not asked about that one.
 
     Raises:
         ValueError: There is no report, or not one step for each value.
@@ -60,6 +60,7 @@ class Curve:
     final: float = math.nan
     end: TrialState = TrialState.COMPLETE
     feasible: bool = True
+    diverged: bool = False
 
     def __post_init__(self) -> None:
         if not self.values or len(self.values) != len(self.steps):
@@ -329,11 +330,10 @@ class _Simulation:
         curve, trial = run.curve, run.trial
         step = curve.steps[run.reports]
         trial.report(curve.values[run.reports], step)
-        began = time.perf_counter()
-        pruned = bool(trial.should_prune())
-        self.seconds.append(time.perf_counter() - began)
         run.reports += 1
-        if not pruned and run.reports < len(curve.steps):
+        last = run.reports == len(curve.steps)
+        pruned = not (last and curve.diverged) and self._is_pruned(trial)
+        if not pruned and not last:
             return False
         if pruned or not curve.whole:
             self._study.tell(trial, state=TrialState.PRUNED if pruned else curve.end)
@@ -343,6 +343,12 @@ class _Simulation:
         decision = Condemned.of(self._study.get_trials(deepcopy=False)[trial.number])
         self.ended[trial.number] = Ended(run.row, step, pruned, None if decision is None else decision.alpha)
         return True
+
+    def _is_pruned(self, trial: optuna.Trial) -> bool:
+        began = time.perf_counter()
+        pruned = bool(trial.should_prune())
+        self.seconds.append(time.perf_counter() - began)
+        return pruned
 
 
 def paces(count: int, seed: int | None) -> list[float]:

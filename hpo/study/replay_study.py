@@ -18,6 +18,7 @@ from hpo.search.pruners import make_pruner
 from hpo.search.replay import Curve, Replay, Setting, replay, summarize, whole_curves
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.ranking import is_feasible
 from hpo.study.replayable import replayable
 
@@ -89,9 +90,14 @@ def study_curves(trials: Sequence[FrozenTrial]) -> list[Curve]:
             final=math.nan if trial.values is None or trial.state != TrialState.COMPLETE else trial.values[0],
             end=trial.state,
             feasible=is_feasible(trial),
+            diverged=outcome_of(trial) == Outcome.DIVERGED and not math.isfinite(_last(trial)),
         )
         for trial in trials
     ]
+
+
+def _last(trial: FrozenTrial) -> float:
+    return trial.intermediate_values[max(trial.intermediate_values)]
 
 
 def replay_study(

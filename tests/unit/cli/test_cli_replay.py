@@ -89,6 +89,22 @@ def test_the_studys_own_pruner_decides_as_it_did(studies: Studies) -> None:
     assert 0 < sum(pruned) < 18
 
 
+def test_the_pruner_is_not_asked_where_a_trial_diverged(studies: Studies) -> None:
+    """Nor was it in the study: as pruned, it would not count among the complete ones that others compare with."""
+    options = "study.pruner={name: median, n_startup_trials: 2, n_warmup_steps: 3}"
+    with studies.open(options, "study.n_trials=9") as (view,):
+        play(view, 1.0, 1.0, 1.0)
+        play(view, 1.0, 1.0, 1.0)
+        trial, _ = ask(view)
+        for step, value in enumerate((2.0, 2.0, math.nan), start=1):
+            trial.report(value, step)
+        trial.set_user_attr(OUTCOME_ATTR, "diverged")
+        view.study.tell(trial, math.inf)
+        play(view, 2.0, 2.0, 2.0, state=TrialState.PRUNED)
+        done = replay(study_curves(replayable(view).trials), view.study.pruner)
+    assert [each.pruned for each in done.trials] == [False, False, False, True]
+
+
 def test_a_replay_is_told_what_a_real_run_is(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Recorder] = []
 
