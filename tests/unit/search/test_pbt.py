@@ -140,6 +140,15 @@ def test_a_member_that_violates_a_bound_is_replaced_and_never_forked() -> None:
     assert (fork.replaces, fork.parent) == (0, 1)
 
 
+def test_a_result_that_was_taken_over_is_never_forked() -> None:
+    """It has no checkpoint."""
+    trials = at_three(0.9, 0.5, 0.6, 0.1)
+    trials[3] = replace(trials[3], state="ended", whole=True, taken_over=True)
+    fork = pbt().next(standing(trials))
+    assert isinstance(fork, Fork)
+    assert (fork.replaces, fork.parent) == (0, 1)
+
+
 def test_a_fork_that_fails_at_once_is_not_tried_again_for_ever() -> None:
     failed = [seen(number, {}, "ended", until=6, inherited=3, replaces=0) for number in range(4, 8)]
     trials = [*(replace(each, state="ended") for each in at_three(0.9, 0.8, 0.7, 0.6)), *failed]

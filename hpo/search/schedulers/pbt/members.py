@@ -68,7 +68,8 @@ class Members:
         """Whether a member is sound, and has paused or ended with a checkpoint there."""
         seen = curve.seen
         on_its_way = seen.state in ("waiting", "running") and seen.until == step
-        return math.isfinite(curve.at(step)) and math.isfinite(curve.last) and not on_its_way
+        sound = math.isfinite(curve.at(step)) and math.isfinite(curve.last)
+        return sound and not on_its_way and not seen.taken_over
 
     def _is_alive(self, curve: Curve) -> bool:
         seen = curve.seen
