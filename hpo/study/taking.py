@@ -150,7 +150,9 @@ def _carried_out(opened: OpenStudy, standing: Standing, step: Next) -> Lease | W
 
 def _is_grant(standing: Standing, step: New) -> bool:
     """Whether a new trial is to be stored with a grant: a pruner grants nothing where epochs are unlimited."""
-    return step.until is not None or step.params is not None or standing.n_epochs is not None
+    # What a scheduler gives a reason for was decided for the study's next trial, also where it trains to its end.
+    decided = bool(step.why.kind) or step.until is not None or step.params is not None
+    return decided or standing.n_epochs is not None
 
 
 def _grant(opened: OpenStudy, standing: Standing, step: New | Resume | Fork) -> Grant:

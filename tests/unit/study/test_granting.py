@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -16,6 +17,7 @@ from optuna.trial import TrialState
 from hpo.errors import InputError
 from hpo.execution.upkeep import Upkeep
 from hpo.search.schedulers.granting import GrantScheduler
+from hpo.search.schedulers.hyperband import Hyperband
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
 from hpo.storage.attributes import SCHEDULER_ATTR
@@ -339,6 +341,29 @@ def test_what_a_scheduler_stores_is_decided_with_all_that_it_had_stored(
         monkeypatch.setattr(standing, "_seen", late)
         assert isinstance(first.take(), Lease)
         assert views[0].study.user_attrs[SCHEDULER_ATTR] == {"count": 2}
+
+
+@dataclass(frozen=True)
+class OneFaster(Hyperband):
+    """Another worker takes a trial between this one's decision and its grant, once."""
+
+    others: list[Callable[[], object]] = field(default_factory=list)
+
+    def next(self, standing: Standing) -> Next:
+        step = super().next(standing)
+        if self.others:
+            self.others.pop()()
+        return step
+
+
+def test_a_trial_has_the_grant_of_its_own_number(studies: Studies) -> None:
+    """The first is to train to its end, by its bracket, and the second to the first rung."""
+    overrides = ("study.n_trials=4", "study.pruner=none", "study.sampler.seed=10", "trainer.max_epochs=9")
+    with studies.open(*overrides, views=2) as (view, other):
+        faster = Taker(replace(other, scheduler=Hyperband()))
+        assert isinstance(Taker(replace(view, scheduler=OneFaster(others=[faster.take]))).take(), Lease)
+        granted = [[each["until"] for each in grants_of(trial)] for trial in view.study.get_trials()]
+        assert granted == [[None], [1]]
 
 
 # ---- the best, the end, and a larger budget
