@@ -1,0 +1,64 @@
+"""A SQLite study where this user may only read: on a read-only disk, as of an archive, or in another's folder."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.owners import NAME, make_study, opened
+
+#: Mounts the folder anew, read-only, for the command behind it alone.
+MOUNTED = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+OPENED = (
+    "import sys; from hpo.storage.study_storage import open_storage\n"
+    "storage = open_storage(sys.argv[1], create=False); (study,) = storage.get_all_studies()\n"
+)
+READ = f"{OPENED}print(study.study_name, study.user_attrs.get('written'))"
+WRITE = f"{OPENED}storage.set_study_user_attr(study._study_id, 'written', 2)"
+
+
+def on_a_read_only_disk(code: str, file: Path) -> subprocess.CompletedProcess[str]:
+    return alone(file, sys.executable, "-c", code, f"sqlite:///{file}")
+
+
+def alone(file: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that sees the file's folder as a read-only disk."""
+    space = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", MOUNTED, str(file.parent)]
+    return subprocess.run([*space, *command], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A study in a folder with an odd name; no process has it open."""
+    file = tmp_path / "100% odd #1" / "study.db"
+    file.parent.mkdir()
+    make_study(f"sqlite:///{file}", 1)
+    if not shutil.which("unshare") or alone(file, "true").returncode:
+        pytest.skip("this machine lets no user mount a file system")
+    return file
+
+
+def test_it_is_read_and_nothing_is_laid_beside_it(file: Path) -> None:
+    before = file.read_bytes()
+    found = on_a_read_only_disk(READ, file)
+    assert (found.stdout, found.stderr) == (f"{NAME} None\n", "")
+    assert [each.name for each in file.parent.iterdir()] == [file.name]
+    assert file.read_bytes() == before
+
+
+def test_what_another_process_has_written_into_the_log_is_read(file: Path) -> None:
+    with opened(f"sqlite:///{file}") as storage:
+        storage.set_study_user_attr(1, "written", 1)
+        assert file.with_name("study.db-wal").stat().st_size
+        found = on_a_read_only_disk(READ, file)
+    assert (found.stdout, found.stderr) == (f"{NAME} 1\n", "")
+
+
+def test_a_write_is_refused_with_what_to_do(file: Path) -> None:
+    found = on_a_read_only_disk(WRITE, file)
+    assert found.returncode
+    assert "the file can't be written to\n  fix: see its permissions and its folder's" in found.stderr
