@@ -142,6 +142,11 @@ def count_of(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def are(number: int, noun: str) -> str:
+    """The same with its verb: ``1 trial is``, ``2 trials are``."""
+    return f"{count_of(number, noun)} {'is' if number == 1 else 'are'}"
+
+
 def listed(found: Sequence[Any], most: int = 12) -> str:
     """A list in a sentence, cut off where it is long."""
     named = ", ".join(map(str, found[:most]))

@@ -9,6 +9,7 @@ import typer
 from hpo.cli.confirm import Yes, ask, must_be_sure
 from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
 from hpo.errors import StudyError
+from hpo.wording import are
 
 if TYPE_CHECKING:
     from hpo.study.open_study import OpenStudy
@@ -98,7 +99,7 @@ def _delete(opened: OpenStudy) -> list[str]:
     opened.requeue_dead()
     running = opened.running()
     if running:
-        raise StudyError(f"{running} trials are running\n  fix: end the `hpo run` that runs them first")
+        raise StudyError(f"{are(running, 'trial')} running\n  fix: end the `hpo run` that runs them first")
     refuse_what_stays(opened.spec)
     opened.storage.delete_study(opened.study_id)
     return remove_output(opened.spec)

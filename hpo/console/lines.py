@@ -25,7 +25,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.status import study_status
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
-from hpo.wording import best_list, count_of, granted, shown, study_progress, taken
+from hpo.wording import are, best_list, count_of, granted, shown, study_progress, taken
 
 
 class Reporter:
@@ -192,17 +192,18 @@ def print_summary(opened: OpenStudy, arguments: str, ending: str) -> None:
     print(f"\n{trials} finished: {counts or 'none'}")
     if ending == "timeout":
         unfinished = status["waiting"] + status["paused"]
-        print(f"the time limit is reached; the next `hpo run` resumes {unfinished} trials")
+        print(f"the time limit is reached; the next `hpo run` resumes {count_of(unfinished, 'trial')}")
     elif status["n_trials"] < (wanted := opened.spec.study.n_trials):
-        on_grid = isinstance(opened.study.sampler, ExhaustiveSampler)
-        theirs = f"another run has set the study to {count_of(status['n_trials'], 'trial')} since this one began"
-        ours = f"the same command continues it up to {wanted}"
-        print(f"the grid is exhausted: it has {status['n_trials']} points" if on_grid else f"{theirs}; {ours}")
+        if isinstance(opened.study.sampler, ExhaustiveSampler):
+            print(f"the grid is exhausted: it has {count_of(status['n_trials'], 'point')}")
+        else:
+            theirs = f"another run has set the study to {count_of(status['n_trials'], 'trial')}"
+            print(f"{theirs} since this one began; the same command continues it up to {wanted}")
     elif ending == "done" and done < of and not status["running"]:
         left = f"; {count_of(of - done, 'epoch')} of the budget not used" if unit == "epochs" else ""
         print(f"the scheduler starts no more trials: those that it has started have trained to their ends{left}")
     if status["running"]:
-        print(f"{status['running']} trials are still running elsewhere")
+        print(f"{are(status['running'], 'trial')} still running elsewhere")
     best = best_list(status["best"])
     if len(opened.spec.study.goals) > 1:
         _print_front(best, arguments)

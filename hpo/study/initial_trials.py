@@ -44,6 +44,7 @@ from hpo.storage.machine import is_alive
 from hpo.storage.optuna_private import STUDY_SYSTEM_ATTRS, id_of_study
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.outcome import Outcome, outcome_of
+from hpo.wording import are
 
 #: Seconds for which another machine's process may add no initial trial before it is
 #: taken to have died at it.
@@ -220,7 +221,7 @@ def _warm_start(spec: StudySpec, space: SearchSpace, study: optuna.Study) -> lis
     have = [trial.system_attrs.get(ORIGIN_ATTR) for trial in study.get_trials(deepcopy=False)]
     study.add_trials(trial for trial in trials if trial.system_attrs[ORIGIN_ATTR] not in have)
     left = f"; {unfit} more lie outside this search space" if unfit else ""
-    return [f"{len(trials)} trials are known from {spec.study.warm_start}{left}"]
+    return [f"{are(len(trials), 'trial')} known from {spec.study.warm_start}{left}"]
 
 
 def _is_ours_to_do(storage: StudyStorage, study_id: int) -> bool:

@@ -277,7 +277,7 @@ def test_two_studies_share_a_storage_and_one_can_be_deleted(studies: Studies) ->
 
 
 def test_a_study_that_runs_is_not_deleted(looked_at: Path) -> None:
-    assert "1 trials are running" in hpo("delete", looked_at, "--yes", code=3).stderr
+    assert "1 trial is running" in hpo("delete", looked_at, "--yes", code=3).stderr
 
 
 @pytest.mark.parametrize(

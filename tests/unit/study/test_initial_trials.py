@@ -22,6 +22,7 @@ from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study import open_study
 from hpo.study.initial_trials import _take_over, begin, enqueue, known_trials
 from hpo.study.open_study import OpenStudy, _keep_code_and_config, load_study, start_study
+from hpo.wording import are
 from tests.support.commands import STUDY, hpo, hpo_json, make_study
 from tests.support.in_process import workers_in_process
 from tests.support.studies import Studies, ask
@@ -206,7 +207,7 @@ def test_trials_of_another_study_are_known_and_do_not_count(pilot: Path, tmp_pat
     fitting = [trial for trial in hpo_json("trials", pilot) if trial["params"]["model.hidden"] <= 6]
     assert 0 < len(fitting) < 6
     out = hpo("run", study, "--n-trials", 2, "--workers", 1, *warm)
-    assert f"{len(fitting)} trials are known from ../pilot/study.yaml; {6 - len(fitting)} more lie outside" in (
+    assert f"{are(len(fitting), 'trial')} known from ../pilot/study.yaml; {6 - len(fitting)} more lie outside" in (
         out.stdout + out.stderr
     )
     assert [trial["outcome"] for trial in hpo_json("trials", study, *warm)] == ["complete"] * 2
