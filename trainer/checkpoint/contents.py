@@ -59,7 +59,7 @@ def contents_here(trainer: Resumable) -> dict[str, Any]:
         "optimizer": trainer.optimizer.state_dict(),
         "built": trainer.built,
         "scheduler": None if trainer.scheduler is None else trainer.scheduler.state_dict(),
-        "step": state_of_step(trainer.step),
+        "step": state_of_step(trainer.step, trainer.optimizer),
         "state": trainer.state.state_dict(),
         "seed": trainer.seed,
         "threads": torch.get_num_threads(),

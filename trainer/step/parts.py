@@ -28,8 +28,10 @@ def choose_step(loss: Callable[[Any, Any], Tensor] | None, step: Step | None) ->
     raise ValueError("give either loss or step")
 
 
-def state_of_step(step: Step) -> Any:
-    """What a step that has a ``state_dict`` keeps; None of any other."""
+def state_of_step(step: Step, optimizer: Optimizer) -> Any:
+    """What a step that has a ``state_dict`` keeps, or what training has changed of a loss; None of any other."""
+    if isinstance(step, SupervisedStep):
+        return step.state_of_loss({id(item) for group in optimizer.param_groups for item in group["params"]})
     return step.state_dict() if hasattr(step, "state_dict") else None
 
 

@@ -1,12 +1,13 @@
 """What is computed for one batch: a separate, replaceable function."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from trainer.data.batches import batch_length
 from trainer.metrics.denominators import denominator_of
@@ -49,6 +50,30 @@ class SupervisedStep:
     def __init__(self, loss: Callable[[Any, Any], Tensor]) -> None:
         self.loss = loss
         self._denominator = denominator_of(loss)
+        self._built = {name: value.detach().clone() for name, value in _buffers(loss).items()}
+
+    def state_of_loss(self, trained: Collection[int]) -> dict[str, Tensor]:
+        """What a run has changed of a loss that is a module.
+
+        Its class weights and the like, and a network that it only uses, stay those that it was built with.
+
+        Args:
+            trained: The ids of the parameters that are trained.
+
+        Returns:
+            By name the parameters that are trained, and the buffers that are other ones than when it was built.
+        """
+        if not isinstance(self.loss, nn.Module):
+            return {}
+        now, built = _buffers(self.loss), self._built
+        changed = {name for name, value in now.items() if not _equals(value, built.get(name))}
+        changed |= {name for name, item in self.loss.named_parameters() if id(item) in trained}
+        return {name: value for name, value in self.loss.state_dict().items() if name in changed}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore that."""
+        if isinstance(self.loss, nn.Module):
+            self.loss.load_state_dict(state, strict=False)
 
     def __call__(self, model: nn.Module, batch: Any) -> StepResult:
         """Loss, outputs and weight of one batch."""
@@ -74,6 +99,15 @@ class SupervisedStep:
                 "of your own in place of the loss"
             )
         return model(batch[0])
+
+
+def _buffers(loss: object) -> dict[str, Tensor]:
+    named = loss.named_buffers() if isinstance(loss, nn.Module) else ()
+    return {name: value for name, value in named if not is_lazy(value)}
+
+
+def _equals(value: Tensor, built: Tensor | None) -> bool:
+    return built is not None and value.shape == built.shape and torch.equal(value.cpu(), built.cpu())
 
 
 def split_output(output: StepOutput, batch: Any) -> StepResult:

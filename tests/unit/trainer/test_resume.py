@@ -313,3 +313,46 @@ def test_watching_callbacks_do_not_change_what_is_learnt() -> None:
     )
     plain.fit(regression(SAMPLES), regression(9, seed=8))
     assert_same(frozen(plain)["model"], uninterrupted(Run())["model"])
+
+
+class Tempered(nn.Module):
+    """A loss with a parameter that is trained, one that is not, a running count and a weight that is given."""
+
+    weight: Tensor
+    batches: Tensor
+
+    def __init__(self, weight: float = 2.0) -> None:
+        super().__init__()
+        self.temperature = nn.Parameter(torch.ones(()))
+        self.network = nn.Linear(1, 1)
+        self.register_buffer("weight", torch.tensor(weight))
+        self.register_buffer("batches", torch.zeros(()))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        self.batches += 1
+        error = nn.functional.mse_loss(outputs, targets) * self.weight
+        return error * self.temperature.exp() - self.temperature + self.batches / 100
+
+
+def tempered(loss: Tempered, *callbacks: Any) -> Trainer:
+    model = make_model()
+    optimizer = torch.optim.AdamW([*model.parameters(), loss.temperature], lr=0.02)
+    return make_trainer(callbacks, model=model, optimizer=optimizer, loss=loss, max_epochs=EPOCHS)
+
+
+def test_a_loss_that_is_trained_goes_on_to_the_same_bits() -> None:
+    whole, again = tempered(Tempered()), tempered(Tempered())
+    stopped = tempered(Tempered(), interrupt_at(BATCHES + 2))
+    for trainer in (whole, stopped):
+        trainer.fit(regression(SAMPLES), regression(9, seed=8))
+    again.load_state_dict(through_file(stopped.state_dict()))
+    again.fit(regression(SAMPLES), regression(9, seed=8))
+    assert_same(frozen(again), frozen(whole))
+    assert frozen(whole)["step"].keys() == {"temperature", "batches"}
+
+
+def test_what_a_loss_was_built_with_is_no_part_of_a_checkpoint() -> None:
+    stopped, loss = tempered(Tempered(), interrupt_at(2)), Tempered(weight=5.0)
+    stopped.fit(regression(SAMPLES))
+    tempered(loss).load_state_dict(through_file(stopped.state_dict()))
+    assert (loss.weight.item(), loss.batches.item()) == (5.0, 2.0)
