@@ -289,6 +289,11 @@ def _after(attempt: Attempt, folder: Path) -> list[Finding]:
         problem = f"no gradient reaches {names}: it never learns"
         fix = "use it in the forward pass, or freeze it with requires_grad=False"
         notes.append(finding(spec, problem, path="model", fix=fix))
+    for path, missed in probe.untrained.items():
+        names = listed([f"`{name}`" for name in missed], 5)
+        problem = f"no optimizer trains {names}, though gradients reach it"
+        fix = "have what is to be trained in the model and an optimizer, or freeze it with requires_grad=False"
+        notes.append(finding(spec, problem, path=path, fix=fix))
     if trainer.state.stop_reason == DIVERGED:
         problem = f"the base config diverges within {probe.batches} batches"
         notes.append(finding(spec, problem, path="optimizer", fix="lower the learning rate"))

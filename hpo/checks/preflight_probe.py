@@ -49,6 +49,7 @@ class Probe(Callback):
         shapes: Shapes of the first batch's tensors.
         outputs: Shapes of the model's outputs for it.
         without_gradient: Parameters that got no gradient.
+        untrained: Parameters that got one and that no optimizer has, by the path of whose they are.
         batches: Batches that were trained.
         batch_s: Seconds a training batch takes, the first one left out unless there is no other.
         ended: The clock when training ended and when validation did.
@@ -57,8 +58,8 @@ class Probe(Callback):
     priority = 98
     graph_safe = True
     transient = (
-        *("phase", "shapes", "outputs", "without_gradient", "batches", "batch_s"),
-        *("ended", "validated", "_first", "_started"),
+        *("phase", "shapes", "outputs", "without_gradient", "untrained", "batches"),
+        *("batch_s", "ended", "validated", "_first", "_started"),
     )
 
     def __init__(self, complain: Complaint, *, loss_path: str, precision: str) -> None:
@@ -70,6 +71,7 @@ class Probe(Callback):
         self.shapes: list[tuple[int, ...]] = []
         self.outputs: list[tuple[int, ...]] = []
         self.without_gradient: list[str] = []
+        self.untrained: dict[str, list[str]] = {}
         self.batches = 0
         self.batch_s = math.nan
         self.ended = self.validated = self._started = self._first = math.nan
@@ -121,6 +123,7 @@ class Probe(Callback):
         """Look at the gradients of the first batch; a step that makes its own updates has others to come."""
         if not self.batches and not trainer.state.manual:
             self._check_gradients(trainer.model)
+            self._look_for_untrained(trainer)
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:  # noqa: ARG002 - the hook's signature
         """From here on the optimizer is at work."""
@@ -153,6 +156,7 @@ class Probe(Callback):
         state = trainer.state
         if not self.batches and state.manual:
             self._check_gradients(trainer.model)
+            self._look_for_untrained(trainer)
         self.batches += 1
         if trainer.device.type == "cuda":
             torch.cuda.synchronize(trainer.device)
@@ -230,6 +234,20 @@ class Probe(Callback):
                 problem = f"{bad} of {parameter.numel()} gradients of `{name}` are not finite"
                 fix = "look at what the model computes there: a square root, a logarithm or a norm of zero"
                 raise self._complain(problem, "model", fix)
+
+    def _look_for_untrained(self, trainer: TrainerView) -> None:
+        held = {id(item) for group in trainer.optimizer.param_groups for item in group["params"]}
+        for path, part in (("model", trainer.model), (self._loss_path, _module_of(trainer.step))):
+            named = part.named_parameters() if part is not None else ()
+            missed = [name for name, item in named if item.grad is not None and id(item) not in held]
+            if missed:
+                self.untrained[path] = missed
+
+
+def _module_of(step: Any) -> nn.Module | None:
+    """The module that computes the loss, if it is one."""
+    found = step if isinstance(step, nn.Module) else getattr(step, "loss", None)
+    return found if isinstance(found, nn.Module) else None
 
 
 def shapes_of(value: Any) -> str:

@@ -91,13 +91,14 @@ class Loss(nn.Module):
     def __init__(self, kind="good"):
         super().__init__()
         self.kind = kind
+        self.scale = nn.Parameter(torch.ones(())) if kind == "learns" else 1.0
 
     def forward(self, outputs, targets):
         if self.kind == "raises":
             raise TypeError("wrong types")
         if self.kind == "vector":
             return ((outputs - targets) ** 2).squeeze(1)
-        loss = nn.functional.mse_loss(outputs, targets)
+        loss = nn.functional.mse_loss(outputs, targets) * self.scale
         return loss / 0 if self.kind == "infinite" else loss
 
 
@@ -302,6 +303,19 @@ def test_what_does_not_stop_a_trial_is_a_warning(file: Path) -> None:
     ]
     assert found[-1].fix.startswith("return the targets as `y.unsqueeze(-1)`")
     assert (found[-1].file, found[-1].line) == ("command line", None)
+
+
+@pytest.mark.parametrize(
+    ("override", "path", "name"),
+    [
+        ("loss.kind=learns", "loss", "scale"),
+        ("optimizer={head: {_target_: torch.optim.SGD, parameters: last, lr: 0.01}}", "model", "first.weight"),
+    ],
+)
+def test_what_no_optimizer_trains_is_a_warning(file: Path, override: str, path: str, name: str) -> None:
+    found = tried(file, override, "lr_scheduler=null").warnings
+    assert [item.path for item in found] == [path]
+    assert found[0].problem.startswith(f"no optimizer trains `{name}`")
 
 
 @pytest.mark.parametrize(
