@@ -137,6 +137,21 @@ def _direction(reader: Reader) -> Findings:
             yield reader.warn(f"`{metric}` is better when smaller", path, direction, "write `minimize`")
 
 
+def _modes(reader: Reader) -> Findings:
+    """Of what follows another metric than the study's, less is better unless ``mode`` says otherwise."""
+    for name, key in (("early_stopping", "monitor"), ("loss_prediction", "metric")):
+        node = reader.config["callbacks"].get(name)
+        metric = node.get(key) if isinstance(node, dict) and TARGET not in node else None
+        if not isinstance(metric, str):
+            continue
+        mode = node.get("mode", None if metric == reader.spec.study.metric else "min")
+        path = join_path(("callbacks", name, key))
+        if mode == "min" and metric.lower().endswith(_LARGER):
+            yield reader.warn(f"`{metric}` is better when larger", path, metric, "write `mode: max` beside it")
+        if mode == "max" and metric.lower().endswith(_SMALLER):
+            yield reader.warn(f"`{metric}` is better when smaller", path, metric, "write `mode: min` beside it")
+
+
 def _network(reader: Reader) -> Findings:
     kind = network_file_system(reader.spec.storage_url)
     if kind is not None:
@@ -291,7 +306,7 @@ def _overridden(reader: Reader) -> Findings:
             yield reader.warn("has no effect on trials: they draw it from search_space", path, value, fix)
 
 
-_TRAINING: Final[Collection[Check]] = (*SCHEDULES, _patience, _learning_rate, _direction)
+_TRAINING: Final[Collection[Check]] = (*SCHEDULES, _patience, _learning_rate, _direction, _modes)
 _SEARCH: Final[Collection[Check]] = (
     _overridden,
     _ranges,

@@ -37,8 +37,15 @@ def _watched(run: Shown, written: Mapping[str, Any]) -> dict[str, Any]:
 
 def _stopped_by(run: Shown, written: Mapping[str, Any]) -> dict[str, Any]:
     metric = written.get("monitor", run.spec.study.metric)
-    mode = run.spec.study.mode if metric == run.spec.study.metric else "min"
-    return {"monitor": metric, "mode": mode, **written}
+    return {"monitor": metric, "mode": _mode_of(run, metric), **written}
+
+
+def _predicted(run: Shown, written: Mapping[str, Any]) -> dict[str, Any]:
+    return {"mode": _mode_of(run, written["metric"]), **written} if "metric" in written else dict(written)
+
+
+def _mode_of(run: Shown, metric: str) -> str:
+    return run.spec.study.mode if metric == run.spec.study.metric else "min"
 
 
 def _checkpointed(run: Shown, written: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +108,7 @@ CALLBACKS: Final[Mapping[str, Row]] = MappingProxyType(
         "nan_detection": Row(callbacks.NaNDetection, default=True, required=True, fill=_watched),
         "optimizer_mode": Row(callbacks.OptimizerMode, default=True),
         "gradient_monitor": Row(callbacks.GradientMonitor, default=True),
-        "loss_prediction": Row(callbacks.LossPrediction, default=True),
+        "loss_prediction": Row(callbacks.LossPrediction, default=True, fill=_predicted),
         "overfit_detection": Row(callbacks.OverfitDetection, default=True),
         "console": Row(callbacks.ConsoleLogging, default=True, outside=True),
         "csv": Row(callbacks.CSVLogging, default=True, given=("path",), fill=_in_folder("path", "metrics.csv")),

@@ -177,6 +177,16 @@ def scheduler(name: str, arguments: str) -> str:
         (["study.metric=val_accuracy", "study.direction=minimize"], "study.direction", "is better when larger"),
         (["study.direction=maximize"], "study.direction", "`val_loss` is better when smaller"),
         (
+            ["callbacks={early_stopping: {monitor: val_accuracy, patience: 3}}"],
+            "callbacks.early_stopping.monitor",
+            "`val_accuracy` is better when larger",
+        ),
+        (
+            ["callbacks={loss_prediction: {metric: train_loss, mode: max}}"],
+            "callbacks.loss_prediction.metric",
+            "`train_loss` is better when smaller",
+        ),
+        (
             ["study.scheduler={name: asha, first_rung: 99}", "study.pruner=none"],
             "study.scheduler.first_rung",
             "no trial pauses, so each trains to its end: it has 10 epochs",
@@ -210,6 +220,8 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
     [
         [],
         ["optimizer.lr=0.02", "study.baseline=true"],
+        ["callbacks={early_stopping: {monitor: val_accuracy, mode: max, patience: 3}}"],
+        ["callbacks={early_stopping: {monitor: val_loss, patience: 3}}"],
         ["optimizer.weight_decay=0.02"],
         [scheduler("CosineAnnealingLR", '"T_max": "${trainer.max_epochs}"')],
         [scheduler("CosineAnnealingLR", "T_max: 7, warmup: 3")],

@@ -26,6 +26,7 @@ from trainer.callbacks import (
     Checkpoint,
     CSVLogging,
     EarlyStopping,
+    LossPrediction,
     MLflowLogging,
     NaNDetection,
     StepMetrics,
@@ -243,6 +244,13 @@ def test_early_stopping_follows_the_studys_metric_in_its_direction(studies: Stud
     other = "callbacks={early_stopping: {monitor: val_loss, patience: 3}}"
     callback = by_type(build(studies, other, *overrides), EarlyStopping)
     assert (callback.monitor, callback.mode, callback.patience) == ("val_loss", "min", 3)
+
+
+def test_a_prediction_of_the_studys_metric_is_in_its_direction(studies: Studies) -> None:
+    for metric, mode in (("val_mae", "max"), ("val_loss", "min")):
+        overrides = (f"callbacks={{loss_prediction: {{metric: {metric}}}}}", "study.metric=val_mae")
+        callback = by_type(build(studies, *overrides, "study.direction=maximize"), LossPrediction)
+        assert (callback.metric, callback.mode) == (metric, mode)
 
 
 def test_a_callback_is_switched_off_or_given_arguments(studies: Studies) -> None:
