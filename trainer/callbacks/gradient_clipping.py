@@ -4,7 +4,7 @@ from typing import Final
 
 import torch
 from torch import Tensor
-from torch.nn.utils import clip_grad_norm_, clip_grad_value_
+from torch.nn.utils import clip_grad_norm_, clip_grad_value_, get_total_norm
 
 from trainer.callback import Callback, TrainerView
 from trainer.distributed.parts import held
@@ -70,7 +70,9 @@ class GradientClipping(Callback):
         if not parameters:
             return
         if trainer.group.strategy == "fsdp":
-            self._clip_parts([held(parameter.grad) for parameter in parameters], trainer)
+            self._clip_each([held(parameter.grad) for parameter in parameters], trainer)
+        elif any(parameter.grad.is_sparse for parameter in parameters):  # which torch's functions do not take
+            self._clip_each([_numbers_of(parameter) for parameter in parameters], trainer)
         elif self.max_norm is not None:
             norm = clip_grad_norm_(parameters, self.max_norm, self.norm_type)
             if self.norm_type == 2:  # what was measured before stays
@@ -78,12 +80,25 @@ class GradientClipping(Callback):
         elif self.max_value is not None:
             clip_grad_value_(parameters, self.max_value)
 
-    def _clip_parts(self, gradients: list[Tensor], trainer: TrainerView) -> None:
-        """Clip what this process holds of the gradients, by the norm of all of them together."""
+    def _clip_each(self, gradients: list[Tensor], trainer: TrainerView) -> None:
+        """Clip what this process holds of the gradients, or what sparse ones have, by the norm of all together."""
         if self.max_value is not None:
             for gradient in gradients:
                 gradient.clamp_(-self.max_value, self.max_value)
         elif self.max_norm is not None:
-            norm = total_norm(trainer.state.gradient_norms(trainer.optimizer))
+            if self.norm_type == 2:
+                norm = total_norm(trainer.state.gradient_norms(trainer.optimizer))
+            else:
+                norm = get_total_norm(gradients, self.norm_type)
             factor = torch.clamp(self.max_norm / (norm + _LEAST_NORM), max=1.0)  # as torch's clip_grad_norm_
             torch._foreach_mul_(gradients, factor)
+
+
+def _numbers_of(parameter: Tensor) -> Tensor:
+    """The numbers of a gradient, to be changed in place; of a sparse one those that are not 0."""
+    gradient = parameter.grad
+    assert gradient is not None
+    if not gradient.is_sparse:
+        return gradient
+    parameter.grad = gradient = gradient.coalesce()
+    return gradient.values()

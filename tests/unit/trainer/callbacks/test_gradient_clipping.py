@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.data import TensorDataset
 
 from tests.unit.trainer.support import (
     At,
@@ -69,6 +70,23 @@ def test_it_clips_as_torch_does_before_each_step(arguments: dict[str, Any], clip
 def test_small_gradients_stay_as_they_are(arguments: dict[str, Any]) -> None:
     clipped, plain = frozen(fit(GradientClipping(**arguments))), frozen(fit())
     assert_same(clipped["model"], plain["model"])
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"max_norm": 0.05}, {"max_norm": 0.05, "norm_type": 1.0}, {"max_norm": 9.0}, {"max_value": 0.01}],
+)
+def test_sparse_gradients_are_clipped_as_dense_ones(arguments: dict[str, Any]) -> None:
+    data = TensorDataset(torch.tensor([[0, 0, 3], [1, 3, 0]] * 3), torch.linspace(0, 1, 6).view(6, 1))
+    weights = []
+    for sparse in (True, False):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.EmbeddingBag(5, 4, mode="sum", sparse=sparse), nn.Linear(4, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        callbacks = [GradientMonitor(), GradientClipping(**arguments)]
+        make_trainer(callbacks, model=model, optimizer=optimizer, max_epochs=2).fit(data)
+        weights.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    assert torch.allclose(*weights, rtol=0, atol=1e-6)
 
 
 def test_the_norm_of_all_groups_together_counts() -> None:
