@@ -46,8 +46,8 @@ class LRFinder(Callback):
         learning_rates: The first group's learning rate, by batch.
         losses: The loss of each batch before its step.
         smoothed_losses: Their running mean, corrected for its start at 0.
-        suggestion: The learning rate at which the smoothed loss fell fastest, over the logarithm of the learning
-            rate, on its way to the minimum; None if it never fell, or before a run.
+        suggestion: The learning rate in the middle of the tenth of the batches over which the smoothed loss fell
+            most, on its way to the minimum; None if it never fell, or before a run.
 
     Raises:
         ValueError: An argument is out of range; at fit start, if the first group's learning rate is not above 0.
@@ -160,7 +160,10 @@ class LRFinder(Callback):
                 self.min_lr,
             )
             return None
-        return self.learning_rates[self._start + int(np.gradient(losses[: lowest + 1]).argmin())]
+        # From one batch to the next it falls by chance, most where the mean still rests on few losses.
+        width = min(max(1, self.steps // 10), lowest)
+        falls = losses[: lowest + 1 - width] - losses[width : lowest + 1]
+        return self.learning_rates[self._start + int(falls.argmax()) + width // 2]
 
 
 class _Before:

@@ -166,6 +166,14 @@ def test_the_suggestion_is_where_the_loss_falls_fastest() -> None:
     assert finder.suggestion == pytest.approx(1e-3, rel=0.3)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_what_the_losses_do_by_chance_is_no_suggestion(seed: int) -> None:
+    noise = np.random.default_rng(seed).normal(0, 2.5, 100)
+    finder = LRFinder(1e-6, 10.0, steps=100, divergence=math.inf)
+    scripted(lambda step: 5.5 - 4.5 * math.tanh((step - 70) / 6) + noise[step] * (step < 70), finder)
+    assert finder.suggestion in finder.learning_rates[61:90]
+
+
 def test_a_fall_behind_the_minimum_is_no_suggestion() -> None:
     losses = [3.0, 3.0, 2.9, 2.5, 1.0, 0.9, 3.5, 1.0, 1.0]
     finder = LRFinder(steps=9, smoothing=1.0)
