@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from trainer.callback import Callback, TrainerView
@@ -65,7 +65,7 @@ class Evaluator(Callback):
         data: str = "",
         *,
         every_n_steps: int | None = None,
-        at_steps: Collection[int] = (),
+        at_steps: Sequence[int] = (),
         every_epoch: bool = False,
         at_start: bool = False,
         at_end: bool = False,

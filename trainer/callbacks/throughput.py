@@ -56,7 +56,8 @@ class Throughput(Callback):
 
         unit: What is counted beside samples, such as ``"tokens"``.
         count: Takes a batch, returns how many units it has, without reading from the device. None: the elements
-            of its first tensor, which for a batch of token ids are its tokens, padding included.
+            of its first tensor, which for a batch of token ids are its tokens, padding included. In a study file
+            it is ``{_target_: parts.count, _partial_: true}``, and the callback ``trainer.callbacks.Throughput``.
 
     Raises:
         ValueError: A number is not above 0 and finite, ``peak_flops`` comes without ``flops_per_sample``, or
@@ -90,6 +91,8 @@ class Throughput(Callback):
                 raise ValueError(f"{name} is {value}: give a finite number above 0, or leave it out")
         if count is not None and unit == "samples":
             raise ValueError("count is given, but not what it counts: give a unit, such as tokens")
+        if count is not None and not callable(count):
+            raise ValueError(f"count is {count!r}, no function: give one, or leave it out")
         if peak_flops is not None and flops_per_sample is None:
             raise ValueError(f"peak_flops is {peak_flops}, but flops_per_sample is missing: give both")
         self.flops_per_sample = flops_per_sample

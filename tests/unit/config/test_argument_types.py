@@ -72,6 +72,7 @@ def test_what_does_not_fit_is_said_in_words(name: str, value: Any, wanted: str) 
         ("early_stopping: {patience: five}", "early_stopping.patience", "a whole number"),
         ("gradient_clipping: {max_norm: [1]}", "gradient_clipping.max_norm", "a number or null"),
         ("checkpoint: {at_steps: 5}", "checkpoint.at_steps", "a list, each entry a whole number"),
+        ("evaluator: {at_steps: 5}", "evaluator.at_steps", "a list, each entry a whole number"),
         ("ema: {decay: '0.9'}", "ema.decay", "a number"),
     ],
 )

@@ -283,6 +283,8 @@ def test_tokens_are_counted_where_asked_for_and_the_rate_of_the_latest_steps_is_
     assert values(own, "words_per_second") == [0.5, 0.5]
     with pytest.raises(ValueError, match="count is given, but not what it counts"):
         Throughput(count=len)
+    with pytest.raises(ValueError, match="no function: give one"):
+        Throughput(unit="tokens", count="parts.count")  # type: ignore[arg-type]
 
 
 def test_the_operations_of_a_batch_are_counted_in_the_first(
