@@ -62,7 +62,9 @@ def _callback(value: Any) -> Any:
     if value is None:  # `early_stopping:` alone switches it on with its defaults
         return {}
     if not isinstance(value, bool | dict):
-        raise fail("must be a mapping of arguments, true or false", "write `{}` for its defaults")
+        is_path = isinstance(value, str) and "." in value
+        fix = f"write `{{_target_: {value}}}`" if is_path else "write `{}` for its defaults"
+        raise fail("must be a mapping of arguments, true or false", fix)
     return with_target(value) if isinstance(value, dict) and "_target_" in value else value
 
 

@@ -1,5 +1,6 @@
 """Says in plain words what pydantic found wrong with a study file."""
 
+import contextlib
 import re
 from typing import Any
 
@@ -9,6 +10,7 @@ from hpo.config.marks import COMMAND_LINE, Marks
 from hpo.config.paths import Keys, join_path, lookup, nearest, show, suggest_name
 from hpo.config.schema import StudyFile, known_keys, model_of
 from hpo.config.schema_space import CategoricalParam, FloatParam, IntParam
+from hpo.config.yaml_source import parse_value
 from hpo.errors import InputError
 
 _PARAMS: dict[Any, type[BaseModel]] = {"float": FloatParam, "int": IntParam, "categorical": CategoricalParam}
@@ -32,6 +34,9 @@ _WORDS = {
     "less_than_equal": "must be at most {le}",
     "literal_error": "must be {expected}",
 }
+
+#: What a text may be without its quotes, where a number is wanted.
+_READ_AS: dict[str, tuple[type, ...]] = {"int_type": (int,), "float_type": (int, float)}
 
 
 def explained(error: ValidationError, data: dict[str, Any], marks: Marks) -> list[InputError]:
@@ -65,7 +70,20 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
     fix = f"write {_example(owner, keys)}"
     if kind == "literal_error":
         fix = suggest_name(item["input"], re.findall(r"'([^']*)'", context["expected"]), what="choose from")
+    if kind == "dict_type" and keys[0] == "metrics" and isinstance(item["input"], str):
+        fix = f"write `{keys[-1]}: {{_target_: {item['input']}}}`"
+    if _is_quoted(item["input"], kind):
+        return marks.error(words, keys, value=f'"{item["input"]}"', fix="leave the quotes out")
     return marks.error(words, keys, value=item["input"], fix=fix)
+
+
+def _is_quoted(value: Any, kind: str) -> bool:
+    """Whether a text would be the number that is wanted without its quotes."""
+    if not isinstance(value, str) or kind not in _READ_AS:
+        return False
+    with contextlib.suppress(InputError):
+        return type(parse_value(value)) in _READ_AS[kind]
+    return False
 
 
 def _unknown(keys: Keys, owner: type[BaseModel] | None, value: Any, what: str, marks: Marks) -> tuple[str, str]:

@@ -211,6 +211,13 @@ def values_or_ends(entry: "FloatParam | IntParam | CategoricalParam") -> tuple[A
 
 def _known_type(value: Any) -> Any:
     kinds = ("float", "int", "categorical")
+    if isinstance(value, str | int | float | list | None):
+        fix = "write for example `{type: float, low: 1e-5, high: 0.1}` or `{type: categorical, choices: [32, 64]}`"
+        raise _error("must be a mapping", fix)
+    if isinstance(value, dict) and "type" not in value:
+        for key in (key for key, item in value.items() if isinstance(item, dict) and key != "when"):
+            fix = f"a path is one key with dots: join `{key}` to the key above it, as in `optimizer.lr: {{…}}`"
+            raise _error("required key is missing", fix, "type")
     if isinstance(value, dict) and value.get("type") not in kinds:
         problem = "is not a type of search-space entry" if "type" in value else "required key is missing"
         raise _error(problem, suggest_name(value.get("type"), kinds, what="the types are"), "type")
