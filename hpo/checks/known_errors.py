@@ -23,6 +23,10 @@ _FIXES: Final = (
         "this loss takes a real number for each output: return such targets, or choose a loss for classes",
     ),
     (
+        r"a loss returns a tensor of one number, not",
+        "return the mean over the batch as a tensor, such as `loss.mean()`, without `.item()`",
+    ),
+    (
         r"cannot be multiplied \(\d+x(\d+) and (\d+)x\d+\)",
         r"a layer takes \2 features and gets \1: give the model the size of the data",
     ),

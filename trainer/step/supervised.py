@@ -85,6 +85,8 @@ class SupervisedStep:
         inputs, targets = batch
         outputs = model(inputs)
         loss = self.loss(outputs, targets)
+        if not isinstance(loss, Tensor):
+            raise TypeError(f"a loss returns a tensor of one number, not {type(loss).__name__}")
         if self._denominator is None:
             return StepResult(loss, outputs, float(batch_length(batch)))
         return StepResult(loss, outputs, self._denominator(loss, outputs, targets))

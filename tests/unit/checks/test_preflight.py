@@ -99,6 +99,8 @@ class Loss(nn.Module):
         if self.kind == "vector":
             return ((outputs - targets) ** 2).squeeze(1)
         loss = nn.functional.mse_loss(outputs, targets) * self.scale
+        if self.kind in ("number", "nothing"):
+            return loss.item() if self.kind == "number" else None
         return loss / 0 if self.kind == "infinite" else loss
 
 
@@ -225,6 +227,8 @@ def test_a_good_study_is_measured_and_leaves_nothing(file: Path, capfd: pytest.C
             r"outputs \(32, 1\) float32, targets \(32, 1\) float32\) failed: TypeE",
         ),
         ("loss.kind=vector", "loss", r"has the shape \(32,\), and must be one number"),
+        ("loss.kind=number", "loss._target_", "TypeError: a loss returns a tensor of one number, not float"),
+        ("loss.kind=nothing", "loss._target_", "TypeError: a loss returns a tensor of one number, not NoneType"),
         ("loss.kind=infinite", "loss", "the loss of the first batch is inf"),
         ("metrics.mae.kind=raises", "metrics.mae._target_", "the metric .* failed: KeyError: 'auc'"),
         (

@@ -120,6 +120,12 @@ class TestStep:
         with pytest.raises(TypeError, match=type(output).__name__):
             trainer.fit(regression())
 
+    @pytest.mark.parametrize("value", [None, 1.0])
+    def test_a_loss_that_is_no_tensor_is_refused_by_its_type(self, value: Any) -> None:
+        trainer = make_trainer(loss=lambda outputs, targets: value)
+        with pytest.raises(TypeError, match=f"a loss returns a tensor of one number, not {type(value).__name__}"):
+            trainer.fit(regression())
+
     @pytest.mark.parametrize("given", [{}, {"loss": nn.MSELoss(), "step": lambda model, batch: model(batch)}])
     def test_loss_and_step_exclude_each_other_and_one_is_needed(self, given: dict[str, Any]) -> None:
         model = make_model()
