@@ -358,7 +358,8 @@ def _equal(left: Any, right: Any) -> bool:
 
 def _small_data(spec: StudySpec, config: Mapping[str, Any], train: Any) -> list[Finding]:
     """A batch that is larger than the data."""
-    samples = len(train) if hasattr(train, "__len__") and not is_batched(train) else None
+    data = train[0] if isinstance(train, tuple) else train  # a tuple of tensors has a sample in each row
+    samples = len(data) if hasattr(data, "__len__") and not is_batched(data) else None
     entry = spec.search_space.get("loader.batch_size")
     searched = entry is not None
     sizes = [config["loader"]["batch_size"]]

@@ -46,6 +46,8 @@ def load(samples=96, kind="good"):
     if kind == "triples":
         return {name: TensorDataset(inputs, inputs, targets) for name in ("train", "val")}
     val = TensorDataset(inputs * float("nan"), targets) if kind == "nan_val" else TensorDataset(inputs, targets)
+    if kind == "tuples":
+        return {name: (inputs, targets) for name in ("train", "val")}
     if kind == "endless":
         return {name: Endless(TensorDataset(inputs, targets), 32) for name in ("train", "val")}
     return {"train": [] if kind == "list" else TensorDataset(inputs, targets), "val": val}
@@ -288,6 +290,14 @@ def test_an_error_of_the_studys_own_code_is_shown_where_it_is(file: Path) -> Non
     line = PARTS.splitlines().index('            raise TypeError("wrong types")') + 1
     assert caught.value.fix == f"see {file.with_name('parts.py')}:{line}"
     assert isinstance(caught.value.__cause__, TypeError)
+
+
+def test_a_tuple_of_tensors_has_as_many_samples_as_rows(file: Path) -> None:
+    found = [tried(file, "data.kind=tuples", f"loader.batch_size={size}").warnings for size in (96, 128)]
+    assert [[item.problem for item in each] for each in found] == [
+        [],
+        ["a batch of 128 is more than all 96 training samples"],
+    ]
 
 
 def test_what_does_not_stop_a_trial_is_a_warning(file: Path) -> None:
