@@ -45,7 +45,7 @@ from hpo.config.schema import (
 from hpo.config.schema_errors import explained
 from hpo.config.schema_space import CategoricalParam, ParamSpec, label
 from hpo.config.yaml_source import read_yaml
-from hpo.errors import InputError, together
+from hpo.errors import InputError, each_error, together
 
 __all__ = ["StudySpec", "diff_configs", "json_schema", "load_spec", "path_problem"]
 
@@ -175,8 +175,17 @@ class StudySpec:
         # A whole section before what is in it.
         for path in sorted(values, key=lambda each: len(split_path(each))):
             _assign(raw, marks, path, values[path])
-        config = _validated(raw, marks)
+        try:
+            config = _validated(raw, marks)
+        except InputError as error:
+            raise together([self._of_parameter(each, values) for each in each_error(error)]) from error
         return config.model_dump(exclude={"study", "run", "search_space", "where"})
+
+    def _of_parameter(self, error: InputError, values: Mapping[str, Any]) -> InputError:
+        """An error of a trial's config; where a parameter has the value, at its entry in the search space."""
+        if error.path not in values:
+            return error
+        return self._marks.error(error.problem, _entry(error.path), value=error.value, fix=error.fix)
 
     @cached_property
     def _plain_space(self) -> dict[str, Any]:

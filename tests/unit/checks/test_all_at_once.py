@@ -185,3 +185,17 @@ def test_tabs_are_named(folder: Path) -> None:
     with pytest.raises(InputError) as caught:
         load_spec(write(GOOD.replace("trainer:", "\ttrainer:")))
     assert caught.value.fix == "indent with spaces: YAML takes no tabs there"
+
+
+def test_a_module_that_fails_when_it_is_imported_is_said_once_at_its_line(folder: Path) -> None:
+    Path("parts.py").write_text(MODEL + "\ndef broken(:\n")
+    result = hpo("check", write(GOOD + "metrics: {error: {_target_: parts.error}}\n"), code=2)
+    said = [line.strip() for line in result.stdout.splitlines() if "importing `parts` failed" in line]
+    assert [line.partition(": importing")[0] for line in said] == ["error: study.yaml:2: data._target_"]
+
+
+def test_a_choice_that_a_section_refuses_is_said_once_at_its_entry(folder: Path) -> None:
+    refused = "  loader.batch_size: {type: categorical, choices: [0, 32]}\nloader: {batch_size: 32}\n"
+    result = hpo("check", write(GOOD + refused), code=2)
+    said = [line.strip() for line in result.stdout.splitlines() if "must be at least 1" in line]
+    assert said == ["error: study.yaml:9: search_space[loader.batch_size]: must be at least 1"]
