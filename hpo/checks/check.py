@@ -57,7 +57,7 @@ def check_spec(
     space = SearchSpace.from_spec(spec) if search else None
     checker = _Checker(spec, TargetResolver(spec.folder), space, dict(callbacks or {}))
     checker.check(known_callbacks=callbacks is not None)
-    errors = [*_once(checker.errors), *(check_room(spec, space) if space else ())]
+    errors = [*once(checker.errors), *(check_room(spec, space) if space else ())]
     if errors:
         raise together(errors)
     return checker.warnings
@@ -344,7 +344,7 @@ class _Call:
                 self.checker.errors.append(self.checker.spec.error(problem, path=where, fix=f"add `{place}`"))
 
 
-def _once(errors: Sequence[InputError]) -> Iterator[InputError]:
+def once(errors: Sequence[InputError]) -> Iterator[InputError]:
     """The errors, of a module that fails when it is imported only the first."""
     said = set()
     for error in errors:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import optuna
 
-from hpo.checks.check import check_spec
+from hpo.checks.check import check_spec, once
 from hpo.checks.check_callbacks import check_callbacks
 from hpo.checks.check_forks import check_forks
 from hpo.checks.check_metrics import check_metric, check_metrics
@@ -93,7 +93,7 @@ def check_imports(spec: StudySpec, *, search: bool = True) -> list[Finding]:
     with collected(errors):
         _check_database(spec)
     if errors:
-        raise together(errors)
+        raise together(list(once(errors)))
     return found
 
 
