@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numbers
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -58,6 +58,13 @@ def number(name: str, value: Any) -> float:
         return float(value)
     except OverflowError as error:
         raise MetricError.of(name, value) from error
+
+
+def names_in(names: Any) -> tuple[str, ...]:
+    """Names of metrics as code declares them; a text, as in ``("kl")`` without its comma, is one name."""
+    if isinstance(names, str):
+        return (names,)
+    return tuple(name for name in names if isinstance(name, str)) if isinstance(names, Collection) else ()
 
 
 class Metrics(dict[str, float]):

@@ -21,6 +21,7 @@ from trainer.declared import check_hooks
 from trainer.distributed.ranks import rank
 from trainer.events import EVENT_ORDER, EVENTS, LOG_EVENTS, LOG_PRIORITY
 from trainer.foreign import is_hook_name, nearest, refuse_flags
+from trainer.recorded import names_in
 
 logger = logging.getLogger(__name__)
 
@@ -303,7 +304,7 @@ def _writers(callbacks: tuple[Callback, ...], reader: Callback) -> Iterator[tupl
     for position, writer in enumerate(callbacks):
         if writer is reader or not writer.writes or not reader.reads:
             continue
-        if any(_is_written(read, write) for read in reader.reads for write in writer.writes):
+        if any(_is_written(read, write) for read in names_in(reader.reads) for write in names_in(writer.writes)):
             yield position, writer
 
 

@@ -18,6 +18,7 @@ from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.callbacks import CALLBACKS, configured
 from trainer import Callback
 from trainer.callbacks import NaNDetection
+from trainer.recorded import names_in
 
 
 def check_callbacks(
@@ -93,8 +94,7 @@ def _check_followed(
     arguments: Mapping[str, Any] = MappingProxyType({}),
 ) -> list[Finding]:
     """Look for what records the metrics that a callback, or a class of the user's, says it follows."""
-    reads = getattr(callback, "reads", ())
-    names = {name for name in reads if isinstance(name, str)} if isinstance(reads, tuple) else set()
+    names = set(names_in(getattr(callback, "reads", ())))
     if isinstance(callback, NaNDetection):
         names |= set(callback.metrics)
     if isinstance(callback, type) and issubclass(callback, Callback) and isinstance(arguments.get("monitor"), str):

@@ -11,6 +11,7 @@ from hpo.config.paths import join_path, suggest_name
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver
 from trainer.metrics.objects import METHODS, is_object
+from trainer.recorded import names_in
 
 #: Words in the names of metrics whose value for a set is no mean of their values for its batches.
 _OF_THE_SET: Final = frozenset(
@@ -62,7 +63,7 @@ def check_metrics(spec: StudySpec, broken: Collection[str] = ()) -> list[Finding
         InputError: An object is given ``over``, a class makes no metrics, or the step records a metric's name.
     """
     resolver, step = TargetResolver(spec.folder), None if "step" in broken else spec.config.step
-    recorded = () if step is None else getattr(resolver.resolve(step[TARGET]), "records", ())
+    recorded = () if step is None else names_in(getattr(resolver.resolve(step[TARGET]), "records", ()))
     found: list[Finding] = []
     for name, node in spec.config.metrics.items():
         path = join_path(("metrics", name))
@@ -107,12 +108,12 @@ def recorded_metrics(spec: StudySpec, extra: Collection[str] = ()) -> list[str]:
     resolver = TargetResolver(spec.folder)
     named = list(spec.config.metrics)
     if spec.config.step is not None:
-        named += getattr(resolver.resolve(spec.config.step[TARGET]), "records", ())
+        named += names_in(getattr(resolver.resolve(spec.config.step[TARGET]), "records", ()))
     known = ["train_loss", "val_loss", "lr"]
     known += [f"{phase}_{name}" for name in named for phase in ("train", "val")]
     for node in spec.config.callbacks.values():
         if isinstance(node, dict) and TARGET in node:
-            known += getattr(resolver.resolve(node[TARGET]), "writes", ())
+            known += names_in(getattr(resolver.resolve(node[TARGET]), "writes", ()))
     return list(dict.fromkeys((*known, *sorted(extra))))
 
 

@@ -199,3 +199,22 @@ def test_a_choice_that_a_section_refuses_is_said_once_at_its_entry(folder: Path)
     result = hpo("check", write(GOOD + refused), code=2)
     said = [line.strip() for line in result.stdout.splitlines() if "must be at least 1" in line]
     assert said == ["error: study.yaml:9: search_space[loader.batch_size]: must be at least 1"]
+
+
+@pytest.mark.parametrize(
+    ("code", "metric", "change"),
+    [
+        (
+            "from trainer import Callback\nclass Best(Callback):\n    writes = ('best_loss')\n",
+            "best_loss",
+            "callbacks: {best: {_target_: own.Best}}\n",
+        ),
+        ("def step(model, batch): ...\nstep.records = ('kl')\n", "val_kl", "step: {_target_: own.step}\n"),
+    ],
+)
+def test_a_name_without_the_comma_of_a_tuple_is_one_name(
+    code: str, metric: str, change: str, folder: Path
+) -> None:
+    Path("own.py").write_text(code)
+    text = GOOD.replace("n_trials: 10", f"n_trials: 10, metric: {metric}, direction: minimize") + change
+    check_study(load_spec(write(text.replace("loss:", "# loss:") if "step" in change else text)))

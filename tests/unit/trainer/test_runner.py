@@ -121,6 +121,14 @@ class TestReadersAndWriters:
     def test_two_readers_of_everything_do_not_wait_for_each_other(self) -> None:
         CallbackRunner([Writer(), ReadsAll(), ReadsAll()])
 
+    def test_a_name_without_the_comma_of_a_tuple_is_one_name(self) -> None:
+        class Early(Callback):
+            priority = 1
+            reads: Any = "score"
+
+        with pytest.raises(ValueError, match="Early"):
+            CallbackRunner([Writer(), Early()])
+
     def test_between_equal_priorities_insertion_decides(self) -> None:
         reader = Reader()
         reader.priority = Writer.priority
