@@ -43,6 +43,7 @@ from trainer.data import batches
 from trainer.distributed.processes import RankError
 from trainer.error_text import error_text
 from trainer.metrics.objects import measured_alone, metric_at_work
+from trainer.recorded import MetricError
 
 #: A place in the study file, and what was being done with it.
 _Stage = tuple[str, str]
@@ -99,12 +100,18 @@ class Attempt:
             return self.builder.spec.error(problem, path="trainer.devices", fix=fix)
         if self.trainer is None:
             return self._said(*self._unbuilt(error), error)
-        callback = _callback_in(error.__traceback__)
+        callback = _callback_in(error.__traceback__) or self._recorder_of(error)
         if isinstance(callback, Checkpoint) or isinstance(error, CheckpointError | CheckpointWriteError):
             return self.unsaved(error)
         if callback is not None:
             return self._said(self._path_of(callback), f"{type(callback).__name__}", error)
         return self._said(*self._at_work(error), error)
+
+    def _recorder_of(self, error: BaseException) -> Callback | None:
+        """The callback that recorded what is no metric; its hook is not in the traceback."""
+        source = error.source if isinstance(error, MetricError) else ""
+        callbacks = self.trainer.callbacks.callbacks if self.trainer and source else ()
+        return next((callback for callback in callbacks if callback.name == source), None)
 
     def unsaved(self, error: BaseException) -> InputError:
         """The part of a checkpoint that can't be saved or read back."""

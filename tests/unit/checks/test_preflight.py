@@ -139,6 +139,11 @@ class Wrong(Callback):
         raise LookupError("nothing there")
 
 
+class Words(Callback):
+    def on_epoch_end(self, trainer):
+        trainer.state.metrics["word"] = "good"
+
+
 class Counts(Callback):
     def __init__(self):
         self.count = 0
@@ -255,6 +260,7 @@ def test_a_good_study_is_measured_and_leaves_nothing(file: Path, capfd: pytest.C
         ),
         ("lr_scheduler={_target_: parts.Scheduler, kind: nan}", "lr_scheduler", "the learning rate is nan"),
         ("callbacks={wrong: {_target_: parts.Wrong}}", "callbacks.wrong._target_", "Wrong failed: LookupError"),
+        ("callbacks={mine: {_target_: parts.Words}}", "callbacks.mine._target_", "MetricError: Words: metric"),
         (
             "callbacks={wrong: {_target_: parts.Counts}}",
             "callbacks",
