@@ -39,6 +39,7 @@ class Look:
         epochs: How many each trial has trained, by number.
         seconds: What each finished trial took, over all its attempts, by number.
         ended: Whether nothing is left to be done.
+        waiting: Numbers of the trials that wait to start or resume.
     """
 
     status: dict[str, Any]
@@ -47,6 +48,7 @@ class Look:
     epochs: dict[int, int]
     seconds: dict[int, float]
     ended: bool = False
+    waiting: frozenset[int] = frozenset()
 
 
 class Looks:
@@ -82,6 +84,7 @@ class Looks:
             {trial.number: epochs_trained(trial) for trial in own},
             {number: took for number, took in self._seconds.items() if took is not None},
             has_ended(opened, status),
+            frozenset(trial.number for trial in own if outcome_of(trial) == "waiting"),
         )
 
 

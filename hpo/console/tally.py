@@ -60,7 +60,7 @@ class Tally:
         self._notices: deque[str] = deque(maxlen=_NOTICES)
         self._outcomes: dict[int, str] = {}
         self._seconds: dict[int, float] = {}
-        self._waiting = 0
+        self._waiting: set[int] = set()
         self._paused: set[int] = set()
         self._trained: dict[int, int] = {}
         self._inherited: dict[int, int] = {}
@@ -122,7 +122,7 @@ class Tally:
             self._goals,
             self.progress,
             {str(outcome): counts[outcome] for outcome in Outcome},
-            self._waiting,
+            len(self._waiting),
             len(self._paused),
             self.best,
             front=len(self.best) if len(self._goals) > 1 else 0,
@@ -144,6 +144,7 @@ class Tally:
 
     def _started(self, label: str, message: Started) -> None:
         self._paused.discard(message.number)
+        self._waiting.discard(message.number)
         self._inherited[message.number] = inherited_by(message.grants)
         if message.grants and (replaced := message.grants[0]["why"].get("replaces")) in self._paused:
             self._paused.discard(replaced)
@@ -189,6 +190,7 @@ class Tally:
             self._keep_best(report)
             return
         if report.outcome is None:
+            self._waiting.add(report.number)
             if report.reason:
                 self._notices.append(f"trial {report.number} is requeued: {report.reason}")
             return
@@ -201,6 +203,7 @@ class Tally:
 
     def _settled(self, settled: Settled) -> None:
         if settled.state == TrialState.WAITING:
+            self._waiting.add(settled.number)
             self._notices.append(f"trial {settled.number} is requeued: {settled.reason}")
         else:
             self._outcomes[settled.number] = settled.outcome
@@ -230,7 +233,7 @@ class Tally:
             self._next_look = began + _LOOK
             return
         self._next_look = time.monotonic() + max(self._interval, _LOOK_SHARE * (time.monotonic() - began))
-        self.n_trials, self._waiting = found.status["n_trials"], found.status["waiting"]
+        self.n_trials, self._waiting = found.status["n_trials"], set(found.waiting)
         self._outcomes, self._seconds, self._paused = found.outcomes, found.seconds, found.paused
         self.n_epochs, self._trained = found.status["epochs"]["limit"], found.epochs
         self.best = best_list(found.status["best"])

@@ -78,6 +78,18 @@ def test_the_live_view_shows_how_many_there_are(view: OpenStudy) -> None:
     assert "1 paused" in _picture(tally)
 
 
+def test_the_live_view_counts_what_waits_as_it_happens(studies: Studies) -> None:
+    with studies.open("study.n_trials=3") as (view,):
+        trial, _ = ask(view)
+        view.storage.requeue(trial._trial_id)
+        tally = Tally(view)
+        assert tally.view().waiting == 1
+        tally.heard("worker-1", Started(0))
+        assert tally.view().waiting == 0
+        tally.heard("worker-1", TrialReport(0, None, None, 2, 1.0))
+        assert tally.view().waiting == 1
+
+
 def _picture(tally: Tally) -> str:
     out = io.StringIO()
     Console(width=100, file=out).print(picture(tally.view(), 100, 20))
