@@ -7,6 +7,7 @@ can't be used) or `hpo.StudyError` (the study failed, or lacks what was asked fo
 from __future__ import annotations
 
 import contextlib
+import inspect
 import json
 import sys
 import warnings
@@ -21,7 +22,7 @@ from hpo.api.run_result import RunResult
 from hpo.api.study import Study, refuse_unwritable
 from hpo.api.values import Call
 from hpo.config.marks import COMMAND_LINE
-from hpo.config.paths import show
+from hpo.config.paths import nearest, show
 from hpo.config.spec import StudySpec, load_spec
 from hpo.config.study_modules import forget_modules
 from hpo.errors import InputError, each_error
@@ -241,8 +242,10 @@ def _known(
     given = {name: value for name, value in of_function.items() if value is not None}
     if isinstance(study, str | Path | Study):
         if given:
-            fix = "write it into the study; it is for a function only"
-            raise InputError("can't stand beside a study", path=next(iter(given)), fix=fix)
+            name, fix = next(iter(given)), "write it into the study; it is for a function only"
+            guess = nearest(name, [each for each in inspect.signature(run).parameters if each not in of_function])
+            fix = f"did you mean `{guess}`? else {fix}" if guess else fix
+            raise InputError("can't stand beside a study", path=name, fix=fix)
         return study
     if n_trials is not None:
         given["n_trials"] = n_trials

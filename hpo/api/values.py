@@ -238,6 +238,8 @@ def _unfit(value: Any, keys: Keys) -> InputError:
     kind = type(value).__name__
     problem = f"is an object of {kind}, which can't be written into a study's file"
     fix = f"give plain values, or what makes the object in each trial: `hpo.Call({kind}, …)`"
+    if keys[:1] == ("search_space",):
+        fix = "give `hpo.Float(…)`, `hpo.Int(…)` or `hpo.Categorical(…)`"
     return _error(problem, keys, value, fix)
 
 

@@ -212,7 +212,7 @@ def values_or_ends(entry: "FloatParam | IntParam | CategoricalParam") -> tuple[A
 def _known_type(value: Any) -> Any:
     kinds = ("float", "int", "categorical")
     if isinstance(value, str | int | float | list | None):
-        fix = "write for example `{type: float, low: 1e-5, high: 0.1}` or `{type: categorical, choices: [32, 64]}`"
+        fix = "write for example `{type: float, low: 1e-5, high: 0.1}`, in Python `hpo.Float(1e-5, 0.1)`"
         raise _error("must be a mapping", fix)
     if isinstance(value, dict) and "type" not in value:
         for key in (key for key, item in value.items() if isinstance(item, dict) and key != "when"):

@@ -93,6 +93,13 @@ def test_what_is_no_study_is_refused_before_anything_runs(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize(("name", "guess"), [("worker", "workers"), ("trials", "n_trials"), ("pruner", "")])
+def test_an_argument_that_is_misspelt_is_told_the_one_that_is_meant(name: str, guess: str) -> None:
+    with pytest.raises(hpo.InputError, match=f"{name}: can't stand beside a study") as refused:
+        hpo.run("study.yaml", **{name: 2})
+    assert refused.value.fix.startswith(f"did you mean `{guess}`?" if guess else "write it into the study")
+
+
 def test_a_function_inside_a_function_is_refused() -> None:
     def inner(lr: float) -> float:
         return lr

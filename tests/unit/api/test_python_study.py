@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 import yaml
+from optuna.distributions import FloatDistribution
 from torch import nn
 
 import hpo
@@ -233,6 +234,13 @@ def test_what_workers_could_not_make_is_refused(tmp_path: Path, model: Any, said
     assert str(error.value).startswith(said), str(error.value)
     assert fix in error.value.fix
     assert not list(tmp_path.iterdir())
+
+
+def test_a_range_of_optunas_own_is_refused_with_those_that_there_are(tmp_path: Path) -> None:
+    space = {"optimizer.lr": FloatDistribution(1e-4, 1e-1, log=True)}
+    with pytest.raises(hpo.InputError, match="is an object of FloatDistribution") as error:
+        study(tmp_path, search_space=space).spec()
+    assert error.value.fix == "give `hpo.Float(…)`, `hpo.Int(…)` or `hpo.Categorical(…)`"
 
 
 @pytest.mark.parametrize(
