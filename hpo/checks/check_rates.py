@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from hpo.config.paths import Keys, join_path, split_path
+from hpo.config.schema_errors import is_quoted
 from hpo.config.schema_space import CategoricalParam
 from hpo.config.spec import StudySpec
 
@@ -32,8 +33,10 @@ def check_rates(spec: StudySpec, *, search: bool = True) -> None:
                 rates += [(place, choice)] if keys[-1] == _RATE else _rates(choice, place)
     for keys, rate in rates:
         if isinstance(rate, str | bool | list):
-            fix = "write a number, 1e-3 for example"
-            raise spec.error("a learning rate is a number", path=join_path(keys), value=rate, fix=fix)
+            quoted = is_quoted(rate, "float_type")
+            fix = "leave the quotes out" if quoted else "write a number, 1e-3 for example"
+            value = f'"{rate}"' if quoted else rate
+            raise spec.error("a learning rate is a number", path=join_path(keys), value=value, fix=fix)
 
 
 def _rates(node: Any, keys: Keys) -> Iterator[tuple[Keys, Any]]:

@@ -72,12 +72,12 @@ def _explain(item: Any, data: dict[str, Any], marks: Marks) -> InputError:
         fix = suggest_name(item["input"], re.findall(r"'([^']*)'", context["expected"]), what="choose from")
     if kind == "dict_type" and keys[0] == "metrics" and isinstance(item["input"], str):
         fix = f"write `{keys[-1]}: {{_target_: {item['input']}}}`"
-    if _is_quoted(item["input"], kind):
+    if is_quoted(item["input"], kind):
         return marks.error(words, keys, value=f'"{item["input"]}"', fix="leave the quotes out")
     return marks.error(words, keys, value=item["input"], fix=fix)
 
 
-def _is_quoted(value: Any, kind: str) -> bool:
+def is_quoted(value: Any, kind: str) -> bool:
     """Whether a text would be the number that is wanted without its quotes."""
     if not isinstance(value, str) or kind not in _READ_AS:
         return False
