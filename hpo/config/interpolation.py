@@ -12,7 +12,7 @@ from typing import Any, Final
 from omegaconf.errors import OmegaConfBaseException
 
 from hpo.config.marks import Marks
-from hpo.config.paths import Keys, PathError, copy_plain, leaves, lookup, show, split_path
+from hpo.config.paths import Keys, PathError, copy_plain, leaves, lookup, nearest, show, split_path
 from hpo.config.yaml_loader import MAX_DEPTH, MAX_VALUES
 from hpo.errors import InputError
 
@@ -26,7 +26,8 @@ _ABSENT: Final = object()
 _WHOLE: Final = re.compile(r"\$\{([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)\}", re.ASCII)
 #: What an interpolation begins with; of that what may lead anywhere: a resolver, a relative or a composed path.
 _REFERENCE: Final = re.compile(r"\$\{\s*([^${}.:\[\s]*)")
-#: OmegaConf's words for a variable that `oc.env` does not find.
+#: OmegaConf's words for a path that leads nowhere, and for a variable that `oc.env` does not find.
+_NO_KEY: Final = re.compile(r"^Interpolation key '(.+)' not found")
 _UNSET: Final = re.compile(r"Environment variable '([^']+)' not found")
 _ANYWHERE: Final = re.compile(r"\$\{(?:\s*[.\[$]|[^{}]*[:$])")
 
@@ -115,6 +116,11 @@ def unresolved(raw: Mapping[str, Any], error: OmegaConfBaseException, marks: Mar
     fix = "write `${section.key}` with a path that this file has"
     if "Recursive" in problem:
         problem, fix = "interpolations refer to each other in a circle", "write one of these values out"
+    elif absent := _NO_KEY.search(problem):
+        above, _, name = absent[1].rpartition(".")
+        beside = raw.get(above)
+        if isinstance(beside, Mapping) and (guess := nearest(name, beside)):
+            fix = f"did you mean `${{{above}.{guess}}}`? {fix}"
     elif unset := _UNSET.search(problem):
         name = unset[1]
         # OmegaConf names the value that it was resolving, which may have led to this one.
