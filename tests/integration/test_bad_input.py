@@ -173,7 +173,7 @@ TABLE = [
         "12: search_space[optimizer.lr].choices: must be finite",
         "inf and nan",
     ),
-    (LR, "7", "12: search_space[optimizer.lr]: must be a mapping", "fits"),
+    (LR, "7", "12: search_space[optimizer.lr]: must be a mapping", "type: float, low: 1e-5"),
     (
         "  optimizer.lr:",
         "  optimzer.lr:",
