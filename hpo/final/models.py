@@ -14,7 +14,8 @@ from hpo.config.code import code_identity
 from hpo.config.spec import StudySpec
 from hpo.config.targets import instantiate
 from hpo.errors import InputError, StudyError
-from hpo.storage.attributes import BEST_ATTR, SAME_AS_ATTR
+from hpo.storage.attributes import BEST_ATTR
+from hpo.storage.lineage import trained_as
 from hpo.study.code_record import trial_codes
 from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy, load_study
@@ -183,11 +184,6 @@ def best_checkpoint(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
         fix = f"train it anew with `hpo train --trial {trial.number} --from-scratch`"
         raise StudyError(f"trial {trial.number} {problem}\n  fix: {fix}")
     return found[1]
-
-
-def trained_as(trial: FrozenTrial) -> int:
-    """The trial whose training gave this one its result: itself, or one of the same parameters before it."""
-    return int(trial.user_attrs.get(SAME_AS_ATTR, trial.number))
 
 
 def _best(opened: OpenStudy) -> FrozenTrial:

@@ -15,9 +15,10 @@ from hpo.config.spec import StudySpec
 from hpo.config.yaml_dumper import to_yaml
 from hpo.errors import InputError, StudyError
 from hpo.final.learning_rates import learning_rate_plan
-from hpo.final.models import best_checkpoint, find_trial, refuse_foreign_parameters, trained_as
+from hpo.final.models import best_checkpoint, find_trial, refuse_foreign_parameters
 from hpo.final.stamp import STAMP_FILE, final_config, read_json, stamp_of, write_json
 from hpo.final.starting import start_from
+from hpo.storage.lineage import trained_as
 from hpo.study.code_record import trial_codes
 from hpo.study.lineage import Stage, lineage_of
 from hpo.study.open_study import OpenStudy

@@ -47,3 +47,8 @@ def epochs_trained(trial: FrozenTrial) -> int:
     """Epochs that a trial has trained itself, as far as they were reported; none of a result that it took over."""
     last = trial.last_step
     return 0 if last is None or SAME_AS_ATTR in trial.user_attrs else last - inherited_epochs(trial)
+
+
+def trained_as(trial: FrozenTrial) -> int:
+    """The trial whose training gave this one its result: itself, or one of the same parameters."""
+    return int(trial.user_attrs.get(SAME_AS_ATTR, trial.number))

@@ -28,7 +28,7 @@ from hpo.storage.attributes import BEST_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
 from hpo.storage.grants import grants_of
-from hpo.storage.lineage import epochs_reached, forked_from
+from hpo.storage.lineage import epochs_reached, forked_from, trained_as
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import DatabaseError, first_line
 from hpo.storage.pausing import paused_at
@@ -187,7 +187,9 @@ def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_
     """
     present = _as_of_now(opened)
     held = held_for_forks(present)
-    ranks = {trial.number: rank for rank, trial in enumerate(ranked_trials(present))}
+    # A trial that took over a result has no checkpoints: those of the trial that trained it stay in its place.
+    trained = dict.fromkeys(trained_as(trial) for trial in ranked_trials(present))
+    ranks = {number: rank for rank, number in enumerate(trained)}
 
     def order(trial: FrozenTrial) -> tuple[int, int]:
         rank = ranks.get(trial.number)

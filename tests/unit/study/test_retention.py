@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from optuna.trial import TrialState
 
 from hpo.errors import StudyError
-from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
+from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR, SAME_AS_ATTR
 from hpo.storage.outage import DatabaseError
 from hpo.study.checkpoint_files import scan
 from hpo.study.folders import attempt_folders
@@ -225,6 +225,18 @@ def test_the_best_trials_checkpoint_is_there_after_a_clean(studies: Studies) -> 
         assert checkpoint.endswith("trials/1/attempt-1/checkpoints/epoch-00002.pt")
         assert Path(checkpoint).exists()
         assert [left(opened, number) for number in (0, 2, 3)] == [["epoch-00003.pt", "epoch-00004.pt"], [], []]
+
+
+def test_a_trial_that_took_over_a_result_keeps_those_of_the_trial_that_trained(studies: Studies) -> None:
+    with studies.open("study.n_trials=20") as (view,):
+        first, _ = ask(view)
+        trials = [complete(1, 2, epochs=(1,)), complete(2, 3, epochs=(1,)), complete(3, 4, epochs=(1,))]
+        play(view, trials)
+        first.set_user_attr(BEST_ATTR, {"epoch": 1, "metrics": {}, "checkpoint": None})
+        first.set_user_attr(SAME_AS_ATTR, 1)  # it was enqueued, and taken when the other had ended
+        view.study.tell(first, 1.0)
+        assert [removal.number for removal in clean(view, keep_best=2).removed] == [3]
+        assert [left(view, number) for number in (1, 2)] == [["epoch-00001.pt"]] * 2
 
 
 def test_what_killed_writers_left_goes_but_not_in_a_running_trial(studies: Studies) -> None:
