@@ -208,16 +208,18 @@ def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_
 def held_for_forks(opened: OpenStudy) -> Mapping[int, Collection[int]]:
     """Ends of epochs whose checkpoints a fork begins with or may begin with, by trial.
 
-    A fork needs its parent's until it has ended: before its first own checkpoint it begins anew. A new one begins
-    where a grant has ended, no earlier than the unfinished trial with the fewest epochs has come.
+    A fork needs its parent's until it has a result: before its first own checkpoint it begins anew, also where it
+    has failed and is retried. A new one begins where a grant has ended, no earlier than the unfinished trial with
+    the fewest epochs has come.
     """
     held: defaultdict[int, set[int]] = defaultdict(set)
     if not opened.scheduler.forks:
         return held
     trials = own_trials(opened)
     unfinished = [trial for trial in trials if not trial.state.is_finished()]
-    for trial in unfinished:
-        if (fork := forked_from(trial)) is not None:
+    for trial in trials:
+        has_result = trial.state.is_finished() and trial.state not in _RESUMABLE
+        if not has_result and (fork := forked_from(trial)) is not None:
             held[fork["parent"]].add(fork["epoch"])
     least = min(map(epochs_reached, unfinished), default=math.inf)
     for trial in trials:

@@ -29,6 +29,7 @@ from hpo.study.initial_trials import known_trials
 from hpo.study.open_study import OpenStudy, load_study, start_study
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.study.retention import clean
+from hpo.study.retry import reopen
 from hpo.study.standing import standing_of
 from hpo.study.status import study_status, study_trials
 from hpo.study.taking import claimable
@@ -340,6 +341,20 @@ def test_the_parents_checkpoint_stays_as_long_as_the_fork_may_need_it(studies: S
         assert find_checkpoint(folders(view, 0), 2) is not None
         assert clean(forking(view)).removed, "when nothing can be forked any more, the checkpoints go as ever"
         assert find_checkpoint(folders(view, 0), 2) is None
+
+
+def test_a_fork_that_failed_begins_anew_with_its_parents_checkpoint_when_it_is_retried(studies: Studies) -> None:
+    with studies.open(*OVERRIDES) as (view,):
+        run_all(forking(view), most=2)
+        fork = take(forking(view))
+        assert isinstance(fork, optuna.Trial)
+        view.study.tell(fork, state=TrialState.FAIL)  # before its first epoch
+        run_all(forking(view))
+        clean(forking(view))
+        reopen(view, [fork.number])
+        again = take(forking(view))
+        assert isinstance(again, optuna.Trial)
+        assert train(view, again).outcome == "complete"
 
 
 def test_without_a_checkpoint_of_its_parent_it_fails_and_says_so(studies: Studies) -> None:
