@@ -66,17 +66,18 @@ def in_bytes(value: Any, key: str = "") -> int:
     fix, has_unit = 'write bytes, or a size such as "500MB", "8GiB" or "1.5TB"', False
     if isinstance(value, bool) or not isinstance(value, int | str):
         raise fail("must be a size", fix, key)
+    number = value
     if isinstance(value, str):
         match = _SIZE.fullmatch(value.strip())
         if match is None:
             raise fail("is not a size", fix, key)
-        prefix, binary = match[2].upper(), bool(match[3])
-        has_unit = not match[0].isdigit()
-        value = round(float(match[1]) * (1024 if binary else 1000) ** _PREFIXES.index(prefix))
+        number, prefix, binary = match[1], match[2].upper(), bool(match[3])
+        has_unit = bool(prefix) or match[0][-1] in "Bb"
+        value = round(float(number) * (1024 if binary else 1000) ** _PREFIXES.index(prefix))
     if value <= 0:
         raise fail("must be more than 0 bytes", fix, key)
     if value < _LEAST_PLAIN and not has_unit:
-        raise fail(f"is {value} bytes", f'write a unit: "{value}GiB", or "{value}B" if bytes are meant', key)
+        raise fail(f"is {value} bytes", f'write a unit: "{number}GiB", or "{number}B" if bytes are meant', key)
     if value > _MAX_SIZE:
         raise fail("must be at most 1 EiB", fix, key)
     return int(value)

@@ -270,6 +270,8 @@ def test_the_key_on_needs_no_quotes(tmp_path: Path) -> None:
         ("run.agents=many", "run.agents: is not a number of agents", "write a number of agents, such as 4"),
         ("run.resources.gpus=1", "run.resources.gpus: unknown key", "did you mean `gpu`?"),
         ("run.resources.memory=lots", "run.resources.memory: is not a size", "write bytes, or a size"),
+        ("run.resources.memory='1.5'", "run.resources.memory: is 2 bytes", 'write a unit: "1.5GiB"'),
+        ("run.resources.memory=16i", "run.resources.memory: is 16 bytes", 'write a unit: "16GiB"'),
     ],
 )
 def test_what_an_engine_is_asked_for_is_checked(tmp_path: Path, text: str, problem: str, fix: str) -> None:
