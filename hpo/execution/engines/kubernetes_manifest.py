@@ -175,7 +175,7 @@ def _copying(settings: Settings, study: Object) -> Object:
     return {
         "name": "copy-files",
         "image": settings.image,
-        "command": ["sh", "-c", f'cp -RL /{_FILES_VOLUME}/* "$0"', study["mountPath"]],
+        "command": ["sh", "-c", f'cp -RL /{_FILES_VOLUME}/* "$0"', _literal(study["mountPath"])],
         "volumeMounts": [dict(study), {"name": _FILES_VOLUME, "mountPath": f"/{_FILES_VOLUME}", "readOnly": True}],
         "securityContext": _narrow(),
     }
@@ -271,8 +271,8 @@ def _rights(settings: Settings, account: str) -> list[Object]:
 
 
 def _literal(word: str) -> str:
-    """An argument as it is: Kubernetes would put a variable's value for ``$(NAME)``."""
-    return word.replace("$(", "$$(")
+    """An argument as it is: Kubernetes would put a variable's value for ``$(NAME)``, and ``$`` for ``$$``."""
+    return word.replace("$", "$$")
 
 
 class Quoted(str):

@@ -37,7 +37,7 @@ ORDER = AgentOrder(
     Path("/shared/Spirals 2/study.yaml"),
     "Spirals & more",
     Path("/shared/Spirals 2/runs/spirals/logs"),
-    ("model.act=$(HOME)", "--output-dir", "/shared/Spirals 2/runs/spirals"),
+    ("model.act=$(HOME)", "model.text=a$$b$$(HOME)", "--output-dir", "/shared/Spirals 2/runs/spirals"),
     2,
     Resources(0.5, 4, 16 * 2**30),
     ("HPO_STORAGE", "WANDB_API_KEY"),
@@ -139,6 +139,7 @@ def test_the_script_is_one_indexed_job_of_all_agents() -> None:
     assert container["resources"]["requests"] == container["resources"]["limits"]
     assert container["command"] + container["args"][:2] == ["hpo", "worker", str(ORDER.study)]
     assert "model.act=$$(HOME)" in container["args"], "Kubernetes would put a variable there"
+    assert "model.text=a$$$$b$$$$(HOME)" in container["args"], "a pair would be one"
     claim = [mount["mountPath"] for mount in container["volumeMounts"] if mount["name"] == "claim"]
     assert claim == ["/shared/Spirals 2"]
     # What a person does first is said, by names alone.
