@@ -227,9 +227,8 @@ class KubernetesEngine:
         if state.succeeded:
             yield self._end(placement, "it has left", in_order=True)
         elif state.failed:
-            yield self._end(
-                placement, next((pod.ended for pod in reversed(state.pods) if pod.ended), state.failed)
-            )
+            causes = [cause for pod in reversed(state.pods) if (cause := pod.ended or pod.refused)]
+            yield self._end(placement, (causes or [state.failed])[0])
         elif not state.leaving and state.pods and state.pods[-1].stuck:
             self._give_up(placement)
             yield Ended(placement, state.pods[-1].stuck, in_order=False)

@@ -25,6 +25,7 @@ class Pod:
         stuck: Why it can't start before a person changes something; empty where it can.
         unscheduled: Why no node takes it for now; empty where one has, or that is not known yet.
         ended: How its container has ended, for people; empty where it has not.
+        refused: Why it has failed, in its node's words; empty where it has not, or the node gives no reason.
     """
 
     uid: str
@@ -35,6 +36,7 @@ class Pod:
     stuck: str = ""
     unscheduled: str = ""
     ended: str = ""
+    refused: str = ""
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ def _pod(pod: Object) -> Pod:
         stuck=_stuck(containers) or _unbound(pod),
         unscheduled=_unscheduled(pod),
         ended=_ended(containers),
+        refused=_refused(status),
     )
 
 
@@ -136,3 +139,9 @@ def _ended(containers: Iterable[Object]) -> str:
             why = f" ({reason})" if reason and reason != "Error" else ""
             return f"{container['name']} ended with exit code {end['exitCode']}{why}"
     return ""
+
+
+def _refused(status: Object) -> str:
+    """Why a node has ended a pod whose containers may say nothing: it has not even let them start."""
+    said = [str(status[key]) for key in ("reason", "message") if status.get(key)]
+    return ": ".join(["its pod has failed", *said]) if said and status.get("phase") == "Failed" else ""

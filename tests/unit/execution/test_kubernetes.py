@@ -374,6 +374,14 @@ def test_an_agent_that_fails_ends_with_its_cause(cluster: Cluster) -> None:
     ]
 
 
+def test_an_agent_that_its_node_refuses_ends_with_the_nodes_reason(cluster: Cluster) -> None:
+    message = "Pod was rejected: Allocate failed due to requested number of devices unavailable for nvidia.com/gpu"
+    cluster.pod["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
+    cluster.condition(cluster.job, "Failed", "FailedIndexes", "Job has failed indexes")
+    cause = f"its pod has failed: UnexpectedAdmissionError: {message}"
+    assert cluster.changes() == [Ended(cluster.placement, cause, in_order=False)]
+
+
 @pytest.mark.parametrize("what", ["image", "claim"])
 def test_an_agent_that_can_never_start_ends_with_its_cause(cluster: Cluster, what: str) -> None:
     cluster.pod["status"] = {"phase": "Pending"}
