@@ -21,7 +21,7 @@ from hpo.storage.attributes import (
     TRACEBACK_ATTR,
     WORKER_ATTR,
 )
-from hpo.storage.lineage import inherited_epochs
+from hpo.storage.lineage import inherited_epochs, trained_as
 from hpo.storage.optuna_private import id_of_trial, known_of
 from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy
@@ -160,7 +160,7 @@ class TrialEnd:
         for name in (BEST_ATTR, OUTCOME_ATTR):
             if name in known.user_attrs:
                 trial.set_user_attr(name, known.user_attrs[name])
-        trial.set_user_attr(SAME_AS_ATTR, known.number)
+        trial.set_user_attr(SAME_AS_ATTR, trained_as(known))
         if outcome == Outcome.PRUNED:
             self.opened.study.tell(trial, state=TrialState.PRUNED)
         else:

@@ -14,6 +14,7 @@ from optuna.trial import create_trial
 
 from hpo.search.distinct import point_key, twin
 from hpo.storage.attributes import RUN_ATTR, SAME_AS_ATTR
+from hpo.study.open_study import OpenStudy
 from hpo.study.standing import standing_of
 from hpo.study.status import study_status
 from hpo.trial.builder import Builder
@@ -184,6 +185,24 @@ def test_a_result_that_is_taken_over_costs_no_epochs(studies: Studies) -> None:
         assert study_status(view)["epochs"] == {"trained": 2, "limit": 6}
 
 
+def train_next(view: OpenStudy) -> int:
+    """Run the next trial to its end; its number."""
+    trial, device = view.study.ask(), torch.device("cpu")
+    TrialRun(view, trial, TrainerCode(Builder(view.spec)), device, StopRequest(), lambda _: None).run()
+    return trial.number
+
+
+def test_a_result_that_was_taken_over_is_taken_from_the_trial_that_trained(studies: Studies) -> None:
+    fixed = "search_space={model.hidden: {type: int, low: 3, high: 3}}"
+    with studies.open(fixed, "study.duplicates=reuse", views=2) as (one, other):
+        first, _ = ask(one)
+        train_next(other)
+        one.storage.requeue(first._trial_id)  # its worker left before it began to train
+        train_next(other)
+        train_next(other)
+        assert [trial.user_attrs.get(SAME_AS_ATTR) for trial in other.study.get_trials()] == [1, None, 1]
+
+
 def test_a_trial_that_has_begun_to_train_goes_on_as_itself(studies: Studies) -> None:
     fixed = "search_space={model.hidden: {type: int, low: 3, high: 3}}"
     with studies.open(fixed, "study.duplicates=reuse", views=2) as (one, other):
@@ -192,10 +211,7 @@ def test_a_trial_that_has_begun_to_train_goes_on_as_itself(studies: Studies) -> 
         ended, _ = ask(other)
         one.storage.requeue(begun._trial_id)
         other.study.tell(ended, 5.0)
-        begun = other.study.ask()
-        assert begun.number == 0
-        device = torch.device("cpu")
-        TrialRun(other, begun, TrainerCode(Builder(other.spec)), device, StopRequest(), lambda _: None).run()
+        assert train_next(other) == 0
         trials = other.study.get_trials()
         assert SAME_AS_ATTR not in trials[0].user_attrs
         assert trials[0].value != 5.0
