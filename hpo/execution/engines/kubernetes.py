@@ -233,9 +233,16 @@ class KubernetesEngine:
             self._give_up(placement)
             yield Ended(placement, state.pods[-1].stuck, in_order=False)
         else:
-            cause = state.pods[-1].unscheduled if state.pods else ""
+            cause = self._wait_of(placement, state)
             if self._known[placement].waiting.is_news(cause, self._clock()):
                 yield Waits(placement, cause)
+
+    def _wait_of(self, placement: Placement, state: AgentState) -> str:
+        """Why an agent waits; empty where it does not. Why a Job gets no pod, its events alone know."""
+        if state.pods or state.leaving:
+            return state.pods[-1].unscheduled if state.pods else ""
+        shown = f"kubectl describe --namespace={self._settings.namespace} job/{_job_of(placement)}"
+        return f"its Job gets no pod, as where a quota is used up; `{shown}` says why"
 
     def _pod_changes(self, placement: Placement, state: AgentState, pod: Pod) -> Iterator[Change]:
         known = self._known[placement]

@@ -330,6 +330,18 @@ def test_why_no_node_takes_an_agent_for_long_is_said_once(cluster: Cluster) -> N
     assert cluster.changes() == [Running(cluster.placement, "node-a")]
 
 
+def test_an_agent_whose_job_gets_no_pod_for_long_is_said_to_wait(cluster: Cluster) -> None:
+    cluster.kubectl.objects = [cluster.job]
+    assert cluster.changes() == []
+    cluster.now += 30
+    [waits] = cluster.changes()
+    assert isinstance(waits, Waits)
+    name = cluster.job["metadata"]["name"]
+    assert f"`kubectl describe --namespace=default job/{name}` says why" in waits.cause
+    cluster.kubectl.objects = [cluster.job, cluster.pod]
+    assert cluster.changes() == [Running(cluster.placement, "node-a")]
+
+
 def test_a_preempted_agent_is_placed_again_by_the_cluster(cluster: Cluster) -> None:
     cluster.changes()
     cluster.condition(cluster.pod, "DisruptionTarget", "PreemptionByScheduler")
