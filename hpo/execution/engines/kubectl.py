@@ -16,7 +16,8 @@ _SHOWN: Final = 100  # characters of an answer that can't be read
 #: What kubectl prints where the API server can't be reached, or has too much to do.
 _AWAY: Final = re.compile(
     r"was refused|no route to host|i/o timeout|handshake timeout|deadline exceeded|Client\.Timeout"
-    r"|connection reset|unexpected EOF"
+    r"|connection reset|connection lost|broken pipe|\bEOF\b|server misbehaving|failure in name resolution"
+    r"|\((Server)?Timeout\)"
     r"|ServiceUnavailable|TooManyRequests|InternalError|etcdserver|no such host|request timed out"
 )
 

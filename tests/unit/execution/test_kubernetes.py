@@ -446,6 +446,10 @@ def test_a_machine_without_kubectl_is_answered_with_the_dry_run() -> None:
             "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host?",
             EngineAwayError,
         ),
+        ("Error from server (Timeout): the server was unable to return a response in time", EngineAwayError),
+        ("error: http2: client connection lost", EngineAwayError),
+        ("Unable to connect to the server: EOF", EngineAwayError),
+        ("Unable to connect to the server: x509: certificate has expired or is not yet valid", StudyError),
         ('Error from server (Forbidden): jobs.batch is forbidden: User "me" cannot list', StudyError),
     ],
 )
