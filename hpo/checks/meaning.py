@@ -291,7 +291,7 @@ def _rungs(reader: Reader) -> Findings:
 def _timeouts(reader: Reader) -> Findings:
     whole, idle = reader.spec.run.trial_timeout, reader.spec.run.no_progress_timeout
     if idle is not None and whole is not None and idle >= whole:
-        problem = f"never acts: a trial is ended after {whole:g} s anyway"
+        problem = f"never acts: a trial is ended after {whole:.12g} s anyway"
         fix = "write less than `trial_timeout`"
         yield reader.warn(problem, "run.no_progress_timeout", idle, fix)
 

@@ -47,10 +47,10 @@ class Limits:
             idle_s: Seconds since its last batch.
         """
         if self.wall_s is not None and spent_s > self.wall_s:
-            return _verdict(Outcome.TIMED_OUT, f"it took longer than trial_timeout, {self.wall_s:g} s")
+            return _verdict(Outcome.TIMED_OUT, f"it took longer than trial_timeout, {self.wall_s:.12g} s")
         if self.idle_s is not None and idle_s > self.idle_s:
             return _verdict(
-                Outcome.TIMED_OUT, f"no batch was finished within no_progress_timeout, {self.idle_s:g} s"
+                Outcome.TIMED_OUT, f"no batch was finished within no_progress_timeout, {self.idle_s:.12g} s"
             )
         if self.memory is not None and (used := memory_of(pid, trial_pid)) > self.memory:
             allowed = f"trial_memory allows {gib(self.memory)}"

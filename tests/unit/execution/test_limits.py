@@ -23,6 +23,7 @@ def test_no_limit_is_broken_by_nothing() -> None:
     ("limit", "spent", "idle", "outcome", "said"),
     [
         (Limits(wall_s=10), 10.5, 0, Outcome.TIMED_OUT, "longer than trial_timeout, 10 s"),
+        (Limits(wall_s=1_209_600), 1_209_601, 0, Outcome.TIMED_OUT, "longer than trial_timeout, 1209600 s"),
         (Limits(idle_s=5), 6, 5.5, Outcome.TIMED_OUT, "within no_progress_timeout, 5 s"),
         (Limits(memory=1), 0, 0, Outcome.OUT_OF_MEMORY, "trial_memory allows 9.31e-10 GiB"),
     ],
