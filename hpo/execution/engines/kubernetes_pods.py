@@ -135,8 +135,9 @@ def _ended(containers: Iterable[Object]) -> str:
     for container in containers:
         end = container.get("state", {}).get("terminated") or {}
         if end.get("exitCode"):
-            reason = end.get("reason")
-            why = f" ({reason})" if reason and reason != "Error" else ""
+            reason, message = end.get("reason"), end.get("message")
+            said = f"{reason}: {message}" if message else reason  # what could not start has no log
+            why = f" ({said})" if reason and reason != "Error" else ""
             return f"{container['name']} ended with exit code {end['exitCode']}{why}"
     return ""
 

@@ -386,6 +386,18 @@ def test_an_agent_that_fails_ends_with_its_cause(cluster: Cluster) -> None:
     ]
 
 
+def test_why_a_container_could_not_be_started_is_said(cluster: Cluster) -> None:
+    message = 'exec: "hpo": executable file not found in $PATH'
+    end = {"exitCode": 128, "reason": "StartError", "message": message}
+    cluster.pod["status"] = {
+        "phase": "Failed",
+        "containerStatuses": [{"name": "hpo", "state": {"terminated": end}}],
+    }
+    cluster.condition(cluster.job, "Failed", "FailedIndexes", "Job has failed indexes")
+    cause = f"hpo ended with exit code 128 (StartError: {message})"
+    assert cluster.changes()[-1] == Ended(cluster.placement, cause, in_order=False)
+
+
 def test_an_agent_that_its_node_refuses_ends_with_the_nodes_reason(cluster: Cluster) -> None:
     message = "Pod was rejected: Allocate failed due to requested number of devices unavailable for nvidia.com/gpu"
     cluster.pod["status"] = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
