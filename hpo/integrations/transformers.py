@@ -92,11 +92,11 @@ class HPOCallback(TrainerCallback):
         """Show life."""
         self._trial.show_life()
 
-    def on_step_end(
-        self, _args: TrainingArguments, _state: TrainerState, control: TrainerControl, **_: Any
-    ) -> None:
-        """Look whether the trial is to end; the trainer then saves."""
-        if self._trial.should_stop:
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        """Look whether the trial is to end; the trainer then saves, or evaluates first where that is due."""
+        if _is_last(state, control) or _evaluates_next(args, state, control):
+            self._trial.show_life()
+        elif self._trial.should_stop:
             self._leaves = control.should_save = True
 
     def on_evaluate(
@@ -122,6 +122,8 @@ class HPOCallback(TrainerCallback):
             TrainingStoppedError: The trial is to end.
         """
         measured, self._measured = self._measured, {}
+        if not measured and _evaluates_next(args, state, control):
+            return  # what resumes before the evaluation of an epoch would begin the next one without it
         if measured:
             self._bridge.report(measured, _MEASURES.format(self._trial.metric))
             self._reported_at = state.global_step
@@ -132,8 +134,7 @@ class HPOCallback(TrainerCallback):
             shutil.rmtree(folder)
         if self._leaves:
             self._bridge.leave()
-        ended = control.should_training_stop or state.global_step >= state.max_steps
-        if measured and not ended and self._trial.should_stop:
+        if measured and not _is_last(state, control) and self._trial.should_stop:
             control.should_training_stop = True
 
     def on_train_end(self, *_: Any, **__: Any) -> None:
@@ -186,6 +187,18 @@ def _check_strategies(args: TrainingArguments) -> None:
             f"the trainer saves too little to resume: {written}\n"
             '  fix: write `save_strategy="no"` in its place: the callback saves after each evaluation'
         )
+
+
+def _is_last(state: TrainerState, control: TrainerControl) -> bool:
+    """Whether the training ends with this step."""
+    return bool(control.should_training_stop or state.global_step >= state.max_steps)
+
+
+def _evaluates_next(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> bool:
+    """Whether an epoch of the training ends with this step, and its evaluation follows."""
+    epoch = float(state.epoch or 0)
+    ends = epoch.is_integer() or control.should_epoch_stop or _is_last(state, control)
+    return bool(args.eval_strategy == "epoch" and ends and args.eval_delay <= epoch)
 
 
 def _evaluations(args: TrainingArguments, state: TrainerState) -> int:

@@ -78,10 +78,10 @@ def train(trial: Session, *callbacks: TrainerCallback, model: nn.Module | None =
 
 
 class At(TrainerCallback):
-    """Calls something after each step."""
+    """Calls something before each step, or after it."""
 
-    def __init__(self, call: Any) -> None:
-        self.on_step_end = lambda *_, **__: call()
+    def __init__(self, call: Any, event: str = "on_step_end") -> None:
+        setattr(self, event, lambda *_, **__: call())
 
 
 @pytest.mark.parametrize(
@@ -115,6 +115,38 @@ def test_a_trial_that_is_interrupted_ends_as_one_that_is_not(
     assert (whole.outcome, again.outcome, again.value) == (Outcome.COMPLETE, Outcome.COMPLETE, whole.value)
     assert resumed == curve
     assert all(torch.equal(ends[0][name], ends[-1][name]) for name in ends[0])
+
+
+@pytest.mark.parametrize(("options", "stop"), [({}, 10), ({}, 20), ({"max_steps": 12}, 12)])
+def test_a_stop_in_the_last_step_of_an_epoch_loses_no_evaluation(
+    studies: Studies, options: dict[str, Any], stop: int
+) -> None:
+    with studies.open(METRIC, at="whole") as (view,):
+        _, curve = run(view, lambda trial: train(trial, **options))
+    with studies.open(METRIC, at="cut") as (view,):
+        stops = StopAt(stop)
+        report, cut = run(view, lambda trial: train(trial, At(stops, "on_step_begin"), **options), stops.request)
+        assert len(cut) == (stop + STEPS - 1) // STEPS
+        if report.outcome is None:
+            report, cut = run(view, lambda trial: train(trial, **options))
+    assert (report.outcome, cut) == (Outcome.COMPLETE, curve)
+
+
+def test_no_checkpoint_lies_between_an_epoch_and_its_evaluation(studies: Studies) -> None:
+    saved: list[tuple[int, int]] = []
+
+    def trained(trial: Session) -> None:
+        def look() -> None:
+            for each in list_checkpoints([trial.folder / "checkpoints"]):
+                state = load_checkpoint(each.path)["saved"]
+                saved.append((state["step"], state["reported_at"]))
+
+        train(trial, At(look, "on_prediction_step"), save_strategy="steps", save_steps=STEPS)
+
+    with studies.open(METRIC) as (view,):
+        run(view, trained)
+    assert {step for step, _ in saved} == {5, 10, 15}
+    assert all(step == reported_at for step, reported_at in saved)
 
 
 def test_an_interrupted_trial_resumes_at_its_step(studies: Studies) -> None:
