@@ -108,7 +108,7 @@ class HPOCallback(TrainerCallback):
         **_: Any,
     ) -> None:
         """Keep what was measured; it is reported when the trainer has saved."""
-        if not self._trains or state.global_step == self._begun_at:
+        if not self._trains or state.global_step == self._begun_at or _is_beyond(state):
             return
         self._measured |= {
             name: value for name, value in metrics.items() if name != "epoch" and not name.endswith(_SPEED)
@@ -122,7 +122,7 @@ class HPOCallback(TrainerCallback):
             TrainingStoppedError: The trial is to end.
         """
         measured, self._measured = self._measured, {}
-        if not measured and _evaluates_next(args, state, control):
+        if _is_beyond(state) or (not measured and _evaluates_next(args, state, control)):
             return  # what resumes before the evaluation of an epoch would begin the next one without it
         if measured:
             self._bridge.report(measured, _MEASURES.format(self._trial.metric))
@@ -194,6 +194,11 @@ def _is_last(state: TrainerState, control: TrainerControl) -> bool:
     return bool(control.should_training_stop or state.global_step >= state.max_steps)
 
 
+def _is_beyond(state: TrainerState) -> bool:
+    """Whether this is the step that the trainer adds where it resumes at the end of ``max_steps``."""
+    return bool(state.global_step > state.max_steps)
+
+
 def _evaluates_next(args: TrainingArguments, state: TrainerState, control: TrainerControl) -> bool:
     """Whether an epoch of the training ends with this step, and its evaluation follows."""
     epoch = float(state.epoch or 0)
@@ -204,5 +209,5 @@ def _evaluates_next(args: TrainingArguments, state: TrainerState, control: Train
 def _evaluations(args: TrainingArguments, state: TrainerState) -> int:
     """Epochs of the trial to the end of the training."""
     if args.eval_strategy == "steps":
-        return int(state.max_steps // (state.eval_steps or 1))
+        return int(-(-state.max_steps // (state.eval_steps or 1)))
     return int(state.num_train_epochs)

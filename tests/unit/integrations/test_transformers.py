@@ -132,6 +132,28 @@ def test_a_stop_in_the_last_step_of_an_epoch_loses_no_evaluation(
     assert (report.outcome, cut) == (Outcome.COMPLETE, curve)
 
 
+@pytest.mark.parametrize(
+    ("options", "epochs"),
+    [({"max_steps": 12}, 3), ({"max_steps": 17, "eval_strategy": "steps", "eval_steps": 4}, 5), ({}, EPOCHS)],
+)
+def test_a_trial_that_has_lost_its_end_only_has_no_further_epoch(
+    studies: Studies, options: dict[str, Any], epochs: int
+) -> None:
+    stop = StopAt(1)
+    counts: list[int] = []
+
+    def lost(trial: Session) -> None:
+        train(trial, At(stop, "on_train_end"), **options)
+        counts.append(trial.max_epochs)
+        assert trial.should_stop
+
+    with studies.open(METRIC, "trainer.max_epochs=null", "trainer.max_steps=100") as (view,):
+        report, curve = run(view, lost, stop.request)
+        assert (report.outcome, report.reason, len(curve), counts) == (None, "", epochs, [epochs])
+        report, again = run(view, lambda trial: train(trial, **options))
+    assert (report.outcome, again) == (Outcome.COMPLETE, curve)
+
+
 def test_no_checkpoint_lies_between_an_epoch_and_its_evaluation(studies: Studies) -> None:
     saved: list[tuple[int, int]] = []
 
