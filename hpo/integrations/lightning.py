@@ -105,7 +105,7 @@ class HPOCallback(EarlyStopping):
         for index, value in self._plateaus.items():
             module.lr_scheduler_step(trainer.lr_scheduler_configs[index].scheduler, value)
         self._plateaus = {}
-        self._resumed_at = None if self._bridge.rng is None else trainer.global_step
+        self._resumed_at = None if self._bridge.rng is None else _batches(trainer)
         if not self._trial.max_epochs:
             self._trial.max_epochs = _validations(trainer)
 
@@ -133,7 +133,7 @@ class HPOCallback(EarlyStopping):
 
     def on_train_epoch_end(self, trainer: Trainer, module: LightningModule) -> None:
         """Report the validation at the end of a training epoch, or this epoch where nothing validates."""
-        if trainer.global_step == self._resumed_at:
+        if _batches(trainer) == self._resumed_at:
             self._repeated(trainer)
         elif self._due or not trainer.enable_validation:
             self._due = False
@@ -198,6 +198,11 @@ def _state_of(trainer: Trainer) -> dict[str, Any]:
     finally:
         trainer.strategy.checkpoint_io = own
     return {key: part for key, part in kept.checkpoint.items() if not key.endswith(_NOT_STATE)}
+
+
+def _batches(trainer: Trainer) -> int:
+    """Batches that were trained; not each is a step: a module may step its optimizers without the Trainer."""
+    return int(trainer.fit_loop.epoch_loop.batch_progress.total.ready)
 
 
 def _has_ended(trainer: Trainer) -> bool:

@@ -120,6 +120,31 @@ def test_a_trial_that_is_interrupted_ends_as_one_that_is_not(
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])
 
 
+class StepsItself(Net):
+    """Steps torch's own optimizer, which Lightning does not count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, index: int) -> None:
+        optimizer: Any = self.optimizers(use_pl_optimizer=False)
+        optimizer.zero_grad()
+        self.manual_backward(super().training_step(batch, index))
+        optimizer.step()
+
+
+def test_a_module_that_steps_its_optimizer_itself_resumes(studies: Studies) -> None:
+    stop = StopAt(18)
+    callback = LambdaCallback(on_train_batch_start=stop)
+    with studies.open(at="whole") as (view,):
+        _, curve = run(view, lambda trial: fit(trial, module=StepsItself()))
+    with studies.open(at="cut") as (view,):
+        _, begun = run(view, lambda trial: fit(trial, callback, module=StepsItself()), stop.request)
+        report, resumed = run(view, lambda trial: fit(trial, module=StepsItself()))
+    assert (len(begun), report.outcome, resumed) == (2, Outcome.COMPLETE, curve)
+
+
 def test_a_trial_that_has_lost_its_end_only_trains_nothing_more(studies: Studies) -> None:
     with studies.open() as (view,):
         stop = StopAt(1)
