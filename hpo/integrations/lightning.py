@@ -225,6 +225,10 @@ def _plateaus(trainer: Trainer, module: LightningModule) -> dict[int, float]:
 
 def _validations(trainer: Trainer) -> int:
     """Epochs of the trial to the end of the training, where they can be told; otherwise 0."""
+    if not trainer.enable_validation:
+        return max(trainer.max_epochs or 0, 0) if trainer.max_steps < 0 else 0
     every = trainer.check_val_every_n_epoch
-    known = trainer.val_check_interval == 1.0 and every and trainer.max_steps < 0
-    return (trainer.max_epochs or 0) // (every or 1) if known and (trainer.max_epochs or 0) > 0 else 0
+    interval = getattr(trainer, "val_check_interval", None)  # there is none where it is a time
+    at_the_end = isinstance(interval, float) and interval == 1.0  # 1 is each batch
+    known = at_the_end and every and trainer.max_steps < 0
+    return max(trainer.max_epochs or 0, 0) // (every or 1) if known else 0

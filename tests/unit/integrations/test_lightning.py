@@ -176,6 +176,32 @@ def test_what_counts_as_an_epoch(studies: Studies, options: dict[str, Any], epoc
     assert (report.outcome, report.epochs) == (Outcome.COMPLETE, epochs)
 
 
+@pytest.mark.parametrize(
+    ("options", "validates", "known"),
+    [
+        ({}, True, EPOCHS),
+        ({"check_val_every_n_epoch": 2}, True, EPOCHS // 2),
+        ({"check_val_every_n_epoch": 2}, False, EPOCHS),
+        ({"val_check_interval": 1}, True, 0),
+        ({"val_check_interval": "00:00:00:30"}, True, 0),
+        ({"max_steps": 10}, True, 0),
+    ],
+)
+def test_how_many_epochs_are_to_come_is_said_where_it_is_known(
+    studies: Studies, options: dict[str, Any], validates: bool, known: int
+) -> None:
+    told: list[int] = []
+
+    def train(trial: Session) -> None:
+        look = LambdaCallback(on_train_batch_start=lambda *_: told.append(trial.max_epochs))
+        fit(trial, look, validates=validates, **options)
+
+    with studies.open("study.metric=train_loss", "trainer.max_epochs=null", "trainer.max_steps=100") as (view,):
+        report, _ = run(view, train)
+    assert "AttributeError" not in report.reason
+    assert set(told) == {known}
+
+
 @pytest.mark.filterwarnings("ignore:You're resuming from a checkpoint that ended before the epoch ended")
 def test_validations_inside_an_epoch_have_one_curve_after_an_interruption(studies: Studies) -> None:
     stop = StopAt(13)
