@@ -22,7 +22,7 @@ from hpo.trial.script_trial import ScriptTrial, session_of
 from hpo.trial.session import Session
 
 #: Measured with each evaluation, and nothing of the model.
-_SPEED: Final = ("_runtime", "_per_second", "_time")
+_SPEED: Final = ("_runtime", "_per_second", "_jit_compilation_time", "_model_preparation_time")
 #: Pickled by Transformers, and not read to resume.
 _LEFT_OUT: Final = frozenset({"training_args.bin"})
 _MEASURES: Final = "let `compute_metrics` of the trainer return {!r}"
@@ -111,7 +111,9 @@ class HPOCallback(TrainerCallback):
         if not self._trains or state.global_step == self._begun_at or _is_beyond(state):
             return
         self._measured |= {
-            name: value for name, value in metrics.items() if name != "epoch" and not name.endswith(_SPEED)
+            name: value
+            for name, value in metrics.items()
+            if name == self._trial.metric or not (name == "epoch" or name.endswith(_SPEED))
         }
         control.should_save = True
 

@@ -221,6 +221,26 @@ def test_several_evaluation_sets_are_one_epoch_and_other_evaluations_none(studie
     assert [set(each) for each in curve] == [{"eval_a_loss", "eval_b_loss"}] * 2
 
 
+@pytest.mark.parametrize("metric", ["eval_answer_time", "eval_samples_per_second"])
+def test_a_time_can_be_the_studys_metric(studies: Studies, metric: str) -> None:
+    def function(trial: Session) -> None:
+        callback = HPOCallback(trial)
+        arguments = TrainingArguments(
+            output_dir=trial.folder, num_train_epochs=1, eval_strategy="epoch", save_strategy="no",
+            report_to="none", disable_tqdm=True, use_cpu=True,
+        )  # fmt: skip
+        trainer = Trainer(
+            tiny(), arguments, train_dataset=Words(8), eval_dataset=Words(8), callbacks=[callback],
+            compute_metrics=lambda _: {"answer_time": 0.5},
+        )  # fmt: skip
+        trainer.train(resume_from_checkpoint=callback.load_checkpoint())
+
+    with studies.open(f"study.metric={metric}", "study.direction=maximize") as (view,):
+        report, curve = run(view, function)
+    assert (report.outcome, report.reason) == (Outcome.COMPLETE, "")
+    assert set(curve[0]) == {"eval_loss", "eval_answer_time", metric}
+
+
 def test_a_pruned_trial_ends_with_its_epoch(studies: Studies) -> None:
     with studies.open(METRIC) as (view,):
         view.study.pruner = AskedAt(2)
