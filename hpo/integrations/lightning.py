@@ -85,6 +85,11 @@ class HPOCallback(EarlyStopping):
         if trainer.loggers or trainer.checkpoint_callbacks:
             fix = "`Trainer(default_root_dir=trial.folder / 'lightning')`"
             self._bridge.check_folder(trainer.default_root_dir, fix)
+        for each in trainer.checkpoint_callbacks:
+            folder = str(getattr(each, "dirpath", None) or "")
+            if folder and "://" not in folder:
+                fix = f"leave `dirpath` of {type(each).__name__} out, or begin it with `trial.folder`"
+                self._bridge.check_folder(folder, fix)
         # Last, so that the state of all others is that of the epoch's end when it is saved.
         trainer.callbacks = [*(each for each in trainer.callbacks if each is not self), self]
 

@@ -249,7 +249,7 @@ def test_a_metric_that_is_nan_has_diverged(studies: Studies) -> None:
 def test_what_lightning_stops_by_itself_is_complete_and_its_best_checkpoint_is_there(studies: Studies) -> None:
     def train(trial: Session) -> None:
         early = EarlyStopping("val_loss", min_delta=100.0, patience=1)
-        trainer = fit(trial, ModelCheckpoint(monitor="val_loss"), early)
+        trainer = fit(trial, ModelCheckpoint(trial.folder / "best", monitor="val_loss"), early)
         assert trainer.validate(dataloaders=loaders()[1], ckpt_path="best", verbose=False)
 
     with studies.open() as (view,):
@@ -305,6 +305,7 @@ def other_device(trial: Session) -> None:
         (two_callbacks, "Found more than one stateful callback of type `HPOCallback`"),
         (other_device, "fix: `Trainer(accelerator='cuda', devices=1)`"),
         (lambda trial: fit(trial, default_root_dir="."), "(default_root_dir=trial.folder / 'lightning')"),
+        (lambda trial: fit(trial, ModelCheckpoint(dirpath="best")), "leave `dirpath` of ModelCheckpoint out"),
         (lambda trial: fit(trial, devices=2, strategy="ddp_fork"), "it trains on 2 devices, and a"),
         (lambda trial: fit(trial, max_epochs=-1, max_steps=3), "has ended without a validation"),
         (lambda trial: fit(trial, module=Net(metric="loss"), validates=False), "metric, but train_loss"),
