@@ -9,13 +9,14 @@ import torch
 
 try:
     from lightning.pytorch import LightningModule, Trainer
-    from lightning.pytorch.callbacks import EarlyStopping
+    from lightning.pytorch.callbacks import EarlyStopping, LearningRateFinder
     from lightning.pytorch.plugins.io import CheckpointIO
 except ImportError as error:
     raise ImportError(
         "hpo.integrations.lightning needs Lightning: pip install 'hpo-service[lightning]'"
     ) from error
 
+from hpo.errors import StudyError
 from hpo.integrations.bridge import Bridge
 from hpo.trial.script_trial import ScriptTrial, session_of
 from hpo.trial.session import Session
@@ -79,6 +80,7 @@ class HPOCallback(EarlyStopping):
         """
         if stage != "fit":
             return
+        _check_no_search(trainer)
         self._bridge.begin()
         device = f"Trainer(accelerator={self._trial.device.type!r}, devices=1)"
         self._bridge.check_device(trainer.strategy.root_device, trainer.world_size, f"`{device}`")
@@ -176,6 +178,14 @@ class HPOCallback(EarlyStopping):
         self._trial.write_checkpoint(_state_of(trainer))
         if not _has_ended(trainer) and self._trial.should_stop:
             trainer.should_stop = True
+
+
+def _check_no_search(trainer: Trainer) -> None:
+    if any(isinstance(each, LearningRateFinder) for each in trainer.callbacks):
+        raise StudyError(
+            "LearningRateFinder would set a training that resumes back to its beginning\n"
+            "  fix: call `Tuner(other).lr_find(…)` before, with a Trainer without this callback"
+        )
 
 
 class _Kept(CheckpointIO):

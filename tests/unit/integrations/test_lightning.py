@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, LambdaCallback, LearningRateFinder, ModelCheckpoint
+from lightning.pytorch.tuner import Tuner
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -290,6 +291,10 @@ def two_callbacks(trial: Session) -> None:
     trainer_of(trial, HPOCallback(trial), HPOCallback(trial))
 
 
+def tuned(trial: Session) -> None:
+    Tuner(trainer_of(trial, HPOCallback(trial))).lr_find(Net(), *loaders(), attr_name="lr")
+
+
 def other_device(trial: Session) -> None:
     trial.device = torch.device("cuda:0")
     fit(trial)
@@ -303,6 +308,8 @@ def other_device(trial: Session) -> None:
         (twice, "one trial is one training, and this is another"),
         (one_callback_twice, "the callback trains one trial once"),
         (two_callbacks, "Found more than one stateful callback of type `HPOCallback`"),
+        (tuned, "fix: call `Tuner(other).lr_find(…)` before"),
+        (lambda trial: fit(trial, LearningRateFinder(attr_name="lr")), "LearningRateFinder would set"),
         (other_device, "fix: `Trainer(accelerator='cuda', devices=1)`"),
         (lambda trial: fit(trial, default_root_dir="."), "(default_root_dir=trial.folder / 'lightning')"),
         (lambda trial: fit(trial, ModelCheckpoint(dirpath="best")), "leave `dirpath` of ModelCheckpoint out"),
