@@ -32,6 +32,7 @@ from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.files import CheckpointFile, list_checkpoints
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 from trainer.distributed.parts import is_part, load_model, split_state
+from trainer.files import replacing
 from trainer.state import PAUSED, best_epoch
 from trainer.step.parts import bare_model
 
@@ -380,8 +381,8 @@ def _written(spec: StudySpec, start: Start, place: RunPlace, trained: _Trained) 
     trainer, epoch = trained.trainer, trained.epoch
     weights = place.folder / "model.pt"
     _save_weights(trained.weights, weights)
-    text = to_yaml({**trained.config, "seed": start.seed})
-    (place.folder / "config.yaml").write_text(text, encoding="utf-8")
+    with replacing(place.folder / "config.yaml") as file:
+        file.write(to_yaml({**trained.config, "seed": start.seed}))
     result = {
         "study": spec.study.name,
         "trial": start.trial,

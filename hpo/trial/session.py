@@ -24,6 +24,7 @@ from hpo.trial.reports import Reports
 from hpo.trial.stopping import StopRequest
 from trainer.checkpoint.readable import readable
 from trainer.data.random_state import rng_state, set_rng_state
+from trainer.files import replacing
 from trainer.recorded import Metrics
 from trainer.state import DIVERGED, INTERRUPTED, PAUSED, PRUNED, Mode
 
@@ -365,8 +366,8 @@ class Session:
     def keep_config(self, config: Mapping[str, Any]) -> None:
         """Write down what the trial trains with: ``config.yaml`` in its folder."""
         self.config = config
-        text = to_yaml({**config, "seed": self.seed})
-        (self.folder / "config.yaml").write_text(text, encoding="utf-8")
+        with replacing(self.folder / "config.yaml") as file:  # whole, or not there, where the process is killed
+            file.write(to_yaml({**config, "seed": self.seed}))
 
     def _begin(self) -> None:
         """Begin with the first epoch, where the code has loaded nothing before its first report."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import random
 from collections.abc import Callable
@@ -55,6 +56,20 @@ def test_a_function_has_the_trials_parameters_config_folder_device_and_seed(stud
         assert "lr:" in (session.folder / "config.yaml").read_text()
         assert (session.device, session.seed) == (torch.device("cpu"), view.trial_seed(0))
         assert (session.max_epochs, session.history) == (3, [{"val_loss": loss} for loss in LOSSES])
+
+
+def test_a_kill_while_the_config_is_written_leaves_no_part_of_it(studies: Studies) -> None:
+    """A forked process ends as soon as it has opened a file to write to."""
+    with studies.open() as (view,):
+        session = session_of(view, view.study.ask())
+        child = os.fork()
+        if not child:
+            opened = io.open
+            io.open = lambda *args, **options: (opened(*args, **options), os._exit(7))
+            session.keep_config({"model": {"hidden": 8}})
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+        assert not (session.folder / "config.yaml").exists()
 
 
 def test_global_generators_start_from_the_trials_seed(studies: Studies) -> None:
