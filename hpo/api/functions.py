@@ -96,8 +96,6 @@ def run(
         _refuse_other_than_booleans(switches)
         study = _known(study, of_function, n_trials)
         spec = _spec(study, overrides, search=True, storage=storage, output_dir=output_dir, **options)
-        if isinstance(study, Study):
-            refuse_unwritable(study)
         ending = _ran(study, _plan(study, overrides, spec), **switches)
     if ending == "interrupted":
         raise KeyboardInterrupt
@@ -117,10 +115,13 @@ def _ran(
 ) -> str:
     """Run a study here, or where it is placed; why that has ended.
 
-    The file of an `hpo.Study` is written once nothing is refused.
+    The file of an `hpo.Study` is written once nothing is refused; that it can be written is looked at first.
     """
     from hpo.execution.placing import Placing, run_on
     from hpo.execution.run import run_study
+
+    if isinstance(study, Study):
+        refuse_unwritable(study)
 
     def listen(opened: OpenStudy) -> Listener:
         if isinstance(study, Study):
