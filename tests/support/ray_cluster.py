@@ -33,6 +33,8 @@ _SET_FLAGS, _UP = 0x8914, 1  # of a network interface
 _CLONE_NEWUTS = 0x04000000
 #: Without the second the client server may crash at the fork for a new client.
 _ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "GRPC_ENABLE_FORK_SUPPORT": "0"}
+#: Seconds that a client waits at each of three times for a client server, which starts slowly on a busy machine.
+_PATIENT = {"RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "60", "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "60"}
 #: Ray takes a node whose processes have ended for dead in a second.
 _SYSTEM = {
     "health_check_initial_delay_ms": 500,
@@ -149,7 +151,7 @@ def alone_in_a_network(host: str) -> Iterator[tuple[list[str], dict[str, str]]]:
         assert process.stdout.readline() == b"ready\n"
         first = psutil.Process(process.pid).children()[0].pid
         within = ["nsenter", f"--target={first}", "--net", "--mount", "--uts", "--pid"]
-        yield within, {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder}
+        yield within, {"RAY_USAGE_STATS_ENABLED": "0", "RAY_TMPDIR": folder, **_PATIENT}
     finally:
         process.kill()
         process.communicate()
