@@ -76,6 +76,12 @@ def trained(study: optuna.Study, count: int, *, epochs: int, sign: float = 1.0) 
     return drawn
 
 
+@pytest.mark.parametrize("unit", [2.0**-70, 2.0**100])
+def test_the_unit_of_the_metric_changes_no_proposal(unit: float) -> None:
+    usual, other = (trained(study_of(0), 12, epochs=4, sign=sign) for sign in (1.0, unit))
+    assert other == usual
+
+
 @pytest.mark.parametrize(
     ("epochs", "count", "sign", "seed"), [(HORIZON, 55, 1.0, 1), (4, 35, 1.0, 0), (4, 35, -1.0, 2)]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,11 +44,14 @@ class Warp:
         self.best = min(finite, default=0.0)
         self.floor = 0.0 if finite and self.best >= 0 else -math.inf
         half = float(np.median(lasts)) if len(lasts) else self.best
-        self._scale = max(half - self.best, 1e-12 + 1e-6 * abs(self.best))
+        # Relative, so that a metric's unit decides nothing: losses of 1e-15 may be all that a study has.
+        self._scale = max(half - self.best, 1e-6 * abs(self.best), sys.float_info.min)
 
     def __call__(self, losses: Floats) -> Floats:
         """Warped losses; the worst for what is not finite."""
-        u = np.maximum((np.where(np.isfinite(losses), losses, np.inf) - self.best) / self._scale, -0.99 * _BELOW)
+        with np.errstate(over="ignore"):  # of a scale of nearly nothing
+            u = (np.where(np.isfinite(losses), losses, np.inf) - self.best) / self._scale
+        u = np.maximum(u, -0.99 * _BELOW)
         with np.errstate(divide="ignore"):
             above = _FLAT * np.log(np.maximum(u, 1e-12))
         return np.minimum(np.where(u > 1, above, np.log((u + _BELOW) / (1 + _BELOW)) / _STEEP), _WORST)
