@@ -36,7 +36,7 @@ class Population:
         ended: Trials that have ended, those that never got to this step among them.
         values: Value at this step of each that got there, inf where it had diverged; [reached].
         falls: How far each of them had fallen since half that step; [reached].
-        best_fall: How far the trial that ended best had fallen since half this step.
+        best_fall: How far the trial that ended best had fallen since half this step; 0 where it was not finite.
         best_drop: How far that one still fell from here to its end; 0 where it rose.
         to_beat: The final value to beat: the best, or the k-th best.
         drops: How far the complete trials fell from here to their end; [complete].
@@ -179,7 +179,7 @@ class EndedCurves:
             ended=len(self._curves),
             values=now[reached],
             falls=falls[~np.isnan(falls)],
-            best_fall=float(np.nan_to_num(falls[best])),
+            best_fall=float(falls[best]) if np.isfinite(falls[best]) else 0.0,
             best_drop=max(float(now[best] - finals.min()), 0.0) if np.isfinite(now[best]) else 0.0,
             to_beat=float(np.sort(finals)[min(top_k, len(finals)) - 1]),
             drops=drops[np.isfinite(drops)],

@@ -220,12 +220,16 @@ def _by_others(fallen: float, gap: float, among: Population, weights: Weights) -
     A trial's pace against the best one's is the estimate of a regression through the origin whose prior mean is 1:
     before the two have moved apart from noise, it is taken to be like the best.
     """
-    usual = (weights.usual_spread * among.best_drop) ** 2
-    deviations = among.drops - among.drops.mean() if len(among.drops) else among.drops
-    spread = math.sqrt((float((deviations**2).sum()) + 2 * usual) / (len(among.drops) + 1))
-    noise = (weights.still * gap) ** 2 + _TINY
-    pace = min(max((fallen * among.best_fall + noise) / (among.best_fall**2 + noise), 0.0), 2.0)
-    return pace * (weights.like_best * among.best_drop + weights.like_others * spread) + weights.others * spread
+    farthest = float(np.abs(among.drops).max(initial=0.0))
+    largest = max(abs(fallen), gap, abs(among.best_fall), among.best_drop, farthest)
+    unit = math.ldexp(1.0, math.frexp(largest)[1] - 1)  # no square overflows, and a power of two rounds nothing
+    drops, best_drop, best_fall = among.drops / unit, among.best_drop / unit, among.best_fall / unit
+    usual = (weights.usual_spread * best_drop) ** 2
+    deviations = drops - drops.mean() if len(drops) else drops
+    spread = math.sqrt((float((deviations**2).sum()) + 2 * usual) / (len(drops) + 1))
+    noise = (weights.still * gap / unit) ** 2 + _TINY
+    pace = min(max((fallen / unit * best_fall + noise) / (best_fall**2 + noise), 0.0), 2.0)
+    return unit * (pace * (weights.like_best * best_drop + weights.like_others * spread) + weights.others * spread)
 
 
 def _agreement_beyond_usual(among: Population, weights: Weights) -> float:

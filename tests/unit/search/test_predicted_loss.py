@@ -88,8 +88,8 @@ def probability(study: optuna.Study) -> float:
     return found
 
 
-@given(st.sampled_from([1e-6, 1e-2, 1e3, 1e7]))
-@settings(max_examples=4, deadline=None)
+@given(st.sampled_from([1e-6, 1e-2, 1e3, 1e7, 1e200]))
+@settings(max_examples=5, deadline=None)
 def test_the_unit_of_the_loss_says_nothing(unit: float) -> None:
     seen = []
     for scale in (1.0, unit):
@@ -99,6 +99,16 @@ def test_the_unit_of_the_loss_says_nothing(unit: float) -> None:
             trial.report(scale * value, step)
         seen.append(probability(study))
     assert seen[0] == pytest.approx(seen[1], rel=1e-3)
+
+
+def test_the_best_trial_may_have_had_a_value_that_is_not_finite() -> None:
+    curve = falling(0.1)
+    curve[4] = math.nan
+    study = study_of([flat(), curve])
+    trial = study.ask()
+    for step, value in enumerate(flat()[:5], 1):
+        trial.report(value, step)
+    assert 0 < probability(study) < 1
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
