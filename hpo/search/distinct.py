@@ -116,12 +116,18 @@ class WholePointSampler(PerTrialSampler):
     ) -> dict[str, Any]:
         """Empty: the whole point is settled here, and `sample_independent` gives its values."""
         drawn = super().sample_relative(study, trial, search_space)
-        given: dict[str, Any] = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        given = self._given(trial)
         if given and not self._space.where:  # it resumes, or was given by a person
             return drawn
         tried = self._tried(study, trial) if self._distinct and not given else set()
         self._point = self._settled(study, trial, search_space, drawn, given, tried)
         return {}
+
+    def _given(self, trial: FrozenTrial) -> dict[str, Any]:
+        """The values that a trial has, those of single values aside: Optuna stores them before it draws."""
+        values = {**trial.system_attrs.get("fixed_params", {}), **trial.params}
+        space = self._space.distributions
+        return {name: value for name, value in values.items() if name not in space or not space[name].single()}
 
     def _settled(
         self,

@@ -55,6 +55,14 @@ def test_a_finite_space_is_walked_through_before_anything_is_tried_twice(studies
         ask(view)  # nothing new is left: the last draw is taken
 
 
+@pytest.mark.parametrize("where", ["[]", "[model.hidden >= optimizer.lr]"])
+def test_a_first_parameter_of_one_value_is_no_point_of_a_persons(studies: Studies, where: str) -> None:
+    space = FINITE.replace("[0.1, 0.2, 0.3]", "[0.1]").replace("high: 5", "high: 9")
+    settings = f"where={where}", "study.sampler={name: random, seed: 3}", "study.n_trials=30"
+    with studies.open(space, *settings) as (view,):
+        assert len({ask(view)[1]["model.hidden"] for _ in range(8)}) == 8
+
+
 @pytest.mark.parametrize("name", ["random", "tpe", "curve_gp"])
 def test_a_step_is_the_same_point_whether_it_is_written_or_computed(studies: Studies, name: str) -> None:
     settings = f"study.sampler={{name: {name}, seed: 3}}", "study.n_trials=30"
