@@ -142,7 +142,7 @@ class WholePointSampler(PerTrialSampler):
         if not left:  # all are tried, or they can't be listed
             tried = set() if self._points else tried
         joint, valid, point = drawn, None, {}
-        for at in range(_FEW_DRAWS if left else self._draws):
+        for at in range(_FEW_DRAWS if self._points else self._draws):
             if at:
                 last, joint = joint, self.draw_again(study, trial, search_space)
                 # What comes to the same again (QMC's place in its sequence is the trial's) is drawn one by one.

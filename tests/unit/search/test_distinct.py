@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from optuna.distributions import FloatDistribution
 from optuna.trial import create_trial
 
+from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.distinct import point_key, twin
 from hpo.storage.attributes import RUN_ATTR, SAME_AS_ATTR
 from hpo.study.open_study import OpenStudy
@@ -61,6 +62,23 @@ def test_a_first_parameter_of_one_value_is_no_point_of_a_persons(studies: Studie
     settings = f"where={where}", "study.sampler={name: random, seed: 3}", "study.n_trials=30"
     with studies.open(space, *settings) as (view,):
         assert len({ask(view)[1]["model.hidden"] for _ in range(8)}) == 8
+
+
+def test_a_space_that_is_used_up_is_not_drawn_from_again_and_again(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls, drawn = [], CurveGPSampler.sample_relative
+
+    def counted(*given: Any) -> dict[str, Any]:
+        calls.append(1)
+        return drawn(*given)
+
+    monkeypatch.setattr(CurveGPSampler, "sample_relative", counted)
+    where = "where=[model.hidden == 2 and optimizer.lr < 0.15]"
+    with studies.open(FINITE, where, "study.sampler={name: curve_gp, seed: 3}", "study.n_trials=30") as (view,):
+        points = [ask(view)[1] for _ in range(6)]
+        assert points == [{"optimizer.lr": 0.1, "model.hidden": 2}] * 6
+    assert len(calls) <= 6 * 5
 
 
 @pytest.mark.parametrize("name", ["random", "tpe", "curve_gp"])

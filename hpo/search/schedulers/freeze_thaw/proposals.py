@@ -65,10 +65,13 @@ class Proposals:
 
     def any_left(self) -> dict[str, Any] | None:
         """An untried point by chance; None where there is none."""
-        for point in self._rng.permutation(self._encoding.every_point()):
+        every = self._encoding.every_point()
+        for point in self._rng.permutation(every):
             params = self._encoding.params(point)
             if self._is_untried(params) and self._encoding.allows(params):
                 return params
+        if len(every):  # all were looked at
+            return None
         drawn = self._even(_EVEN)
         found = self._best_untried(drawn, np.zeros(len(drawn)))
         return None if found is None else found[0]
