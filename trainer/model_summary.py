@@ -14,6 +14,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainer.data.batches import map_tensors, tensors_in
 from trainer.data.random_state import kept_rng
+from trainer.step.manual import as_evaluated
 from trainer.step.modes import kept_modes
 from trainer.step.parts import bare_model
 from trainer.step.supervised import Step
@@ -74,7 +75,7 @@ def summary(model: nn.Module, batch: Any, *, step: Step | None = None, depth: in
     Args:
         model: The model, also inside torch's wrappers.
         batch: A batch as the training data gives it: ``(inputs, targets)``, or the inputs; moved to the model.
-        step: What calls the model with a batch that is none of these: ``step(model, batch)``.
+        step: What calls the model with a batch that is none of these, as in validation: ``step(model, batch)``.
         depth: Modules below this depth are part of those around them.
 
     Raises:
@@ -127,7 +128,7 @@ def _moved(model: nn.Module, batch: Any) -> Any:
 
 def _call(model: nn.Module, batch: Any, step: Step | None) -> None:
     if step is not None:
-        step(model, batch)
+        as_evaluated(step)(model, batch)
     elif isinstance(batch, tuple | list) and len(batch) == 2:
         model(batch[0])
     else:

@@ -27,6 +27,7 @@ from trainer.callbacks.save_pretrained import has_save_pretrained, is_free, writ
 from trainer.data.batches import make_batches
 from trainer.data.sets import first_set
 from trainer.files import replacing
+from trainer.step.manual import as_evaluated
 from trainer.step.supervised import SupervisedStep
 
 _CPU: Final = torch.device("cpu")
@@ -275,7 +276,7 @@ def example_of(builder: Builder, config: Mapping[str, Any], model: nn.Module) ->
     calls: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
     step: Callable[..., Any] = SupervisedStep(lambda _, __: torch.zeros(()))
     if config["step"] is not None:
-        step = instantiate(builder.resolver, config["step"], _as_function=True)
+        step = as_evaluated(instantiate(builder.resolver, config["step"], _as_function=True))
     hook = model.register_forward_pre_hook(lambda _, args, kwargs: calls.append((args, kwargs)), with_kwargs=True)
     try:
         with torch.no_grad():

@@ -64,6 +64,15 @@ def makes_updates(step: Any) -> bool:
         return False
 
 
+def as_evaluated(step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """A step as validation calls it, ``step(model, batch)``: its own ``evaluate``, or without updates."""
+    if not makes_updates(step):
+        return step
+    own: Callable[[Any, Any], Any] | None = getattr(step, "evaluate", None)
+    none = Update(TrainState(max_epochs=1))
+    return own if own is not None else lambda model, batch: step(model, batch, none)
+
+
 class _NamedStep(OptimizerStep):
     """One of the optimizers, or all together, at work on a loss."""
 

@@ -81,6 +81,13 @@ def masked_step(model, batch):
     return {"loss": ((outputs - targets) ** 2).mean(), "outputs": outputs}
 
 
+def updating_step(model, batch, update):
+    outputs = model(batch[0])
+    loss = (outputs - batch[1]).square().mean()
+    update(loss)
+    return {"loss": loss, "outputs": outputs}
+
+
 def parts_step(model, batch):
     return {"loss": model.weight.square().sum()}
 """
@@ -146,6 +153,13 @@ def test_a_program_is_called_as_the_study_s_own_step_calls_the_model(studies: St
         export_model(view, "best", tmp_path / "model.pt2", command="hpo best")
         program = torch.export.load(tmp_path / "model.pt2").module()
         assert program(torch.ones(3, 4), mask={"mask": torch.zeros(3, 1)}).tolist() == [[0.0]] * 3
+
+
+def test_a_step_that_makes_its_own_updates_shows_how_the_model_is_called(studies: Studies, tmp_path: Path) -> None:
+    for view in trained(studies, "Hub", "loss=null", "step={_target_: parts.updating_step}"):
+        export_model(view, "best", tmp_path / "model.pt2", command="hpo best")
+        program = torch.export.load(tmp_path / "model.pt2").module()
+        assert program(torch.ones(3, 4)).shape == (3, 1)
 
 
 def test_weights_that_layers_share_are_stored_once(studies: Studies, tmp_path: Path) -> None:

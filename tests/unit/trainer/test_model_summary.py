@@ -57,6 +57,26 @@ def test_the_table_is_lined_up() -> None:
     ]
 
 
+def updating(model: nn.Module, batch: torch.Tensor, update: Any) -> torch.Tensor:
+    loss = model(batch)["hidden"].square().mean()
+    update(loss)
+    return loss
+
+
+class Evaluated:
+    def __call__(self, model: nn.Module, batch: torch.Tensor, update: Any) -> torch.Tensor:
+        raise AssertionError("it trains")
+
+    def evaluate(self, model: nn.Module, batch: torch.Tensor) -> None:
+        model(batch)
+
+
+@pytest.mark.parametrize("step", [updating, Evaluated()])
+def test_a_step_with_updates_calls_the_model_as_in_validation(step: Any) -> None:
+    rows = summary(Net(), torch.ones(5, 4), step=step, depth=0).rows
+    assert rows[0].shapes == ((5, 3), (5, 1), ())
+
+
 def test_a_step_calls_the_model_with_batches_of_any_kind() -> None:
     def step(model: nn.Module, batch: dict[str, Any]) -> torch.Tensor:
         loss: torch.Tensor = model(batch["x"]).sum()
