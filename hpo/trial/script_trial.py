@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, SupportsFloat, TypeVar
@@ -54,8 +55,12 @@ class ScriptTrial(BaseTrial):
     def suggest_categorical(  # type: ignore[override]
         self, name: str, choices: Sequence[CategoricalChoiceType]
     ) -> CategoricalChoiceType:
-        """As of `optuna.Trial`; a list, tuple or mapping is stored as the text of its JSON."""
-        labels = [label(choice) for choice in choices]
+        """As of `optuna.Trial`; a list, tuple or mapping is stored as the text of its JSON.
+
+        Raises:
+            StudyError: A choice has no JSON.
+        """
+        labels = [_stored(name, choice) for choice in choices]
         drawn = self._taken(name, lambda: self._drawn.suggest_categorical(name, labels))
         meant = [
             each for each, stored in zip(choices, labels, strict=True) if stored is not each and stored == drawn
@@ -215,6 +220,17 @@ class ScriptTrial(BaseTrial):
 def session_of(trial: Session | ScriptTrial) -> Session:
     """The session of what a function gets as its ``trial``."""
     return trial.session if isinstance(trial, ScriptTrial) else trial
+
+
+def _stored(name: str, choice: Any) -> CategoricalChoiceType:
+    try:
+        json.dumps(choice)
+    except TypeError as error:
+        raise StudyError(
+            f"the choices of `{name}` are stored as JSON, and one of them can't be\n  value: {choice!r}\n"
+            "  fix: write text or plain numbers, and let the function look up what each stands for"
+        ) from error
+    return label(choice)
 
 
 def _refuse_to_stop() -> NoReturn:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import optuna
 import pytest
 import torch
@@ -136,6 +137,16 @@ def test_choices_may_be_lists_tuples_and_mappings(studies: Studies) -> None:
             session: Any = SimpleNamespace(params={"x": kept})
             objective(ScriptTrial(session, FixedTrial({"x": kept})))
             assert drawn[-1] == value
+
+
+@pytest.mark.parametrize("choice", [torch.nn.ReLU, np.int64(3), (np.float32(0.5),)])
+def test_a_choice_that_no_storage_keeps_is_said_with_what_to_write(studies: Studies, choice: Any) -> None:
+    with opened(studies) as (view,):
+        report = run(view, lambda trial: trial.suggest_categorical("act", [choice, "tanh"]))
+    assert report.outcome == Outcome.ERROR
+    assert "the choices of `act` are stored as JSON" in report.reason
+    assert f"value: {choice!r}" in report.reason
+    assert "fix: " in report.reason
 
 
 @pytest.mark.parametrize(
