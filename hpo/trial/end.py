@@ -25,7 +25,8 @@ from hpo.storage.lineage import inherited_epochs, trained_as
 from hpo.storage.optuna_private import id_of_trial, known_of
 from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import Outcome, finite, leading_value, outcome_of
+from hpo.study.outcome import Outcome, finite, outcome_of
+from hpo.study.status import trial_value
 from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.training_code import TrainingCode, came_to
 from hpo.wording import listed
@@ -165,7 +166,7 @@ class TrialEnd:
             self.opened.study.tell(trial, state=TrialState.PRUNED)
         else:
             self.opened.study.tell(trial, known.values)
-        return leading_value(known)
+        return trial_value(self.opened, known)
 
     @property
     def _history(self) -> Sequence[Metrics]:

@@ -16,9 +16,11 @@ from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.distinct import point_key, twin
 from hpo.storage.attributes import RUN_ATTR, SAME_AS_ATTR
 from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome
 from hpo.study.standing import standing_of
 from hpo.study.status import study_status
 from hpo.trial.builder import Builder
+from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
@@ -211,11 +213,18 @@ def test_a_result_that_is_taken_over_costs_no_epochs(studies: Studies) -> None:
         assert study_status(view)["epochs"] == {"trained": 2, "limit": 6}
 
 
-def train_next(view: OpenStudy) -> int:
-    """Run the next trial to its end; its number."""
+def train_next(view: OpenStudy) -> TrialReport:
+    """Run the next trial to its end."""
     trial, device = view.study.ask(), torch.device("cpu")
-    TrialRun(view, trial, TrainerCode(Builder(view.spec)), device, StopRequest(), lambda _: None).run()
-    return trial.number
+    return TrialRun(view, trial, TrainerCode(Builder(view.spec)), device, StopRequest(), lambda _: None).run()
+
+
+def test_a_diverged_result_that_is_taken_over_is_reported_without_a_value(studies: Studies) -> None:
+    diverging = "search_space={loss.nan: {type: categorical, choices: [true]}}"
+    with studies.open(diverging, "study.duplicates=reuse") as (view,):
+        reports = [train_next(view) for _ in range(2)]
+        assert [(report.outcome, report.value) for report in reports] == [(Outcome.DIVERGED, None)] * 2
+        assert view.study.get_trials()[1].user_attrs[SAME_AS_ATTR] == 0
 
 
 def test_a_result_that_was_taken_over_is_taken_from_the_trial_that_trained(studies: Studies) -> None:
@@ -237,7 +246,7 @@ def test_a_trial_that_has_begun_to_train_goes_on_as_itself(studies: Studies) -> 
         ended, _ = ask(other)
         one.storage.requeue(begun._trial_id)
         other.study.tell(ended, 5.0)
-        assert train_next(other) == 0
+        assert train_next(other).number == 0
         trials = other.study.get_trials()
         assert SAME_AS_ATTR not in trials[0].user_attrs
         assert trials[0].value != 5.0
