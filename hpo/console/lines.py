@@ -194,8 +194,8 @@ def print_summary(opened: OpenStudy, arguments: str, ending: str) -> None:
         unfinished = status["waiting"] + status["paused"]
         print(f"the time limit is reached; the next `hpo run` resumes {count_of(unfinished, 'trial')}")
     elif status["n_trials"] < (wanted := opened.spec.study.n_trials):
-        if isinstance(opened.study.sampler, ExhaustiveSampler):
-            print(f"the grid is exhausted: it has {count_of(status['n_trials'], 'point')}")
+        if isinstance(sampler := opened.study.sampler, ExhaustiveSampler):
+            print(f"the grid is exhausted: it has {count_of(len(sampler), 'point')}")
         else:
             theirs = f"another run has set the study to {count_of(status['n_trials'], 'trial')}"
             print(f"{theirs} since this one began; the same command continues it up to {wanted}")

@@ -33,3 +33,13 @@ def test_a_study_that_another_run_has_set_to_fewer_trials_is_no_exhausted_grid(
     assert "another run has set the study to 6 trials since this one began" in printed
     assert "the same command continues it up to 7" in printed
     assert "grid" not in printed
+
+
+def test_an_exhausted_grid_has_its_own_points_and_not_the_baseline_beside_them(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    space = "search_space={model.hidden: {type: int, low: 3, high: 4}}"
+    with studies.open(space, "study.sampler=grid", "study.baseline=true", "study.n_trials=9") as (view,):
+        assert view.budget() == 3
+        print_summary(view, "study.yaml", "done")
+    assert "the grid is exhausted: it has 2 points" in capsys.readouterr().out
