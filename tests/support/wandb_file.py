@@ -5,7 +5,17 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+import wandb
 from wandb.util import get_core_path
+
+
+def keep_offline(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have W&B write its files below a folder, whatever an earlier test of this process has switched it to."""
+    wandb.teardown()  # it remembers the environment of the first run
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name, place in (("DIR", folder), ("CONFIG_DIR", folder / "config"), ("CACHE_DIR", folder / "cache")):
+        monkeypatch.setenv(f"WANDB_{name}", str(place))
 
 
 def records(path: Path, kind: str) -> list[dict[str, Any]]:

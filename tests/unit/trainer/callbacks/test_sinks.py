@@ -192,10 +192,7 @@ class TestConsole:
 class TestWandb:
     @pytest.fixture(autouse=True)
     def _offline(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("WANDB_MODE", "offline")
-        monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-        monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-        monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+        wandb_file.keep_offline(tmp_path, monkeypatch)
 
     def file(self, folder: Path) -> Path:
         wandb.teardown()  # the service has written everything once it has ended

@@ -182,8 +182,7 @@ def shown_in_wandb(folder: Path) -> list[dict[str, Any]]:
 def test_every_tracker_has_each_step_once_whatever_was_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    for name, value in (("MODE", "offline"), ("DIR", tmp_path), ("CONFIG_DIR", tmp_path), ("CACHE_DIR", tmp_path)):
-        monkeypatch.setenv(f"WANDB_{name}", str(value))
+    wandb_file.keep_offline(tmp_path, monkeypatch)
     experiment = request.node.name
     checkpoint = killed_after(8, 5, *trackers(tmp_path, experiment))  # step 5 waits for step 6 to come over
     wandb.teardown()

@@ -46,10 +46,7 @@ from trainer.callbacks import (
 @pytest.fixture(autouse=True)
 def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb_logging.SERVICE.forget()
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_DIR", str(tmp_path))
-    monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "config"))
-    monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "cache"))
+    wandb_file.keep_offline(tmp_path, monkeypatch)
 
 
 def said(caplog: pytest.LogCaptureFixture) -> list[str]:
