@@ -64,12 +64,17 @@ def makes_updates(step: Any) -> bool:
         return False
 
 
-def as_evaluated(step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
-    """A step as validation calls it, ``step(model, batch)``: its own ``evaluate``, or without updates."""
+def as_evaluated(step: Callable[..., Any], state: TrainState | None = None) -> Callable[[Any, Any], Any]:
+    """A step as validation calls it, ``step(model, batch)``: its own ``evaluate``, or without updates.
+
+    Args:
+        step: Of either kind.
+        state: The trainer's; None where there is none.
+    """
     if not makes_updates(step):
         return step
     own: Callable[[Any, Any], Any] | None = getattr(step, "evaluate", None)
-    none = Update(TrainState(max_epochs=1))
+    none = Update(TrainState(max_epochs=1) if state is None else state)
     return own if own is not None else lambda model, batch: step(model, batch, none)
 
 
@@ -153,8 +158,7 @@ class ManualCompute(Compute):
         super().__init__(trainer, *arguments, **options)
         trainer.state.manual = True
         self._update_of_step = Update(trainer.state, self._make)
-        self._none = Update(trainer.state)
-        self._evaluate_step = getattr(self._step, "evaluate", None)
+        self._evaluated = as_evaluated(self._step, trainer.state)
         everything = {"": trainer.optimizer}
         if isinstance(trainer.optimizer, Optimizers):
             everything |= trainer.optimizer.by_name
@@ -197,11 +201,10 @@ class ManualCompute(Compute):
         state = self._trainer.state
         training = torch.is_grad_enabled()
         with self._precision.autocast():
-            if not training and self._evaluate_step is not None:
-                output = self._evaluate_step(self._model, state.batch)
+            if training:
+                output = self._step(self._model, state.batch, self._update_of_step)  # type: ignore[call-arg]
             else:
-                update = self._update_of_step if training else self._none
-                output = self._step(self._model, state.batch, update)  # type: ignore[call-arg]
+                output = self._evaluated(self._model, state.batch)
         return self._taken(output)
 
     def _make(self, loss: Loss, name: str, retain_graph: bool) -> None:
