@@ -5,7 +5,7 @@ STUDY := studies/digits/study.yaml
 # One process more than cores: a quarter of the tests' time they wait, for a time-out or for another process.
 TESTERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 # Those of the full suite wait more: for servers, clusters, and disks.
-WAITERS = $(shell $(PYTHON) -c "import os; print(3 * os.cpu_count())")
+WAITERS = $(shell $(PYTHON) -c "import os; print(2 * os.cpu_count())")
 
 # Or each process of the tests, several hundred, compiles all modules anew.
 unexport PYTHONDONTWRITEBYTECODE

@@ -164,7 +164,7 @@ def main() -> None:
         shutil.copytree(ROOT / "studies" / "digits", folder, ignore=shutil.ignore_patterns("runs", "__pycache__"))
         live(folder)
         with sync_playwright() as playwright:
-            chromium = shutil.which("chromium")
+            chromium = shutil.which("chromium-headless-shell")
             browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
             report(browser, folder)
             dashboard(browser, folder)

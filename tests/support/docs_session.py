@@ -272,7 +272,7 @@ def serve(words: list[str]) -> None:
         link = urlsplit(line.rpartition(" ")[2].strip())
         assert link.port, line + (process.stderr.read() if process.stderr and not link.port else "")
         query = f"?{link.query}" if link.query else ""
-        with urllib.request.urlopen(f"http://127.0.0.1:{link.port}{link.path}{query}", timeout=30) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{link.port}{link.path}{query}", timeout=PATIENCE) as answer:
             assert answer.status == 200
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=PATIENCE)

@@ -23,8 +23,7 @@ import sqlalchemy as sa
 
 from hpo.storage.engines import engine_kwargs
 from hpo.storage.study_storage import open_storage
-
-_START_SECONDS = 60
+from tests.support.commands import PATIENCE
 
 _POSTGRES_SETTINGS = {
     "listen_addresses": "''",
@@ -133,7 +132,7 @@ class PostgresServer(DatabaseServer):
     def start(self) -> None:
         settings = " ".join(f"-c {name}={value}" for name, value in _POSTGRES_SETTINGS.items())
         options = ["-o", f"-k {self.folder} -p {self.port} {settings}", "-l", str(self.folder / "log")]
-        _run_as("postgres", [*self._pg_ctl, *options, "-w", "-t", str(_START_SECONDS), "start"])
+        _run_as("postgres", [*self._pg_ctl, *options, "-w", "-t", f"{PATIENCE:.0f}", "start"])
 
     def stop(self, *, immediate: bool = False) -> None:
         if not (self.folder / "data" / "postmaster.pid").exists():
@@ -180,7 +179,7 @@ class MariaServer(DatabaseServer):
             self._process = subprocess.Popen(
                 self._command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd="/"
             )
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"mariadbd: {(self.folder / 'log').read_text(errors='replace')}")

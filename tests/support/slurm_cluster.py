@@ -22,8 +22,9 @@ from typing import Final
 
 import pytest
 
+from tests.support.commands import PATIENCE
+
 NODES: Final = ("node1", "node2")
-_START_SECONDS: Final = 30
 _STOP_SECONDS: Final = 10
 _PROGRAMS: Final = (
     "slurmctld",
@@ -195,7 +196,7 @@ class SlurmCluster:
         process.wait()
 
     def _wait_for_nodes(self) -> None:
-        deadline = time.monotonic() + _START_SECONDS
+        deadline = time.monotonic() + PATIENCE
         while True:
             try:
                 states = self.call("sinfo", "--noheader", "--Node", "--partition=low", "--format=%T").split()

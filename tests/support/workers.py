@@ -9,6 +9,7 @@ import optuna
 
 from hpo.errors import BudgetExhaustedError
 from hpo.storage.ledger import Owner
+from tests.support.commands import PATIENCE
 from tests.support.owners import forked, load, opened
 
 
@@ -36,7 +37,7 @@ def start(count: int, target: Callable[..., None], *args: Any) -> list[Any]:
 
 def finish(processes: list[Any]) -> None:
     for process in processes:
-        process.join(60)
+        process.join(PATIENCE)
     assert [process.exitcode for process in processes] == [0] * len(processes)
     for process in processes:
         process.close()

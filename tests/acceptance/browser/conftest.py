@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.support.commands import PATIENCE
+
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, ConsoleMessage, Page
 
@@ -15,9 +17,9 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Browser]:
     """Debian's Chromium without a window, one for all tests of this process; skips where there is none."""
-    chromium = shutil.which("chromium")
+    chromium = shutil.which("chromium-headless-shell")
     if chromium is None:
-        pytest.skip("needs Chromium: install Debian's package chromium")
+        pytest.skip("needs Chromium: install Debian's package chromium-headless-shell")
     api = pytest.importorskip("playwright.sync_api")
     switches = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with api.sync_playwright() as playwright:
@@ -44,7 +46,7 @@ def page(browser: Browser, console_errors: list[str]) -> Iterator[Page]:
             console_errors.append(f"{message.text} ({message.location.get('url', '')})")
 
     context = browser.new_context(viewport={"width": 1280, "height": 900}, accept_downloads=False)
-    context.set_default_timeout(60_000)  # milliseconds; the machine may be busy with other tests
+    context.set_default_timeout(1000 * PATIENCE)
     opened = context.new_page()
     opened.on("console", heard)
     opened.on("pageerror", lambda error: console_errors.append(str(error)))

@@ -11,6 +11,7 @@ import pytest
 
 from hpo.execution import signals
 from hpo.execution.signals import heard
+from tests.support.commands import PATIENCE
 
 #: Asks processes in the foreground and the background of a terminal, and one without any.
 PROCESSES = """
@@ -43,7 +44,7 @@ def test_only_a_second_ctrl_c_at_a_terminal_means_more_than_the_first(
         assert not came.insisted
         os.kill(os.getpid(), signal.SIGINT)
         assert came.insisted is terminal
-        assert came.wait(60) == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT]
+        assert came.wait(PATIENCE) == [signal.SIGTERM, signal.SIGTERM, signal.SIGINT, signal.SIGINT]
         assert came.wait(0) == []
 
 
@@ -54,7 +55,7 @@ def test_handlers_are_put_back_and_what_is_ignored_stays_so() -> None:
         with heard([signal.SIGUSR1, signal.SIGUSR2]) as came:
             os.kill(os.getpid(), signal.SIGUSR2)
             os.kill(os.getpid(), signal.SIGUSR1)
-            assert came.wait(60) == [signal.SIGUSR1]
+            assert came.wait(PATIENCE) == [signal.SIGUSR1]
         assert signal.getsignal(signal.SIGUSR1) is before
     finally:
         signal.signal(signal.SIGUSR2, kept)

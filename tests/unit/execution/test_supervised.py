@@ -18,6 +18,7 @@ from hpo.execution.messages import Command, EpochsEnded, Extended, Leaving, Mess
 from hpo.execution.pulse import BEAT, PULSE_LENGTH
 from hpo.execution.supervised import Running, Supervised
 from hpo.storage.recovery import LOST, STOPPED, Verdict
+from tests.support.commands import PATIENCE
 from tests.support.owners import forked
 
 LATE = Limits(wall_s=10.0)
@@ -158,5 +159,7 @@ for _ in range(60):
 
 @pytest.mark.full
 def test_what_a_worker_forks_ends_at_a_sigterm_from_its_first_instant_on() -> None:
-    ended = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=50, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", FORKS], capture_output=True, text=True, timeout=PATIENCE, check=True
+    )
     assert ended.stdout.split("\n") == ["15 False"] * 60 + [""]

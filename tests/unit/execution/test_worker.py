@@ -29,7 +29,7 @@ from hpo.study.taking import Taker, begin
 from hpo.trial.builder import Builder
 from hpo.trial.peers import Peers
 from hpo.trial.stopping import StopRequest
-from tests.support.commands import alive
+from tests.support.commands import PATIENCE, alive
 from tests.support.studies import Studies
 from tests.unit.study.test_granting import two_by_two
 
@@ -103,7 +103,7 @@ def test_processes_beyond_the_room_end(studies: Studies) -> None:
                 pids.append(made[-1].pid)
                 processes.standby()  # forked while the other one trains
                 processes.keep(trial_id, made[-1], room=2)
-            made[0].process.join(60)
+            made[0].process.join(PATIENCE)
             assert [each.process.exitcode for each in made] == [0, None, None]
             assert sorted(processes.owners) == [1, 2]
             assert processes.take(2) is made[2]  # whose trial never ends

@@ -8,6 +8,7 @@ import pytest
 
 from hpo.storage.ledger import Owner
 from hpo.storage.machine import is_alive
+from tests.support.commands import PATIENCE
 
 _WHO = """
 import json, sys
@@ -30,7 +31,7 @@ def test_a_process_is_looked_up_only_where_it_can_be_seen(namespaces: list[str],
     me = Owner.current()
     said = json.dumps([me.host, me.boot_id, me.pid, me.start_time])
     command = ["unshare", *namespaces, *rename, sys.executable, "-c", _WHO, said]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE)
     if done.returncode and "Operation not permitted" in done.stderr:
         pytest.skip("this user may make no namespaces")
     assert done.returncode == 0, done.stderr

@@ -25,6 +25,7 @@ from hpo.storage.pausing import PAUSED, paused_at
 from hpo.storage.recovery import GONE, requeue_dead, settle_process
 from hpo.storage.study_end import prune_paused, set_budgets
 from hpo.storage.study_storage import StudyStorage, open_storage
+from tests.support.commands import PATIENCE
 from tests.support.owners import attempts, load, make_study, opened, running, study_id, trials
 
 Owners = tuple[StudyStorage, StudyStorage]
@@ -113,7 +114,7 @@ def test_of_many_workers_one_resumes(ready_url: str) -> None:
         with opened(ready_url, owner=Owner.current(worker=str(worker))) as storage:
             won = []
             for trial_id in ids:
-                start.wait(30)
+                start.wait(PATIENCE)
                 won.append(storage.resume(trial_id))
             return won
 

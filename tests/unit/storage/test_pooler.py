@@ -27,6 +27,7 @@ from hpo.storage.optuna_private import id_of_study
 from hpo.storage.pooler import UnpooledError, connect_through, pooler_program, running_pooler
 from hpo.storage.study_storage import open_storage
 from tests.support import servers
+from tests.support.commands import PATIENCE
 from tests.support.servers import PostgresServer, ServerMissingError, pooled, running_postgres
 
 WORKERS, REPORTS, CONNECTIONS = 6, 8, 2
@@ -44,7 +45,7 @@ def test_a_study_through_a_pooler_of_transactions(postgres_server: PostgresServe
             def work(_: int) -> None:
                 storage = open_storage(through, create=False, owner=Owner.current())
                 storage.rehearse(id_of_study(study))
-                together.wait(60)
+                together.wait(PATIENCE)
                 trial_id = storage.create_new_trial(id_of_study(study))
                 for step in range(1, REPORTS + 1):
                     storage.set_trial_intermediate_value(trial_id, step, 1 / step)

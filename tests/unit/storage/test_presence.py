@@ -21,6 +21,7 @@ from hpo.trial.progress import RunProgress
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
+from tests.support.commands import PATIENCE
 from tests.support.owners import load, make_study, opened
 from tests.support.studies import Studies
 from tests.unit.trial.test_objective import dying, run
@@ -85,7 +86,7 @@ def test_every_use_notices_that_the_files_are_gone(file: Path, harm: Callable[[P
             ):
                 use()
         with Heartbeat(storage.beat, interval=0.01, on_gone=noticed.set):
-            assert noticed.wait(60)
+            assert noticed.wait(PATIENCE)
         assert {path.name for path in file.parent.glob("*")} <= left, "nothing is made in its place"
 
 

@@ -26,7 +26,7 @@ from hpo.storage.ledger import Lease, Owner
 from hpo.storage.recovery import GONE, _settle, requeue_dead
 from hpo.storage.schema import OPTUNA_REVISION
 from hpo.storage.study_storage import StudyStorage, open_storage
-from tests.support.commands import wait_until
+from tests.support.commands import PATIENCE, wait_until
 from tests.support.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials
 from tests.support.workers import finish, start, work
 
@@ -67,7 +67,7 @@ def test_killed_workers_lose_no_trial(ready_url: str) -> None:
     kills = 0
     with opened(ready_url) as storage:
         workers = start(3, work, ready_url, 0.01)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE
         while any(w.is_alive() for w in workers):
             assert time.monotonic() < deadline
             if kills < 6:
@@ -256,7 +256,7 @@ def test_no_write_slips_in_while_a_trial_is_taken_back(two_owners: tuple[StudySt
     (seen,) = running(second)
     assert _settle(second, seen, GONE, 3)
     taken = second.get_trial(trial._trial_id)
-    writer.join(60)
+    writer.join(PATIENCE)
     assert fenced.is_set()
     assert taken.intermediate_values
     assert second.get_trial(trial._trial_id) == taken

@@ -38,7 +38,7 @@ from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
-from tests.support.commands import STUDY
+from tests.support.commands import PATIENCE, STUDY
 from tests.support.studies import Studies, ask, take
 
 
@@ -293,7 +293,7 @@ def test_workers_that_decide_at_once_spend_no_epoch_twice(studies: Studies) -> N
         def next(self, standing: Standing) -> Next:
             step = super().next(standing)
             if standing.decision == 0:
-                meet.wait(30)
+                meet.wait(PATIENCE)
             return step
 
     taken: list[Any] = []

@@ -23,7 +23,7 @@ from hpo.study import open_study
 from hpo.study.initial_trials import _take_over, begin, enqueue, known_trials
 from hpo.study.open_study import OpenStudy, _keep_code_and_config, load_study, start_study
 from hpo.wording import are
-from tests.support.commands import STUDY, hpo, hpo_json, make_study
+from tests.support.commands import PATIENCE, STUDY, hpo, hpo_json, make_study
 from tests.support.in_process import workers_in_process
 from tests.support.studies import Studies, ask
 
@@ -173,7 +173,7 @@ def test_initial_trials_are_taken_over_from_a_dead_process_only(
             assert not done.wait(1.0)
             assert own(opened) == []
             opened.storage.set_study_system_attr(opened.study_id, "hpo:begun", True)
-        thread.join(20)
+        thread.join(PATIENCE)
         assert done.is_set()
         assert len(own(opened)) == (holder == "dead")
     finally:

@@ -23,6 +23,7 @@ from hpo.storage.study_storage import StudyStorage
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.trial import reports
 from hpo.trial.reports import GatheredReports, LateReports
+from tests.support.commands import PATIENCE
 from tests.support.studies import Studies, ask
 from tests.unit.trial.test_callbacks import DATA, AskedAt, in_history, make_trainer, stored
 from trainer import Callback, Trainer
@@ -121,7 +122,7 @@ class Epochs(Callback):
 def test_the_next_epoch_begins_while_the_pruner_is_thinking(studies: Studies) -> None:
     epochs, waited = Epochs(), []
     with studies.open() as (view,):
-        _, trainer = started(view, Doing(lambda _: waited.append(epochs.second.wait(20))), epochs)
+        _, trainer = started(view, Doing(lambda _: waited.append(epochs.second.wait(PATIENCE))), epochs)
         trainer.fit(DATA, DATA)
         assert waited == [True] * 4
 

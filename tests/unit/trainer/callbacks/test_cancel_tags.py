@@ -9,13 +9,11 @@ import pytest
 import wandb
 
 from tests.support import mlflow_store
+from tests.support.commands import PATIENCE
 from tests.unit.trainer.support import At, make_trainer, regression
 from trainer import Trainer
 from trainer.callbacks import MLflowLogging, WandbLogging, mlflow_logging, wandb_logging
 from trainer.callbacks.cancel_tags import CancelTags
-
-#: What a thread of a test may take, at most.
-PATIENCE_S = 30.0
 
 
 class Waiting(CancelTags):
@@ -59,7 +57,7 @@ def test_an_answer_ends_the_run_and_a_failure_to_answer_does_not(caplog: pytest.
     asked = threading.Event()
 
     def ask() -> Collection[str]:
-        asked.wait(PATIENCE_S)
+        asked.wait(PATIENCE)
         answer = next(answers)
         if isinstance(answer, Exception):
             raise answer
@@ -67,7 +65,7 @@ def test_an_answer_ends_the_run_and_a_failure_to_answer_does_not(caplog: pytest.
 
     trainer = fit(
         At("on_fit_start", lambda trainer: cancel.watch(ask)),
-        at_step(6, asked.set, lambda: cancel.heard.wait(PATIENCE_S)),
+        at_step(6, asked.set, lambda: cancel.heard.wait(PATIENCE)),
         At("on_train_batch_end", cancel.obey, priority=2),
     )
     assert_cancelled_in_epoch_2(trainer)
@@ -89,10 +87,10 @@ def test_after_the_run_it_asks_no_more_and_without_tags_never() -> None:
         return ["cancel"]
 
     cancel.watch(late)
-    assert answered.wait(PATIENCE_S)
+    assert answered.wait(PATIENCE)
     for thread in threading.enumerate():
         if thread.name == "cancel-tags":
-            thread.join(PATIENCE_S)
+            thread.join(PATIENCE)
     cancel.obey(make_trainer())  # would stop it
     assert asked == []
 
@@ -107,7 +105,7 @@ def test_a_tag_set_in_mlflow_ends_the_run() -> None:
         (run,) = client.search_runs([client.get_experiment_by_name("cancelled").experiment_id])
         client.set_tag(run.info.run_id, "cancel", "")
 
-    trainer = fit(callback, at_step(6, tag, lambda: cancel.heard.wait(PATIENCE_S)))
+    trainer = fit(callback, at_step(6, tag, lambda: cancel.heard.wait(PATIENCE)))
     assert_cancelled_in_epoch_2(trainer)
     (run,) = mlflow_store.client().search_runs(
         [mlflow_store.client().get_experiment_by_name("cancelled").experiment_id]
@@ -152,7 +150,7 @@ def test_a_tag_on_the_page_of_wandb_ends_the_run(tmp_path: Path, monkeypatch: py
     callback, run = WandbLogging("digits", folder=tmp_path, timeout_s=2.5), OnlineRun()
     monkeypatch.setattr(callback, "_open", lambda config: run)
     cancel = callback._cancel = Waiting()
-    trainer = fit(callback, at_step(6, lambda: server.append("cancel"), lambda: cancel.heard.wait(PATIENCE_S)))
+    trainer = fit(callback, at_step(6, lambda: server.append("cancel"), lambda: cancel.heard.wait(PATIENCE)))
     assert_cancelled_in_epoch_2(trainer)
     assert (run.summary["outcome"], run.summary["stop_reason"]) == ("complete", "cancelled")
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.commands import PATIENCE
 from tests.unit.trainer.support import (
     At,
     assert_same,
@@ -84,7 +85,7 @@ class Server:
 
     def hang(self, handler: Any) -> None:
         """Say nothing until the test is over."""
-        self.released.wait(30)
+        self.released.wait(PATIENCE)
 
     def close(self) -> None:
         self.released.set()

@@ -22,6 +22,7 @@ import torch
 import wandb
 
 from tests.support import wandb_file
+from tests.support.commands import PATIENCE
 from tests.unit.trainer.support import (
     At,
     interrupt_at,
@@ -302,7 +303,7 @@ def test_a_terminal_does_not_ask_for_a_key(tmp_path: Path, monkeypatch: pytest.M
         [sys.executable, "-c", ON_A_TERMINAL], stdin=child, stderr=child, stdout=subprocess.PIPE, cwd=tmp_path
     )
     try:
-        output, _ = process.communicate(timeout=60)
+        output, _ = process.communicate(timeout=PATIENCE)
     finally:
         process.kill()
         os.close(parent)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.support.commands import PATIENCE
 from tests.unit.trainer.support import At, assert_same, frozen, make_trainer, regression, run_scripted
 from tests.unit.trainer.test_resume import Run, resumed, uninterrupted
 from trainer import Trainer
@@ -80,7 +81,7 @@ class Gate:
             self.inside += 1
             self.most = max(self.most, self.inside)
             self.begun.set()
-            assert self.open.wait(60)
+            assert self.open.wait(PATIENCE)
             path = original(manager, *arguments)
             self.inside -= 1
             return path
@@ -182,7 +183,7 @@ class TestInTheBackground:
         checkpoint = in_background(tmp_path, monitor="missing", at_steps=[2], every_n_epochs=100)
 
         def until_done(trainer: Any) -> None:
-            deadline = time.monotonic() + 60
+            deadline = time.monotonic() + PATIENCE
             while not checkpoint._writer.done:
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
@@ -394,7 +395,7 @@ def killed_in_the_eighth_file(folder: Path) -> None:
     """A run in a process of its own that gets SIGKILL when half of that file's bytes are written."""
     code = f"from {__name__} import train_until_half_written as train; train({str(folder)!r})"
     process = subprocess.Popen([sys.executable, "-c", code], cwd=ROOT)
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE
     while not (folder / "half").exists():
         assert process.poll() is None
         assert time.monotonic() < deadline

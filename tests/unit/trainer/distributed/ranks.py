@@ -13,10 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from tests.support.commands import PATIENCE
 from tests.support.owners import forked
-
-#: Seconds after which a test counts as one that hangs.
-PATIENCE = 60.0
 
 
 @dataclass
