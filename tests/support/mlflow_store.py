@@ -1,11 +1,13 @@
-"""A local MLflow with its tables made once for all tests of this process: that takes seconds."""
+"""A local MLflow with its tables made once for all tests: that takes seconds."""
 
 from __future__ import annotations
 
 import atexit
+import os
 import shutil
 import tempfile
 from functools import cache
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,23 +16,35 @@ from trainer.callbacks import mlflow_logging
 if TYPE_CHECKING:
     from mlflow import MlflowClient  # takes seconds: it waits until it is needed
 
+#: A SQLite file with this MLflow's tables, to copy; it stays for the processes of all later tests.
+_EMPTY = Path(tempfile.gettempdir()) / f"hpo-tests-{os.getuid()}" / f"mlflow-{version('mlflow-skinny')}.db"
+
 
 @cache
-def _empty() -> Path:
-    """A SQLite file with MLflow's tables, to copy."""
-    from mlflow import MlflowClient
-
+def _folder() -> Path:
+    """This process's own, until it ends."""
     folder = Path(tempfile.mkdtemp(prefix="mlflow-"))
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    with mlflow_logging._sqlalchemys_warning_ignored():
-        mlflow_logging._make_database(MlflowClient, f"sqlite:///{folder / 'empty.db'}")
-    return folder / "empty.db"
+    return folder
+
+
+def _copy_to(file: Path) -> Path:
+    """Put an empty one there, and make the first if there is none yet."""
+    if not _EMPTY.exists():
+        from mlflow import MlflowClient
+
+        made = _folder() / "made.db"
+        with mlflow_logging._sqlalchemys_warning_ignored():
+            mlflow_logging._make_database(MlflowClient, f"sqlite:///{made}")
+        _EMPTY.parent.mkdir(mode=0o700, exist_ok=True)
+        made.replace(_EMPTY)  # whole for whoever looks
+    return Path(shutil.copy(_EMPTY, file))
 
 
 @cache
 def uri() -> str:
     """The tracking URI of a SQLite file that all tests share."""
-    return f"sqlite:///{shutil.copy(_empty(), _empty().with_name('mlflow.db'))}"
+    return f"sqlite:///{_copy_to(_folder() / 'mlflow.db')}"
 
 
 def client(of: str | None = None) -> MlflowClient:
@@ -43,4 +57,4 @@ def client(of: str | None = None) -> MlflowClient:
 def put_copy(folder: Path) -> None:
     """Put an empty ``mlflow.db`` into a folder, where a callback with no tracking URI looks for it."""
     folder.mkdir(parents=True, exist_ok=True)
-    shutil.copy(_empty(), folder / "mlflow.db")
+    _copy_to(folder / "mlflow.db")
