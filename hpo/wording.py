@@ -18,6 +18,11 @@ def shown(value: Any, digits: int = 6) -> str:
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
 
 
+def parameter(value: Any, digits: int = 6) -> str:
+    """A parameter's value: as `shown`, but None by its name in a study file."""
+    return "null" if value is None else shown(value, digits)
+
+
 def percent(share: float) -> str:
     """A share of 1 in percent."""
     return f"{share * 100:.0f} %"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec, uncollected
-from hpo.cli.show import cell, looked_up, param_names, print_json, print_table
+from hpo.cli.show import cell, looked_up, param_cell, param_names, print_json, print_table
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
 from hpo.wording import granted
@@ -73,7 +73,8 @@ def best(
 
 def _print_best(spec: StudySpec, data: dict[str, Any]) -> None:
     rows = [("trial", str(data["trial"])), (spec.study.metric, cell(data["value"]))]
-    rows += _block("parameters", data["params"])
+    params = data["params"]
+    rows += _block("parameters", {name: param_cell(params, name) for name in params})
     rows += _block(f"metrics of epoch {data['epoch']}", data["metrics"])
     kept = data["internals"]
     rows += _block("predictions and internals", {**kept["metrics"], "seed": kept["seed"], **_last_grant(kept)})
@@ -107,7 +108,7 @@ def _print_front(spec: StudySpec, front: list[dict[str, Any]]) -> None:
         (
             str(entry["trial"]),
             *(cell(entry["values"][name]) for name in goals),
-            *(cell(entry["params"].get(name)) for name in names),
+            *(param_cell(entry["params"], name) for name in names),
         )
         for entry in front
     ]

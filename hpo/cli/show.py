@@ -13,7 +13,7 @@ from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFil
 from hpo.console.output import read_by_others
 from hpo.console.slow import slow_steps
 from hpo.errors import InputError
-from hpo.wording import count_of, described_best, granted, percent, shown, study_progress
+from hpo.wording import count_of, described_best, granted, parameter, percent, shown, study_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -180,7 +180,7 @@ def _print_trials(spec: StudySpec, data: Sequence[dict[str, Any]], *, below: str
             entry["outcome"],
             *(cell(value) for value in _values(entry)),
             *([_kept(entry["constraints"])] if bounded else []),
-            *(cell(entry["params"].get(name)) for name in names),
+            *(param_cell(entry["params"], name) for name in names),
             str(entry["epochs"]),
             "-" if entry["duration_s"] is None else f"{entry['duration_s']:.1f}",
             *([" → ".join(_codes(entry)) or "-"] if several else []),
@@ -278,6 +278,11 @@ def print_json(data: Any) -> None:
 
 #: A value as a table shows it.
 cell = partial(shown, digits=4)
+
+
+def param_cell(params: Mapping[str, Any], name: str) -> str:
+    """A trial's parameter; a dash where the trial has none of that name."""
+    return parameter(params[name], digits=4) if name in params else "-"
 
 
 def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]], *, below: str = "") -> None:

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from hpo.storage.grants import Granted, granted_after
-from hpo.wording import reason_of_grant, shown
+from hpo.wording import parameter, reason_of_grant, shown
 
 _BARS: Final = "▁▂▃▄▅▆▇█"
 _ASCII_BARS: Final = "_.-=+*%#"
@@ -273,7 +273,7 @@ def _best(view: StudyView) -> list[RenderableType]:
     for entry in view.best[: _FRONT if view.front else 1]:
         values = entry.get("values") or {next(iter(view.goals)): entry["value"]}
         numbers = ", ".join(f"{name} {shown(value, 5)}" for name, value in values.items())
-        params = "  ".join(f"{name}={shown(value, 4)}" for name, value in entry["params"].items())
+        params = "  ".join(f"{name}={parameter(value, 4)}" for name, value in entry["params"].items())
         lines.append(_line(("best ", "bold"), (f"trial {entry['trial']}, {numbers}", "green"), f"  {params}"))
     if view.front > len(lines):
         lines.append(_line(f"and {view.front - len(lines)} trials more on the Pareto front", style="dim"))

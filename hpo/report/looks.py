@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 from plotly.colors import hex_to_rgb
 
 from hpo.report.snapshot import drawn_text
-from hpo.wording import shown
+from hpo.wording import parameter
 
 # After the palette of Okabe & Ito (2008), safe for people who confuse red and green; the orange is darker
 # than theirs, so that each stands out from white paper and from a dark screen alike (contrast of 3 at least).
@@ -82,7 +82,7 @@ def broken(name: str) -> str:
 
 def described(trial: FrozenTrial) -> str:
     """A trial's parameters as lines of a figure's text."""
-    return "".join(f"<br>{drawn_text(f'{name} = {shown(value)}')}" for name, value in trial.params.items())
+    return "".join(f"<br>{drawn_text(f'{name} = {parameter(value)}')}" for name, value in trial.params.items())
 
 
 def thinned(trials: Sequence[FrozenTrial], most: int) -> list[FrozenTrial]:

@@ -155,9 +155,9 @@ class Compute(OptimizerStep):
             for name, value in extra.items():
                 recorder.record(f"{prefix}_{self._own_name(name)}", value, weight)
         if self._trainer.metrics:
-            targets = _targets(state.batch)
+            compared = _compared(state.outputs, state.batch)
             with torch.no_grad():
-                recorder.measure(prefix, state.outputs, targets, self._samples())
+                recorder.measure(prefix, *compared, self._samples())
 
     def _samples(self) -> float:
         """Samples of the batch; of another process's there are none."""
@@ -173,11 +173,16 @@ class Compute(OptimizerStep):
         return name
 
 
-def _targets(batch: Any) -> Any:
-    """What metrics compare the outputs with: the last part of the batch."""
-    if isinstance(batch, tuple | list):
-        return batch[-1]
-    raise TypeError(
-        f"metrics take (outputs, targets), but a batch is a {type(batch).__name__}, which does not say what its "
-        "targets are: compute them in the step, and return them beside the loss"
-    )
+def _compared(outputs: Any, batch: Any) -> tuple[Any, Any]:
+    """What metrics compare: the outputs, and the last part of the batch."""
+    if not isinstance(batch, tuple | list):
+        raise TypeError(
+            f"metrics take (outputs, targets), but a batch is a {type(batch).__name__}, which does not say what "
+            "its targets are: compute them in the step, and return them beside the loss"
+        )
+    if outputs is None:
+        raise TypeError(
+            "metrics take (outputs, targets), but the step returned no outputs: return them beside the loss, as "
+            "{'loss': loss, 'outputs': outputs}"
+        )
+    return outputs, batch[-1]

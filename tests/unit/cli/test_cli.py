@@ -99,6 +99,18 @@ def test_brackets_in_what_is_shown_are_no_markup(studies: Studies) -> None:
     assert "[red]x[/red]" in shown or "[/bold]" in shown
 
 
+def test_none_is_a_value_and_a_missing_parameter_is_a_dash(studies: Studies) -> None:
+    space = (
+        "search_space={data.note: {type: categorical, choices: [null, other]},"
+        " data.more: {type: int, low: 5, high: 5, when: {data.note: other}}}"
+    )
+    with studies.open("study.n_trials=6", space) as (view,):
+        for _ in range(6):
+            played(view)
+    table = hpo("trials", studies.folder / "study.yaml", space).stdout.splitlines()
+    assert {tuple(line.split()[3:5]) for line in table[2:]} == {("null", "-"), ("other", "5")}
+
+
 @pytest.fixture
 def closed_pipe() -> Iterator[int]:
     """The writing end of a pipe whose reader is gone."""

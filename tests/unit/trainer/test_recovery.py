@@ -254,6 +254,14 @@ class TestRecording:
         with pytest.raises(TypeError, match="compute them in the step"):
             trainer.fit(DataLoader(data, 4))
 
+    def test_metrics_of_a_step_without_outputs_say_what_to_do(self) -> None:
+        def step(model: nn.Module, batch: Any) -> Tensor:
+            return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+        trainer = make_trainer(step=step, metrics={"mae": nn.functional.l1_loss})
+        with pytest.raises(TypeError, match="the step returned no outputs: return them beside the loss"):
+            trainer.fit(regression())
+
 
 class TestOrder:
     @pytest.mark.parametrize("step", [1, 2, 4, 5])
