@@ -51,7 +51,8 @@ def client(of: str | None = None) -> MlflowClient:
     """Reads what is in it, or at another tracking URI."""
     from mlflow import MlflowClient
 
-    return MlflowClient(tracking_uri=of or uri())
+    with mlflow_logging._sqlalchemys_warning_ignored():  # where no other is in this process yet
+        return MlflowClient(tracking_uri=of or uri())
 
 
 def put_copy(folder: Path) -> None:
