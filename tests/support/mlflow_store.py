@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import shutil
 import tempfile
@@ -30,12 +31,13 @@ def _folder() -> Path:
 
 def _copy_to(file: Path) -> Path:
     """Put an empty one there, and make the first if there is none yet."""
-    if not _EMPTY.exists():
-        from mlflow import MlflowClient
+    from mlflow import MlflowClient
 
+    with mlflow_logging._sqlalchemys_warning_ignored():  # once in a process, where this is imported first
+        importlib.import_module("mlflow.store.tracking.sqlalchemy_store")
+    if not _EMPTY.exists():
         made = _folder() / "made.db"
-        with mlflow_logging._sqlalchemys_warning_ignored():
-            mlflow_logging._make_database(MlflowClient, f"sqlite:///{made}")
+        mlflow_logging._make_database(MlflowClient, f"sqlite:///{made}")
         _EMPTY.parent.mkdir(mode=0o700, exist_ok=True)
         made.replace(_EMPTY)  # whole for whoever looks
     return Path(shutil.copy(_EMPTY, file))
@@ -51,8 +53,7 @@ def client(of: str | None = None) -> MlflowClient:
     """Reads what is in it, or at another tracking URI."""
     from mlflow import MlflowClient
 
-    with mlflow_logging._sqlalchemys_warning_ignored():  # where no other is in this process yet
-        return MlflowClient(tracking_uri=of or uri())
+    return MlflowClient(tracking_uri=of or uri())
 
 
 def put_copy(folder: Path) -> None:

@@ -232,7 +232,7 @@ def test_a_database_that_fails_in_the_middle_is_said_once_and_the_next_fit_sends
 def test_without_mlflow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ImportError, match=r"pip install 'hpo-service\[mlflow\]'"):
-        run_scripted([mlflow("p")], [1.0])
+        run_scripted([MLflowLogging("p")], [1.0])
 
 
 @pytest.mark.parametrize(
