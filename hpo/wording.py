@@ -19,8 +19,8 @@ def shown(value: Any, digits: int = 6) -> str:
 
 
 def parameter(value: Any, digits: int = 6) -> str:
-    """A parameter's value: as `shown`, but None by its name in a study file."""
-    return "null" if value is None else shown(value, digits)
+    """A parameter's value: as `shown`, but None, which is a value here, by its name."""
+    return "None" if value is None else shown(value, digits)
 
 
 def percent(share: float) -> str:

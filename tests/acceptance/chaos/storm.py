@@ -33,7 +33,6 @@ from hpo.study.open_study import start_study
 from hpo.study.taking import claimable
 from tests.acceptance.chaos.study import DELAY, MINES, MINES_FILE
 from tests.acceptance.chaos.weather import Fault, Weather, faults
-from tests.support.commands import PATIENCE
 from tests.support.servers import DatabaseServer
 
 _MARK: Final = "CHAOS_STORM"
@@ -325,7 +324,7 @@ class Storm:
     def _wait_for_processes(self) -> None:
         """A study that is over leaves no process behind."""
         self._wake(all_of_them=True)
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + 30
         while left := self._processes():
             if time.monotonic() > deadline:
                 self.record.surprises.append(f"processes are left: {[process.pid for process in left]}")

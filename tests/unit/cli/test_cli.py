@@ -108,7 +108,7 @@ def test_none_is_a_value_and_a_missing_parameter_is_a_dash(studies: Studies) -> 
         for _ in range(6):
             played(view)
     table = hpo("trials", studies.folder / "study.yaml", space).stdout.splitlines()
-    assert {tuple(line.split()[3:5]) for line in table[2:]} == {("null", "-"), ("other", "5")}
+    assert {tuple(line.split()[3:5]) for line in table[2:]} == {("None", "-"), ("other", "5")}
 
 
 @pytest.fixture

@@ -32,10 +32,8 @@ PAIRS: dict[str, tuple[Any, Any]] = {
 }
 
 
-@pytest.mark.parametrize(
-    ("pair", "direction"),
-    [("first rung given", "maximize"), ("first rung found", "minimize"), ("hyperband", "maximize")],
-)
+@pytest.mark.parametrize("pair", PAIRS)
+@pytest.mark.parametrize("direction", ["minimize", "maximize"])
 def test_decisions_are_those_by_whole_trials(
     ready_url: str, pair: str, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
