@@ -33,6 +33,7 @@ class PeakMemory:
     def reset(self) -> None:
         """Forget the peak so far."""
         if self._device.type == "cuda":
+            torch.cuda.init()  # type: ignore[no-untyped-call]  # before that there is nothing to forget
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats(self._device)
         else:

@@ -9,19 +9,16 @@ from typing import Final
 import psutil
 import torch
 
+from hpo.execution.device import spare_contexts
 from hpo.execution.memory import free_share
 
 #: Processes of paused trials that a worker keeps at most.
 MOST: Final = 16
-#: Bytes of main memory that such a process may hold for itself (some 50 MiB are usual), and the share of the
-#: machine's that is to be free.
+#: Bytes of main memory that such a process may hold for itself (some 50 MiB are usual); where it has trained on a
+#: GPU (CUDA then holds some 850 MiB of them on an H200); and the share of the machine's that is to be free.
 _OWN: Final = 256 * 2**20
+_OWN_WITH_CUDA: Final = 1280 * 2**20
 _FREE: Final = 0.25
-#: Bytes that a CUDA context takes of its device, about, and the share of it that contexts may take together.
-_CONTEXT: Final = 512 * 2**20
-_CONTEXTS: Final = 0.05
-#: The share of a device's memory that is to be free for others, as trials are about alike in what they take.
-_FREE_OF_DEVICE: Final = 0.5
 
 
 def release() -> None:
@@ -39,15 +36,13 @@ def room(device: torch.device) -> int:
     Args:
         device: Where its trial trains.
     """
-    if _has_children() or not _is_small():
+    if _has_children():
         return 0
     if device.type == "cuda":
-        free, total = torch.cuda.mem_get_info(device)
-        peak, held = torch.cuda.max_memory_reserved(device), torch.cuda.memory_reserved(device)
-        return min(MOST, contexts(free, total, peak, held))
+        return min(MOST, spare_contexts(device)) if _is_small(_OWN_WITH_CUDA) else 0
     if device.type != "cpu" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0  # it holds memory that is not known
-    return MOST
+    return MOST if _is_small(_OWN) else 0
 
 
 def _has_children() -> bool:
@@ -58,19 +53,5 @@ def _has_children() -> bool:
     return True
 
 
-def _is_small() -> bool:
-    return free_share() >= _FREE and psutil.Process().memory_full_info().uss <= _OWN
-
-
-def contexts(free: int, total: int, peak: int, held: int) -> int:
-    """How many processes may keep a CUDA context while others train; all arguments are bytes of the device.
-
-    Args:
-        free: What nothing has now.
-        total: All of it.
-        peak: What the paused training had at most.
-        held: What this process still has beside its context.
-    """
-    if min(free, total - peak) < _FREE_OF_DEVICE * total:
-        return 0
-    return int(_CONTEXTS * total / (_CONTEXT + held))
+def _is_small(most: int) -> bool:
+    return free_share() >= _FREE and psutil.Process().memory_full_info().uss <= most

@@ -16,7 +16,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, Final
 
 from hpo.execution.limits import kill_group
-from hpo.execution.trial_process import Kept, Orders, TrialProcess
+from hpo.execution.trial_process import Ended, Orders, TrialProcess
 from hpo.storage.ledger import Owner
 
 #: Seconds that a trial's process may take to end when its trial has: threads of the study's may hold it up.
@@ -30,7 +30,7 @@ class Standby:
 
     Attributes:
         process: The process.
-        line: A trial for it and commands go out; `GrantEnds`, and in the end `Ended` or `Kept`, come in.
+        line: A trial for it and commands go out; `GrantEnds`, and in the end `Over`, come in.
         owner: The worker, as this process.
     """
 
@@ -66,9 +66,13 @@ class Processes:
     Args:
         trial: What each of them runs.
         owner: The worker.
+
+    Attributes:
+        room: How many that train nothing there may be on the device beside one that trains, as far as is known.
     """
 
     def __init__(self, trial: TrialProcess, owner: Owner) -> None:
+        self.room = 0
         self._trial = trial
         self._owner = owner
         self._next: Standby | None = None
@@ -101,10 +105,10 @@ class Processes:
         assert waiting is not None
         return waiting
 
-    def keep(self, trial_id: int, process: Standby, room: int) -> None:
+    def keep(self, trial_id: int, process: Standby) -> None:
         """Keep the process of a paused trial, and of those before as many as there is room for: the latest."""
         self._kept[trial_id] = process
-        for oldest in list(self._kept)[:-room]:
+        for oldest in list(self._kept)[: -self.room]:
             self.end(self._kept.pop(oldest))
 
     def end(self, process: Standby) -> None:
@@ -128,7 +132,8 @@ class Processes:
         self._trial.opened.storage.close()  # connections can't be shared
         ours, theirs = _FORK.Pipe()
         of_worker = [ours, *(each.line for each in self._live)]
-        process = _FORK.Process(target=_in_fork, args=(self._trial, of_worker, theirs))
+        starts = self.room > 0 or not self._live
+        process = _FORK.Process(target=_in_fork, args=(self._trial, of_worker, theirs, starts))
         process.start()
         theirs.close()
         assert process.pid is not None
@@ -136,7 +141,9 @@ class Processes:
         return self._live[-1]
 
 
-def _in_fork(trial: TrialProcess, of_worker: list[Connection[Any, Any]], line: Connection[Any, Any]) -> None:
+def _in_fork(
+    trial: TrialProcess, of_worker: list[Connection[Any, Any]], line: Connection[Any, Any], starts: bool
+) -> None:
     for end in of_worker:  # one left open here would hide that the worker has closed it
         end.close()
     os.setpgid(0, 0)  # so that all that it starts can be ended with it
@@ -145,10 +152,12 @@ def _in_fork(trial: TrialProcess, of_worker: list[Connection[Any, Any]], line: C
     trial.peers.fork()  # while this process has one thread
     orders = Orders(line, trial.request)
     try:
+        if starts:
+            trial.start_device()
         given = orders.assignment()
         while given is not None:
-            ended = trial.run(given.lease, orders.extend, given.before_s)
-            line.send(ended)
-            given = orders.assignment() if isinstance(ended, Kept) else None
+            over = trial.run(given.lease, orders.extend, given.before_s)
+            line.send(over)
+            given = orders.assignment() if over.ended is Ended.KEPT else None
     finally:
         trial.peers.close()

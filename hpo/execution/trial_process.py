@@ -25,6 +25,7 @@ from optuna.exceptions import StorageInternalError
 
 from hpo.errors import HpoError, LeaseLostError, OtherCodeError
 from hpo.execution.beating import trial_heartbeat
+from hpo.execution.device import spare_contexts, start
 from hpo.execution.kept import release, room
 from hpo.execution.limits import death_of, oom_kills
 from hpo.execution.messages import Command, Failed, Lost, Message, Started, WorkerOrder, send
@@ -87,23 +88,27 @@ class Extension:
     error: LeaseLostError | StorageInternalError | None = None
 
 
-@dataclass(frozen=True)
-class Kept:
-    """To the worker: the trial has paused, and its process waits for it to resume.
-
-    Attributes:
-        room: How many such processes the worker may keep, this one included.
-    """
-
-    room: int
-
-
 class Ended(Enum):
-    """Why a trial process ends."""
+    """Why a trial process trains no more."""
 
     TRIAL = "it has dealt with its trial"
+    KEPT = "its trial has paused, and it waits for that to resume"
     ASKED = "it was asked to leave"
     FAILED = "it can't continue, and has sent the supervisor the reason"
+
+
+@dataclass(frozen=True)
+class Over:
+    """To the worker: a trial process trains no more.
+
+    Attributes:
+        ended: Why; it ends too, unless it is kept.
+        room: How many processes that train nothing the worker may have on the trial's device beside one that
+            trains, this one included where it is kept.
+    """
+
+    ended: Ended
+    room: int = 0
 
 
 @dataclass
@@ -133,7 +138,7 @@ class TrialProcess:
     def __post_init__(self) -> None:
         self.peers = Peers(self.builder, self.order.slot.devices, partial(_died, oom_kills()))
 
-    def run(self, lease: Lease, extend: Extend, before_s: float = 0.0) -> Ended | Kept:
+    def run(self, lease: Lease, extend: Extend, before_s: float = 0.0) -> Over:
         """Train a trial to its end, to a pause or to a request to stop.
 
         Args:
@@ -160,25 +165,44 @@ class TrialProcess:
         except Exception as error:  # noqa: BLE001 - every error is sent to the supervisor
             print_error(traceback.format_exc())
             fail(self.channel, error)
-            return Ended.FAILED
+            return Over(Ended.FAILED)
         finally:
             show_free(self.pulse)
             storage.close()
         if request.leaving:
-            return Ended.ASKED
-        kept = Kept(self._room()) if has_paused else None
-        return kept if kept is not None and kept.room else Ended.TRIAL
+            return Over(Ended.ASKED)
+        kept = self._room() if has_paused else 0
+        return Over(Ended.KEPT, kept) if kept else Over(Ended.TRIAL, self._spare_contexts())
 
     def _room(self) -> int:
-        """How many processes like this one its worker may keep; 0 where this one is to end.
-
-        A function that trains by itself, and peers, expect a process of their own each time.
-        """
-        if self.peers.size > 1 or self.order.spec.config.objective is not None:
+        """How many processes like this one its worker may keep; 0 where this one is to end."""
+        if not self._starts_device:
             return 0
         self._from_epoch = self._news = None
         release()
-        return room(torch.device(self.order.slot.device))
+        return room(self.device)
+
+    @property
+    def _starts_device(self) -> bool:
+        """Whether a process may hold the device while it trains nothing.
+
+        A function that trains by itself, and peers, expect a process of their own each time.
+        """
+        return self.peers.size == 1 and self.order.spec.config.objective is None
+
+    def _spare_contexts(self) -> int:
+        return spare_contexts(self.device) if self._starts_device else 0
+
+    @property
+    def device(self) -> torch.device:
+        """Where it trains."""
+        return torch.device(self.order.slot.device)
+
+    def start_device(self) -> None:
+        """Start the device before there is a trial, where that finds it as it would without."""
+        # cuBLAS reads once a process what deterministic mode sets.
+        if self._starts_device and not self.order.spec.trainer.deterministic:
+            start(self.device)
 
     def _train(
         self,
@@ -192,10 +216,9 @@ class TrialProcess:
         self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
         epochs = max(reports_of(trial), default=0)
         send(self.channel, Started(trial.number, self._spent(trial), epochs, grants))
-        device = torch.device(self.order.slot.device)
         code = self._code(trial)
         said = partial(_said, extend, news)
-        report = TrialRun(self.opened, trial, code, device, request, self._beat, said, before_s).run()
+        report = TrialRun(self.opened, trial, code, self.device, request, self._beat, said, before_s).run()
         news.finish()
         send(self.channel, report)
         return report

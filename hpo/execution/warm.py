@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import re
 import stat
 import threading
 import traceback
@@ -21,6 +22,8 @@ from hpo.trial.trainer_code import read_hooks
 
 _FDS: Final = Path("/proc/self/fd")
 _TASKS: Final = Path("/proc/self/task")
+#: The thread of NVIDIA's library that counts devices; CUDA itself, which can't be forked, has others beside it.
+_COUNTS_DEVICES: Final = re.compile(r"cuda[0-9a-f]{8,}")
 
 
 def warm_up(spec: StudySpec) -> tuple[Builder, bool]:
@@ -53,7 +56,10 @@ def warm_up(spec: StudySpec) -> tuple[Builder, bool]:
 
 
 def is_forkable() -> bool:
-    """Whether this process runs one thread and has started no accelerator."""
+    """Whether this process runs one thread and has started no accelerator.
+
+    The thread of the library that counts devices, as ``torch.cuda.is_available()`` asks it to, does not matter.
+    """
     if torch.cuda.is_initialized() or torch.xpu.is_initialized():  # type: ignore[no-untyped-call]
         return False
     # Libraries that know about forks (OpenBLAS) end their threads before one, and start them again when needed.
@@ -62,9 +68,11 @@ def is_forkable() -> bool:
         os._exit(0)
     os.waitpid(child, 0)
     try:
-        return len(list(_TASKS.iterdir())) == 1
+        threads = [(task / "comm").read_text().strip() for task in _TASKS.iterdir()]
     except OSError:  # only Linux lists the threads of libraries
         return threading.active_count() == 1
+    counting = [name for name in threads if _COUNTS_DEVICES.fullmatch(name)]
+    return len(threads) - min(1, len(counting)) == 1
 
 
 def _open_files() -> set[tuple[str, int]]:

@@ -37,8 +37,8 @@ from hpo.execution.trial_process import (
     Ended,
     Extension,
     GrantEnds,
-    Kept,
     Orders,
+    Over,
     TrialProcess,
     end_forks_at_sigterm,
     fail,
@@ -155,8 +155,8 @@ class _Worker:
                 self._pulse[PROCESS] = 0.0
 
     def _train_all(self) -> bool:
-        ended: Ended | Kept = Ended.TRIAL
-        while ended is not Ended.FAILED and ended is not Ended.ASKED:
+        ended = Ended.TRIAL
+        while ended in (Ended.TRIAL, Ended.KEPT):
             self._take_as(self._processes.standby())
             lease = self._orphan or self._take()
             if lease is None:
@@ -168,9 +168,10 @@ class _Worker:
                 self._processes.end(process)
                 continue
             self._orphan = None
-            ended = self._train(process, lease)
-            if isinstance(ended, Kept):
-                self._processes.keep(lease.trial_id, process, ended.room)
+            over = self._train(process, lease)
+            ended, self._processes.room = over.ended, over.room
+            if ended is Ended.KEPT:
+                self._processes.keep(lease.trial_id, process)
             else:
                 self._pulse[ENDING] = process.pid
                 self._processes.end(process)
@@ -195,7 +196,7 @@ class _Worker:
         if connection.wait([self._wake], 0) and self._was_terminated():  # while it took the trial
             self._trial.request.leave()
         with contextlib.closing(self._trial.peers):
-            return self._trial.run(lease, partial(self._taker.extended, lease.trial_id)) is not Ended.FAILED
+            return self._trial.run(lease, partial(self._taker.extended, lease.trial_id)).ended is not Ended.FAILED
 
     def _take(self) -> Lease | None:
         """A trial; None where nothing is left to do, or the worker is asked to leave."""
@@ -219,22 +220,22 @@ class _Worker:
             self._opened.storage.forget(self._orphan.trial_id)
             self._orphan = None
 
-    def _train(self, standby: Standby, lease: Lease) -> Ended | Kept:
+    def _train(self, standby: Standby, lease: Lease) -> Over:
         """Let the process train a trial; where it dies, this one dies alike: the supervisor settles the trial."""
         self._pulse[PROCESS] = standby.pid
         self._opened.storage.rest()  # nothing is asked until the grant ends
         with contextlib.suppress(OSError):
             standby.line.send(Assignment(lease, time.monotonic() - self._free_since))
         self._processes.standby()  # for the next trial
-        ended = self._wait(standby, lease)
-        if ended is None:
+        over = self._wait(standby, lease)
+        if over is None:
             standby.process.join()
             die_like(standby.process.exitcode or 0)
         self._free_since = time.monotonic()
         self._opened.storage.forget(lease.trial_id)
-        return ended
+        return over
 
-    def _wait(self, standby: Standby, lease: Lease) -> Ended | Kept | None:
+    def _wait(self, standby: Standby, lease: Lease) -> Over | None:
         """Pass orders on until the process says why it ends; None where it ends without a word."""
         line = standby.line
         while True:
@@ -244,7 +245,7 @@ class _Worker:
                     said = line.recv()
                 except (EOFError, OSError):
                     return None
-                if isinstance(said, Ended | Kept):
+                if isinstance(said, Over):
                     return said
                 self._extend(line, lease, said)
             if self._channel in ready:

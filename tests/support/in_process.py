@@ -141,7 +141,7 @@ class InProcessWorker:
             if isinstance(taken, Wait):
                 self._request.wait(_LOOK)
         trial = TrialProcess(self._order, opened, builder, channel, self._pulse, self._request)
-        return trial.run(taken, partial(taker.extended, taken.trial_id))
+        return trial.run(taken, partial(taker.extended, taken.trial_id)).ended
 
     def _loaded(self) -> Builder:
         builder = Builder(self._order.spec)

@@ -123,7 +123,8 @@ class GradientMonitor(Callback):
         """Keep the place of the first of these norms that is above the threshold, if none was before."""
         above = totals > self.warn_threshold
         places = torch.tensor(self._places).to(totals.device, non_blocking=True)
-        first = places[above.to(torch.uint8).argmax()] * above.any()
+        # Indexing by a number of the device would wait for it.
+        first = places.index_select(0, above.to(torch.uint8).argmax(keepdim=True))[0] * above.any()
         if self._first is not None:
             earlier = self._first.to(totals.device)
             first = torch.where(earlier[1] > 0, earlier, first)

@@ -7,7 +7,6 @@ watched: by a profiler, anomaly detection, a mode that sees functions or operati
 
 from __future__ import annotations
 
-import contextvars
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -128,27 +127,17 @@ _TORCHS = _backward_functions() if all(_is_of_torch(function) for function in _b
 def backward(loss: Tensor) -> None:
     """``loss.backward()``.
 
-    Torch looks for subclasses, several losses and given gradients first; for a plain scalar there are none.
+    Torch looks for subclasses, several losses and given gradients first; for a plain scalar there are none. Where
+    a device has threads of its own it hands the compiler's settings over to them, too: that is left to torch.
     """
     # Not by `vars`, which gives the tensor a dictionary of its own.
     own = getattr(loss.backward, "__func__", None) is not Tensor.backward
     plain = type(loss) is Tensor and not own and not loss.dim() and loss.is_floating_point()
     logs = graph.log.isEnabledFor(logging.DEBUG)
-    if not plain or logs or _backward_functions() != _TORCHS or _is_watched():
+    here = loss.is_cpu and not torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    if not plain or not here or logs or _backward_functions() != _TORCHS or _is_watched():
         loss.backward()  # type: ignore[no-untyped-call]
         return
-    if loss.is_cpu and not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        _run_backward(loss)  # in this thread, which has its context
-        return
-    # As torch does: what was compiled reads the compiler's settings from here, in the threads of a device too.
-    torch._C._stash_obj_in_tls("context", contextvars.copy_context())  # noqa: SLF001
-    try:
-        _run_backward(loss)
-    finally:
-        torch._C._remove_obj_from_tls("context")  # noqa: SLF001
-
-
-def _run_backward(loss: Tensor) -> None:
     keep_graph = create_graph = False
     _ENGINE.run_backward(
         (loss,),

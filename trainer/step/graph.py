@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
@@ -23,6 +24,10 @@ _INSIDE: Final = tuple(
 )
 # Batches that run as they are before the capture: libraries set themselves up, the optimizer makes its state.
 _WARM_UP: Final = 3
+# Batches in a row, each with other settings of the optimizer, after which it is said what that costs.
+_MANY_CHANGES: Final = 10
+
+logger = logging.getLogger(__name__)
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
 
@@ -30,8 +35,19 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 def cuda_capture(work: Callable[[], None]) -> Callable[[], None]:
     """Record what ``work`` launches; the result launches it again."""
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        work()
+    failed: list[Exception] = []
+    try:
+        with torch.cuda.graph(graph):
+            try:
+                work()
+            except Exception as error:
+                failed.append(error)
+                raise
+    except Exception:
+        # The recording, which then can't be ended, raises an error of its own over that of the work.
+        if failed:
+            raise failed[0] from None
+        raise
     return graph.replay
 
 
@@ -41,7 +57,8 @@ class GraphedCompute(Compute):
     The first batches run as usual, then one of their shape is recorded; a batch of another shape, or one of which
     a hook wants to skip something, runs as usual too. Hooks inside the step are called after it, and so may only
     look: those of callbacks that are not ``graph_safe`` are refused. The learning rate becomes a float32 tensor,
-    which a recorded step reads anew each time.
+    which a recorded step reads anew each time. The optimizer's other settings are recorded as they are: where one
+    changes, as a scheduler's momentum does, batches run as usual until it stays, and the step is recorded anew.
 
     Args:
         capture: Records work and returns what replays it.
@@ -62,19 +79,42 @@ class GraphedCompute(Compute):
         self._warm = 0
         self._replay: Callable[[], None] | None = None
         self._shapes: list[tuple[torch.Size, torch.dtype]] = []
+        self._settings: list[dict[str, Any]] = []
+        self._changes = 0
         self._batch: Any = None
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._result: StepResult | None = None
 
     def _run(self, batch: Any) -> None:
         shapes = [(tensor.shape, tensor.dtype) for tensor in tensors_in(batch)]
-        if self._trainer.state.skips or self._warm < _WARM_UP or (self._replay and shapes != self._shapes):
+        changed = self._have_settings_changed()
+        other = self._replay is not None and shapes != self._shapes
+        if self._trainer.state.skips or self._warm < _WARM_UP or changed or other:
             self._warm += 1
             self._run_plainly(batch)
             return
         if self._replay is None:
             self._record_graph(batch, shapes)
         self._replay_graph(batch)
+
+    def _have_settings_changed(self) -> bool:
+        """Whether the optimizer's settings are others than a batch ago; a recording with those is dropped."""
+        before, self._settings = self._settings, _settings_of(self._trainer.optimizer)
+        if before == self._settings:
+            self._changes = 0
+            return False
+        self._replay = None
+        self._changes += 1
+        if self._changes == _MANY_CHANGES:
+            names = {
+                key for old, new in zip(before, self._settings, strict=True) for key in new if old[key] != new[key]
+            }
+            logger.warning(
+                "cuda_graph has no effect while %s of the optimizer changes with each batch: keep it as it is "
+                "(OneCycleLR with cycle_momentum=False), or set cuda_graph to false",
+                " and ".join(sorted(names)),
+            )
+        return True
 
     def _forward(self) -> StepResult:
         result = super()._forward()
@@ -161,6 +201,14 @@ def _check(callbacks: Iterable[Callback], optimizer: Optimizer) -> None:
             f"cuda_graph can't record {type(optimizer).__name__}: use SGD, Adam or AdamW, "
             "or set cuda_graph to false"
         )
+
+
+def _settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
+    """By group, what a recorded step has as plain values."""
+    return [
+        {key: value for key, value in group.items() if key != "params" and not isinstance(value, Tensor)}
+        for group in optimizer.param_groups
+    ]
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> None:

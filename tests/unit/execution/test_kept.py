@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from hpo.execution import kept
-from hpo.execution.kept import MOST, contexts, room
+from hpo.execution.kept import MOST, room
 
 _CPU = torch.device("cpu")
-_GIB = 2**30
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -60,18 +59,3 @@ def test_one_on_a_full_machine_ends(monkeypatch: pytest.MonkeyPatch, free: float
 
 def test_one_on_a_device_of_unknown_memory_ends() -> None:
     assert room(torch.device("meta")) == 0
-
-
-@pytest.mark.parametrize(
-    ("free", "total", "peak", "held", "expected"),
-    [
-        (78, 80, 10, 0, 8),
-        (78, 80, 41, 0, 0),  # the next training may take as much
-        (39, 80, 10, 0, 0),  # others train there
-        (78, 80, 10, 1, 2),  # the study's code holds on to some
-        (23, 24, 2, 0, 2),
-        (7.5, 8, 1, 0, 0),
-    ],
-)
-def test_contexts_take_little_of_a_device(free: float, total: int, peak: int, held: int, expected: int) -> None:
-    assert contexts(int(free * _GIB), total * _GIB, peak * _GIB, held * _GIB) == expected

@@ -20,7 +20,7 @@ from hpo.execution.launchers import preload  # noqa: F401 - workers look for it
 from hpo.execution.messages import Failed
 from hpo.execution.pulse import PROCESS, PULSE_LENGTH
 from hpo.execution.standby import Processes
-from hpo.execution.trial_process import Ended, Extension, GrantEnds
+from hpo.execution.trial_process import Ended, Extension, GrantEnds, Over
 from hpo.execution.worker import _Worker, work
 from hpo.storage.ledger import Lease
 from hpo.storage.optuna_private import known_of
@@ -62,13 +62,16 @@ class Trains:
     def __init__(self, opened: OpenStudy) -> None:
         self.opened, self.request, self.peers = opened, StopRequest(), Peers(Builder(opened.spec), ())
 
-    def run(self, lease: Lease, *_: object) -> Ended:
+    def start_device(self) -> None:
+        """It has none."""
+
+    def run(self, lease: Lease, *_: object) -> Over:
         storage = self.opened.storage
         assert storage.owner is not None
         storage.owner = storage.owner.in_process(os.getpid())
         self.opened.study.tell(begin(self.opened, lease), 1.0)
         storage.close()
-        return Ended.TRIAL
+        return Over(Ended.TRIAL)
 
 
 class Kills(Taker):
@@ -102,12 +105,41 @@ def test_processes_beyond_the_room_end(studies: Studies) -> None:
                 made.append(processes.take(trial_id))
                 pids.append(made[-1].pid)
                 processes.standby()  # forked while the other one trains
-                processes.keep(trial_id, made[-1], room=2)
+                processes.room = 2
+                processes.keep(trial_id, made[-1])
             made[0].process.join(PATIENCE)
             assert [each.process.exitcode for each in made] == [0, None, None]
             assert sorted(processes.owners) == [1, 2]
             assert processes.take(2) is made[2]  # whose trial never ends
         assert not any(map(alive, pids))
+
+
+class Starts(Trains):
+    """Leaves behind that it has started its device."""
+
+    def start_device(self) -> None:
+        (self.opened.spec.folder / f"started-{os.getpid()}").touch()
+
+
+def test_the_next_process_starts_its_device_where_there_is_room_for_another(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial: Any = Starts(view)
+        assert view.storage.owner is not None
+
+        def have_started() -> list[bool]:
+            """Of the processes so far; each is asked once it has come so far that it waits for a trial."""
+            for each in made:
+                each.line.send(None)
+                each.process.join(PATIENCE)
+            return [(view.spec.folder / f"started-{each.pid}").exists() for each in made]
+
+        with contextlib.closing(Processes(trial, view.storage.owner)) as processes:
+            made = []
+            for room in (0, 0, 3, 0):  # nothing trains; what trains has not said; it has said so, and the contrary
+                processes.room = room
+                processes.standby()
+                made.append(processes.take(len(made)))
+            assert have_started() == [True, False, True, False]
 
 
 @contextlib.contextmanager
@@ -152,7 +184,7 @@ def test_a_process_that_dies_before_it_is_handed_a_trial_costs_no_attempt(studie
 class Requeues(Trains):
     """Requeues its trial with an attribute, as after too little memory, and completes it where that is there."""
 
-    def run(self, lease: Lease, *_: object) -> Ended:
+    def run(self, lease: Lease, *_: object) -> Over:
         storage = self.opened.storage
         assert storage.owner is not None
         storage.owner = storage.owner.in_process(os.getpid())
@@ -163,7 +195,7 @@ class Requeues(Trains):
             trial.set_user_attr("parts", 2)
             storage.requeue(lease.trial_id)
         storage.close()
-        return Ended.TRIAL
+        return Over(Ended.TRIAL)
 
 
 def test_a_process_that_was_forked_while_a_trial_trained_knows_what_that_has_stored(studies: Studies) -> None:

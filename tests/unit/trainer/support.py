@@ -128,6 +128,12 @@ for _event in EVENTS:
     setattr(At, _event, _forward(_event))
 
 
+def beside_a_graph(callback: Callback) -> Callback:
+    """A test's callback that only looks, and so may be there where the step is recorded."""
+    callback.graph_safe = True  # type: ignore[misc]
+    return callback
+
+
 class Recorder(Callback):
     """Writes down every event, as ``(label, event)`` where it has a label."""
 

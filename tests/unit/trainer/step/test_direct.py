@@ -321,28 +321,26 @@ class TestWhatWatches:
         make_trainer(model=model, max_epochs=1).fit(regression(8))
         assert not called
 
-    @pytest.mark.parametrize("threads", [False, True])
-    def test_the_compilers_settings_are_there_in_the_backward_and_gone_after_it(
-        self, threads: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """They are handed over where the backward may run in threads of a device; else it has its thread's own."""
-
-        def look(gradient: torch.Tensor) -> None:
-            handed_over = torch._C._is_key_in_tls("context")
-            assert handed_over == threads
-            settings = torch._C._get_obj_in_tls("context") if handed_over else contextvars.copy_context()
-            seen.append(settings.get(setting))
-
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: threads)
+    def test_the_compilers_settings_are_there_in_the_backward(self) -> None:
+        """It runs in the thread that asks for it, which has them."""
         setting: contextvars.ContextVar[str] = contextvars.ContextVar("setting")
         setting.set("kept")
         seen: list[str | None] = []
         weight = torch.ones((), requires_grad=True)
         loss = weight * 2
-        loss.register_hook(look)
+        loss.register_hook(lambda gradient: seen.append(contextvars.copy_context().get(setting)))
         backward(loss)
         assert seen == ["kept"]
-        assert not torch._C._is_key_in_tls("context")
+
+    def test_where_a_device_has_threads_of_its_own_torch_takes_its_path(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It hands the compiler's settings over to them, by functions that its versions do not share."""
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.delattr(direct, "_ENGINE")
+        weight = torch.ones((), requires_grad=True)
+        backward(weight * 2)
+        assert weight.grad == 2
 
 
 @contextlib.contextmanager

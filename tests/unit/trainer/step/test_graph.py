@@ -8,7 +8,15 @@ import pytest
 import torch
 from torch import nn
 
-from tests.unit.trainer.support import At, assert_same, frozen, make_trainer, regression
+from tests.unit.trainer.support import (
+    At,
+    assert_same,
+    beside_a_graph,
+    frozen,
+    make_model,
+    make_trainer,
+    regression,
+)
 from trainer import BatchOptions, Trainer, WholeSet
 from trainer.callbacks import EarlyStopping, GradientMonitor, default_callbacks
 from trainer.step.compute import Compute
@@ -133,6 +141,49 @@ def test_a_batch_of_another_shape_or_with_a_skip_runs_as_usual(stand_in: type[St
     assert trainer.state.step == 8
 
 
+def test_settings_that_change_are_not_those_of_an_old_recording(stand_in: type[StandIn]) -> None:
+    """A recorded step has the momentum of its recording: other ones run as usual, or are recorded anew."""
+    replayed: list[tuple[float, float]] = []
+    recorded_with: list[float] = []
+
+    class Noted(stand_in):  # type: ignore[valid-type, misc]
+        def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+            recorded_with.append(self._trainer.optimizer.param_groups[0]["momentum"])
+            return super().capture(work)
+
+        def _replay_graph(self, batch: Any) -> None:
+            replayed.append((self._trainer.optimizer.param_groups[0]["momentum"], recorded_with[-1]))
+            super()._replay_graph(batch)
+
+    def change(trainer: Any) -> None:
+        trainer.optimizer.param_groups[0]["momentum"] += 0.1
+
+    model = make_model()
+    trainer = graphed(
+        Noted,
+        beside_a_graph(At("on_train_epoch_start", change)),
+        model=model,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.1),
+        max_epochs=3,
+    )
+    trainer.fit(regression(4 * 8))
+    assert replayed == [(value, value) for value in recorded_with for _ in range(7)][2:]
+    assert recorded_with == pytest.approx([0.2, 0.3, 0.4])
+
+
+def test_a_momentum_that_changes_with_each_batch_is_said_to_spoil_the_recording(
+    stand_in: type[StandIn], caplog: pytest.LogCaptureFixture
+) -> None:
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=16)
+    trainer = graphed(stand_in, model=model, optimizer=optimizer, scheduler=cycle, scheduler_interval="step")
+    trainer.fit(regression(4 * 8))
+    assert stand_in.captures == 0
+    (said,) = [record.getMessage() for record in caplog.records if "no effect" in record.getMessage()]
+    assert said.startswith("cuda_graph has no effect while momentum of the optimizer changes with each batch")
+
+
 class TestRefusals:
     def test_on_a_cpu(self) -> None:
         with pytest.raises(ValueError, match="cuda_graph needs a CUDA device, and this run is on cpu"):
@@ -192,8 +243,10 @@ def test_on_a_gpu_no_step_waits_for_the_device(graph: bool) -> None:
         nn.functional.mse_loss,
         callbacks=[
             *default_callbacks(),
-            At("on_train_batch_end", forbid, lambda trainer: trainer.state.batch_index < 8),
-            At("on_train_epoch_end", lambda trainer: torch.cuda.set_sync_debug_mode("default")),
+            beside_a_graph(At("on_train_batch_end", forbid)),
+            beside_a_graph(
+                At("on_train_epoch_end", lambda trainer: torch.cuda.set_sync_debug_mode("default"), priority=-1000)
+            ),
         ],
         cuda_graph=graph,
         batching=BatchOptions(batch_size=4),
