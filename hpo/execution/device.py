@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 from typing import Final
 
 import torch
@@ -13,6 +14,9 @@ _CONTEXT: Final = 800 * 2**20
 _CONTEXTS: Final = 0.05
 #: The share of a device's memory that is to be free for others, as trials are about alike in what they take.
 _FREE: Final = 0.5
+#: CUDA's driver, and its number for the attribute that says how many processes may have a context of a device.
+_DRIVER: Final = "libcuda.so.1"
+_COMPUTE_MODE: Final = 20
 
 
 def start(device: torch.device) -> None:
@@ -23,7 +27,7 @@ def start(device: torch.device) -> None:
     """
     if device.type != "cuda":
         return
-    with contextlib.suppress(RuntimeError), torch.no_grad():
+    with contextlib.suppress(Exception), torch.no_grad():
         weight = torch.nn.Parameter(torch.ones(8, 8, device=device))
         weight.grad = weight @ weight
         torch.optim.AdamW([weight], fused=True).step()
@@ -37,7 +41,7 @@ def spare_contexts(device: torch.device) -> int:
 
     To be asked where a training has ended.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not _is_shared(device):
         return 0
     try:
         free, total = torch.cuda.mem_get_info(device)
@@ -45,6 +49,17 @@ def spare_contexts(device: torch.device) -> int:
     except RuntimeError:  # a kernel has failed, as the trial has said; the context is lost
         return 0
     return contexts(free, total, peak, held)
+
+
+def _is_shared(device: torch.device) -> bool:
+    """Whether several processes may have a context at a time, as GPUs are set up unless someone changes it."""
+    mode = ctypes.c_int()
+    try:
+        driver = ctypes.CDLL(_DRIVER)
+    except OSError:
+        return False
+    failed = driver.cuDeviceGetAttribute(ctypes.byref(mode), _COMPUTE_MODE, device.index or 0)
+    return not failed and mode.value == 0
 
 
 def contexts(free: int, total: int, peak: int, held: int) -> int:

@@ -73,6 +73,7 @@ class Processes:
 
     def __init__(self, trial: TrialProcess, owner: Owner) -> None:
         self.room = 0
+        self._leaves_device = False
         self._trial = trial
         self._owner = owner
         self._next: Standby | None = None
@@ -88,7 +89,7 @@ class Processes:
     def standby(self) -> Standby:
         """The process that waits for the next trial; forked where there is none."""
         if self._next is not None and self._next.has_died:
-            self.end(self._next)
+            self.lose(self._next)
             self._next = None
         if self._next is None:
             self._next = self._forked()
@@ -111,6 +112,11 @@ class Processes:
         for oldest in list(self._kept)[: -self.room]:
             self.end(self._kept.pop(oldest))
 
+    def lose(self, process: Standby) -> None:
+        """End a process that has died before it had a trial; if its device did that, it kills the trial from now on."""
+        self._leaves_device = True
+        self.end(process)
+
     def end(self, process: Standby) -> None:
         """End a process whose trial has ended, or is gone; before another one trains it is gone."""
         process.line.close()
@@ -132,7 +138,7 @@ class Processes:
         self._trial.opened.storage.close()  # connections can't be shared
         ours, theirs = _FORK.Pipe()
         of_worker = [ours, *(each.line for each in self._live)]
-        starts = self.room > 0 or not self._live
+        starts = not self._leaves_device and (self.room > 0 or not self._live)
         process = _FORK.Process(target=_in_fork, args=(self._trial, of_worker, theirs, starts))
         process.start()
         theirs.close()

@@ -165,7 +165,7 @@ class _Worker:
             self._pulse[ENDING] = 0.0
             if self._orphan is None and process.has_died:
                 self._orphan = lease  # it was not handed the trial: another process trains it
-                self._processes.end(process)
+                self._processes.lose(process)
                 continue
             self._orphan = None
             over = self._train(process, lease)

@@ -1,5 +1,8 @@
 """What a process has of a device beside its training; tests/gpu has the real one."""
 
+import ctypes
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,6 +10,27 @@ from hpo.execution import device
 from hpo.execution.device import contexts, spare_contexts, start
 
 _GIB = 2**30
+
+
+class Driver:
+    """Of a GPU in a compute mode: 0 is the usual one, 3 lets one process have a context."""
+
+    def __init__(self, mode: int = 0, failure: int = 0) -> None:
+        self.mode, self.failure = mode, failure
+
+    def cuDeviceGetAttribute(self, place: Any, attribute: int, ordinal: int) -> int:  # noqa: N802 - its name in C
+        assert (attribute, ordinal) == (20, 0)
+        place._obj.value = self.mode  # of a ctypes.byref
+        return self.failure
+
+
+@pytest.fixture(autouse=True)
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that trainings of 2 GiB share."""
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (79 * _GIB, 80 * _GIB))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2 * _GIB)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
 
 
 @pytest.mark.parametrize(
@@ -35,10 +59,23 @@ def test_a_device_that_has_failed_has_no_room(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(("free", "expected"), [(79, 5), (20, 0)])
 def test_room_is_what_the_device_says(monkeypatch: pytest.MonkeyPatch, free: int, expected: int) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * _GIB, 80 * _GIB))
-    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2 * _GIB)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
     assert spare_contexts(torch.device("cuda:0")) == expected
     assert spare_contexts(torch.device("cpu")) == 0
+
+
+def test_a_device_for_one_process_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(mode=3))
+    assert spare_contexts(torch.device("cuda")) == 0
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(failure=101))
+    assert spare_contexts(torch.device("cuda")) == 0
+
+
+def test_without_the_driver_there_is_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise OSError(f"{name}: cannot open shared object file")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    assert spare_contexts(torch.device("cuda")) == 0
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")

@@ -142,6 +142,35 @@ def test_the_next_process_starts_its_device_where_there_is_room_for_another(stud
             assert have_started() == [True, False, True, False]
 
 
+class DiesAtStart(Trains):
+    """Its device ends each process that starts it."""
+
+    def start_device(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Patient(Taker):
+    """Takes a trial once the process that is to train it has died, the first time."""
+
+    def __init__(self, opened: OpenStudy, pulse: list[float]) -> None:
+        super().__init__(opened)
+        self.pulse, self.waited = pulse, False
+
+    def take(self) -> Any:
+        if not self.waited:
+            os.waitid(os.P_PID, int(self.pulse[PROCESS]), os.WEXITED | os.WNOWAIT)
+            self.waited = True
+        return super().take()
+
+
+def test_a_device_that_kills_what_starts_it_is_left_to_the_trial(studies: Studies) -> None:
+    with studies.open("study.n_trials=2") as (view,):
+        pulse = [0.0] * PULSE_LENGTH
+        with worker_of(view, DiesAtStart(view), Patient(view, pulse), pulse) as worker:
+            assert worker.run()
+        assert outcomes_of(view) == [["complete"], ["complete"]]
+
+
 @contextlib.contextmanager
 def worker_of(view: OpenStudy, trial: Any, taker: Taker, pulse: list[float]) -> Iterator[Any]:
     """A worker without a supervisor."""
