@@ -113,7 +113,10 @@ class Processes:
             self.end(self._kept.pop(oldest))
 
     def lose(self, process: Standby) -> None:
-        """End a process that has died before it had a trial; if its device did that, it kills the trial from now on."""
+        """End a process that has died before it had a trial.
+
+        None starts its device ahead again: where that killed this one, it is to be a trial's end, and be counted.
+        """
         self._leaves_device = True
         self.end(process)
 

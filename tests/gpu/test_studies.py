@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -73,8 +74,6 @@ class Pids(Callback):
 
 def run(*arguments: object, code: int = 0, **environment: str) -> Result:
     """The `hpo` command as a process of its own."""
-    import os
-
     ended = subprocess.run(
         [sys.executable, "-m", "hpo", *map(str, arguments)],
         env={**os.environ, **environment},
