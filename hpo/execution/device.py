@@ -8,6 +8,8 @@ from typing import Final
 
 import torch
 
+from hpo.execution.memory import is_ample
+
 #: Bytes that a CUDA context takes of its device, about, with what a first training loads (812 MiB on an H200), and
 #: the share of the device that contexts may take together.
 _CONTEXT: Final = 800 * 2**20
@@ -15,7 +17,7 @@ _CONTEXTS: Final = 0.05
 #: The share of a device's memory that is to be free for others, as trials are about alike in what they take.
 _FREE: Final = 0.5
 #: CUDA's driver, and its number for the attribute that says how many processes may have a context of a device.
-_DRIVER: Final = "libcuda.so.1"
+DRIVER: Final = "libcuda.so.1"
 _COMPUTE_MODE: Final = 20
 
 
@@ -36,26 +38,32 @@ def start(device: torch.device) -> None:
         torch.cuda.empty_cache()
 
 
-def spare_contexts(device: torch.device) -> int:
-    """How many processes may hold a context of a device while others train; 0 where it has none, or has failed.
+def spare_contexts(device: torch.device, *, ends: bool = False) -> int | None:
+    """How many processes may hold a context of a device while others train; 0 where it has failed.
 
     To be asked where a training has ended.
+
+    Args:
+        device: Where it was; None is the answer for one that has no contexts.
+        ends: Whether this process ends, and gives back what it has.
     """
-    if device.type != "cuda" or not _is_shared(device):
+    if device.type != "cuda":
+        return None
+    if not is_ample() or not _is_shared(device):
         return 0
     try:
         free, total = torch.cuda.mem_get_info(device)
         peak, held = torch.cuda.max_memory_reserved(device), torch.cuda.memory_reserved(device)
     except RuntimeError:  # a kernel has failed, as the trial has said; the context is lost
         return 0
-    return contexts(free, total, peak, held)
+    return contexts(free + held, total, peak, 0) if ends else contexts(free, total, peak, held)
 
 
 def _is_shared(device: torch.device) -> bool:
     """Whether several processes may have a context at a time, as GPUs are set up unless someone changes it."""
     mode = ctypes.c_int()
     try:
-        driver = ctypes.CDLL(_DRIVER)
+        driver = ctypes.CDLL(DRIVER)
     except OSError:
         return False
     failed = driver.cuDeviceGetAttribute(ctypes.byref(mode), _COMPUTE_MODE, device.index or 0)

@@ -10,15 +10,14 @@ import psutil
 import torch
 
 from hpo.execution.device import spare_contexts
-from hpo.execution.memory import free_share
+from hpo.execution.memory import is_ample
 
 #: Processes of paused trials that a worker keeps at most.
 MOST: Final = 16
-#: Bytes of main memory that such a process may hold for itself (some 50 MiB are usual); where it has trained on a
-#: GPU (CUDA then holds some 850 MiB of them on an H200); and the share of the machine's that is to be free.
+#: Bytes of main memory that such a process may hold for itself (some 50 MiB are usual), and those where it has
+#: trained on a GPU (CUDA then holds some 850 MiB of them on an H200).
 _OWN: Final = 256 * 2**20
 _OWN_WITH_CUDA: Final = 1280 * 2**20
-_FREE: Final = 0.25
 
 
 def release() -> None:
@@ -39,7 +38,7 @@ def room(device: torch.device) -> int:
     if _has_children():
         return 0
     if device.type == "cuda":
-        return min(MOST, spare_contexts(device)) if _is_small(_OWN_WITH_CUDA) else 0
+        return min(MOST, spare_contexts(device) or 0) if _is_small(_OWN_WITH_CUDA) else 0
     if device.type != "cpu" or torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0  # it holds memory that is not known
     return MOST if _is_small(_OWN) else 0
@@ -54,4 +53,4 @@ def _has_children() -> bool:
 
 
 def _is_small(most: int) -> bool:
-    return free_share() >= _FREE and psutil.Process().memory_full_info().uss <= most
+    return is_ample() and psutil.Process().memory_full_info().uss <= most

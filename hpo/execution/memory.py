@@ -12,6 +12,7 @@ import psutil
 #: Control groups of Linux, version 2, and this process's own; systems without them have no such files.
 _GROUPS: Final = Path("/sys/fs/cgroup")
 _OWN_GROUP: Final = Path("/proc/self/cgroup")
+_AMPLE: Final = 0.25
 
 
 def memory_of(pid: int, trial_pid: int = 0) -> int:
@@ -39,6 +40,11 @@ def _memory(process: psutil.Process) -> int:
         return 0
     # Only Linux knows the proportional share; elsewhere what is this process's alone.
     return int(getattr(info, "pss", info.uss))
+
+
+def is_ample() -> bool:
+    """Whether enough main memory is free for processes that train nothing."""
+    return free_share() >= _AMPLE
 
 
 def free_share() -> float:

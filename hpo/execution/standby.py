@@ -6,6 +6,7 @@ one trains, but not before that is chosen. So as little time as possible lies be
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -19,6 +20,8 @@ from hpo.execution.limits import kill_group
 from hpo.execution.trial_process import Ended, Orders, TrialProcess
 from hpo.storage.ledger import Owner
 
+#: Seconds that a process may take until it waits for a trial; to start CUDA takes half a second.
+_LONGEST_START: Final = 20.0
 #: Seconds that a trial's process may take to end when its trial has: threads of the study's may hold it up.
 _LINGER: Final = 5.0
 _FORK: Final = multiprocessing.get_context("fork")
@@ -30,13 +33,15 @@ class Standby:
 
     Attributes:
         process: The process.
-        line: A trial for it and commands go out; `GrantEnds`, and in the end `Over`, come in.
+        line: A trial for it and commands go out; None once it waits, `GrantEnds`, and in the end `Over`, come in.
         owner: The worker, as this process.
+        waits: Whether it is known to have come so far that it waited for a trial.
     """
 
     process: BaseProcess
     line: Connection[Any, Any]
     owner: Owner
+    waits: bool = False
 
     @property
     def pid(self) -> int:
@@ -48,6 +53,14 @@ class Standby:
     def has_died(self) -> bool:
         """Whether it is gone."""
         return self.process.exitcode is not None
+
+    def is_ready(self) -> bool:
+        """Whether it waits for a trial; not where it has died, or its device does not answer for long."""
+        if not self.waits and self.line.poll(_LONGEST_START):
+            with contextlib.suppress(EOFError, OSError):
+                self.line.recv()
+                self.waits = True
+        return self.waits and not self.has_died
 
     def bury(self) -> None:
         """Wait for its end, and end what its trial has left running."""
@@ -106,18 +119,25 @@ class Processes:
         assert waiting is not None
         return waiting
 
-    def keep(self, trial_id: int, process: Standby) -> None:
+    def keep(self, trial_id: int, process: Standby, room: int) -> None:
         """Keep the process of a paused trial, and of those before as many as there is room for: the latest."""
         self._kept[trial_id] = process
-        for oldest in list(self._kept)[: -self.room]:
+        self.fit(room)
+
+    def fit(self, room: int) -> None:
+        """Note the room there is, and end the oldest processes of paused trials that are beyond it."""
+        self.room = room
+        for oldest in list(self._kept)[: max(0, len(self._kept) - room)]:
             self.end(self._kept.pop(oldest))
 
     def lose(self, process: Standby) -> None:
-        """End a process that has died before it had a trial.
+        """End a process that was not ready for its trial.
 
-        None starts its device ahead again: where that killed this one, it is to be a trial's end, and be counted.
+        None starts its device ahead again where that may be why: what the device does is a trial's end then.
         """
-        self._leaves_device = True
+        self._leaves_device |= not process.waits
+        if not process.has_died:
+            process.process.kill()
         self.end(process)
 
     def end(self, process: Standby) -> None:
@@ -141,7 +161,7 @@ class Processes:
         self._trial.opened.storage.close()  # connections can't be shared
         ours, theirs = _FORK.Pipe()
         of_worker = [ours, *(each.line for each in self._live)]
-        starts = not self._leaves_device and (self.room > 0 or not self._live)
+        starts = not self._leaves_device and (self.room > len(self._kept) or not self._live)
         process = _FORK.Process(target=_in_fork, args=(self._trial, of_worker, theirs, starts))
         process.start()
         theirs.close()
@@ -163,6 +183,7 @@ def _in_fork(
     try:
         if starts:
             trial.start_device()
+        line.send(None)
         given = orders.assignment()
         while given is not None:
             over = trial.run(given.lease, orders.extend, given.before_s)

@@ -104,11 +104,11 @@ class Over:
     Attributes:
         ended: Why; it ends too, unless it is kept.
         room: How many processes that train nothing the worker may have on the trial's device beside one that
-            trains, this one included where it is kept.
+            trains, this one included where it is kept; None where nothing is known of that.
     """
 
     ended: Ended
-    room: int = 0
+    room: int | None = None
 
 
 @dataclass
@@ -190,8 +190,8 @@ class TrialProcess:
         """
         return self.peers.size == 1 and self.order.spec.config.objective is None
 
-    def _spare_contexts(self) -> int:
-        return spare_contexts(self.device) if self._starts_device else 0
+    def _spare_contexts(self) -> int | None:
+        return spare_contexts(self.device, ends=True) if self._starts_device else None
 
     @property
     def device(self) -> torch.device:
@@ -201,7 +201,8 @@ class TrialProcess:
     def start_device(self) -> None:
         """Start the device before there is a trial, where that finds it as it would without."""
         # cuBLAS reads once a process what deterministic mode sets.
-        if self._starts_device and not self.order.spec.trainer.deterministic:
+        deterministic = self.order.spec.trainer.deterministic or torch.are_deterministic_algorithms_enabled()
+        if self._starts_device and not deterministic:
             start(self.device)
 
     def _train(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import re
 import stat
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import torch
 
 from hpo.config.spec import StudySpec
+from hpo.execution.device import DRIVER
 from hpo.study.folders import print_error
 from hpo.trial.builder import Builder
 from hpo.trial.forks import only_in
@@ -22,8 +25,8 @@ from hpo.trial.trainer_code import read_hooks
 
 _FDS: Final = Path("/proc/self/fd")
 _TASKS: Final = Path("/proc/self/task")
-#: The thread of NVIDIA's library that counts devices; CUDA itself, which can't be forked, has others beside it.
-_COUNTS_DEVICES: Final = re.compile(r"cuda[0-9a-f]{8,}")
+#: A thread of NVIDIA's libraries: of the one that counts devices, or of CUDA, which can't be forked.
+_OF_CUDA: Final = re.compile(r"cuda[0-9a-f]{8,}")
 
 
 def warm_up(spec: StudySpec) -> tuple[Builder, bool]:
@@ -63,16 +66,30 @@ def is_forkable() -> bool:
     if torch.cuda.is_initialized() or torch.xpu.is_initialized():  # type: ignore[no-untyped-call]
         return False
     # Libraries that know about forks (OpenBLAS) end their threads before one, and start them again when needed.
-    child = os.fork()
-    if not child:
-        os._exit(0)
-    os.waitpid(child, 0)
+    _in_fork(lambda: True)
     try:
         threads = [(task / "comm").read_text().strip() for task in _TASKS.iterdir()]
     except OSError:  # only Linux lists the threads of libraries
         return threading.active_count() == 1
-    counting = [name for name in threads if _COUNTS_DEVICES.fullmatch(name)]
-    return len(threads) - min(1, len(counting)) == 1
+    others = [name for name in threads if not _OF_CUDA.fullmatch(name)]
+    return len(threads) == 1 or (len(threads) == 2 and len(others) == 1 and _in_fork(_can_start_cuda))
+
+
+def _in_fork(asked: Callable[[], bool]) -> bool:
+    """What a fork of this process answers."""
+    child = os.fork()
+    if not child:
+        answer = False
+        try:
+            answer = asked()
+        finally:
+            os._exit(not answer)
+    return os.waitpid(child, 0)[1] == 0
+
+
+def _can_start_cuda() -> bool:
+    """Whether CUDA's driver starts here: not in a fork of a process that it has started in."""
+    return int(ctypes.CDLL(DRIVER).cuInit(0)) == 0
 
 
 def _open_files() -> set[tuple[str, int]]:

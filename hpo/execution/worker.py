@@ -163,16 +163,18 @@ class _Worker:
                 return True
             process = self._processes.take(lease.trial_id)
             self._pulse[ENDING] = 0.0
-            if self._orphan is None and process.has_died:
+            if not process.is_ready() and self._orphan is None:
                 self._orphan = lease  # it was not handed the trial: another process trains it
                 self._processes.lose(process)
                 continue
             self._orphan = None
             over = self._train(process, lease)
-            ended, self._processes.room = over.ended, over.room
+            ended = over.ended
             if ended is Ended.KEPT:
-                self._processes.keep(lease.trial_id, process)
+                self._processes.keep(lease.trial_id, process, over.room or 0)
             else:
+                if over.room is not None:
+                    self._processes.fit(over.room)
                 self._pulse[ENDING] = process.pid
                 self._processes.end(process)
         return ended is not Ended.FAILED
@@ -247,7 +249,8 @@ class _Worker:
                     return None
                 if isinstance(said, Over):
                     return said
-                self._extend(line, lease, said)
+                if isinstance(said, GrantEnds):
+                    self._extend(line, lease, said)
             if self._channel in ready:
                 self._pass_on(line)
             if self._wake in ready and self._was_terminated():

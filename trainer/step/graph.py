@@ -35,19 +35,21 @@ Capture = Callable[[Callable[[], None]], Callable[[], None]]
 def cuda_capture(work: Callable[[], None]) -> Callable[[], None]:
     """Record what ``work`` launches; the result launches it again."""
     graph = torch.cuda.CUDAGraph()
-    failed: list[Exception] = []
+    first: Exception | None = None
     try:
         with torch.cuda.graph(graph):
             try:
                 work()
             except Exception as error:
-                failed.append(error)
+                first = error
                 raise
     except Exception:
         # The recording, which then can't be ended, raises an error of its own over that of the work.
-        if failed:
-            raise failed[0] from None
-        raise
+        if first is None:
+            raise
+        raise first from None
+    finally:
+        first = None  # which holds what the work holds
     return graph.replay
 
 
@@ -76,11 +78,15 @@ class GraphedCompute(Compute):
         if self._precision.kind == "fp16":
             raise ValueError("cuda_graph can't record the loss scaling of fp16: use precision 'bf16' or 'fp32'")
         make_capturable(self._trainer.optimizer, self._trainer.device)
-        self._warm = 0
+        self._rates = _rates(self._trainer.optimizer)
+        self._settings: list[dict[str, Any]] = []
+        self._warm = self._changes = 0
+        self._drop_recording()
+
+    def _drop_recording(self) -> None:
+        """Give its memory back, too."""
         self._replay: Callable[[], None] | None = None
         self._shapes: list[tuple[torch.Size, torch.dtype]] = []
-        self._settings: list[dict[str, Any]] = []
-        self._changes = 0
         self._batch: Any = None
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._result: StepResult | None = None
@@ -99,22 +105,31 @@ class GraphedCompute(Compute):
 
     def _have_settings_changed(self) -> bool:
         """Whether the optimizer's settings are others than a batch ago; a recording with those is dropped."""
-        before, self._settings = self._settings, _settings_of(self._trainer.optimizer)
-        if before == self._settings:
+        optimizer = self._trainer.optimizer
+        self._keep_rates()
+        before, self._settings = self._settings, _settings_of(optimizer)
+        changed = _changed(before, self._settings)
+        if not changed:
             self._changes = 0
             return False
-        self._replay = None
+        self._drop_recording()
+        make_capturable(optimizer, self._trainer.device)  # what is new in it
+        self._rates, self._settings = _rates(optimizer), _settings_of(optimizer)
         self._changes += 1
         if self._changes == _MANY_CHANGES:
-            names = {
-                key for old, new in zip(before, self._settings, strict=True) for key in new if old[key] != new[key]
-            }
             logger.warning(
                 "cuda_graph has no effect while %s of the optimizer changes with each batch: keep it as it is "
                 "(OneCycleLR with cycle_momentum=False), or set cuda_graph to false",
-                " and ".join(sorted(names)),
+                " and ".join(sorted(changed)),
             )
         return True
+
+    def _keep_rates(self) -> None:
+        """Have learning rates that were replaced where a recorded step reads them."""
+        for group, rate in zip(self._trainer.optimizer.param_groups, self._rates, strict=False):
+            if group["lr"] is not rate:
+                rate.fill_(group["lr"])
+                group["lr"] = rate
 
     def _forward(self) -> StepResult:
         result = super()._forward()
@@ -203,12 +218,35 @@ def _check(callbacks: Iterable[Callback], optimizer: Optimizer) -> None:
         )
 
 
+def _rates(optimizer: Optimizer) -> list[Tensor]:
+    return [group["lr"] for group in optimizer.param_groups]
+
+
 def _settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """By group, what a recorded step has as plain values."""
-    return [
-        {key: value for key, value in group.items() if key != "params" and not isinstance(value, Tensor)}
-        for group in optimizer.param_groups
-    ]
+    """By group, what a recorded step has as it is: numbers, and the places of tensors."""
+    found = []
+    for group in optimizer.param_groups:
+        state = optimizer.state.get(group["params"][0], {}) if group["params"] else {}
+        found.append({**{f"state of {key}": value for key, value in state.items()}, **group})
+    return found
+
+
+def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> set[str]:
+    """Names of the settings that are others than before."""
+    if len(before) != len(now):
+        return {"the groups"}
+    return {
+        key
+        for old, new in zip(before, now, strict=True)
+        for key in old.keys() | new.keys()
+        if not _is_same(old.get(key), new.get(key))
+    }
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    if old is new or isinstance(old, Tensor | list) or isinstance(new, Tensor | list):  # a list has the parameters
+        return old is new
+    return bool(old == new)
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> None:

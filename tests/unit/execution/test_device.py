@@ -26,7 +26,8 @@ class Driver:
 
 @pytest.fixture(autouse=True)
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that trainings of 2 GiB share."""
+    """One that trainings of 2 GiB share, on a machine with memory to spare."""
+    monkeypatch.setattr(device, "is_ample", lambda: True)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (79 * _GIB, 80 * _GIB))
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2 * _GIB)
@@ -60,7 +61,21 @@ def test_a_device_that_has_failed_has_no_room(monkeypatch: pytest.MonkeyPatch) -
 def test_room_is_what_the_device_says(monkeypatch: pytest.MonkeyPatch, free: int, expected: int) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (free * _GIB, 80 * _GIB))
     assert spare_contexts(torch.device("cuda:0")) == expected
-    assert spare_contexts(torch.device("cpu")) == 0
+    assert spare_contexts(torch.device("cpu")) is None
+
+
+def test_what_an_ending_process_has_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its allocator's cache is given back with its end."""
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (39 * _GIB, 80 * _GIB))
+    monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 8 * _GIB)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 8 * _GIB)
+    assert spare_contexts(torch.device("cuda:0")) == 0
+    assert spare_contexts(torch.device("cuda:0"), ends=True) == 5
+
+
+def test_a_machine_without_memory_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "is_ample", lambda: False)
+    assert spare_contexts(torch.device("cuda:0")) == 0
 
 
 def test_a_device_for_one_process_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

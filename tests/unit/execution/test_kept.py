@@ -8,7 +8,7 @@ from multiprocessing.connection import Connection
 import pytest
 import torch
 
-from hpo.execution import kept
+from hpo.execution import kept, memory
 from hpo.execution.kept import MOST, room
 
 _CPU = torch.device("cpu")
@@ -19,7 +19,7 @@ _FORK = multiprocessing.get_context("fork")
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
     """The test's own process is large, and so may others on its machine be."""
     monkeypatch.setattr(kept, "_OWN", sys.maxsize)
-    monkeypatch.setattr(kept, "_FREE", 0.0)
+    monkeypatch.setattr(kept, "is_ample", lambda: True)
 
 
 def room_of_a_fork(*, child: bool = False) -> int:
@@ -52,8 +52,8 @@ def test_one_that_holds_much_ends(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(("free", "expected"), [(0.25, MOST), (0.24, 0)])
 def test_one_on_a_full_machine_ends(monkeypatch: pytest.MonkeyPatch, free: float, expected: int) -> None:
-    monkeypatch.setattr(kept, "_FREE", 0.25)
-    monkeypatch.setattr(kept, "free_share", lambda: free)
+    monkeypatch.setattr(memory, "free_share", lambda: free)
+    monkeypatch.setattr(kept, "is_ample", memory.is_ample)
     assert room_of_a_fork() == expected
 
 

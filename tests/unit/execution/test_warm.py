@@ -1,5 +1,6 @@
 """Which workers can be forked for their trials."""
 
+import ctypes
 import multiprocessing
 import threading
 from multiprocessing.connection import Connection
@@ -20,18 +21,32 @@ def _tell(line: Connection, names: list[str]) -> None:
     line.send(is_forkable())
 
 
+class Driver:
+    """CUDA's, which starts in a fork, or answers that it has started in the process before."""
+
+    def __init__(self, answer: int) -> None:
+        self.answer = answer
+
+    def cuInit(self, flags: int) -> int:  # noqa: N802 - its name in C
+        return self.answer
+
+
 @pytest.mark.parametrize(
-    ("threads", "expected"),
+    ("threads", "answer", "expected"),
     [
-        ([], True),
-        (["python3"], False),
-        (["cuda00001800007"], True),  # seen where NVIDIA's library has counted the devices
-        (["cuda00004c00014", "cuda-EvtHandlr"], False),  # seen where CUDA has started
-        (["cuda00001800007", "cuda00001800008"], False),
-        (["cuda00001800007", "python3"], False),
+        ([], 3, True),  # the driver is not asked
+        (["python3"], 0, False),
+        (["cuda00001800007"], 0, True),  # seen where NVIDIA's library has counted the devices
+        (["cuda00001800007"], 3, False),
+        (["cuda00004c00014", "cuda-EvtHandlr"], 0, False),  # seen where CUDA has started
+        (["cuda00001800007", "cuda00001800008"], 0, False),
+        (["cuda00001800007", "python3"], 0, False),
     ],
 )
-def test_threads_that_do_not_matter_to_a_fork(threads: list[str], *, expected: bool) -> None:
+def test_threads_that_do_not_matter_to_a_fork(
+    monkeypatch: pytest.MonkeyPatch, threads: list[str], answer: int, *, expected: bool
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(answer))
     ours, theirs = _FORK.Pipe()
     process = _FORK.Process(target=_tell, args=(theirs, threads))  # which has no threads of other tests
     process.start()

@@ -26,6 +26,14 @@ from trainer.step.supervised import StepResult
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 
 
+def restore(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Put the numbers of its state back, in the tensors that it has; a recording changes none."""
+    for state, before in zip(optimizer.state.values(), saved["state"].values(), strict=True):
+        for key, value in before.items():
+            if isinstance(value, torch.Tensor):
+                state[key].copy_(value)
+
+
 class StandIn(GraphedCompute):
     """Captures without a GPU: runs the work once and takes its effects back; a replay runs it again.
 
@@ -40,7 +48,7 @@ class StandIn(GraphedCompute):
         saved = copy.deepcopy((trainer.model.state_dict(), trainer.optimizer.state_dict(), torch.get_rng_state()))
         work()
         trainer.model.load_state_dict(saved[0])
-        trainer.optimizer.load_state_dict(saved[1])
+        restore(trainer.optimizer, saved[1])
         torch.set_rng_state(saved[2])
         places = self._results()
 
@@ -169,6 +177,57 @@ def test_settings_that_change_are_not_those_of_an_old_recording(stand_in: type[S
     trainer.fit(regression(4 * 8))
     assert replayed == [(value, value) for value in recorded_with for _ in range(7)][2:]
     assert recorded_with == pytest.approx([0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_a_learning_rate_that_was_replaced_is_read_by_the_recording(
+    stand_in: type[StandIn], as_tensor: bool
+) -> None:
+    read: list[torch.Tensor] = []
+
+    class Noted(stand_in):  # type: ignore[valid-type, misc]
+        def _replay_graph(self, batch: Any) -> None:
+            read.append(self._trainer.optimizer.param_groups[0]["lr"])
+            super()._replay_graph(batch)
+
+    def change(trainer: Any) -> None:
+        rate = 0.01 / (1 + trainer.state.step)
+        trainer.optimizer.param_groups[0]["lr"] = torch.tensor(rate) if as_tensor else rate
+
+    trainer = graphed(Noted, beside_a_graph(At("on_train_batch_start", change)), max_epochs=1)
+    trainer.fit(regression(4 * 8))
+    assert Noted.captures == 1
+    assert len({id(rate) for rate in read}) == 1
+    assert read[0].item() == pytest.approx(0.01 / 8)
+
+
+def test_a_state_that_was_loaded_is_recorded_anew(stand_in: type[StandIn]) -> None:
+    """The recording has the places of the old moments."""
+    reload = At(
+        "on_train_batch_start",
+        lambda trainer: trainer.optimizer.load_state_dict(copy.deepcopy(trainer.optimizer.state_dict())),
+        lambda trainer: trainer.state.step == 6,
+    )
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    trainer = graphed(stand_in, beside_a_graph(reload), model=model, optimizer=optimizer, max_epochs=1)
+    trainer.fit(regression(4 * 12))
+    assert stand_in.captures == 2
+
+
+def test_parameters_that_are_added_are_recorded_too(stand_in: type[StandIn]) -> None:
+    model = make_model()
+    first, *others = model.parameters()
+    optimizer = torch.optim.SGD([first], lr=0.01, momentum=0.9)
+    add = At(
+        "on_train_batch_start",
+        lambda trainer: trainer.optimizer.add_param_group({"params": others, "lr": 0.1}),
+        lambda trainer: trainer.state.step == 6,
+    )
+    trainer = graphed(stand_in, beside_a_graph(add), model=model, optimizer=optimizer, max_epochs=1)
+    trainer.fit(regression(4 * 12))
+    assert stand_in.captures == 2
+    assert all(isinstance(group["lr"], torch.Tensor) for group in optimizer.param_groups)
 
 
 def test_a_momentum_that_changes_with_each_batch_is_said_to_spoil_the_recording(
