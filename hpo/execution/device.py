@@ -44,10 +44,10 @@ def spare_contexts(device: torch.device, *, ends: bool = False) -> int | None:
     To be asked where a training has ended.
 
     Args:
-        device: Where it was; None is the answer for one that has no contexts.
+        device: Where it was; None is the answer for one that has no contexts, or on which nothing was done.
         ends: Whether this process ends, and gives back what it has.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return None
     if not is_ample() or not _is_shared(device):
         return 0

@@ -183,7 +183,8 @@ def _in_fork(
     try:
         if starts:
             trial.start_device()
-        line.send(None)
+        with contextlib.suppress(OSError):  # the worker is gone, as is said below
+            line.send(None)
         given = orders.assignment()
         while given is not None:
             over = trial.run(given.lease, orders.extend, given.before_s)

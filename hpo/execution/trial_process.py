@@ -176,14 +176,14 @@ class TrialProcess:
 
     def _room(self) -> int:
         """How many processes like this one its worker may keep; 0 where this one is to end."""
-        if not self._starts_device:
+        if not self._may_hold_device:
             return 0
         self._from_epoch = self._news = None
         release()
         return room(self.device)
 
     @property
-    def _starts_device(self) -> bool:
+    def _may_hold_device(self) -> bool:
         """Whether a process may hold the device while it trains nothing.
 
         A function that trains by itself, and peers, expect a process of their own each time.
@@ -191,7 +191,7 @@ class TrialProcess:
         return self.peers.size == 1 and self.order.spec.config.objective is None
 
     def _spare_contexts(self) -> int | None:
-        return spare_contexts(self.device, ends=True) if self._starts_device else None
+        return spare_contexts(self.device, ends=True) if self._may_hold_device else None
 
     @property
     def device(self) -> torch.device:
@@ -202,7 +202,7 @@ class TrialProcess:
         """Start the device before there is a trial, where that finds it as it would without."""
         # cuBLAS reads once a process what deterministic mode sets.
         deterministic = self.order.spec.trainer.deterministic or torch.are_deterministic_algorithms_enabled()
-        if self._starts_device and not deterministic:
+        if self._may_hold_device and not deterministic:
             start(self.device)
 
     def _train(

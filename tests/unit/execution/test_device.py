@@ -28,6 +28,7 @@ class Driver:
 def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that trainings of 2 GiB share, on a machine with memory to spare."""
     monkeypatch.setattr(device, "is_ample", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (79 * _GIB, 80 * _GIB))
     monkeypatch.setattr(torch.cuda, "max_memory_reserved", lambda device: 2 * _GIB)
@@ -71,6 +72,11 @@ def test_what_an_ending_process_has_is_room(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 8 * _GIB)
     assert spare_contexts(torch.device("cuda:0")) == 0
     assert spare_contexts(torch.device("cuda:0"), ends=True) == 5
+
+
+def test_a_device_that_the_trial_has_not_used_is_not_started_to_be_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert spare_contexts(torch.device("cuda:0")) is None
 
 
 def test_a_machine_without_memory_has_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
