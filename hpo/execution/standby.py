@@ -125,7 +125,7 @@ class Processes:
         self.fit(room)
 
     def fit(self, room: int) -> None:
-        """Note the room there is, and end the oldest processes of paused trials that are beyond it."""
+        """Note the room there is, and end the oldest processes of paused trials that are more than it holds."""
         self.room = room
         for oldest in list(self._kept)[: max(0, len(self._kept) - room)]:
             self.end(self._kept.pop(oldest))

@@ -107,8 +107,7 @@ class GraphedCompute(Compute):
         """Whether the optimizer's settings are others than a batch ago; a recording with those is dropped."""
         optimizer = self._trainer.optimizer
         self._keep_rates()
-        before, self._settings = self._settings, _settings_of(optimizer)
-        changed = _changed(before, self._settings)
+        changed = _changed(self._settings, optimizer)
         if not changed:
             self._changes = 0
             return False
@@ -223,30 +222,32 @@ def _rates(optimizer: Optimizer) -> list[Tensor]:
 
 
 def _settings_of(optimizer: Optimizer) -> list[dict[str, Any]]:
-    """By group, what a recorded step has as it is: numbers, and the places of tensors."""
-    found = []
-    for group in optimizer.param_groups:
-        state = optimizer.state.get(group["params"][0], {}) if group["params"] else {}
-        found.append({**{f"state of {key}": value for key, value in state.items()}, **group})
+    """What a recorded step has as it is: each group, and the state of its first parameter."""
+    return [dict(each) for group in optimizer.param_groups for each in (group, _first_state(optimizer, group))]
+
+
+def _first_state(optimizer: Optimizer, group: dict[str, Any]) -> dict[str, Any]:
+    return optimizer.state.get(group["params"][0], {}) if group["params"] else {}
+
+
+def _changed(before: list[dict[str, Any]], optimizer: Optimizer) -> set[str]:
+    """Names of the settings that are others than before; asked with each batch, so nothing is copied."""
+    groups = optimizer.param_groups
+    if len(before) != 2 * len(groups):
+        return {"the groups"}
+    found = set()
+    for index, group in enumerate(groups):
+        for old, now in ((before[2 * index], group), (before[2 * index + 1], _first_state(optimizer, group))):
+            for key, value in now.items():
+                if value is not old.get(key) and not _is_same(old.get(key), value):
+                    found.add(key)
     return found
 
 
-def _changed(before: list[dict[str, Any]], now: list[dict[str, Any]]) -> set[str]:
-    """Names of the settings that are others than before."""
-    if len(before) != len(now):
-        return {"the groups"}
-    return {
-        key
-        for old, new in zip(before, now, strict=True)
-        for key in old.keys() | new.keys()
-        if not _is_same(old.get(key), new.get(key))
-    }
-
-
 def _is_same(old: Any, new: Any) -> bool:
-    if old is new or isinstance(old, Tensor | list) or isinstance(new, Tensor | list):  # a list has the parameters
-        return old is new
-    return bool(old == new)
+    """Of two that are not one object; the list is that of the parameters."""
+    places = (Tensor, list)
+    return not isinstance(old, places) and not isinstance(new, places) and bool(old == new)
 
 
 def make_capturable(optimizer: Optimizer, device: torch.device) -> None:

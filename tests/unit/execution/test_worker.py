@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from hpo.errors import LeaseLostError, StudyError
+from hpo.execution import standby
 from hpo.execution.launchers import preload  # noqa: F401 - workers look for it
 from hpo.execution.messages import Failed
 from hpo.execution.pulse import PROCESS, PULSE_LENGTH
@@ -166,6 +167,24 @@ def test_a_device_that_kills_what_starts_it_is_left_to_the_trial(studies: Studie
     with studies.open("study.n_trials=2") as (view,):
         pulse = [0.0] * PULSE_LENGTH
         with worker_of(view, DiesAtStart(view), Patient(view, pulse), pulse) as worker:
+            assert worker.run()
+        assert outcomes_of(view) == [["complete"], ["complete"]]
+
+
+class Hangs(Trains):
+    """Its device does not answer."""
+
+    def start_device(self) -> None:
+        signal.pause()
+
+
+def test_a_device_that_does_not_answer_is_left_to_the_trial(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(standby, "_LONGEST_START", 0.5)
+    with studies.open("study.n_trials=2") as (view,):
+        pulse = [0.0] * PULSE_LENGTH
+        with worker_of(view, Hangs(view), Taker(view), pulse) as worker:
             assert worker.run()
         assert outcomes_of(view) == [["complete"], ["complete"]]
 
