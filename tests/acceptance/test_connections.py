@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import threading
 from pathlib import Path
 from typing import Self
@@ -26,6 +25,7 @@ from tests.support.commands import (
     values,
     wait_until,
 )
+from tests.support.forked_program import ForkedProgram
 from tests.support.servers import PostgresServer
 
 pytestmark = pytest.mark.skipif(pooler_program() is None, reason="no pgbouncer here: apt-get install pgbouncer")
@@ -57,13 +57,13 @@ class Watch:
                 self.most = max(self.most, conn.execute(self._query, {"name": self._name}).scalar() or 0)
 
 
-def poolers(process: subprocess.Popen[str]) -> list[psutil.Process]:
+def poolers(process: ForkedProgram) -> list[psutil.Process]:
     """The pgbouncer that a command has started."""
     children = psutil.Process(process.pid).children(recursive=True)
     return [child for child in children if child.name() == "pgbouncer"]
 
 
-def running(study: Path, *options: str, count: int) -> subprocess.Popen[str]:
+def running(study: Path, *options: str, count: int) -> ForkedProgram:
     """A run with workers that all wait in their second epoch."""
     process = start_hpo("run", study, "--workers", count, *options)
     wait_until(lambda: epochs_trained(study) == [1] * count)

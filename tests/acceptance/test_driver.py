@@ -24,6 +24,7 @@ from tests.support.commands import (
     start_hpo,
     wait_until,
 )
+from tests.support.forked_program import ForkedProgram
 from tests.support.local_agents import found, none_left
 
 #: Two agents of one worker each.
@@ -47,7 +48,7 @@ def let_train(study: Path) -> None:
     study.with_name("go").touch()
 
 
-def end_of(process: subprocess.Popen[str]) -> tuple[str, str]:
+def end_of(process: ForkedProgram) -> tuple[str, str]:
     out, errors = process.communicate(timeout=PATIENCE)
     return out, errors
 
@@ -99,7 +100,7 @@ def test_the_same_command_finds_the_agents_of_a_driver_that_left_or_was_killed(s
     assert hpo_json("status", study)["outcomes"]["complete"] == 6
 
 
-def found_again(driver: subprocess.Popen[str]) -> set[str]:
+def found_again(driver: ForkedProgram) -> set[str]:
     """The agents that a driver says it has found."""
     assert driver.stdout is not None
     lines = [next(driver.stdout) for _ in range(6)]

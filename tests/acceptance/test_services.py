@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import wandb_file
-from tests.support.commands import PATIENCE, STUDY, hpo, hpo_json, make_study, start_hpo
+from tests.support.commands import PATIENCE, STUDY, hpo, hpo_json, make_study, start_hpo, start_program
 
 
 def get(address: str) -> Any:
@@ -23,7 +23,7 @@ def get(address: str) -> Any:
 def test_the_dashboard_shows_the_curves_that_were_reported(tmp_path: Path) -> None:
     study = make_study(tmp_path)
     hpo("run", study, "--n-trials", 2)
-    process = start_hpo("dashboard", study, "--port", 0)
+    process = start_program("dashboard", study, "--port", 0)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()

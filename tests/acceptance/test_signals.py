@@ -20,6 +20,7 @@ from tests.support.commands import (
     ledger_of,
     make_study,
     start_hpo,
+    start_program,
     wait_until,
 )
 
@@ -93,7 +94,7 @@ def test_ctrl_c_while_libraries_are_loaded_shows_no_traceback(
     tmp_path: Path, library: str, on: tuple[str, ...]
 ) -> None:
     study = make_study(tmp_path)
-    process = start_hpo("run", study, *on)
+    process = start_program("run", study, *on)
     wait_until(lambda: library in Path(f"/proc/{process.pid}/maps").read_text())
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: to the fork server as well
     printed, errors = process.communicate(timeout=PATIENCE)
@@ -104,7 +105,7 @@ def test_ctrl_c_while_libraries_are_loaded_shows_no_traceback(
 
 def test_ctrl_c_while_a_driver_checks_the_study_shows_no_traceback(tmp_path: Path) -> None:
     study = make_study(tmp_path, code=f"open('{tmp_path}/imported', 'w')\nimport time\ntime.sleep(600)\n{MODEL}")
-    process = start_hpo("run", study, "--on", "local")
+    process = start_program("run", study, "--on", "local")
     wait_until((tmp_path / "imported").exists)
     os.killpg(process.pid, signal.SIGINT)
     printed, errors = process.communicate(timeout=PATIENCE)
@@ -124,7 +125,7 @@ def _fork_server_that(does: str, folder: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_ctrl_c_while_the_fork_server_imports_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begins, waits = f"open('{tmp_path}/imports', 'w')", "while os.getppid() == starter: time.sleep(0.01)"
     study = _fork_server_that(f"starter = os.getppid()\n{begins}\n{waits}", tmp_path, monkeypatch)
-    process = start_hpo("run", study)
+    process = start_program("run", study)
     wait_until((tmp_path / "imports").exists)
     assert process.stderr is not None
     assert process.stderr.readline() == _SLOW  # by now it waits for that server
@@ -136,7 +137,7 @@ def test_ctrl_c_while_the_fork_server_imports_is_heard(tmp_path: Path, monkeypat
 def test_a_fork_server_that_dies_while_it_imports_is_an_error_with_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = start_hpo("run", _fork_server_that("os.kill(os.getpid(), 9)", tmp_path, monkeypatch))
+    process = start_program("run", _fork_server_that("os.kill(os.getpid(), 9)", tmp_path, monkeypatch))
     _, errors = process.communicate(timeout=PATIENCE)
     assert process.returncode == 3
     assert "the process that checks the study can't be started: " in errors

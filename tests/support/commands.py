@@ -21,6 +21,7 @@ from hpo.config.spec import load_spec
 from hpo.config.study_modules import forget_modules
 from hpo.storage.ledger import Attempt, attempts
 from hpo.study.open_study import load_study
+from tests.support.forked_program import ForkedProgram
 
 #: Seconds that a test waits at most: on a machine that is busy with other tests a program takes long to start.
 PATIENCE: Final = 240.0
@@ -180,8 +181,13 @@ def hpo_json(*arguments: object) -> Any:
     return json.loads(hpo(*arguments, "--json").stdout, parse_constant=refuse)
 
 
-def start_hpo(*arguments: object) -> subprocess.Popen[str]:
-    """Start the command in a session of its own."""
+def start_hpo(*arguments: object) -> ForkedProgram:
+    """Start the command in a process and a session of its own, which has its imports from here."""
+    return ForkedProgram(["-m", "hpo", *map(str, arguments)])
+
+
+def start_program(*arguments: object) -> subprocess.Popen[str]:
+    """Start the command as a person does, in a session of its own: where its imports are the point."""
     return subprocess.Popen(
         [sys.executable, "-m", "hpo", *map(str, arguments)],
         stdout=subprocess.PIPE,
@@ -215,7 +221,7 @@ def descendants(pid: int) -> list[int]:
     return [pid, *(child.pid for child in parent.children(recursive=True))]
 
 
-def kill_all(process: subprocess.Popen[str]) -> None:
+def kill_all(process: ForkedProgram | subprocess.Popen[str]) -> None:
     """SIGKILL the command and everything it has started, as a power failure would."""
     pids: set[int] = set()
     while new := set(descendants(process.pid)) - pids:  # one that is stopped starts no other meanwhile

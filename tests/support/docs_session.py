@@ -8,7 +8,6 @@ import re
 import shlex
 import shutil
 import signal
-import subprocess
 import sys
 import tomllib
 import urllib.request
@@ -28,6 +27,7 @@ from hpo.cli.app import app
 from hpo.config.spec import load_spec
 from hpo.config.yaml_source import parse_value
 from tests.support.commands import PATIENCE, Result, hpo, start_hpo
+from tests.support.forked_program import ForkedProgram
 
 ROOT: Final = Path(__file__).parents[2]
 _BLOCK: Final = re.compile(
@@ -193,8 +193,9 @@ class Session:
 
     def _python(self, words: list[str], how: str, shown: list[str]) -> None:
         if words[:2] == ["-m", "torch.distributed.run"] or (words[0] != "-m" and how != "parse"):
-            done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-            assert done.returncode == 0, done.stderr
+            process = ForkedProgram(words)
+            _, errors = process.communicate()
+            assert process.returncode == 0, errors
 
     def _with_real_places(self, text: str) -> str:
         """The text with a database and a shared folder that are there."""

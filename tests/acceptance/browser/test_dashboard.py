@@ -26,9 +26,9 @@ from tests.support.commands import PATIENCE, make_study, start_hpo
 from tests.support.studies import ask
 
 if TYPE_CHECKING:
-    import subprocess
-
     from playwright.sync_api import Page
+
+    from tests.support.forked_program import ForkedProgram
 
 TRIALS = 4
 #: What Chromium says on its console of an answer that the test asks for.
@@ -96,7 +96,7 @@ def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def started(study: Path, *options: str) -> tuple[Dashboard, subprocess.Popen[str]]:
+def started(study: Path, *options: str) -> tuple[Dashboard, ForkedProgram]:
     process = start_hpo("dashboard", study, "--port", 0, *options)
     assert process.stdout is not None
     found = re.match(r"dashboard of tiny: ((http://[^/]+)/\S+)\n", process.stdout.readline())

@@ -1,0 +1,193 @@
+"""A Python program, such as the command `hpo`, as a process of its own that has no library left to import.
+
+It is forked from the server that this process's workers are forked from, and its own fork server is a fork of it:
+to import torch, once for each of the two, takes seconds of a processor, which are not what a test is about. Where
+the start of a program is the point, it is started as one; see `tests.support.commands.start_program`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import multiprocessing.process
+import multiprocessing.util
+import os
+import resource
+import runpy
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from multiprocessing import forkserver, resource_tracker
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import TracebackType
+from typing import IO, NoReturn, Self
+
+from hpo.execution.launchers.large_pages import forget
+from tests.support.owners import forked
+
+_spawn = multiprocessing.util.spawnv_passfds
+#: What multiprocessing takes a program's first process for; it has no name, and this module is imported in one.
+_First = type(multiprocessing.current_process())
+
+
+class ForkedProgram:
+    """A program that runs, or has run, with the methods of `subprocess.Popen` that tests use.
+
+    Args:
+        words: What follows `python`: `-m` and a module or a script's path, and arguments.
+
+    Attributes:
+        pid: Its process, which leads a session of its own.
+        stdout: What it prints.
+        stderr: What it says.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        (out, to_out), (err, to_err) = forked.Pipe(duplex=False), forked.Pipe(duplex=False)
+        self._process = forked.Process(
+            target=_run, args=(words, dict(os.environ), str(Path.cwd()), to_out, to_err), daemon=True
+        )
+        self._process.start()
+        to_out.close()
+        to_err.close()
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+        self.stdout, self.stderr = _opened(out), _opened(err)
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code; less than zero is a signal's number."""
+        return self._process.exitcode
+
+    def poll(self) -> int | None:
+        """Its exit code, or None while it runs."""
+        return self._process.exitcode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait until it has ended; its exit code."""
+        self._process.join(timeout)
+        if self._process.exitcode is None:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0)
+        return self._process.exitcode
+
+    def communicate(self, timeout: float | None = None) -> tuple[str, str]:
+        """Wait until it has ended; what it has printed and said since somebody read that."""
+        pool = ThreadPoolExecutor(2)
+        try:
+            texts = [pool.submit(_rest, stream) for stream in (self.stdout, self.stderr)]
+            out, err = (text.result(timeout) for text in texts)
+        except TimeoutError:
+            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0) from None
+        finally:
+            pool.shutdown(wait=False)
+        self.wait(timeout)
+        return out, err
+
+    def send_signal(self, number: int) -> None:
+        """Send it a signal, if it still runs."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """Send it SIGTERM."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """Send it SIGKILL."""
+        self.send_signal(signal.SIGKILL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stdout.close()
+        self.stderr.close()
+        self.wait()
+
+
+def _opened(pipe: Connection) -> IO[str]:
+    with pipe:
+        return os.fdopen(os.dup(pipe.fileno()), encoding="utf-8")
+
+
+def _rest(stream: IO[str]) -> str:
+    if stream.closed:
+        return ""
+    with stream:
+        return stream.read()
+
+
+def _run(
+    words: Sequence[str], environment: Mapping[str, str], folder: str, out: Connection, err: Connection
+) -> NoReturn:
+    """What a new program does, as far as a fork can: with this environment, in this folder, a child of none."""
+    os.setsid()
+    for pipe, number in ((out, 1), (err, 2)):
+        os.dup2(pipe.fileno(), number)
+        pipe.close()
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    tempfile.tempdir = None
+    for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
+        signal.signal(each, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    _forget_the_server()
+    multiprocessing.util.spawnv_passfds = _fork_or_spawn
+    try:
+        if words[0] == "-m":
+            sys.argv = [*words[1:]]
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = [*words]
+            sys.path.insert(0, str(Path(words[0]).parent.resolve()))
+            runpy.run_path(words[0], run_name="__main__")
+    finally:
+        atexit._run_exitfuncs()
+    raise SystemExit
+
+
+def _forget_the_server() -> None:
+    """Make multiprocessing take this process for a program's first."""
+    for number in (forkserver._forkserver._forkserver_alive_fd, resource_tracker._resource_tracker._fd):
+        if number is not None:
+            os.close(number)
+    forkserver._forkserver.__init__()
+    resource_tracker._resource_tracker.__init__()
+    multiprocessing.process._current_process = _First()
+    multiprocessing.process._parent_process = None
+
+
+def _fork_or_spawn(path: bytes, words: Sequence[str], passed: Sequence[int]) -> int:
+    """Start one of multiprocessing's own programs: a fork server as a fork."""
+    if "multiprocessing.forkserver" not in words[-1]:
+        return _spawn(path, words, passed)
+    if pid := os.fork():
+        return pid
+    code = 1
+    try:
+        for number in set(signal.valid_signals()) - {signal.SIGKILL, signal.SIGSTOP}:
+            if callable(signal.getsignal(number)):
+                signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for low, high in pairwise([2, *sorted(passed), resource.getrlimit(resource.RLIMIT_NOFILE)[0]]):
+            os.closerange(low + 1, high)
+        forkserver._forkserver.__init__()
+        resource_tracker._resource_tracker.__init__()
+        forget()
+        sys.argv = ["-c"]
+        exec(words[-1], {"__name__": "__main__"})
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else 0
+    finally:
+        os._exit(code)
