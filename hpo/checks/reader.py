@@ -31,8 +31,7 @@ class Reader:
     @property
     def epochs(self) -> int | None:
         """Epochs of a trial, where they are known and the same for all trials."""
-        lengths = ("trainer.max_epochs", "trainer.max_steps", "trainer.validate_every")
-        return None if any(path in self.space for path in lengths) else self.spec.trainer.known_epochs
+        return self.spec.trial_epochs if self.space else self.spec.trainer.known_epochs
 
     def number(self, *keys: str) -> int | float | None:
         """The base config's number there; None where there is none, or another one is searched."""

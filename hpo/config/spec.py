@@ -147,6 +147,16 @@ class StudySpec:
         and there is no `search_space`. Then its parameters have names of its own, and no place in the config."""
         return self.config.objective is not None and not self.search_space
 
+    @property
+    def trial_epochs(self) -> int | None:
+        """Epochs of a whole trial, where they are the same for all trials and known; else None."""
+        written = self._raw.get("trainer") or {}
+        for name in ("max_epochs", "max_steps", "validate_every"):
+            taken = any(f"${{{path}}}" in str(written.get(name)) for path in self.search_space)
+            if taken or f"trainer.{name}" in self.search_space:
+                return None
+        return None if "trainer" in self.search_space else self.trainer.known_epochs
+
     def is_fixed(self, section: str) -> bool:
         """Whether a section is the same for every trial: nothing of it is searched, and nothing interpolated."""
         searched = any(split_path(path)[0] == section for path in self.search_space)

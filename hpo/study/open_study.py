@@ -210,8 +210,8 @@ def start_study(
     opened = replace(opened, notes=[*widened, *accepted, *begin(spec, space, storage, study)])
     if set_budget and isinstance(sampler, ExhaustiveSampler):  # a baseline stands beside the grid's points
         storage.set_budget(opened.study_id, budget_of(spec, study))
-    if spec.trainer.known_epochs is not None:
-        study.set_user_attr(MAX_EPOCHS_ATTR, spec.trainer.known_epochs)
+    if study.user_attrs.get(MAX_EPOCHS_ATTR) != spec.trial_epochs:
+        study.set_user_attr(MAX_EPOCHS_ATTR, spec.trial_epochs)
     return opened
 
 

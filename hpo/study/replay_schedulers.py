@@ -219,7 +219,7 @@ def _standing(
         now,
         read=lambda: imported,
         read_columns=None,
-        horizon=now.horizon or spec.trainer.known_epochs,
+        horizon=now.horizon or spec.trial_epochs,
         seed=spec.seed + order,
         planned=workers,
         n_trials=n_trials,

@@ -157,7 +157,7 @@ def _replayed(opened: OpenStudy, curves: list[Curve], spec: StudySpec, order: in
         direction=spec.study.direction,
         workers=workers,
         speed_seed=order if workers > 1 else None,
-        max_epochs=opened.study.user_attrs.get(MAX_EPOCHS_ATTR, spec.trainer.known_epochs),
+        max_epochs=opened.study.user_attrs.get(MAX_EPOCHS_ATTR, spec.trial_epochs),
         study_name=spec.study.name,
     )
     return replay(curves, make_pruner(spec), setting, rows)

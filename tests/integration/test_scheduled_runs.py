@@ -13,6 +13,7 @@ from hpo.storage.grants import grants_of
 from hpo.storage.lineage import epochs_trained
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.ranking import is_feasible
+from tests.support.commands import STUDY
 from tests.support.studies import Studies
 
 _EPOCHS = 30
@@ -61,6 +62,25 @@ def test_the_epochs_are_spent_exactly(scheduled: tuple[str, ...], workers: int, 
     assert hpo.best_params(view.spec.path, list(scheduled)) == next(
         trial.params for trial in trials if best in trial.intermediate_values.values()
     )
+    view.storage.close()
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("searched", ["trainer.max_epochs", "model.hidden"])
+def test_where_the_length_of_a_trial_is_searched_the_config_does_not_say_it(
+    scheduled: tuple[str, ...], searched: str, studies: Studies
+) -> None:
+    length = "3" if searched == "trainer.max_epochs" else '"${model.hidden}"'
+    text = STUDY.replace("max_epochs: 3", f"max_epochs: {length}").replace(
+        "model.hidden: {type: int, low: 2, high: 8}", f"{searched}: {{type: int, low: 6, high: 9}}"
+    )
+    studies.spec(text=text)
+    overrides = [each for each in scheduled if "max_epochs" not in each]
+    view = run(studies, *overrides, f"study.epochs={_EPOCHS}")
+    trials = view.study.get_trials()
+    assert trained(view) == _EPOCHS
+    assert any(len(grants_of(trial)) > 1 for trial in trials)
+    assert all(epochs_trained(trial) <= trial.params[searched] for trial in trials)
     view.storage.close()
 
 

@@ -81,6 +81,11 @@ class Freeze(Callback):
             self._check_held(trainer, found)
         self._settle(trainer)
 
+    def on_train_epoch_start(self, trainer: TrainerView) -> None:
+        """Freeze or unfreeze before the epoch's first forward pass, which a step of its own makes first of all."""
+        if self._is_due(trainer) is not self._frozen:
+            self._settle(trainer)
+
     def on_before_zero_grad(self, trainer: TrainerView) -> None:
         """Freeze or unfreeze where that is due; gradients that add up to one step all know the same parts."""
         if not self._checked or self._is_due(trainer) is not self._frozen:

@@ -97,7 +97,8 @@ class StabilityMonitor(Callback):
         state = trainer.state
         if state.manual and not state.skipped_step and state.loss is not None:
             self._losses.add((state.loss.detach().clone(),))
-            self._norms.add((total_norm(list(state.grad_norms.values())),))
+            if norms := list(state.grad_norms.values()):
+                self._norms.add((total_norm(norms),))
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Judge the epoch's steps."""

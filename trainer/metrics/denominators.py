@@ -69,7 +69,9 @@ def denominator_of(loss: Loss) -> Denominator | None:
         reduction = option("reduction")  # asked for each time: a module's options can be changed
         if reduction == "sum":
             return None
-        if reduction == "batchmean" or function in _OF_SAMPLES.values():
+        if reduction == "batchmean":
+            return float(outputs.shape[0]) if outputs.dim() else 1.0
+        if function in _OF_SAMPLES.values():
             return float(outputs.shape[0]) if outputs.dim() > 1 else 1.0
         if function in _OF_ELEMENTS.values():
             return _elements(outputs, targets)

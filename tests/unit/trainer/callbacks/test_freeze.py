@@ -126,6 +126,19 @@ def test_gradients_that_add_up_to_one_step_know_the_same_parts() -> None:
     assert trainer.state.step == 4
 
 
+def test_the_first_forward_pass_of_an_epoch_in_a_step_with_updates_of_its_own_knows_what_is_frozen() -> None:
+    def step(model: nn.Module, batch: Any, update: Any) -> torch.Tensor:
+        loss = ((model(batch[0]) - batch[1]) ** 2).mean()
+        update(loss)
+        return loss
+
+    _, seen = watched(Freeze(["1"], from_epoch=1), step=step)
+    assert moved(seen)["1.weight"] == "xxx......"
+    assert moved(seen)["1.running_mean"] == "xxx......"
+    _, seen = watched(Freeze("0", until_epoch=1), step=step)
+    assert moved(seen)["0.weight"] == "...xxxxxx"
+
+
 @pytest.mark.parametrize("step", range(1, 9))
 def test_a_run_stopped_at_any_step_resumes_to_the_same_bits(step: int) -> None:
     def parts() -> list[Any]:

@@ -269,6 +269,29 @@ def test_a_callback_that_serves_a_second_trainer_begins_anew() -> None:
     assert (spikes(one), spikes(other)) == ([0.0], [0.0])
 
 
+def test_a_step_of_its_own_whose_updates_have_no_gradients_has_no_norm() -> None:
+    model = nn.Sequential(nn.Linear(1, 1), nn.Linear(1, 1))
+
+    def step(trained: Any, batch: Any, update: Any) -> Tensor:
+        loss = (trained[0](batch[0]) - 1.0).square().mean()
+        update(loss, "idle")
+        return loss
+
+    trainer = make_trainer(
+        [StabilityMonitor(8)],
+        model=model,
+        optimizer={
+            "used": torch.optim.SGD(model[0].parameters(), lr=0.1),
+            "idle": torch.optim.SGD(model[1].parameters(), lr=0.1),
+        },
+        step=step,
+        max_epochs=1,
+    )
+    data = TensorDataset(torch.ones(4, 1), torch.ones(4, 1))
+    trainer.fit(data, data)
+    assert (spikes(trainer), spikes(trainer, "grad_norm")) == ([0.0], [0.0])
+
+
 def test_an_epoch_without_steps_has_no_spikes() -> None:
     skip = At("on_train_batch_start", lambda trainer: trainer.state.skip("optimizer_step"))
     assert spikes(given_losses(quiet(12), StabilityMonitor(8), skip), "grad_norm") == [0.0]

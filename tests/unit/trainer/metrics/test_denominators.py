@@ -101,6 +101,12 @@ def test_other_losses(name: str) -> None:
     assert found == pytest.approx(float(ELEMENTS[name](outputs, targets)))
 
 
+def test_samples_of_one_number_each_count_in_a_mean_over_the_batch() -> None:
+    loss = nn.KLDivLoss(reduction="batchmean")
+    outputs, targets = torch.randn(11, dtype=torch.double), torch.rand(11, dtype=torch.double)
+    assert merged(loss, outputs, targets, [8, 3], grad=False) == pytest.approx(float(loss(outputs, targets)))
+
+
 def test_batches_with_more_elements_a_sample_count_more() -> None:
     denominator = denominator_of(nn.L1Loss())
     assert denominator is not None
