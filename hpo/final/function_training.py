@@ -42,6 +42,10 @@ class _Unstored(Reports):
         """CONTINUE."""
         return Decision.CONTINUE
 
+    def passed(self, step: int) -> Decision:  # noqa: ARG002 - as of `Reports`
+        """CONTINUE."""
+        return Decision.CONTINUE
+
 
 def _session(spec: StudySpec, start: Start, folder: Path, device: torch.device) -> Session:
     """A session of no trial: nothing is stored, and no request stops it."""

@@ -105,6 +105,10 @@ class Reports:
         decision = self._send(step, value, ask=ask)
         return self._due(step) if decision is Decision.CONTINUE else decision
 
+    def passed(self, step: int) -> Decision:
+        """What the trial is to do after a step that has no value."""
+        return self._due(step)
+
     def finish(self) -> Decision:
         """Wait for what is under way; what the trial is to do by that."""
         return Decision.CONTINUE
@@ -220,7 +224,13 @@ class GatheredReports(_ReportsBeside):
 
     def report(self, step: int, value: float, *, ask: bool) -> Decision:
         """As of `Reports`; what was gathered is stored where the trial is to pause."""
-        decision = super().report(step, value, ask=ask)
+        return self._settled(super().report(step, value, ask=ask))
+
+    def passed(self, step: int) -> Decision:
+        """As of `Reports`; what was gathered is stored where the trial is to pause."""
+        return self._settled(super().passed(step))
+
+    def _settled(self, decision: Decision) -> Decision:
         if decision is not Decision.CONTINUE:
             self.finish()
         return decision

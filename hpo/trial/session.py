@@ -390,6 +390,8 @@ class Session:
         value = self.history[-1].get(self.metric)
         if value is not None:
             self._store(self.epoch, value, ask=ask)
+        elif any(self.metric in each for each in self.history[self.inherited :]):  # else it would rank nowhere
+            self._reported(lambda: self.reports.passed(self.epoch))
 
     def _store(self, epoch: int, value: float, *, ask: bool) -> None:
         if not math.isfinite(value):

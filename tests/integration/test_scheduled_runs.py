@@ -84,6 +84,35 @@ def test_where_the_length_of_a_trial_is_searched_the_config_does_not_say_it(
     view.storage.close()
 
 
+#: A function of which only odd epochs have a value. It notes each epoch that it trains.
+EVERY_OTHER = """
+def train(trial, rate=0.5, epochs=9):
+    done = trial.load_checkpoint() or 0
+    for epoch in range(done + 1, epochs + 1):
+        value = {"val_loss": abs(rate - 0.3) + 1 / epoch} if epoch % 2 else {"train_loss": 1.0}
+        with open(__file__ + ".trained", "a") as trained:
+            print(trial.number, epoch, file=trained)
+        trial.report(epoch, **value)
+        trial.save_checkpoint(epoch)
+"""
+FUNCTION = """
+study: {name: tiny, sampler: {name: random, seed: 3}, pruner: none}
+objective: {_target_: parts.train, rate: 0.5, epochs: 9}
+search_space: {objective.rate: {type: float, low: 0.0, high: 1.0}}
+"""
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("name", ["freeze_thaw", "asha", "hyperband", "none"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_epochs_without_a_value_are_spent_exactly(name: str, workers: int, studies: Studies) -> None:
+    spec = studies.spec(text=FUNCTION, code=EVERY_OTHER)
+    overrides = (f"study.scheduler={name}", "study.epochs=32", "trainer.max_epochs=9")
+    assert hpo.run(spec.path, overrides, workers=workers, progress=False).ending == "done"
+    epochs = (spec.folder / "parts.py.trained").read_text().splitlines()
+    assert len(epochs) == len(set(epochs)) == 32
+
+
 @pytest.mark.full
 @pytest.mark.usefixtures("in_process")
 def test_one_worker_and_one_seed_give_the_same_study_twice(scheduled: tuple[str, ...], studies: Studies) -> None:

@@ -85,7 +85,11 @@ class Columns:
         place = self.place(number)
         if place is None:
             return self
-        paused = replace(self, state=_changed(self.state, place, PAUSED))
+        paused = replace(
+            self,
+            state=_changed(self.state, place, PAUSED),
+            read_at=lambda epoch: self._read_with(place, values, epoch),
+        )
         if not values:
             return paused
         last, known = max(values), self.best[place]
@@ -95,12 +99,14 @@ class Columns:
             last=_changed(self.last, place, last),
             finite=_changed(self.finite, place, math.isfinite(values[last])),
             best=_changed(self.best, place, (min if minimize else max)(finite, default=math.nan)),
-            read_at=lambda epoch: self._read_with(place, values, epoch),
         )
 
     def _read_with(self, place: int, values: Mapping[int, float], epoch: int) -> Floats:
-        read = self.read_at(epoch)
-        return _changed(read, place, _value_at(values, epoch)) if min(values) <= epoch else read
+        read, last = self.read_at(epoch), int(self.last[place])
+        if values and min(values) <= epoch:
+            return _changed(read, place, _value_at(values, epoch))
+        # The storage has it as one that has not come so far.
+        return _changed(read, place, self.read_at(last)[place]) if 0 <= last < epoch else read
 
 
 def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:

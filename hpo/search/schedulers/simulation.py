@@ -131,8 +131,8 @@ class Simulation:
         if trial.done >= trial.known.epochs and (trial.known.whole or trial.until != trial.done):
             trial.end()
             return self._asked(None)
-        if trial.until is None or trial.done < trial.until:
-            return None
+        if trial.until is None or trial.done < trial.until or not trial.values:
+            return None  # as a trial of a study, it does not pause before its first value
         trial.state = "paused"
         return self._asked(trial.number)
 

@@ -115,8 +115,8 @@ class World:
             self.look_where_a_grant_ends(found, trials, running[which % len(running)], value)
 
     def look_where_a_grant_ends(self, found: Columns, trials: list[Seen], here: Seen, value: int) -> None:
-        """With values that are not stored yet, some as those that are, some after them."""
-        first = max(0, here.epochs - value % 2)
+        """With values that are not stored yet: as those that are, after them, or after epochs without one."""
+        first = max(0, here.epochs - value % 2 + value // 2 % 4)
         values = {first + more: VALUES[(value * more) % len(VALUES)] for more in range(1, value % 4 + 1)}
         shown = replace(here, state="paused", values={**here.values, **values})
         expected = columns_of([shown if trial is here else trial for trial in trials], minimize=True)
@@ -165,6 +165,19 @@ def test_columns_follow_pauses_on_every_database(ready_url: str) -> None:
     """Also where a trial has paused again between two looks, and where the study's end has pruned it."""
     with world(ready_url) as made:
         pauses(made)
+
+
+def test_who_asks_after_epochs_without_a_value_stands_at_them_with_the_last_one_before(
+    ready_sqlite_file: Path, tmp_path: Path
+) -> None:
+    shutil.copy(ready_sqlite_file, tmp_path / "study.db")
+    with world(f"sqlite:///{tmp_path}/study.db") as made:
+        made.create(3, 0)
+        made.report(1, 0)  # after its second epoch
+        found = made.progress.look()
+        for unstored in ({}, {4: 7.0}):
+            assert found.with_paused(0, unstored, minimize=True).read_at(3).tolist() == [VALUES[0]]
+        assert found.with_paused(0, {3: 5.0}, minimize=True).read_at(3).tolist() == [5.0]
 
 
 def test_columns_are_the_same_read_in_parts(
