@@ -7,6 +7,7 @@ from typing import Any, Final
 from torch.optim import Optimizer
 
 from hpo.errors import StudyError
+from hpo.trial.micro_batch import state_in_parts
 from trainer import Trainer
 from trainer.step.parts import bare_model
 
@@ -44,7 +45,8 @@ def start_from(trainer: Trainer, checkpoint: dict[str, Any], *, of: str) -> None
             f"the checkpoint of {of} does not fit the model and optimizer here: {error}\n"
             "  fix: undo what has changed since the trial ran, or train it anew with `--from-scratch`"
         ) from error
-    trainer.state.load_state_dict({**checkpoint["state"], "stop_reason": None})
+    # The trial's batches may have been cut; here they are whole.
+    trainer.state.load_state_dict({**state_in_parts(checkpoint, 1), "stop_reason": None})
 
 
 def _as_built(optimizer: Optimizer, fresh: list[dict[str, Any]]) -> None:

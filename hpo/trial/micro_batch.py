@@ -66,6 +66,21 @@ def cut(config: dict[str, Any], parts: int) -> dict[str, Any]:
     return {**config, "loader": loader, "callbacks": {**config["callbacks"], **accumulation}}
 
 
+def state_in_parts(checkpoint: Mapping[str, Any], parts: int) -> dict[str, Any]:
+    """A checkpoint's progress, its batches counted as by a run that cuts each into so many parts.
+
+    Inside an epoch parts only become more. A run of fewer (a fork, the final training) begins at an epoch's end,
+    and so after a whole batch; where a callback has ended the epoch inside one, that is trained again, not left
+    out.
+
+    Args:
+        checkpoint: Of a trial; it is left as it is.
+        parts: Of the run that goes on from there.
+    """
+    state, saved = checkpoint["state"], checkpoint.get(_SAVED, 1)
+    return {**state, **{name: state[name] * parts // saved for name in ("batch_index", "data_batch")}}
+
+
 class MicroBatches(Callback):
     """Notes in each checkpoint how finely batches were cut, and counts its batches anew when that has changed.
 
@@ -82,10 +97,7 @@ class MicroBatches(Callback):
 
     def on_before_load_checkpoint(self, trainer: TrainerView, checkpoint: dict[str, Any]) -> None:  # noqa: ARG002
         """Say in parts of this run where the checkpoint stands."""
-        ratio = self.parts // checkpoint.get(_SAVED, 1)
-        state = checkpoint["state"]
-        for name in ("batch_index", "data_batch"):
-            state[name] *= ratio
+        checkpoint["state"] = state_in_parts(checkpoint, self.parts)
         group = checkpoint["callbacks"].get(GradientAccumulation.__name__)
-        if group is not None:
-            group["gradients"] *= ratio
+        if group is not None:  # at an epoch's end, where parts may become fewer, no group is open
+            group["gradients"] = group["gradients"] * self.parts // checkpoint.get(_SAVED, 1)

@@ -9,11 +9,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+from hpo.final.starting import start_from
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.micro_batch import MicroBatches, cut, finer
 from tests.support.studies import Studies
-from trainer import Trainer
+from trainer import BatchOptions, Callback, Trainer
+from trainer.callbacks import GradientAccumulation
 from trainer.checkpoint.manager import newest_checkpoint
 
 OVERRIDES = (
@@ -124,3 +127,72 @@ def test_a_run_that_is_cut_half_way_takes_the_steps_of_one_that_is_not(
     ours, theirs = second.state.metrics["val_loss"], whole.state.metrics["val_loss"]
     assert ours == pytest.approx(theirs, rel=1e-4)
     assert ours != whole.state.history[-2]["val_loss"]
+
+
+def plain_trainer(parts: int, steps: int, *callbacks: Callback) -> Trainer:
+    """Batches of 8 in their order, epochs of two steps."""
+    model = nn.Linear(4, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.zeros_(model.bias)
+    return Trainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        nn.MSELoss(),
+        max_steps=steps,
+        validate_every=2,
+        callbacks=[MicroBatches(parts), GradientAccumulation(parts), *callbacks],
+        batching=BatchOptions(batch_size=8 // parts, shuffle=False),
+        device="cpu",
+    )
+
+
+def by_hand(inputs: torch.Tensor, targets: torch.Tensor, steps: int) -> torch.Tensor:
+    """Weights and bias after so many steps of batches of 8, in their order again and again."""
+    inputs = torch.cat([inputs, torch.ones(len(inputs), 1)], dim=1)
+    weights = torch.zeros(inputs.shape[1], 1)
+    for step in range(steps):
+        x, y = (part[step % 3 * 8 :][:8] for part in (inputs, targets))
+        weights -= 0.1 * 2 / 8 * x.T @ (x @ weights - y)
+    return weights.squeeze(1)
+
+
+class Half(Callback):
+    """Ends each epoch inside a batch that is cut into two parts."""
+
+    def on_train_batch_end(self, trainer: Any) -> None:
+        if trainer.state.batch_index == 3:
+            trainer.state.stop_epoch()
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4])
+@pytest.mark.parametrize("begin", ["fork", "final"])
+def test_what_begins_with_a_checkpoint_of_a_cut_trial_goes_on_with_the_next_whole_batch(
+    parts: int, begin: str
+) -> None:
+    inputs, targets = (torch.randn(24, n, generator=torch.Generator().manual_seed(n)) for n in (4, 1))
+    trial = plain_trainer(parts, 2)
+    trial.fit((inputs, targets), (inputs, targets))
+    checkpoint = trial.state_dict()
+    trial.fire("on_save_checkpoint", checkpoint)
+    later = plain_trainer(1, 6)
+    if begin == "fork":
+        later.load_state_dict(checkpoint, fork=True)
+    else:
+        start_from(later, checkpoint, of="trial 3")
+    assert later.state.data_batch == 2
+    later.fit((inputs, targets), (inputs, targets))
+    assert (later.state.step, later.state.epoch) == (6, 3)
+    found = torch.cat([later.model.weight[0], later.model.bias]).detach()
+    torch.testing.assert_close(found, by_hand(inputs, targets, 6))
+
+
+def test_a_batch_of_which_a_part_was_trained_is_trained_again_by_a_fork() -> None:
+    data = torch.randn(24, 4), torch.randn(24, 1)
+    trial = plain_trainer(2, 2, Half())
+    trial.fit(data, data)
+    checkpoint = trial.state_dict()
+    trial.fire("on_save_checkpoint", checkpoint)
+    assert checkpoint["state"]["data_batch"] == 3
+    fork = plain_trainer(1, 6)
+    fork.load_state_dict(checkpoint, fork=True)
+    assert fork.state.data_batch == 1
