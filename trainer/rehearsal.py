@@ -1,23 +1,23 @@
-"""Rehearsal: one batch of everything, and then the trainer as it was."""
+"""Rehearsal: one step of training, one batch of all else, and then the trainer as it was."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
-from trainer.callback import global_callbacks
+from trainer.callback import Callback, TrainerView, global_callbacks
 from trainer.checkpoint.manager import snapshot
-from trainer.data.plan import Plan
 from trainer.runner import CallbackRunner
 from trainer.trainer import Trainer
 
 
 def rehearse(trainer: Trainer, train: Any, val: Any = None, test: Any = None) -> dict[str, float]:
-    """Train on one batch, validate and test on one, with every event of a whole run, and put everything back.
+    """Train one step, validate and test on one batch, with every event of a whole run, and put everything back.
 
-    What fails late in a run, in a hook of an epoch's end or with the test set, fails here at once. The trainer,
-    its model and optimizer are afterwards as they were, so that the fit is the same to the bit. Callbacks
-    that write checkpoints, or print or write files (``rank_zero_only``), are left out.
+    A step has one batch, with `GradientAccumulation` several. What fails late in a run, in a hook of an epoch's
+    end or with the test set, fails here at once. The trainer, its model and optimizer are afterwards as they
+    were, so that the fit is the same to the bit. Callbacks that write checkpoints, or print or write files
+    (``rank_zero_only``), are left out.
 
     Example::
 
@@ -43,9 +43,10 @@ def rehearse(trainer: Trainer, train: Any, val: Any = None, test: Any = None) ->
     before = trainer.plan, trainer.batching, trainer.callbacks
     left_out = {id(item) for item in before[2].callbacks if item.saves or item.rank_zero_only}
     left_out |= set(map(id, global_callbacks()))  # which every runner has
-    trainer.plan = Plan(max_epochs=1)
-    trainer.batching = replace(trainer.batching, limit_train_batches=1, limit_val_batches=1, limit_test_batches=1)
-    trainer.callbacks = CallbackRunner(core=[item for item in before[2].callbacks if id(item) not in left_out])
+    trainer.plan = replace(trainer.plan, max_epochs=1, max_steps=1)
+    trainer.batching = replace(trainer.batching, limit_val_batches=1, limit_test_batches=1)
+    kept = [item for item in before[2].callbacks if id(item) not in left_out]
+    trainer.callbacks = CallbackRunner(core=[*kept, _OneStep()])
     try:
         found = dict(trainer.fit(train, val).metrics)
         return found | (trainer.test(test) if test is not None else {})
@@ -53,3 +54,15 @@ def rehearse(trainer: Trainer, train: Any, val: Any = None, test: Any = None) ->
         trainer.load_state_dict(saved)
         trainer.plan, trainer.batching, trainer.callbacks = before
         trainer.callbacks.resolve()
+
+
+class _OneStep(Callback):
+    """Ends the epoch, and with it the pass, after the batches of one step.
+
+    A limit on the data would do so too, but callbacks that need more batches, or change their size, refuse one.
+    """
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Count the batches, since a callback may skip the step."""
+        if trainer.state.batch_index >= trainer.state.batches_per_step:
+            trainer.state.stop_epoch()

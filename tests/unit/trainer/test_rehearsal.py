@@ -10,7 +10,15 @@ import torch
 
 from tests.unit.trainer.support import At, Recorder, assert_same, frozen, make_model, make_trainer, regression
 from trainer import BatchOptions, Trainer
-from trainer.callbacks import EMA, Checkpoint, CSVLogging, EarlyStopping, StabilityMonitor
+from trainer.callbacks import (
+    EMA,
+    BatchSizeSchedule,
+    Checkpoint,
+    CSVLogging,
+    EarlyStopping,
+    GradientAccumulation,
+    StabilityMonitor,
+)
 from trainer.rehearsal import rehearse
 
 
@@ -54,3 +62,45 @@ def test_what_fails_late_fails_at_once_and_everything_is_put_back(tmp_path: Path
     trainer.fit(regression(), regression())
     with pytest.raises(ValueError, match="has trained already"):
         rehearse(trainer, regression())
+
+
+@pytest.mark.parametrize(
+    ("callback", "options"),
+    [
+        (lambda: GradientAccumulation(2, drop_last=True), {}),
+        (lambda: GradientAccumulation(4, drop_last=True), {"validate_every": 1}),
+        (lambda: GradientAccumulation(4), {}),
+        (lambda: BatchSizeSchedule({0: 2, 1: 4}, unit="step"), {}),
+        (lambda: BatchSizeSchedule({0: 2, 1: 4}), {}),
+        (lambda: At("on_epoch_end", lambda trainer: trainer.set_batch_size(3)), {}),
+        (lambda: At("on_train_batch_start", lambda trainer: trainer.state.skip("optimizer_step")), {}),
+    ],
+    ids=["whole groups", "groups over passes", "a short pass", "by steps", "by passes", "by hand", "no step"],
+)
+def test_what_a_fit_trains_is_rehearsed(callback: Any, options: dict[str, Any]) -> None:
+    trainer, plain = (make_trainer([callback()], **options) for _ in range(2))
+    assert {"train_loss", "val_loss"} <= rehearse(trainer, regression(), regression()).keys()
+    for each in (trainer, plain):
+        each.fit(regression(), regression())
+    assert_same(frozen(trainer), frozen(plain))
+
+
+def test_a_rehearsal_of_accumulated_batches_is_their_step() -> None:
+    model = torch.nn.Linear(4, 1)
+    by_hand = torch.nn.Linear(4, 1)
+    by_hand.load_state_dict(model.state_dict())
+    inputs, targets = regression().tensors
+    trainer = make_trainer(
+        [GradientAccumulation(2, drop_last=True)],
+        model=model,
+        batching=BatchOptions(batch_size=4, eval_batch_size=4, shuffle=False),
+    )
+    found = rehearse(trainer, (inputs, targets), (inputs, targets))
+    loss = torch.nn.functional.mse_loss(by_hand(inputs[:8]), targets[:8])
+    loss.backward()
+    with torch.no_grad():
+        for parameter in by_hand.parameters():
+            parameter -= 0.05 * parameter.grad
+        after = torch.nn.functional.mse_loss(by_hand(inputs[:4]), targets[:4])
+    assert found["train_loss"] == pytest.approx(loss.item(), rel=1e-5)
+    assert found["val_loss"] == pytest.approx(after.item(), rel=1e-5)
