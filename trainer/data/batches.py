@@ -20,6 +20,7 @@ from torch.utils.data import (
 
 from trainer.data.loading import SeededBatches, loader_of
 from trainer.data.options import BatchOptions
+from trainer.data.random_state import kept_generators
 from trainer.data.seeding import derive_seed
 from trainer.data.shard import Rows, Shard, check_sharded, warn_of_repeats
 
@@ -220,6 +221,18 @@ class LoaderBatches:
                 yield generator
 
 
+class EvaluatedLoader(LoaderBatches):
+    """Batches of a DataLoader that is evaluated: its generators are afterwards as they were.
+
+    A pass of training may be drawing from the same ones still, as a RandomSampler with replacement does.
+    """
+
+    def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[Any]:
+        """See `Batches.epoch`."""
+        with kept_generators(self._generators()):
+            yield from super().epoch(epoch, skip, offset)
+
+
 def _transferred(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
     """Batches on a GPU, copied there on a stream of their own.
 
@@ -269,7 +282,7 @@ def make_batches(
     if isinstance(data, DataLoader):
         if shard is not None and not train:
             warn_of_repeats(data)
-        return LoaderBatches(data, device, seed=seed)
+        return LoaderBatches(data, device, seed=seed) if train else EvaluatedLoader(data, device, seed=seed)
     if isinstance(data, Batches) and not isinstance(data, Dataset):
         return data
     if isinstance(data, tuple) and data and all(isinstance(item, Tensor) for item in data):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, RandomSampler, get_worker_info
 
 from tests.unit.trainer.support import (
     At,
@@ -23,6 +23,7 @@ from tests.unit.trainer.support import (
 )
 from trainer import BatchOptions, Trainer
 from trainer.data.batches import make_batches
+from trainer.data.seeding import derive_seed
 
 CPU = torch.device("cpu")
 
@@ -147,3 +148,28 @@ def test_persistent_workers_of_a_loader_that_is_validated_too_stay_with_their_pa
     trainer.fit(loader, loader)
     assert seen == [*regression().tensors[1].flatten().tolist()] * 2
     assert [len(trainer.state.history), trainer.state.step] == [4, 12]
+
+
+@pytest.mark.parametrize("stopped", [None, 25])
+@pytest.mark.parametrize("limit", [None, 2])
+def test_a_validation_leaves_the_order_of_a_pass_that_is_still_being_drawn(
+    stopped: int | None, limit: int | None
+) -> None:
+    rows, seed = torch.arange(10.0), 5
+    # It draws 32 at a time, so that each validation comes between two draws.
+    sampler = RandomSampler(range(10), replacement=True, num_samples=120)
+    loader: Any = DataLoader([(row.expand(4), row[None]) for row in rows], 3, sampler=sampler)
+    seen: list[float] = []
+    watch = At("on_train_batch_end", lambda trainer: seen.extend(trainer.state.batch[1].flatten().tolist()))
+    options = {"max_epochs": 1, "validate_every": 8, "seed": seed}
+    batching = BatchOptions(limit_val_batches=limit)
+    trainer = make_trainer([watch, *([interrupt_at(stopped)] if stopped else [])], batching=batching, **options)
+    trainer.fit(loader, loader)
+    if stopped:
+        checkpoint = through_file(trainer.state_dict())
+        trainer = make_trainer([watch], batching=batching, **options)
+        trainer.load_state_dict(checkpoint)
+        trainer.fit(loader, loader)
+    generator = torch.Generator().manual_seed(derive_seed(seed, 0x0DE2, 0))
+    assert seen == rows[list(RandomSampler(range(10), True, 120, generator))].tolist()
+    assert trainer.state.step == 40
