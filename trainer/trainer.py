@@ -77,9 +77,9 @@ class Trainer:
         device: Where to train; None: the first CUDA device where there is one, else the CPU.
 
     Raises:
-        ValueError: Neither or both of ``loss`` and ``step`` are given, the optimizer is another model's, the name
-            of a metric is taken, a length, interval, precision, strategy or device is none, or a
-            ReduceLROnPlateau is to step with the optimizer.
+        ValueError: Neither or both of ``loss`` and ``step`` are given, the optimizer is another model's, two that
+            step together share a parameter, the name of a metric is taken, a length, interval, precision, strategy
+            or device is none, or a ReduceLROnPlateau is to step with the optimizer.
         TypeError: A metric is none.
     """
 

@@ -10,7 +10,7 @@ from trainer.step.closure import ClosureCompute
 from trainer.step.compute import Compute
 from trainer.step.graph import GraphedCompute
 from trainer.step.manual import ManualCompute, makes_updates
-from trainer.step.optimizers import Optimizers, each_of, needs_closure
+from trainer.step.optimizers import Optimizers, each_of, needs_closure, shared_parameters
 from trainer.step.supervised import Step
 
 
@@ -19,7 +19,8 @@ def compute_class(device: torch.device, optimizer: Optimizer, step: Step, *, cud
 
     Raises:
         ValueError: A CUDA graph is asked for without a CUDA device, or with a step that makes its own updates,
-            or in several processes; or an optimizer that takes a closure is one of several that step together.
+            or in several processes; or of several optimizers that step together one takes a closure, or two hold
+            one parameter.
     """
     if cuda_graph and device.type != "cuda":
         raise ValueError(f"cuda_graph needs a CUDA device, and this run is on {device}: set it to false")
@@ -32,6 +33,11 @@ def compute_class(device: torch.device, optimizer: Optimizer, step: Step, *, cud
         if cuda_graph:
             raise ValueError("cuda_graph can't record a step that makes its own updates: set it to false")
         return ManualCompute
+    if shared := shared_parameters(optimizer):
+        raise ValueError(
+            f"{shared}: give each parameter to one optimizer, or give a `step` that takes `update` and updates "
+            "each by its name"
+        )
     if cuda_graph:
         return GraphedCompute
     closures = [name for name, each in each_of(optimizer).items() if needs_closure(each)]

@@ -16,7 +16,7 @@ from trainer.state import BACKWARD, ZERO_GRAD, TrainState
 from trainer.step.closure import check_closure, step_with_closure
 from trainer.step.compute import Compute
 from trainer.step.optimizer_step import OptimizerStep
-from trainer.step.optimizers import Optimizers, each_of, needs_closure
+from trainer.step.optimizers import Optimizers, each_of, needs_closure, shared_parameters
 from trainer.step.precision import Precision
 from trainer.step.supervised import StepResult
 
@@ -50,7 +50,8 @@ class Update:
 
         Raises:
             TypeError: The loss is none, or the optimizer's closure needs a function.
-            ValueError: No optimizer has the name, or none of its parameters takes a gradient.
+            ValueError: No optimizer has the name, none of its parameters takes a gradient, or all are to step and
+                two hold one parameter.
         """
         if self._make is not None:
             self._make(loss, optimizer, retain_graph)
@@ -163,6 +164,7 @@ class ManualCompute(Compute):
         if isinstance(trainer.optimizer, Optimizers):
             everything |= trainer.optimizer.by_name
         self._optimizers = everything
+        self._shared = shared_parameters(trainer.optimizer)
         self._steps = {name: self._step_of(name, options) for name in everything}
 
     def prepare(self, callbacks: Iterable[Callback]) -> None:  # noqa: ARG002
@@ -210,6 +212,8 @@ class ManualCompute(Compute):
     def _make(self, loss: Loss, name: str, retain_graph: bool) -> None:
         if name not in self._steps:
             raise ValueError(f"no optimizer is called {name!r}: {self._hint(name)}")
+        if self._shared and not name:
+            raise ValueError(f"{self._shared}: give `update` the name of one, or each parameter to one optimizer")
         with self._at_work(name):
             step = self._steps[name]
             try:

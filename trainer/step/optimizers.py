@@ -99,6 +99,23 @@ def each_of(optimizer: Optimizer) -> Mapping[str, Optimizer]:
     return optimizer.by_name if isinstance(optimizer, Optimizers) else {"": optimizer}
 
 
+def shared_parameters(optimizer: Optimizer) -> str:
+    """What keeps several optimizers from stepping together: who shares how many parameters; empty: nothing.
+
+    What goes over the gradients of all, to scale or clip them, would take that of such a parameter several times.
+    """
+    holders: dict[int, set[str]] = {}
+    for name, each in each_of(optimizer).items():
+        for group in each.param_groups:
+            for parameter in group["params"]:
+                holders.setdefault(id(parameter), set()).add(name)
+    several = [names for names in holders.values() if len(names) > 1]
+    if not several:
+        return ""
+    sharing = ", ".join(repr(name) for name in each_of(optimizer) if any(name in names for names in several))
+    return f"the optimizers {sharing} can't step together, as they share {len(several)} of their parameters"
+
+
 def learning_rates(optimizer: Optimizer) -> dict[str, float]:
     """The first parameter group's learning rate, as ``lr``; of several optimizers also each ``lr_<name>``."""
     rates = {"lr": float(optimizer.param_groups[0]["lr"])}

@@ -11,8 +11,8 @@ from torch.optim import SGD, Adam
 from torch.optim.lr_scheduler import StepLR
 
 from tests.unit.trainer.support import At, assert_same, frozen, make_model, make_trainer, regression, through_file
-from trainer import Callback, Trainer
-from trainer.callbacks import EMA, BestWeights, Checkpoint
+from trainer import BatchOptions, Callback, Trainer
+from trainer.callbacks import EMA, BestWeights, Checkpoint, GradientClipping
 from trainer.checkpoint.manager import newest_checkpoint
 from trainer.data.plan import Plan
 from trainer.step.parts import bare_model
@@ -196,3 +196,68 @@ class TestWhatDoesNotBelongTogether:
             trainer.fit(regression(8))
         trainer.scheduler = StepLR(other, 1)
         assert trainer.fit(regression(8)).metrics["lr"] == pytest.approx(0.02)
+
+
+class TestOptimizersThatShareParameters:
+    """Gradients are scaled and clipped for each optimizer: those of a shared parameter would be twice."""
+
+    MESSAGE = r"the optimizers 'a', 'c' can't step together, as they share 2 of their parameters"
+
+    def optimizers(self, model: Any) -> dict[str, SGD]:
+        held = {"a": [*model[0].parameters(), *model[4].parameters()], "b": model[1].parameters()}
+        return {name: SGD(params, lr=0.1) for name, params in (held | {"c": model[4].parameters()}).items()}
+
+    @pytest.mark.parametrize("how", ["loss", "step"])
+    def test_do_not_step_together(self, how: str) -> None:
+        model = make_model()
+        step = {"step": lambda model, batch: model(batch[0]).mean()} if how == "step" else {}
+        with pytest.raises(
+            ValueError, match=self.MESSAGE + ": give each parameter to one optimizer, or give a `step`"
+        ):
+            make_trainer(model=model, optimizer=self.optimizers(model), **step)
+
+    def test_are_refused_where_a_hook_made_them_share(self) -> None:
+        model = make_model()
+        optimizers = self.optimizers(model)
+        del optimizers["c"]
+        share = At("on_fit_start", lambda t: t.optimizer["b"].add_param_group({"params": [model[4].weight]}))
+        trainer = make_trainer([share], model=model, optimizer=optimizers)
+        with pytest.raises(
+            ValueError, match="the optimizers 'a', 'b' can't step together, as they share 1 of their"
+        ):
+            trainer.fit(regression())
+
+    def test_do_not_step_together_in_a_step_of_ones_own_either(self) -> None:
+        model = make_model()
+
+        def step(model: Any, batch: Any, update: Any) -> torch.Tensor:
+            loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+            update(loss)
+            return loss
+
+        trainer = make_trainer(model=model, optimizer=self.optimizers(model), step=step)
+        with pytest.raises(ValueError, match=self.MESSAGE + ": give `update` the name of one"):
+            trainer.fit(regression())
+
+    def test_may_each_be_updated_by_name(self) -> None:
+        def linear() -> nn.Sequential:
+            torch.manual_seed(1)
+            return nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 1))
+
+        def step(model: Any, batch: Any, update: Any) -> torch.Tensor:
+            for name in ("all", "last"):
+                loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+                update(loss, name)
+            return loss
+
+        model, data, expected = linear(), regression(12), linear()
+        optimizers = {"all": SGD(model.parameters(), lr=0.1), "last": SGD(model[1].parameters(), lr=0.2)}
+        options = {"step": step, "max_epochs": 1, "batching": BatchOptions(batch_size=12, shuffle=False)}
+        make_trainer([GradientClipping(max_norm=0.5)], model=model, optimizer=optimizers, **options).fit(data)
+        for parameters, rate in ((list(expected.parameters()), 0.1), (list(expected[1].parameters()), 0.2)):
+            expected.zero_grad()
+            nn.functional.mse_loss(expected(data.tensors[0]), data.tensors[1]).backward()
+            nn.utils.clip_grad_norm_(parameters, 0.5)
+            SGD(parameters, lr=rate).step()
+        for name, weight in model.state_dict().items():
+            torch.testing.assert_close(weight, expected.state_dict()[name])
