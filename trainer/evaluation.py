@@ -67,9 +67,9 @@ class Evaluation:
     def validate(self) -> None:
         """Evaluate the validation data of the fit, set by set, without those that have times of their own."""
         self._trainer.recorder.forget("val_")  # of a validation that was broken off
-        for prefix, batches in self._sets.items():
+        for prefix in self._sets:
             if prefix not in self.own_times:
-                self._run(batches, prefix, "validation")
+                self._run(self._sets, prefix, "validation")
 
     def now(self, prefix: str, batches: int | None = None) -> dict[str, float]:
         """Evaluate a validation set of the running fit, which then continues as if nothing had been.
@@ -81,9 +81,11 @@ class Evaluation:
         Returns:
             Its numbers by name.
         """
-        data = self._sets[prefix]
+        sets = self._sets
+        if batches is not None:
+            sets = {**sets, prefix: FirstBatches(sets[prefix], batches)}
         with self._aside():
-            self._run(data if batches is None else FirstBatches(data, batches), prefix, "validation")
+            self._run(sets, prefix, "validation")
             return self._trainer.recorder.compute()
 
     def close(self) -> None:
@@ -182,25 +184,28 @@ class Evaluation:
             state.skips = skips
 
     def _run_all(self, sets: Mapping[str, Batches], scope: str) -> None:
-        for prefix, batches in sets.items():
-            self._run(batches, prefix, scope)
+        for prefix in sets:
+            self._run(sets, prefix, scope)
 
-    def _run(self, batches: Batches, prefix: str, scope: str) -> None:
-        """Evaluate one set; its numbers are recorded, and on the state when the end's event fires."""
+    def _run(self, sets: Mapping[str, Batches], prefix: str, scope: str) -> None:
+        """Evaluate one of the sets; its numbers are recorded, and on the state when the end's event fires."""
         trainer = self._trainer
         trainer.state.evaluating, trainer.state.absent = prefix, False
         with torch.no_grad(), kept_modes(trainer.model):
             trainer.model.eval()
             trainer.fire(f"on_{scope}_start")
             done = False
-            for batch in batches.epoch(0):
+            for batch in sets[prefix].epoch(0):
                 done = True
                 trainer.compute.evaluate(batch, prefix, scope)
             trainer.state.absent = False  # what follows in training may never say so
             if not done:
                 raise ValueError(f"the {scope} data gave no batch")
             numbers = trainer.recorder.compute().items()
-            trainer.state.evaluated = Metrics((name, it) for name, it in numbers if name.startswith(f"{prefix}_"))
+            found = Metrics((name, it) for name, it in numbers if name.startswith(f"{prefix}_"))
+            if prefix == next(iter(sets)):  # only now are the names known that the step gives
+                check_distinct(sets, [name.removeprefix(f"{prefix}_") for name in found])
+            trainer.state.evaluated = found
             trainer.fire(f"on_{scope}_end")
 
     def _batches(self, data: Any, prefix: str) -> dict[str, Batches]:

@@ -36,10 +36,10 @@ def check_distinct(prefixes: Iterable[str], metrics: Iterable[str]) -> None:
 
     Args:
         prefixes: What the names of each set's numbers begin with, the first one's first.
-        metrics: Names of the metrics.
+        metrics: Names of numbers of the first one: of the metrics, or of all that was recorded of it.
 
     Raises:
-        ValueError: The name of a set and an underscore begin that of a metric or of another set.
+        ValueError: The name of a set and an underscore begin that of a number or of another set.
     """
     first, *others = prefixes
     taken = [f"{first}_{metric}" for metric in metrics] + others

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from sklearn.metrics import mean_absolute_error, mean_squared_error
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from tests.unit.trainer.support import (
@@ -20,7 +20,7 @@ from tests.unit.trainer.support import (
     through_file,
 )
 from trainer import BatchOptions, Trainer, WholeSet
-from trainer.callbacks import EarlyStopping
+from trainer.callbacks import EarlyStopping, Evaluator
 from trainer.metrics.epoch import EpochMetrics
 
 MAIN, HARD = regression(9, seed=4), regression(7, seed=5)
@@ -80,6 +80,41 @@ def test_a_second_set_can_be_followed() -> None:
 def test_names_that_say_nothing_or_two_things_are_refused(sets: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         with_error(metrics={"mean_error": mean_error}).fit(regression(), sets)
+
+
+def named_step(*names: str) -> Any:
+    """A step that returns 100 under each of these names."""
+
+    def step(model: Any, batch: Any) -> dict[str, Any]:
+        loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+        return {"loss": loss, **dict.fromkeys(names, loss.detach() * 0 + 100)}
+
+    return step
+
+
+def test_a_number_of_the_step_that_is_called_as_one_of_another_set_is_refused() -> None:
+    sets = {"main": MAIN, "hard": HARD}
+    said = "a set is called 'hard', and {}_hard_loss could be a number of it: rename it"
+    trainer = make_trainer(step=named_step("hard_loss"))
+    with pytest.raises(ValueError, match=said.format("val")):
+        trainer.fit(regression(), sets)
+    with pytest.raises(ValueError, match=said.format("val")):
+        trainer.validate(sets)
+    with pytest.raises(ValueError, match=said.format("test")):
+        trainer.test(sets)
+    evaluator = Evaluator(every_n_steps=1, max_batches=1)
+    with pytest.raises(ValueError, match=said.format("val")):
+        make_trainer([evaluator], step=named_step("hard_loss")).fit(regression(), sets)
+    assert evaluator.history == []
+
+
+def test_other_numbers_of_the_step_are_each_sets_own() -> None:
+    names = ("hard", "hardest_loss", "main_loss")
+    trainer = make_trainer(step=named_step(*names), max_epochs=1)
+    metrics = trainer.fit(regression(), {"main": MAIN, "hard": HARD, "train": MAIN}).metrics
+    for prefix, data in (("val", MAIN), ("val_hard", HARD), ("val_train", MAIN)):
+        assert metrics[f"{prefix}_loss"] == pytest.approx(by_hand(trainer, data)[0], rel=1e-5)
+        assert [metrics[f"{prefix}_{name}"] for name in names] == [100] * 3
 
 
 @pytest.mark.parametrize("at", [2, 3, 5])
