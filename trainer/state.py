@@ -62,7 +62,8 @@ class TrainState:
         user_state: Plain values that callbacks share; checkpointed.
         config: What the run was started with, where a `ConfigSaver` holds it; for callbacks that show it.
         stop_reason: Why the run is to end, or None while it continues.
-        stop_now: True when it is to end after the running batch, without a validation.
+        stop_now: True when it is to end after the running batch, before an epoch's first one at once, without a
+            validation.
         epoch_stopped: True when the epoch is to end after the running batch.
         validation_skipped: Whether this epoch's validation was left out because a hook asked for that.
         checkpoint_requests: How many checkpoints hooks have asked for, and how many of these permanent ones.
@@ -192,7 +193,8 @@ class TrainState:
         return whole + (rest > 0 and not self.drops_last_step)
 
     def stop(self, reason: str, *, now: bool = False) -> None:
-        """Ask the run to end: after this epoch, or with ``now`` after this batch.
+        """Ask the run to end: after this epoch, or with ``now`` after this batch, in ``on_train_epoch_start``
+        before the first.
 
         The first reason stays, except that ``"diverged"`` outranks every other, and every other outranks
         ``"interrupted"`` and ``"paused"``: a run that ends in the same epoch for a reason of its own has ended,

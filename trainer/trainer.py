@@ -307,8 +307,8 @@ class Trainer:
         while self._next_epoch(stream):
             self._train_epoch(stream)
             if self.state.stop_now:
-                self.epoch_rng = rng_state()
-                if self.group.size > 1:
+                self.epoch_rng = rng_state() if self.state.batch_index else None
+                if self.group.size > 1 and self.epoch_rng is not None:
                     self.epoch_parts = self.group.gather(part_of_rank(self)())[1:]
                 break
             self.fire("on_train_epoch_end")
@@ -337,6 +337,8 @@ class Trainer:
             state.epoch_stopped = False
             self.recorder.reset()
             self.fire("on_train_epoch_start")
+            if state.stop_now:  # a run that resumes begins this epoch anew
+                return
             if EPOCH in state.skips:
                 stream.skip_pass(self.plan)
                 return

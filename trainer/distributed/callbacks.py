@@ -113,6 +113,10 @@ class GroupEnd(Callback):
         if self._group.strategy == "fsdp":
             self._group.part()
 
+    def on_train_epoch_start(self, trainer: TrainerView) -> None:
+        """Train on the first batch, or on none."""
+        self._agree(trainer)
+
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Leave the batch with the same wishes."""
         self._agree(trainer)

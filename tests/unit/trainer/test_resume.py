@@ -172,6 +172,17 @@ def stop_after_batches(*batches: int) -> At:
     )
 
 
+def stop_before_epochs(*epochs: int) -> At:
+    """Stops the run once before the first batch of each of these epochs."""
+    left = set(epochs)
+
+    def stop(trainer: Any) -> None:
+        left.remove(trainer.state.epoch)
+        trainer.state.stop("interrupted", now=True)
+
+    return At("on_train_epoch_start", stop, lambda trainer: trainer.state.epoch in left)
+
+
 @quick(25)
 @given(
     run=st.builds(
@@ -207,6 +218,52 @@ def test_every_batch_is_a_place_to_stop(step: int) -> None:
     stopped = run.fit(run.build(interrupt_at(step)))
     assert (stopped.state.step, stopped.state.stop_reason) == (step, "interrupted")
     assert_same(frozen(resumed(run, through_file(stopped.state_dict()))), uninterrupted(run))
+
+
+@pytest.mark.parametrize("epoch", range(EPOCHS))
+@pytest.mark.parametrize(
+    "run",
+    [
+        Run("augmented", "one cycle", ema=True),
+        Run("stream", "plateau", "schedule-free"),
+        Run("shuffling loader", optimizer="splus", accumulate=3, validate_every=0.5),
+        Run(precision="fp16", validate_every=3),
+    ],
+    ids=lambda run: run.source,
+)
+def test_the_moment_before_an_epochs_first_batch_is_a_place_to_stop(run: Run, epoch: int) -> None:
+    def build(*callbacks: Any) -> Trainer:
+        return run.build(At("on_train_epoch_start", lambda trainer: torch.rand(3)), *callbacks)
+
+    whole, stop = run.fit(build()), stop_before_epochs(epoch)
+    stopped = run.fit(build(stop))
+    assert (stopped.state.epoch, stopped.state.batch_index, len(stopped.state.history)) == (epoch, 0, epoch)
+    assert stopped.state.history == whole.state.history[:epoch]
+    assert stopped.recorder.compute() == {}
+    again = build()
+    again.load_state_dict(through_file(stopped.state_dict()))
+    seed_all(1)
+    for trainer in (again, stopped):
+        assert_same(frozen(run.fit(trainer)), frozen(whole))
+
+
+def test_a_stop_before_an_epochs_first_batch_is_on_disk(tmp_path: Path) -> None:
+    run = Run("augmented")
+    run.fit(run.build(Checkpoint(tmp_path, max_overhead=1), stop_before_epochs(1)))
+    newest = newest_checkpoint([tmp_path])
+    assert newest is not None
+    assert (newest[0].epoch, newest[0].batch) == (1, 0)
+    assert_same(frozen(resumed(run, newest[1])), uninterrupted(run))
+
+
+def test_a_stop_before_a_pass_that_is_skipped_leaves_the_pass() -> None:
+    def skip() -> At:
+        return At("on_train_epoch_start", lambda t: t.state.skip("epoch"), lambda t: t.state.epoch == 1)
+
+    run = Run("augmented", "cosine")
+    whole, stopped = run.fit(run.build(skip())), run.fit(run.build(skip(), stop_before_epochs(1)))
+    assert stopped.state.data_epoch == 1
+    assert_same(frozen(resumed(run, through_file(stopped.state_dict()), skip())), frozen(whole))
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import nn
 
 from tests.unit.trainer.support import (
     At,
     assert_same,
     frozen,
     interrupt_at,
+    make_model,
     make_trainer,
     regression,
     through_file,
@@ -149,6 +151,17 @@ def test_a_run_may_end_with_the_first_evaluation() -> None:
     evaluator = Evaluator("hard", every_n_steps=2, stop_after_first=True)
     trainer = run(evaluator)
     assert (steps(evaluator), trainer.state.step, trainer.state.stop_reason) == ([2], 2, "evaluated")
+
+
+def test_a_run_may_end_before_it_trains_anything() -> None:
+    evaluator, model = Evaluator("hard", at_start=True, stop_after_first=True), make_model().eval()
+    trainer = run(evaluator)
+    state = trainer.state
+    assert (state.stop_reason, state.step, state.batch_index, state.data_batch) == ("evaluated", 0, 0, 0)
+    assert state.history == []
+    assert_same(dict(trainer.model.state_dict()), dict(model.state_dict()))
+    error = nn.functional.mse_loss(model(HARD.tensors[0]), HARD.tensors[1]).item()
+    assert evaluator.history == [{"step": 0, "val_hard_loss": pytest.approx(error, rel=1e-6)}]
 
 
 @pytest.mark.parametrize(("reason", "found"), [("enough", [3]), ("interrupted", []), ("pruned", [])])

@@ -284,6 +284,20 @@ def stopped(
     return state.stop_reason, state.epoch, state.batch_index, state.step, len(state.history)
 
 
+def stopped_before_an_epoch(asking: int, strategy: str = "ddp") -> tuple[Any, ...]:
+    """Where a run ends that one rank wants to end before its second epoch's first batch; the whole history."""
+    ended: list[tuple[int, ...]] = []
+    ask = At(
+        "on_train_epoch_start",
+        lambda t: t.state.stop("interrupted", now=True),
+        lambda t: rank() == asking and t.state.epoch == 1 and not ended,
+    )
+    trainer, train, val = build("mlp", [ask], strategy=strategy)
+    state = trainer.fit(train, val)
+    ended.append((state.epoch, state.batch_index, state.step, len(state.history)))
+    return *ended[0], trainer.fit(train, val).history
+
+
 def diverged(asking: int, strategy: str = "ddp") -> tuple[Any, ...]:
     """Where a run ends in which the loss of one rank is NaN from a batch on."""
 

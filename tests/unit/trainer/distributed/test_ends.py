@@ -6,7 +6,15 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trainer.distributed.ranks import Ranks
-from tests.unit.trainer.distributed.runs import PrunedError, diverged, failing, killed, skipping, stopped
+from tests.unit.trainer.distributed.runs import (
+    PrunedError,
+    diverged,
+    failing,
+    killed,
+    skipping,
+    stopped,
+    stopped_before_an_epoch,
+)
 
 pytestmark = pytest.mark.full
 
@@ -41,6 +49,13 @@ def test_what_one_asks_for_while_another_writes_all_do(
 @both
 def test_what_one_asks_for_at_an_epochs_end_all_do(four: Ranks, strategy: str) -> None:
     assert four.values(stopped, 3, 2, "end", strategy) == [("enough", 2, 0, 2 * BATCHES, 2)] * 4
+
+
+@both
+@pytest.mark.parametrize("asking", [0, 1])
+def test_what_one_asks_for_before_an_epochs_first_batch_all_do(two: Ranks, asking: int, strategy: str) -> None:
+    never = two.values(stopped_before_an_epoch, 2, strategy)[0][-1]
+    assert two.values(stopped_before_an_epoch, asking, strategy) == [(1, 0, BATCHES, 1, never)] * 2
 
 
 @both
