@@ -393,4 +393,4 @@ def regret(found: float, best: float, median: float) -> float:
     """(found - best) ÷ (median - best), for values of which less is better; inf where the median is no measure."""
     if found == best:
         return 0.0
-    return (found - best) / (median - best) if median > best else math.inf
+    return (found - best) / (median - best) if best < median < math.inf else math.inf

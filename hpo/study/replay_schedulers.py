@@ -37,7 +37,7 @@ class Figures:
         epochs_used: Epochs that it trained.
         found: The best value of any epoch that it trained; not finite where there is none.
         regret: (found - best) ÷ (median - best): 0 where the best of all stored values was found, 1 at the median
-            end of the whole trials; inf where nothing was found.
+            end (see `_Goal`); inf where nothing was found, or where the best was lost and there is no median.
         trials: Configurations that it started.
         grants: How often it granted a trial epochs.
         at_edge: Trials that it granted epochs of which nothing is stored.
@@ -162,7 +162,8 @@ class _Goal:
     Attributes:
         sign: What values are multiplied with.
         best: The best of all stored values.
-        median: The median of the last values of the whole trials; infinite where there is none.
+        median: The median of the last values of the whole trials, or of all trials where that is none, or is the
+            best; infinite where there is none.
     """
 
     sign: int
@@ -179,9 +180,15 @@ class _Goal:
                 f"the study {name} has fewer than {_FEWEST} finished trials with a finite value: there is nothing "
                 f"to replay{known.aside}\n  fix: finish more trials"
             )
-        lasts = [sign * each.values[each.epochs] for each in stored if each.whole]
-        median = statistics.median([last for last in lasts if math.isfinite(last)] or [math.inf])
-        return cls(sign, min(bests), median)
+        # A study that pauses its trials may have no whole one, or only its best.
+        medians = (_median(each, sign) for each in ([trial for trial in stored if trial.whole], stored))
+        return cls(sign, min(bests), next((each for each in medians if min(bests) < each < math.inf), math.inf))
+
+
+def _median(trials: Sequence[Known], sign: int) -> float:
+    """The median of the finite last losses; infinite where there is none."""
+    lasts = [sign * each.values[each.epochs] for each in trials]
+    return statistics.median([last for last in lasts if math.isfinite(last)] or [math.inf])
 
 
 def _least(known: Known, done: int, sign: int) -> float:

@@ -375,6 +375,30 @@ def test_the_given_epochs_are_used_and_the_regret_is_that_of_what_was_trained(
     }
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_regret_of_a_study_without_a_whole_trial_above_its_best_is_by_the_median_of_all_ends(
+    studies: Studies, whole: bool
+) -> None:
+    with studies.open(*_WITH) as (view,):
+        play(view, 2.5, 2.0, 1.0, state=None if whole else TrialState.PRUNED)
+        for value in (3.0, 6.0, 5.0):
+            play(view, value, state=TrialState.PRUNED)
+    typed = ("replay", studies.folder / "study.yaml", *_WITH, "--scheduler", "asha", "--orders", 1, "--epochs")
+    (found,) = hpo_json(*typed, 2)["schedulers"]
+    # It starts trials 0 and 1, and finds 2.5. The best is 1, and the median of 1, 3, 6 and 5 is 4.
+    assert (found["found"], found["regret"]) == (2.5, (2.5 - 1) / (4 - 1))
+    (found,) = hpo_json(*typed, 9)["schedulers"]
+    assert (found["found"], found["regret"], found["worst_regret"]) == (1.0, 0.0, 0.0)
+
+
+def test_a_replay_that_finds_nothing_has_no_finite_regret(studies: Studies) -> None:
+    with studies.open(*_WITH) as (view,):
+        for values in ((math.nan, math.nan), (math.nan, 2.0, math.nan), (math.nan, 1.0, math.nan)):
+            play(view, *values, state=TrialState.PRUNED)
+    typed = ("replay", studies.folder / "study.yaml", *_WITH, "--scheduler", "asha", "--epochs", 1, "--orders", 2)
+    assert re.search(r"asha .* inf +inf +inf", hpo(*typed).stdout)
+
+
 def test_what_is_not_stored_is_said(finished: Path) -> None:
     printed = hpo("replay", finished, "study.n_trials=20", "--scheduler", "asha,first_rung=2").stdout
     assert "the study itself" in printed
