@@ -52,7 +52,10 @@ class GrantingStorage(LeasedStorage):
         return self._granting.grant is not None
 
     def _store_grant(self, session: orm.Session, trial_id: int, *, only_first: bool = False) -> None:
-        """Store what is being granted, in the transaction that takes the trial; ``only_first``: if it has none."""
+        """Store what is being granted, in the transaction that takes the trial.
+
+        ``only_first``: if the trial has none, or this one cuts that.
+        """
         grant = self._granting.grant
-        if grant is not None and not (only_first and is_granted(session, trial_id)):
+        if grant is not None and not (only_first and not grant.cuts and is_granted(session, trial_id)):
             store_grant(session, trial_id, grant)

@@ -65,6 +65,7 @@ class Grant:
         params: The parameters of a new trial; None: its sampler draws them.
         state: What the scheduler stores for later; None: what is there stays.
         fork: Where a new trial begins that is a fork; None for any other.
+        cuts: Whether it cuts the grant that a trial which waits has.
     """
 
     study_id: int
@@ -72,6 +73,7 @@ class Grant:
     params: Mapping[str, Any] | None = None
     state: Mapping[str, Any] | None = None
     fork: Forked | None = None
+    cuts: bool = False
 
 
 def grants_of(trial: FrozenTrial) -> Sequence[Granted]:
@@ -87,7 +89,10 @@ def granted_until(trial: FrozenTrial) -> int | None:
 
 def granted_after(grants: Sequence[Granted]) -> int:
     """The epoch after which the last of a trial's grants begins."""
-    return (grants[-2]["until"] or 0) if len(grants) > 1 else inherited_by(grants)
+    last = grants[-1]["until"] if grants else None
+    # One that ends no earlier was cut to the last one.
+    ends = (end for grant in grants[:-1] if (end := grant["until"]) is not None and (last is None or end < last))
+    return max(ends, default=inherited_by(grants))
 
 
 def inherited_by(grants: Sequence[Granted]) -> int:

@@ -24,7 +24,7 @@ from hpo.search.schedulers.scheduler import (
     within_epochs,
 )
 from hpo.storage.cache import StudyCache
-from hpo.storage.grants import Grant, Granted, OldGrantError
+from hpo.storage.grants import Grant, Granted, OldGrantError, grants_of
 from hpo.storage.ledger import Lease
 from hpo.storage.lineage import Forked
 from hpo.storage.optuna_private import forget_cached_trials, id_of_study, id_of_trial, storage_of
@@ -185,7 +185,19 @@ def _take_waiting(opened: OpenStudy, standing: Standing) -> Lease | None:
     first = New(until=opened.scheduler.first(standing), why=Why("enqueued"))
     step = within_epochs(standing, first)
     grant = _grant(opened, standing, step) if isinstance(step, New) and _is_grant(standing, step) else None
-    return _first_waiting(opened, grant, among=takeable)
+    cut = standing.cut
+    whole = takeable if cut is None else takeable - {cut[0]}
+    return _first_waiting(opened, grant, among=whole) or (cut and _take_cut(opened, standing, *cut))
+
+
+def _take_cut(opened: OpenStudy, standing: Standing, number: int, until: int) -> Lease | None:
+    """A trial that waits, with its grant cut to an epoch; None where another worker was faster."""
+    for trial in opened.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
+        if trial.number == number:
+            granted: Granted = {**grants_of(trial)[-1], "number": standing.decision, "until": until}
+            grant = Grant(id_of_study(opened.study), granted, cuts=True)
+            return _first_waiting(opened, grant, among={number})
+    return None
 
 
 def _first_waiting(opened: OpenStudy, grant: Grant | None, among: Container[int] | None = None) -> Lease | None:

@@ -225,11 +225,26 @@ class Standing:
 
     @cached_property
     def takeable(self) -> Integers:
-        """Numbers of the trials that wait and may be taken: those with a grant; others while epochs are left."""
+        """Numbers of the trials that wait and may be taken.
+
+        Those with a grant, as far as the budget has epochs for them; others while there are more.
+        """
         waiting = self._own_in(columns.WAITING)
         if self.epochs_left == 0:
-            waiting &= self.columns.grants > 0
+            waiting &= (self.columns.grants > 0) & ((self._due == 0) | (self._covered > 0))
         return self.columns.number[waiting]
+
+    @cached_property
+    def cut(self) -> tuple[int, int] | None:
+        """The number of a trial that waits, and the epoch to which the budget covers its grant, if only in part.
+
+        The grants of earlier trials come first, and those of later ones are not covered at all.
+        """
+        in_part = np.flatnonzero((self._covered > 0) & (self._covered < self._due))
+        if not len(in_part):
+            return None
+        place = int(in_part[0])
+        return int(self.columns.number[place]), int((self.columns.epochs + self._covered)[place])
 
     def count(self, state: Literal["waiting", "running", "paused", "ended"]) -> int:
         """How many trials that were not imported are in this state."""
@@ -253,7 +268,24 @@ class Standing:
         mine: Flags = (self.columns.state == state) & ~self.columns.imported
         return mine
 
-    @property
+    @cached_property
+    def _covered(self) -> Integers:
+        """Of `_due`, what the budget has epochs for; less where it was lowered, or a failed trial waits again."""
+        if self.n_epochs is None:
+            return self._due
+        left = self.n_epochs - int((self._claimed - self._due).sum())
+        covered: Integers = np.clip(left - (np.cumsum(self._due) - self._due), 0, self._due)
+        return covered
+
+    @cached_property
+    def _due(self) -> Integers:
+        """Epochs that each trial which waits has been granted, and has not trained; 0 for any other."""
+        every = self.columns
+        waits = self._own_in(columns.WAITING) & (every.grants > 0)
+        due: Integers = np.where(waits, self._claimed - (every.epochs - every.inherited), 0)
+        return due
+
+    @cached_property
     def _claimed(self) -> Integers:
         """Epochs of each trial that count against the budget: it has trained them, or may still train them."""
         every = self.columns
@@ -262,7 +294,8 @@ class Standing:
         granted = np.where(every.until == columns.NONE, self.horizon or 0, every.until)
         epochs = every.epochs
         claimed = np.where(settled, epochs, np.maximum(epochs, granted)) - every.inherited
-        return claimed[~every.imported & ~every.taken_over]
+        counted: Integers = np.where(every.imported | every.taken_over, 0, claimed)
+        return counted
 
     def numbered(self, number: int) -> Seen:
         """One of the trials that were not imported.

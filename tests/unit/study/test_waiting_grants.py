@@ -1,0 +1,161 @@
+"""Trials that wait with grants beyond the budget of epochs: it was lowered, or failed ones wait again."""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass, replace
+
+import optuna
+import pytest
+from optuna.trial import TrialState
+
+from hpo.search.schedulers.scheduler import New, Next, Standing, Wait, Why
+from hpo.storage.grants import granted_after, grants_of
+from hpo.study.open_study import OpenStudy
+from hpo.study.retry import reopen
+from hpo.study.standing import standing_of
+from hpo.study.taking import claimable
+from tests.support.commands import PATIENCE
+from tests.support.standings import seen
+from tests.support.standings import standing as standing_with
+from tests.support.studies import Studies, take
+from tests.unit.study.test_granting import TwoByTwo, epochs_of, run_all, train
+
+
+@dataclass(frozen=True)
+class Fours(TwoByTwo):
+    """New trials of four epochs, and no more."""
+
+    meet: threading.Barrier | None = None
+
+    def first(self, standing: Standing) -> int:
+        if self.meet is not None:
+            self.meet.wait(PATIENCE)
+        return 4
+
+    def next(self, standing: Standing) -> Next:
+        return New(until=4, why=Why("breadth")) if standing.new_left and standing.epochs_left else Wait()
+
+
+def fours(view: OpenStudy) -> OpenStudy:
+    return replace(view, scheduler=Fours())
+
+
+def fail_one_epoch_each(view: OpenStudy, count: int) -> None:
+    """Trials that fail after the first of their four epochs."""
+    for taken in [take(fours(view)) for _ in range(count)]:
+        assert isinstance(taken, optuna.Trial)
+        taken.report(1.0, 1)
+        view.study.tell(taken, state=TrialState.FAIL)
+
+
+def ends_of(view: OpenStudy) -> list[list[int | None]]:
+    return [[each["until"] for each in grants_of(trial)] for trial in view.study.get_trials()]
+
+
+def test_failed_trials_that_wait_again_share_what_is_left(studies: Studies) -> None:
+    """Three epochs each are due to trials 0 and 1, of 1 + 1 + 4 trained; 10 leave four of them."""
+    overrides = ("study.n_trials=3", "study.epochs=12", "trainer.max_epochs=5")
+    with studies.open(*overrides) as (view,):
+        fail_one_epoch_each(view, 2)
+        assert run_all(fours(view)) == [(2, 4)]
+        reopen(view, [0, 1])
+    with studies.open(*overrides[:1], "study.epochs=10", *overrides[2:], views=3) as (view, other, third):
+        assert claimable(fours(view)) == 2
+        first, second = take(fours(view)), take(fours(other))
+        assert take(fours(third)) == Wait()
+        assert isinstance(first, optuna.Trial)
+        assert isinstance(second, optuna.Trial)
+        assert ends_of(view) == [[4], [4, 2], [4]]
+        cut = grants_of(view.study.get_trials()[1])
+        assert ([each["number"] for each in cut], cut[1]["why"], granted_after(cut)) == ([1, 3], cut[0]["why"], 0)
+        assert train(fours(view), first).epochs + train(fours(other), second).epochs == 4 + 2
+        assert take(fours(third)) is None
+        assert epochs_of(third) == [4, 2, 4]
+
+
+def test_one_for_which_no_epoch_is_left_waits_for_a_larger_budget(studies: Studies) -> None:
+    overrides = ("study.n_trials=3", "trainer.max_epochs=5")
+    with studies.open(*overrides, "study.epochs=12") as (view,):
+        fail_one_epoch_each(view, 2)
+        assert run_all(fours(view)) == [(2, 4)]
+        reopen(view, [0, 1])
+    for epochs, trained in ((6, [1, 1, 4]), (9, [4, 1, 4]), (11, [4, 3, 4]), (12, [4, 3, 4])):
+        with studies.open(*overrides, f"study.epochs={epochs}") as (view,):
+            run_all(fours(view))
+            assert (epochs_of(view), claimable(fours(view))) == (trained, 0)
+    assert [trial.state for trial in standing_of(view).paused] == ["paused"] * 3
+
+
+def test_workers_that_take_them_at_once_keep_to_the_budget(studies: Studies) -> None:
+    """Twelve epochs are due, and seven are left: of trials 0 and 1 all, of trial 2 one, of trial 3 none."""
+    workers = 4
+    overrides = ("study.n_trials=4", "trainer.max_epochs=5")
+    with studies.open(*overrides, "study.epochs=16") as (view,):
+        fail_one_epoch_each(view, 4)
+        reopen(view, range(4))
+    taken: list[int | None] = []
+    with studies.open(*overrides, "study.epochs=11", views=workers) as views:
+        meet = threading.Barrier(workers)
+
+        def work(view: OpenStudy) -> None:
+            trial = take(replace(view, scheduler=Fours(meet)))
+            taken.append(trial.number if isinstance(trial, optuna.Trial) else None)
+            meet.abort()  # who asks again waits for nobody
+            view.storage.close()
+
+        threads = [threading.Thread(target=work, args=(view,)) for view in views]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(ends_of(views[0])) == [[4], [4], [4], [4, 2]]
+
+
+def test_without_a_scheduler_a_smaller_budget_cuts_the_trial_that_waits(studies: Studies) -> None:
+    overrides = ("study.n_trials=2", "trainer.max_epochs=5", "study.pruner=none")
+    with studies.open(*overrides, "study.epochs=20") as (view,):
+        first, second = take(view), take(view)
+        assert isinstance(first, optuna.Trial)
+        assert isinstance(second, optuna.Trial)
+        assert train(view, first).epochs == 5
+        second.report(1.0, 1)
+        second.report(1.0, 2)
+        view.storage.requeue(second._trial_id)
+    for epochs, trained in ((7, 2), (8, 3), (20, 5)):
+        with studies.open(*overrides, f"study.epochs={epochs}") as (view,):
+            run_all(view)
+            assert (epochs_of(view), claimable(view)) == ([5, trained], 0)
+
+
+@pytest.mark.parametrize(
+    ("n_epochs", "takeable", "cut"),
+    [
+        (None, [0, 1, 2, 3, 4], None),
+        (26, [0, 1, 2, 3, 4], None),
+        (25, [0, 1, 2, 3], None),
+        (24, [0, 1, 2, 3], (3, 8)),
+        (17, [0, 1, 2, 3], (3, 1)),
+        (16, [0, 1, 2], None),
+        (15, [0, 1, 2], (2, 6)),
+        (14, [0, 1], None),
+        (13, [0, 1], (1, 2)),
+        (12, [0], None),
+        (5, [0], None),
+    ],
+)
+def test_the_earlier_trials_come_first(
+    n_epochs: int | None, takeable: list[int], cut: tuple[int, int] | None
+) -> None:
+    """3 + 1 + 1 + 3 are trained, and 4 claimed by the running one; none, 2, 2 of the fork and 9 are due."""
+    trials = [
+        seen(0, [1.0, 1.0, 1.0], "waiting", until=3),
+        seen(1, [1.0], "waiting", until=3),
+        seen(2, {5: 1.0}, "waiting", until=7, inherited=4),
+        seen(3, [], "waiting", kinds=("promotion",)),
+        seen(4, [], "waiting", kinds=()),
+        seen(5, [1.0], "running", until=4),
+        seen(6, [1.0, 1.0, 1.0], "ended", until=9),
+    ]
+    now = standing_with(trials, horizon=9, n_epochs=n_epochs)
+    assert (now.takeable.tolist(), now.cut) == (takeable, cut)
