@@ -150,8 +150,10 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
         return PerTrialSampler(make, section.seed, _as_it_is)
     encoding = Encoding(space.distributions, space.conditions, space.where)
     shown = _as_it_is if kind in _NO_VALUES else partial(as_predicted, encoding=encoding)
+    # A scheduler pauses trials: while they have no result to reuse, a second trial would train what they have.
+    draws_others = {"resample"} if spec.study.scheduler is None else {"resample", "reuse"}
     # Two draws from a real range are never equal: there is nothing to look for.
-    distinct = spec.study.duplicates == "resample" and not space.is_continuous
+    distinct = spec.study.duplicates in draws_others and not space.is_continuous
     if not distinct and not space.where:
         return PerTrialSampler(make, section.seed, shown)
     return WholePointSampler(

@@ -128,6 +128,21 @@ def test_a_study_that_allows_duplicates_draws_some(studies: Studies) -> None:
         assert len(set(drawn)) < len(drawn)
 
 
+@pytest.mark.parametrize(("scheduler", "distinct"), [("asha", True), ("none", False)])
+def test_under_a_scheduler_a_point_whose_trial_is_paused_is_not_drawn_for_its_result(
+    scheduler: str, distinct: bool, studies: Studies
+) -> None:
+    reuse = ("study.duplicates=reuse", f"study.scheduler={scheduler}", "study.pruner=none")
+    with studies.open(FINITE, *reuse, "study.sampler={name: random, seed: 3}", "study.n_trials=30") as (view,):
+        drawn = []
+        for _ in range(POINTS):
+            trial, params = ask(view)
+            trial.report(1.0, 1)
+            view.storage.pause(trial._trial_id, 1)
+            drawn.append(key(params))
+        assert (len(set(drawn)) == POINTS) == distinct
+
+
 def test_the_same_study_draws_the_same_points_again(studies: Studies) -> None:
     drawn = []
     for at in ("one", "two"):
