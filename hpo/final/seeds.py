@@ -22,7 +22,7 @@ from hpo.config.code import code_identity
 from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.final.seed_run import SeedRun, SeedTrainer
-from hpo.final.stamp import write_json
+from hpo.final.stamp import clear, write_json
 from hpo.final.training import Start, start_of_trial
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import no_best, own_trials, ranked_trials
@@ -30,6 +30,8 @@ from hpo.study.status import no_best, own_trials, ranked_trials
 #: Confidence of the intervals.
 CONFIDENCE: Final = 0.95
 _FEWEST: Final = 2  # values that an interval needs
+#: What is kept of a training.
+_FILES: Final = ("config.yaml", "metrics.csv", "model.pt")
 
 
 @dataclass(frozen=True)
@@ -130,7 +132,7 @@ def train_over_seeds(trainer: SeedTrainer, starts: Sequence[Start], seeds: Seque
 
 
 def _kept(trainer: SeedTrainer, result: dict[str, Any], sign: int) -> dict[str, Any]:
-    """The result with the run whose weights are kept, written to ``final/``."""
+    """The result with the run whose weights are kept, written to ``final/`` in place of what was there."""
     final = trainer.builder.spec.output_dir / "final"
     sound = [run for run in result["runs"] if run["value"] is not None]
     if not sound:
@@ -139,7 +141,8 @@ def _kept(trainer: SeedTrainer, result: dict[str, Any], sign: int) -> dict[str, 
         )
     kept = min(sound, key=lambda run: sign * run["value"])
     result |= {"kept": kept, "model": str(final / "model.pt")}
-    for name in ("config.yaml", "model.pt"):
+    clear(final)
+    for name in _FILES:
         _copy_whole(Path(kept["folder"]) / name, final / name)
     write_json(final / "metrics.json", result)
     return result
@@ -189,6 +192,10 @@ def _meet(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> boo
 
 
 def _copy_whole(source: Path, target: Path) -> None:
+    """Put a copy in the target's place; nothing, where a training wrote no such file."""
+    if not source.exists():
+        target.unlink(missing_ok=True)
+        return
     aside = target.with_name(f".{target.name}.part")
     shutil.copyfile(source, aside)
     aside.replace(target)

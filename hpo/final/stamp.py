@@ -13,6 +13,7 @@ from hpo.config.identity import identity
 from hpo.config.spec import StudySpec
 from hpo.study.lineage import Stage
 from hpo.study.outcome import finite
+from trainer.checkpoint.files import list_checkpoints
 from trainer.files import replacing
 
 #: The file in a training's folder that says which one it is.
@@ -52,6 +53,13 @@ def stamp_of(
     if begun is not None:
         parts["begun"] = begun["state"]["history"]
     return {"identity": hashlib.sha256(json.dumps(parts, sort_keys=True, default=str).encode()).hexdigest()}
+
+
+def clear(folder: Path) -> None:
+    """Remove an earlier training's checkpoints and its stamp: what comes to this folder now is of another run."""
+    (folder / STAMP_FILE).unlink(missing_ok=True)
+    for file in list_checkpoints([folder / "checkpoints"]):
+        file.path.unlink()
 
 
 def read_json(path: Path) -> Any:

@@ -16,7 +16,7 @@ from hpo.config.yaml_dumper import to_yaml
 from hpo.errors import InputError, StudyError
 from hpo.final.learning_rates import learning_rate_plan
 from hpo.final.models import best_checkpoint, find_trial, refuse_foreign_parameters
-from hpo.final.stamp import STAMP_FILE, final_config, read_json, stamp_of, write_json
+from hpo.final.stamp import STAMP_FILE, clear, final_config, read_json, stamp_of, write_json
 from hpo.final.starting import start_from
 from hpo.storage.lineage import trained_as
 from hpo.study.code_record import trial_codes
@@ -29,7 +29,7 @@ from hpo.trial.peers import Peers
 from hpo.trial.run_length import NO_PROGRESS, Progress
 from trainer import Trainer
 from trainer.callback import Callback, TrainerView
-from trainer.checkpoint.files import CheckpointFile, list_checkpoints
+from trainer.checkpoint.files import CheckpointFile
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 from trainer.distributed.parts import is_part, load_model, split_state
 from trainer.files import replacing
@@ -171,7 +171,7 @@ def train_final(
     place = RunPlace(builder.spec.output_dir / "final", "final", start.params)
     file, stamp = place.folder / STAMP_FILE, stamp_of(builder.spec, start.stages, epochs, start.checkpoint)
     if read_json(file) != stamp:
-        _clear(place.checkpoints)
+        clear(place.folder)
         place.folder.mkdir(parents=True, exist_ok=True)
         write_json(file, stamp)
     try:
@@ -403,9 +403,3 @@ def _save_weights(found: Mapping[str, torch.Tensor], path: Path) -> None:
     aside = path.with_suffix(".part")
     torch.save({name: tensor.cpu() for name, tensor in found.items()}, aside)
     aside.replace(path)
-
-
-def _clear(checkpoints: Path) -> None:
-    """An earlier final training's checkpoints are of another run."""
-    for file in list_checkpoints([checkpoints]):
-        file.path.unlink()

@@ -154,6 +154,24 @@ def test_an_interrupted_training_is_not_resumed_by_another_one(studies: Studies)
         assert "resuming" not in hpo("train", view.spec.path, *overrides, "--epochs", 5).stdout
 
 
+@pytest.mark.parametrize("csv", ["true", "false"])
+def test_nothing_of_an_earlier_training_stays_beside_the_seed_that_is_kept(studies: Studies, csv: str) -> None:
+    overrides = ("callbacks.stop={_target_: parts.Interrupt, epoch: 2}", "callbacks.checkpoint={max_overhead: 1}")
+    spec = studies.spec(code=MODEL + INTERRUPT)
+    final = spec.output_dir / "final"
+    (spec.folder / "stop").touch()
+    hpo("train", spec.path, *overrides, "--epochs", 4, code=130)
+    (spec.folder / "stop").unlink()
+    assert (final / "run.json").exists()
+    assert list((final / "checkpoints").iterdir())
+    kept = hpo_json("train", spec.path, f"callbacks.csv={csv}", "--seeds", "1,", "--epochs", 2)["kept"]
+    names = {file.name for file in final.iterdir() if file.is_file()}
+    assert names == {"config.yaml", "metrics.json", "model.pt"} | ({"metrics.csv"} if csv == "true" else set())
+    for name in names - {"metrics.json"}:
+        assert (final / name).read_bytes() == (Path(kept["folder"]) / name).read_bytes()
+    assert not list((final / "checkpoints").iterdir())
+
+
 INTERRUPT = """
 
 from pathlib import Path
