@@ -22,11 +22,11 @@ from hpo.search.as_predicted import as_predicted
 from hpo.search.auto_sampler import chosen_sampler
 from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
 from hpo.search.curve_sampler import CurveGPSampler
-from hpo.search.distinct import DRAWS, WholePointSampler
+from hpo.search.distinct import DRAWS, WholePointSampler, point_key
 from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.proposals import nearest_valid
-from hpo.storage.attributes import IMPORTED_ATTR
+from hpo.storage.attributes import BASELINE_ATTR, IMPORTED_ATTR
 from hpo.storage.optuna_private import all_trials
 
 SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
@@ -45,6 +45,7 @@ SAMPLERS: Final[Mapping[str, type[samplers.BaseSampler]]] = MappingProxyType(
     }
 )
 
+_NO_SPACE: Final[Mapping[str, BaseDistribution]] = MappingProxyType({})
 _EXHAUSTIVE: Final = (samplers.GridSampler, samplers.BruteForceSampler)
 #: They read no trial's value: the curves themselves say more than what is predicted from them, or nothing is read.
 _NO_VALUES: Final = (CurveGPSampler, samplers.RandomSampler, samplers.QMCSampler)
@@ -68,17 +69,22 @@ class ExhaustiveSampler(samplers.BaseSampler):
     """Every point of a finite space once, in an order shuffled by the seed: ``grid`` and ``brute_force``.
 
     A trial's point follows from its rank among the trials that were not enqueued or imported, so workers can't
-    take the same one. (Optuna's own choose among the points unvisited so far: two that ask at the same time
-    may get the same, and the last one's end raises from ``tell``.)
+    take the same one; the baseline's point is left out. (Optuna's own choose among the points unvisited so far:
+    two that ask at the same time may get the same, and the last one's end raises from ``tell``.)
 
     Args:
         points: All points, each parameter name → value.
         seed: Seed of the order.
+        space: Distributions of the parameters, by which a point is known again.
     """
 
-    def __init__(self, points: Sequence[Mapping[str, Any]], seed: int) -> None:
+    def __init__(
+        self, points: Sequence[Mapping[str, Any]], seed: int, space: Mapping[str, BaseDistribution] = _NO_SPACE
+    ) -> None:
         self._points = list(points)
         random.Random(seed).shuffle(self._points)
+        self._space = space
+        self._baseline: int | None = None
         self._point: Mapping[str, Any] = {}
 
     def __len__(self) -> int:
@@ -89,7 +95,23 @@ class ExhaustiveSampler(samplers.BaseSampler):
         trials = all_trials(study)
         earlier = [other for other in trials if other.number < trial.number]
         rank = sum(not has_own_point(other) for other in earlier)
+        rank += rank >= self._baseline_at(trials)
         self._point = self._points[rank] if rank < len(self._points) and not has_own_point(trial) else {}
+
+    def left(self, trials: Sequence[FrozenTrial]) -> int:
+        """How many points there are for trials to draw: all but that of the baseline."""
+        return len(self._points) - (self._baseline_at(trials) < len(self._points))
+
+    def _baseline_at(self, trials: Sequence[FrozenTrial]) -> int:
+        """The baseline's place in the order, the end where there is none; it is in the queue before any draw."""
+        if self._baseline is None:
+            base = next((trial for trial in trials if BASELINE_ATTR in trial.user_attrs), None)
+            if base is None:
+                return len(self._points)
+            key = point_key(base.system_attrs["fixed_params"], self._space)
+            places = (at for at, point in enumerate(self._points) if point_key(point, self._space) == key)
+            self._baseline = next(places, len(self._points))
+        return self._baseline
 
     def infer_relative_search_space(self, study: Study, trial: FrozenTrial) -> dict[str, BaseDistribution]:  # noqa: ARG002
         """Nothing is sampled jointly."""
@@ -140,7 +162,7 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
     name = chosen_sampler(spec).name
     kind = _checked(spec, "study.sampler", {"name": name, **section.kwargs})
     if kind in _EXHAUSTIVE:
-        return ExhaustiveSampler(space.grid(), section.seed)
+        return ExhaustiveSampler(space.grid(), section.seed, space.distributions)
     node = {"name": name, **section.kwargs}
 
     def make(seed: int) -> samplers.BaseSampler:

@@ -313,11 +313,15 @@ def enqueue(
 
 
 def budget_of(spec: StudySpec, study: optuna.Study) -> int:
-    """Trials to bring to an end; no more than a grid has points, beside those that were enqueued."""
+    """Trials to bring to an end; no more than a grid has points, beside those that were enqueued.
+
+    The baseline is one of the grid's points.
+    """
     if not isinstance(study.sampler, ExhaustiveSampler):
         return spec.study.n_trials
-    enqueued = sum("fixed_params" in trial.system_attrs for trial in study.get_trials(deepcopy=False))
-    return min(spec.study.n_trials, len(study.sampler) + enqueued)
+    trials = study.get_trials(deepcopy=False)
+    enqueued = sum("fixed_params" in trial.system_attrs for trial in trials)
+    return min(spec.study.n_trials, study.sampler.left(trials) + enqueued)
 
 
 def checked_point(space: SearchSpace, sampler: BaseSampler, given: Mapping[str, Any]) -> dict[str, Any]:

@@ -208,7 +208,7 @@ def start_study(
     if is_new:
         write_note(opened)
     opened = replace(opened, notes=[*widened, *accepted, *begin(spec, space, storage, study)])
-    if set_budget and isinstance(sampler, ExhaustiveSampler):  # a baseline stands beside the grid's points
+    if set_budget and isinstance(sampler, ExhaustiveSampler):  # trials were enqueued beside the grid's points
         storage.set_budget(opened.study_id, budget_of(spec, study))
     if study.user_attrs.get(MAX_EPOCHS_ATTR) != spec.trial_epochs:
         study.set_user_attr(MAX_EPOCHS_ATTR, spec.trial_epochs)

@@ -235,6 +235,27 @@ def test_the_budget_of_a_grid_is_its_points_beside_what_was_enqueued(studies: St
             view.study.ask()
 
 
+@pytest.mark.parametrize(("short", "choices"), [("grid", "[0.1, 0.2, 0.3]"), ("brute_force", "[[0.1], 0.01]")])
+def test_the_baseline_is_one_of_a_grids_points(studies: Studies, short: str, choices: str) -> None:
+    rates = f"optimizer.lr: {{type: categorical, choices: {choices}}}"
+    steps = "model.hidden: {type: float, low: 0.1, high: 0.5, step: 0.1}"  # 0.1 + 2 * 0.1 is not 0.3
+    space = f"search_space={{{rates}, {steps}}}"
+    base = ("study.baseline=true", f"optimizer.lr={choices[1:].split(', ')[0]}", f"model.hidden={0.1 + 2 * 0.1}")
+    with studies.open(*sampler(short), space, *base, views=2) as views:
+        whole = 5 * len(views[0].space.params["optimizer.lr"].choices)
+        assert views[0].budget() == whole
+        drawn = []
+        for turn in range(whole):
+            trial, params = ask(views[turn % 2])
+            views[turn % 2].study.tell(trial, 1.0)
+            drawn.append(tuple(f"{value}"[:3] for value in params.values()))
+        assert len(set(drawn)) == len(drawn)
+        with pytest.raises(BudgetExhaustedError):
+            views[0].study.ask()
+    with studies.open(*sampler(short), space, *base) as (view,):
+        assert view.budget() == whole
+
+
 def test_an_open_place_in_an_enqueued_trial_is_an_error_of_that_trial(studies: Studies) -> None:
     with studies.open(*sampler("grid"), FINITE) as (view,):
         view.study.enqueue_trial({"optimizer.lr": 0.2})
