@@ -285,6 +285,7 @@ def enqueue(
 
     Raises:
         BudgetExhaustedError: All of the study's trials have been claimed.
+        StudyError: So have all points of its grid.
     """
     own = [trial for trial in study.get_trials(deepcopy=False) if IMPORTED_ATTR not in trial.system_attrs]
     space = SearchSpace.from_spec(spec).distributions
@@ -298,12 +299,14 @@ def enqueue(
     template = create_trial(state=TrialState.WAITING, system_attrs={"fixed_params": point})
     study_id = id_of_study(study)
     budget = int(study.user_attrs.get(BUDGET_ATTR, spec.study.n_trials))
-    on_grid = isinstance(study.sampler, ExhaustiveSampler)
-    whole_grid = on_grid and budget == budget_of(spec, study) < spec.study.n_trials
+    of_grid = _trials_of_grid(study)
+    whole_grid = budget == of_grid and budget < spec.study.n_trials
     try:
         trial_id = storage.create_new_trial(study_id, template)
-    except BudgetExhaustedError:
-        if on_grid or len(own) >= spec.study.n_trials:
+    except BudgetExhaustedError as error:
+        if of_grid is not None and len(own) >= of_grid:  # a worker that is faster would find no point
+            raise _no_point_left(earlier) from error
+        if len(own) >= spec.study.n_trials:
             raise
         storage.set_budget(study_id, len(own) + 1)
         trial_id = storage.create_new_trial(study_id, template)
@@ -312,16 +315,30 @@ def enqueue(
     return storage.get_trial_number_from_id(trial_id), earlier
 
 
-def budget_of(spec: StudySpec, study: optuna.Study) -> int:
-    """Trials to bring to an end; no more than a grid has points, beside those that were enqueued.
+def _no_point_left(earlier: Sequence[int]) -> StudyError:
+    text = "the grid has no point left: every trial of it has been claimed"
+    if not earlier:
+        return StudyError(f"{text}\n  fix: queue the trial in a new study, before its grid is through")
+    number = earlier[0]
+    return StudyError(
+        f"{text}, and trial {number} has these parameters\n"
+        f"  fix: train them again with `hpo train --trial {number} --from-scratch`; "
+        f"if that trial has failed, `hpo retry --trial {number}`"
+    )
 
-    The baseline is one of the grid's points.
-    """
+
+def budget_of(spec: StudySpec, study: optuna.Study) -> int:
+    """Trials to bring to an end; no more than a grid has points, beside those that were enqueued."""
+    of_grid = _trials_of_grid(study)
+    return spec.study.n_trials if of_grid is None else min(spec.study.n_trials, of_grid)
+
+
+def _trials_of_grid(study: optuna.Study) -> int | None:
+    """A trial for each point of a grid, the baseline among them, and those enqueued; None without one."""
     if not isinstance(study.sampler, ExhaustiveSampler):
-        return spec.study.n_trials
+        return None
     trials = study.get_trials(deepcopy=False)
-    enqueued = sum("fixed_params" in trial.system_attrs for trial in trials)
-    return min(spec.study.n_trials, study.sampler.left(trials) + enqueued)
+    return study.sampler.left(trials) + sum("fixed_params" in trial.system_attrs for trial in trials)
 
 
 def checked_point(space: SearchSpace, sampler: BaseSampler, given: Mapping[str, Any]) -> dict[str, Any]:

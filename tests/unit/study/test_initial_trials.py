@@ -445,6 +445,23 @@ def test_a_grid_is_walked_whole_beside_what_it_begins_with(tmp_path: Path) -> No
     assert len({tuple(trial["params"].values()) for trial in trials}) == 6
 
 
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("trials", [5, 9])
+def test_a_grid_that_is_through_takes_no_trial_and_says_what_to_do(tmp_path: Path, trials: int) -> None:
+    study = make_study(
+        tmp_path, GRID.replace("n_trials: 6", f"n_trials: {trials}").replace("high: 8}", "high: 3}")
+    )
+    point = ("model.hidden=3", "optimizer.lr=0.01")
+    hpo("run", study, "--n-trials", 2)
+    assert hpo_json("enqueue", study, *point)["trial"] == 2  # points are left, and the file has more trials
+    hpo("run", study)
+    error = hpo("enqueue", study, *point, code=3).stderr
+    assert "the grid has no point left: every trial of it has been claimed" in error
+    assert "n_trials" not in error
+    assert "fix: train them again with `hpo train --trial " in error
+    hpo("train", study, *error.split("`hpo train ")[1].split("`")[0].split())
+
+
 def test_a_grid_draws_no_single_values(tmp_path: Path) -> None:
     text = STUDY.replace(
         "{type: float, low: 1e-3, high: 1e-1, log: true}", "{type: categorical, choices: [0.1, 0.2]}"
