@@ -20,6 +20,9 @@ from hpo.config.yaml_loader import MAX_DEPTH
 from hpo.config.yaml_source import parse_value, storable
 from hpo.errors import InputError
 
+#: What other programs write before a key to add it, or to take it away.
+_SIGNS = ("+", "~")
+
 
 def path_problem(config: Mapping[str, Any], keys: Keys) -> tuple[str, str] | None:
     """Why a dotted path can't be set in a config, as (problem, fix), or None.
@@ -81,6 +84,9 @@ def apply_override(raw: dict[str, Any], marks: Marks, text: str) -> tuple[dict[s
         raise InputError(str(error), file=COMMAND_LINE, value=ascii(text), fix=fix) from error
     path, equals, value_text = text.partition("=")
     path = path.strip()
+    if path.startswith(_SIGNS):
+        problem = "begins with a sign, as in Hydra: here a key is set in one way, whether it is there or not"
+        raise InputError(problem, file=COMMAND_LINE, path=path, fix=_without_sign(path, equals + value_text))
     if not equals:
         fix = "write it as `key=value`, for example `trainer.max_epochs=5`"
         raise InputError("is not an override", file=COMMAND_LINE, path=path, fix=fix)
@@ -105,6 +111,19 @@ def apply_override(raw: dict[str, Any], marks: Marks, text: str) -> tuple[dict[s
             error.problem, file=COMMAND_LINE, path=path, value=show(value_text), fix=error.fix
         ) from error
     return raw, marks.override(keys, value)
+
+
+def _without_sign(path: str, value: str) -> str:
+    """What to write in place of ``+key=value``, ``++key=value``, ``~key`` or ``~key=value``."""
+    key = path.lstrip("".join(_SIGNS))
+    if path.startswith("+"):
+        return f"leave the `{path.removesuffix(key)}` out: `{key}{value or '=…'}`"
+    section, _, rest = key.partition(".")
+    if not rest:
+        return f"write `{key}=null`"
+    if section == "callbacks" and "." not in rest:
+        return f"write `{key}=false`"
+    return f"remove `{key}` in the study file, or give it another value here"
 
 
 def _check_override(raw: dict[str, Any], keys: Keys, text: str) -> None:

@@ -258,6 +258,24 @@ def test_an_override_in_the_wrong_section_hears_of_the_right_one(
     assert raised.value.fix.startswith(fix)
 
 
+@pytest.mark.parametrize(
+    ("text", "fix"),
+    [
+        ("+trainer.max_epochs=10", "leave the `+` out: `trainer.max_epochs=10`"),
+        ("++optimizer.lr=0.1", "leave the `++` out: `optimizer.lr=0.1`"),
+        ("+callbacks.ema", "leave the `+` out: `callbacks.ema=…`"),
+        ("~callbacks.early_stopping", "write `callbacks.early_stopping=false`"),
+        ("~lr_scheduler", "write `lr_scheduler=null`"),
+        ("~optimizer.weight_decay=0", "remove `optimizer.weight_decay` in the study file, or give"),
+    ],
+)
+def test_an_override_as_hydra_has_it_hears_how_it_is_written_here(tmp_path: Path, text: str, fix: str) -> None:
+    with pytest.raises(InputError, match="begins with a sign, as in Hydra") as raised:
+        load_spec(write(tmp_path), [text])
+    assert raised.value.path == text.partition("=")[0]
+    assert raised.value.fix.startswith(fix)
+
+
 def test_the_key_on_needs_no_quotes(tmp_path: Path) -> None:
     spec = load_spec(write(tmp_path, "run: {on: local, agents: 2..8}\n" + STUDY))
     assert (spec.run.on, spec.run.agents) == ("local", (2, 8))
