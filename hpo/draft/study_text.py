@@ -97,7 +97,7 @@ def _study(draft: Draft) -> Iterator[str]:
     yield "  sampler: {name: auto, seed: 0}"
     if pruned:
         yield "  pruner: median         # ends trials that fall behind; `none` lets each finish"
-    yield "# run: {workers: 4, timeout: 2h}   # processes side by side; one on each GPU, or one a core, without it"
+    yield "# run: {workers: 4, timeout: 2h}   # processes side by side; without it one on each GPU, or one alone"
     yield ""
 
 

@@ -16,7 +16,7 @@ from hpo.config.spec import StudySpec, load_spec
 from hpo.draft.arguments import arguments_of
 from hpo.draft.data import Look
 from hpo.draft.losses import Loss, loss_for
-from hpo.trial.resources import Slot
+from hpo.trial.resources import Slot, deal
 from tests.support.commands import hpo, hpo_json
 
 MODEL = """
@@ -217,6 +217,13 @@ def test_a_model_and_data_of_any_shape_become_a_study_that_passes_the_check(data
     assert found.base.outputs == [(found.base.inputs[0][0], 3)]
     assert ("loader.batch_size" in spec.search_space) == (data != "loaders")
     assert (folder / "study_parts.py").exists() == (data not in ("ready", "loaders"))
+
+
+def test_it_says_how_many_workers_a_study_has_by_itself(folder: Path) -> None:
+    hpo("init", "--from", "net:Net", "--data", "points:ready")
+    (line,) = (line for line in written().path.read_text().splitlines() if line.startswith("# run: {workers"))
+    assert line.endswith("without it one on each GPU, or one alone")
+    assert len(deal(["cpu"], None)) == 1
 
 
 def test_the_search_space_is_what_the_names_and_defaults_say(folder: Path) -> None:
