@@ -43,18 +43,20 @@ def check_callbacks(
         _check_steps(spec)
     builder, place = Builder(spec), RunPlace(spec.output_dir, "check")
     made, written = _made(builder, place, broken, errors)
-    followed = [(f"callbacks.{name}", made[name]) for name in made.keys() & spec.config.callbacks.keys()]
-    followed += _check_search(builder, place, broken, errors)
+    searched = _check_search(builder, place, broken, errors)
     found: list[Finding] = []
-    for path, callback in followed:
-        with collected(errors):
-            found += _check_followed(spec, written, callback, path)
     for name, arguments in configured(spec.base_config()).items():
         path = join_path(("callbacks", name))
+        if name in made and name in spec.config.callbacks:
+            with collected(errors):
+                found += _check_followed(spec, written, made[name], path, arguments)
         if TARGET in arguments and path not in broken:
             with collected(errors):
                 kind = builder.resolver.resolve(arguments[TARGET])
                 found += _check_followed(spec, written, kind, path, arguments)
+    for path, callback in searched:
+        with collected(errors):
+            found += _check_followed(spec, written, callback, path)
     return written, found
 
 
@@ -101,7 +103,16 @@ def _check_followed(
         names.add(arguments["monitor"])
     # What a callback follows because the study does is looked at as the study's.
     wanted = sorted(names - {"*", *spec.study.goals})
-    return [item for metric in wanted for item in check_metric(spec, written, metric, path=path)]
+    found = ((metric, _given_at(path, arguments, metric)) for metric in wanted)
+    return [item for metric, place in found for item in check_metric(spec, written, metric, path=place)]
+
+
+def _given_at(path: str, arguments: Mapping[str, Any], metric: str) -> str:
+    """The argument of a callback that names a metric; the callback, where its class says what it follows."""
+    for name, value in arguments.items():
+        if metric in (value if isinstance(value, list) else [value]):
+            return join_path((*split_path(path), name))
+    return path
 
 
 def _check_search(

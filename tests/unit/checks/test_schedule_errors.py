@@ -242,8 +242,11 @@ class TestMetricsThatNothingRecords:
         ("overrides", "path"),
         [
             (["callbacks={own: {_target_: own.Follows}}"], "callbacks.own"),
-            (["callbacks={stop: {_target_: trainer.callbacks.EarlyStopping, monitor: val_f}}"], "callbacks.stop"),
-            (["callbacks={nan_detection: {metrics: [val_los]}}"], "callbacks.nan_detection"),
+            (
+                ["callbacks={stop: {_target_: trainer.callbacks.EarlyStopping, monitor: val_f}}"],
+                "callbacks.stop.monitor",
+            ),
+            (["callbacks={nan_detection: {metrics: [val_los]}}"], "callbacks.nan_detection.metrics"),
             (
                 [
                     "callbacks={early_stopping: {monitor: val_loss}}",

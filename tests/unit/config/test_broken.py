@@ -79,5 +79,11 @@ def test_a_metric_that_a_callback_follows_because_the_study_does_is_the_studys(t
     assert result.stderr.startswith("command line: study.metric: nothing records this metric")
 
 
+def test_a_metric_that_a_callback_is_given_on_the_command_line_is_said_to_stand_there(tmp_path: Path) -> None:
+    folder = make_study(tmp_path, STUDY + "callbacks: {early_stopping: {patience: 2}}\n")
+    result = hpo("run", folder, "callbacks.early_stopping.monitor=val_acc", code=2)
+    assert result.stderr.startswith("command line: callbacks.early_stopping.monitor: nothing records this metric")
+
+
 def test_every_command_has_an_example() -> None:
     assert [command.__name__ for command in COMMANDS if "Example" not in (command.__doc__ or "")] == []

@@ -419,8 +419,8 @@ def caches(studies: Studies) -> set[Path]:
         ("ema={decay: abc}", "callbacks.ema.decay: must be a number"),
         ("wandb={tags: one}", "callbacks.wandb.tags: must be a list, each entry a text"),
         ("mlflow={tags: one}", "callbacks.mlflow: tags is 'one': give names and values"),
-        ("early_stopping={monitor: val_acc}", "callbacks.early_stopping: nothing records this metric"),
-        ("loss_prediction={metric: los}", "callbacks.loss_prediction: nothing records this metric"),
+        ("early_stopping={monitor: val_acc}", "callbacks.early_stopping.monitor: nothing records this metric"),
+        ("loss_prediction={metric: los}", "callbacks.loss_prediction.metric: nothing records this metric"),
         ("notifier={url: 'env:NOT_SET_ANYWHERE'}", "callbacks.notifier: url is 'env:NOT_SET_ANYWHERE'"),
     ],
 )
