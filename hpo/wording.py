@@ -105,6 +105,11 @@ def paused_at_end(epoch: int) -> str:
     return f"pruned at epoch {epoch}: paused there when the study ended"
 
 
+def same_as(known: int) -> str:
+    """Why a trial has a result that it did not train for."""
+    return f"the same parameters as trial {known}: its result was taken over"
+
+
 def replaced_by(epoch: int, fork: int, parent: int) -> str:
     """Why a trial is pruned in whose place a fork of another one stands."""
     return f"pruned at epoch {epoch}: trial {fork} stands in its place, a fork of trial {parent}"

@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.execution.messages import EpochsEnded, Extended, Message, Started
 from hpo.storage import ledger
-from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, REASON_ATTR
+from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, REASON_ATTR, SAME_AS_ATTR
 from hpo.storage.grants import grants_of
 from hpo.storage.ledger import Attempt
 from hpo.storage.lineage import epochs_reached
@@ -23,7 +23,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, outcome_of
 from hpo.study.status import trial_value
 from hpo.trial.report import TrialReport
-from hpo.wording import paused_at_end
+from hpo.wording import paused_at_end, same_as
 
 _READ: Final = frozenset(state for state in TrialState if state != TrialState.WAITING)
 
@@ -146,6 +146,8 @@ class Observer:
         paused = row.pause is not None
         outcome = None if paused else Outcome(outcome_of(trial))
         reason = str(trial.user_attrs.get(REASON_ATTR, "")) if trial.state == TrialState.FAIL else ""
+        if SAME_AS_ATTR in trial.user_attrs:
+            reason = same_as(trial.user_attrs[SAME_AS_ATTR])
         if outcome == Outcome.LOST:
             return label, Settled(trial.number, last.attempt if last else 0, TrialState.FAIL, outcome, reason)
         value, epochs = trial_value(self._opened, trial), epochs_reached(trial)

@@ -14,6 +14,7 @@ from hpo.report.figures import curve_points, is_curve_logarithmic
 from hpo.report.looks import sampled
 from hpo.report.markup import HEIGHT, Section, comparison, grid, note, trial_table, unfolding
 from hpo.storage.attributes import BEST_ATTR, PREDICTION_ATTR, RUN_ATTR
+from hpo.storage.lineage import epochs_reached
 from hpo.study.internals import parted
 from hpo.study.outcome import Outcome, outcome_of
 from hpo.wording import count_of, shown
@@ -55,7 +56,7 @@ def _cells(report: StudyReport, trial: FrozenTrial, params: Sequence[str], metri
         *_values(report, trial),
         *(trial.params.get(name, "") for name in params),
         *(_finite(asked.get(name)) for name in metrics),
-        trial.last_step or "",
+        epochs_reached(trial) or "",
         "" if (took := report.took(trial)) is None else round(took, 1),
     ]
 

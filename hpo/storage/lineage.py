@@ -38,7 +38,12 @@ def inherited_epochs(trial: FrozenTrial | Trial) -> int:
 
 
 def epochs_reached(trial: FrozenTrial) -> int:
-    """Epochs that a trial has behind it, as far as they were reported, those of its parent included."""
+    """Epochs that a trial has behind it, as far as they were reported, those of its parent included.
+
+    None of a result that it took over: the curve is that of the trial which trained.
+    """
+    if SAME_AS_ATTR in trial.user_attrs:
+        return 0
     last = trial.last_step  # found anew each time
     return inherited_epochs(trial) if last is None else last
 

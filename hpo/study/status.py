@@ -26,6 +26,7 @@ from hpo.storage.attributes import (
     MAX_EPOCHS_ATTR,
     PREDICTION_ATTR,
     REASON_ATTR,
+    SAME_AS_ATTR,
     TRACEBACK_ATTR,
 )
 from hpo.storage.grants import grants_of
@@ -42,7 +43,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
 from hpo.study.ranking import best_among, best_of, judged, ranked
-from hpo.wording import condemned, paused_at_end, replaced_by
+from hpo.wording import condemned, paused_at_end, replaced_by, same_as
 
 
 def study_status(opened: OpenStudy, trials: Sequence[FrozenTrial] | None = None) -> dict[str, Any]:
@@ -220,8 +221,8 @@ def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = Fa
     ``params`` are as the study file has them, lists and mappings among them. ``metrics`` are those of its best
     epoch that a person asked for (`hpo.study.internals.parted_metrics`), empty before there is one. The traceback
     is that of a failed trial, None for any other; the reason is that of a failed one, of one that was paused when
-    the study ended or a fork took its place, or of one that `PredictedLossPruner` pruned or let run on to audit
-    itself.
+    the study ended or a fork took its place, of one that `PredictedLossPruner` pruned or let run on to audit
+    itself, or of one that took over the result of a trial with the same parameters, and has no epochs of its own.
 
     What hpo keeps beside it is in ``internals``: the other metrics of that epoch, the first ``prediction`` beside
     what came of it, the seed, and ``attempts``, the first one first; worker and device are the last attempt's.
@@ -274,10 +275,12 @@ def _took(trial: FrozenTrial, attempts: Sequence[Attempt]) -> float | None:
 
 
 def _cause(trial: FrozenTrial, fork: FrozenTrial | None) -> dict[str, Any]:
-    """Why a trial failed, is pruned or was audited; see `study_trials`.
+    """Why a trial failed, is pruned, was audited or has another one's result; see `study_trials`.
 
     What a lost attempt left on a trial that ended well later is not about its end.
     """
+    if SAME_AS_ATTR in trial.user_attrs:
+        return {"reason": same_as(trial.user_attrs[SAME_AS_ATTR]), "traceback": None}
     if (epoch := pruned_at_end(trial)) is not None:
         return {"reason": paused_at_end(epoch), "traceback": None}
     if fork is not None and trial.state == TrialState.PRUNED:

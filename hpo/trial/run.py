@@ -51,6 +51,7 @@ from hpo.trial.reports import GatheredReports, LateReports, Reports
 from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import TrainingCode
+from hpo.wording import same_as
 from trainer.error_text import error_text, traceback_text
 from trainer.state import DIVERGED, INTERRUPTED, PAUSED, PRUNED
 
@@ -134,7 +135,7 @@ class TrialRun:
         if self._failure is not None:
             return self._failure.reason
         same = self._attrs.get(SAME_AS_ATTR)
-        return "" if same is None else f"the same parameters as trial {same}: its result was taken over"
+        return "" if same is None else same_as(same)
 
     @property
     def _id(self) -> int:

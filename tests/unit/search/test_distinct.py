@@ -12,13 +12,14 @@ from hypothesis import strategies as st
 from optuna.distributions import FloatDistribution
 from optuna.trial import create_trial
 
+from hpo.execution.observer import Observer
 from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.distinct import point_key, twin
 from hpo.storage.attributes import RUN_ATTR, SAME_AS_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
 from hpo.study.standing import standing_of
-from hpo.study.status import study_status
+from hpo.study.status import study_status, study_trials
 from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
@@ -210,8 +211,10 @@ def test_a_known_result_is_taken_over(tmp_path: Path) -> None:
         before = first.setdefault(key(trial["params"]), trial)
         if before is not trial:
             again.append(trial)
-            kept = ("outcome", "value", "epochs", "constraints")
+            kept = ("outcome", "value", "constraints")
             assert {name: trial[name] for name in kept} == {name: before[name] for name in kept}
+            assert trial["epochs"] == 0
+            assert trial["reason"] == f"the same parameters as trial {before['trial']}: its result was taken over"
             log = next((tmp_path / "runs/tiny/trials" / str(trial["trial"])).rglob("log.txt")).read_text()
             assert "epoch" not in log  # nothing was trained
     assert len(first) <= 4
@@ -221,8 +224,12 @@ def test_a_known_result_is_taken_over(tmp_path: Path) -> None:
 def test_a_result_that_is_taken_over_costs_no_epochs(studies: Studies) -> None:
     fixed = "search_space={model.hidden: {type: int, low: 3, high: 3}}"
     overrides = (fixed, "study.duplicates=reuse", "study.n_trials=3", "study.epochs=6", "trainer.max_epochs=2")
-    with studies.open(*overrides) as (view,):
+    with studies.open(*overrides, views=2) as (view, watching):
+        observer = Observer(watching)
         run_all(view)
+        said = [each for _, each in observer.look() if isinstance(each, TrialReport)]
+        assert [(each.epochs, "as trial 0: its result" in each.reason) for each in said[1:]] == [(0, True)] * 2
+        assert [entry["epochs"] for entry in study_trials(view)] == [2, 0, 0]
         assert [trial.last_step for trial in view.study.get_trials()] == [2, 2, 2]
         assert standing_of(view).epochs_left == 4
         assert study_status(view)["epochs"] == {"trained": 2, "limit": 6}
