@@ -110,6 +110,12 @@ def same_as(known: int) -> str:
     return f"the same parameters as trial {known}: its result was taken over"
 
 
+def never_asked(names: Sequence[str]) -> str:
+    """That values which a trial was queued with had no effect; empty where each had one."""
+    given = ", ".join(f"`{name}`" for name in names)
+    return f"it was queued with {given}, which its function never asked for" if given else ""
+
+
 def replaced_by(epoch: int, fork: int, parent: int) -> str:
     """Why a trial is pruned in whose place a fork of another one stands."""
     return f"pruned at epoch {epoch}: trial {fork} stands in its place, a fork of trial {parent}"

@@ -20,10 +20,10 @@ from hpo.storage.pausing import pruned_at_end
 from hpo.storage.reader import TrialRow
 from hpo.storage.recovery import LOST, STOPPED, Settled
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import Outcome, finite, outcome_of
+from hpo.study.outcome import Outcome, finite, outcome_of, unasked
 from hpo.study.status import trial_value
 from hpo.trial.report import TrialReport
-from hpo.wording import paused_at_end, same_as
+from hpo.wording import never_asked, paused_at_end, same_as
 
 _READ: Final = frozenset(state for state in TrialState if state != TrialState.WAITING)
 
@@ -145,9 +145,7 @@ class Observer:
             return label, Settled(trial.number, 0, TrialState.PRUNED, Outcome.PRUNED, paused_at_end(epoch))
         paused = row.pause is not None
         outcome = None if paused else Outcome(outcome_of(trial))
-        reason = str(trial.user_attrs.get(REASON_ATTR, "")) if trial.state == TrialState.FAIL else ""
-        if SAME_AS_ATTR in trial.user_attrs:
-            reason = same_as(trial.user_attrs[SAME_AS_ATTR])
+        reason = _reason(trial)
         if outcome == Outcome.LOST:
             return label, Settled(trial.number, last.attempt if last else 0, TrialState.FAIL, outcome, reason)
         value, epochs = trial_value(self._opened, trial), epochs_reached(trial)
@@ -166,6 +164,15 @@ class Observer:
         with self._opened.storage.engine.connect() as conn:
             found = ledger.attempts_of_trial(conn, trial_id)
         return next((each for each in reversed(found) if number in (None, each.attempt)), None)
+
+
+def _reason(trial: FrozenTrial) -> str:
+    """What a worker here would report of a trial's end, beside its outcome."""
+    if SAME_AS_ATTR in trial.user_attrs:
+        return same_as(trial.user_attrs[SAME_AS_ATTR])
+    if outcome_of(trial) == Outcome.COMPLETE:
+        return never_asked(unasked(trial))
+    return str(trial.user_attrs.get(REASON_ATTR, "")) if trial.state == TrialState.FAIL else ""
 
 
 def _label(attempt: Attempt) -> str:

@@ -56,6 +56,11 @@ def outcome_of(trial: FrozenTrial) -> str:
     return ended_as(trial.state, trial.user_attrs.get(OUTCOME_ATTR), leading_value(trial))
 
 
+def unasked(trial: FrozenTrial) -> list[str]:
+    """Parameters that a trial was queued with, and that nothing has asked for so far: they may be mistyped."""
+    return [name for name in trial.system_attrs.get("fixed_params") or {} if name not in trial.params]
+
+
 def ended_as(state: TrialState, stored: str | None, value: float | None) -> str:
     """The outcome of a trial that is not paused by its state, its stored outcome and its leading value."""
     if stored is None or state != STATE_OF.get(stored, TrialState.FAIL):

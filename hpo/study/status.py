@@ -40,10 +40,10 @@ from hpo.study.code_record import CodeRecord, codes_of
 from hpo.study.goals import goal_reached
 from hpo.study.internals import parted_metrics
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of
+from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of, unasked
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
 from hpo.study.ranking import best_among, best_of, judged, ranked
-from hpo.wording import condemned, paused_at_end, replaced_by, same_as
+from hpo.wording import condemned, never_asked, paused_at_end, replaced_by, same_as
 
 
 def study_status(opened: OpenStudy, trials: Sequence[FrozenTrial] | None = None) -> dict[str, Any]:
@@ -222,7 +222,8 @@ def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = Fa
     epoch that a person asked for (`hpo.study.internals.parted_metrics`), empty before there is one. The traceback
     is that of a failed trial, None for any other; the reason is that of a failed one, of one that was paused when
     the study ended or a fork took its place, of one that `PredictedLossPruner` pruned or let run on to audit
-    itself, or of one that took over the result of a trial with the same parameters, and has no epochs of its own.
+    itself, of one that took over the result of a trial with the same parameters, and has no epochs of its own, or
+    of one that was queued with a parameter which its function never asked for.
 
     What hpo keeps beside it is in ``internals``: the other metrics of that epoch, the first ``prediction`` beside
     what came of it, the seed, and ``attempts``, the first one first; worker and device are the last attempt's.
@@ -290,6 +291,8 @@ def _cause(trial: FrozenTrial, fork: FrozenTrial | None) -> dict[str, Any]:
     decision = Condemned.of(trial)
     if decision is not None and trial.state in (TrialState.COMPLETE, TrialState.PRUNED):
         return {"reason": condemned(**decision.stored()), "traceback": None}
+    if outcome_of(trial) == Outcome.COMPLETE and (names := unasked(trial)):
+        return {"reason": never_asked(names), "traceback": None}
     attrs = trial.user_attrs if trial.state == TrialState.FAIL else {}
     return {"reason": attrs.get(REASON_ATTR), "traceback": attrs.get(TRACEBACK_ATTR)}
 

@@ -38,7 +38,7 @@ from hpo.study.folders import (
     set_aside,
 )
 from hpo.study.open_study import OpenStudy
-from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.outcome import Outcome, outcome_of, unasked
 from hpo.study.timing import timing_of
 from hpo.trial.artifacts import keep_artifacts
 from hpo.trial.checkpoints import Checkpoints, Source
@@ -51,7 +51,7 @@ from hpo.trial.reports import GatheredReports, LateReports, Reports
 from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.training_code import TrainingCode
-from hpo.wording import same_as
+from hpo.wording import never_asked, same_as
 from trainer.error_text import error_text, traceback_text
 from trainer.state import DIVERGED, INTERRUPTED, PAUSED, PRUNED
 
@@ -83,6 +83,7 @@ class TrialRun:
     before_s: float = 0.0
     _failure: Failure | None = None
     _paused: bool = False
+    _unasked: str = ""
     _running: Session | None = None
 
     def run(self) -> TrialReport:
@@ -107,6 +108,7 @@ class TrialRun:
                     print(f"a folder was here that this study's database does not know; it is now {name}")
                 known = self._known()
                 outcome = self._train(folder) if known is None else Outcome(outcome_of(known))
+                self._say_unasked(outcome)
                 with storage.together(self._id):
                     if outcome is not None or self._paused:
                         keep_artifacts(self.opened, self._id, number, folder)
@@ -135,7 +137,13 @@ class TrialRun:
         if self._failure is not None:
             return self._failure.reason
         same = self._attrs.get(SAME_AS_ATTR)
-        return "" if same is None else same_as(same)
+        return self._unasked if same is None else same_as(same)
+
+    def _say_unasked(self, outcome: Outcome | None) -> None:
+        """Say of a trial that ran to its end which values in the queue had no effect."""
+        if outcome == Outcome.COMPLETE and (names := unasked(known_of(self.trial))):
+            self._unasked = never_asked(names)
+            print(self._unasked, flush=True)
 
     @property
     def _id(self) -> int:

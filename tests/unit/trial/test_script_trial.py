@@ -16,10 +16,12 @@ from optuna.exceptions import StorageInternalError
 from optuna.trial import FixedTrial
 
 from hpo.errors import StudyError
+from hpo.execution.observer import Observer
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.storage.attributes import BEST_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
+from hpo.study.status import study_trials
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.script_trial import ScriptTrial, session_of
@@ -63,6 +65,22 @@ def steps(*numbers: int, prune: bool = False) -> Objective:
         return float(numbers[-1] ** 2)
 
     return objective
+
+
+def test_a_name_in_the_queue_that_it_never_asks_for_is_said_once_it_has_ended(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = "it was queued with `xx`, `y`, which its function never asked for"
+    with studies.open(text=STUDY, code=CODE, views=2) as (view, watching):
+        observer = Observer(watching)
+        view.study.enqueue_trial({"xx": 0.5, "x": 0.25, "y": 1})
+        view.study.enqueue_trial({"x": 0.75})
+        reports = [run(view, lambda trial: trial.suggest_float("x", 0, 1)) for _ in range(2)]
+        assert [(each.value, each.reason) for each in reports] == [(0.25, said), (0.75, "")]
+        seen = [each.reason for _, each in observer.look() if isinstance(each, TrialReport)]
+        assert seen == [said, ""]
+        assert [entry["reason"] for entry in study_trials(view)] == [said, None]
+    assert capsys.readouterr().out.count(said) == 1
 
 
 def test_it_is_a_trial_of_optuna_with_what_a_session_has(studies: Studies) -> None:
