@@ -75,7 +75,7 @@ def state_in_parts(checkpoint: Mapping[str, Any], parts: int) -> dict[str, Any]:
 
     Args:
         checkpoint: Of a trial; it is left as it is.
-        parts: Of the run that goes on from there.
+        parts: Of the run that continues there.
     """
     state, saved = checkpoint["state"], checkpoint.get(_SAVED, 1)
     return {**state, **{name: state[name] * parts // saved for name in ("batch_index", "data_batch")}}
