@@ -101,7 +101,7 @@ def test_workers_that_take_them_at_once_keep_to_the_budget(studies: Studies) -> 
         def work(view: OpenStudy) -> None:
             trial = take(replace(view, scheduler=Fours(meet)))
             taken.append(trial.number if isinstance(trial, optuna.Trial) else None)
-            meet.abort()  # who asks again waits for nobody
+            meet.abort()  # who asks again has no one to meet
             view.storage.close()
 
         threads = [threading.Thread(target=work, args=(view,)) for view in views]
