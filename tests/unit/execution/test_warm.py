@@ -1,7 +1,6 @@
 """Which workers can be forked for their trials."""
 
 import ctypes
-import multiprocessing
 import threading
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -9,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from hpo.execution.warm import is_forkable
+from tests.support.owners import forked
 
-_FORK = multiprocessing.get_context("fork")
 
-
-def _tell(line: Connection, names: list[str]) -> None:
+def _tell(line: Connection, names: list[str], answer: int) -> None:
+    ctypes.CDLL = lambda name: Driver(answer)
     for name in names:
         thread = threading.Thread(target=threading.Event().wait, daemon=True)
         thread.start()
@@ -43,12 +42,9 @@ class Driver:
         (["cuda00001800007", "python3"], 0, False),
     ],
 )
-def test_threads_that_do_not_matter_to_a_fork(
-    monkeypatch: pytest.MonkeyPatch, threads: list[str], answer: int, *, expected: bool
-) -> None:
-    monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver(answer))
-    ours, theirs = _FORK.Pipe()
-    process = _FORK.Process(target=_tell, args=(theirs, threads))  # which has no threads of other tests
+def test_threads_that_do_not_matter_to_a_fork(threads: list[str], answer: int, *, expected: bool) -> None:
+    ours, theirs = forked.Pipe()
+    process = forked.Process(target=_tell, args=(theirs, threads, answer))  # with no trace of other tests
     process.start()
     assert ours.recv() is expected
     process.join()
