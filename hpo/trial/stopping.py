@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
-import threading
-
 from hpo.errors import LeaseLostError
 from hpo.storage.ledger import Lease
 from hpo.storage.recovery import Verdict
 
 
 class StopRequest:
-    """What others want of a worker. Any thread may set it; a trial's session looks after each batch.
+    """What others want of a worker. Any thread may set it, and a signal's handler inside of another one, so there
+    is no lock; a trial's session looks after each batch.
 
     A verdict or a lost lease is about one trial: it does nothing to the next one, should the trial end first.
     """
 
     def __init__(self) -> None:
-        self._leave = threading.Event()
+        self._leave = False
         self._verdicts: dict[int, Verdict] = {}
         self._lost: set[Lease] = set()
 
     def leave(self) -> None:
         """Ask the worker to requeue its trial and to take no other."""
-        self._leave.set()
-
-    def wait(self, seconds: float) -> None:
-        """Wait so long, or until the worker is asked to leave."""
-        self._leave.wait(seconds)
+        self._leave = True
 
     @property
     def leaving(self) -> bool:
         """Whether the worker is to take no other trial."""
-        return self._leave.is_set()
+        return self._leave
 
     def end(self, number: int, verdict: Verdict) -> None:
         """Ask that trial ``number`` ends with a verdict."""
@@ -53,4 +48,4 @@ class StopRequest:
         """
         if lease in self._lost:
             raise LeaseLostError(f"trial {number} has been taken from this worker")
-        return self._leave.is_set() or number in self._verdicts
+        return self._leave or number in self._verdicts

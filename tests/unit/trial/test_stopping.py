@@ -1,43 +1,39 @@
-"""What a request to stop means, and to whom."""
+"""A request to stop, as a signal's handler makes it."""
 
-import pytest
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Any
 
-from hpo.errors import LeaseLostError
-from hpo.storage.ledger import Lease
-from hpo.storage.recovery import Verdict
 from hpo.trial.stopping import StopRequest
-
-VERDICT = Verdict("timed_out", "too long", final=True)
-
-
-def test_nothing_stops_a_trial_without_a_request() -> None:
-    request = StopRequest()
-    assert not request.stops(1, Lease(1, 1))
-    assert not request.leaving
-    assert request.verdict(1) is None
+from tests.support.commands import PATIENCE
+from tests.support.owners import forked
 
 
-def test_leaving_stops_every_trial() -> None:
-    request = StopRequest()
+def _asked_while_asked() -> None:
+    """A signal comes at each of the first lines of what the handler of an earlier one does."""
+    request, left = StopRequest(), 4
+    signal.signal(signal.SIGTERM, lambda *_: request.leave())
+
+    def again(frame: FrameType, event: str, _: Any) -> Any:
+        nonlocal left
+        if event == "line" and left:
+            left -= 1
+            os.kill(os.getpid(), signal.SIGTERM)
+        return again
+
+    sys.settrace(again)
     request.leave()
+    sys.settrace(None)
     assert request.leaving
-    assert request.stops(1, Lease(1, 1))
-    assert request.stops(2, Lease(2, 1))
-    assert request.verdict(1) is None
 
 
-def test_a_verdict_stops_its_trial_only() -> None:
-    request = StopRequest()
-    request.end(3, VERDICT)
-    assert not request.stops(4, Lease(4, 1))
-    assert request.stops(3, Lease(3, 1))
-    assert request.verdict(3) == VERDICT
-    assert not request.leaving
-
-
-def test_a_lost_lease_is_one_attempts_and_not_the_trials() -> None:
-    request = StopRequest()
-    request.lose(Lease(5, 1))
-    with pytest.raises(LeaseLostError):
-        request.stops(0, Lease(5, 1))
-    assert not request.stops(0, Lease(5, 2)), "the same trial, taken again by the same worker"
+def test_a_signal_that_interrupts_the_handler_of_another_one_does_not_stop_the_process_for_ever() -> None:
+    process = forked.Process(target=_asked_while_asked)
+    process.start()
+    process.join(PATIENCE)
+    ended = process.exitcode
+    process.kill()
+    process.join()
+    assert ended == 0
