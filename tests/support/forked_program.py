@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import gc
+import importlib
 import multiprocessing.process
 import multiprocessing.util
 import os
@@ -142,6 +144,9 @@ def _run(
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(each, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Imported in its fork server, where the preload is there already, this would switch collections off for good.
+    importlib.import_module("hpo.execution.launchers.uncollected")
+    gc.enable()
     _forget_the_server()
     multiprocessing.util.spawnv_passfds = _fork_or_spawn
     try:
