@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -62,6 +63,15 @@ class Studies:
         finally:
             for study in studies:
                 study.storage.close()
+
+
+def at_once(work: Callable[[OpenStudy], None], views: list[OpenStudy]) -> None:
+    """Do the work of several workers, each in a thread with a view of its own, to their ends."""
+    threads = [threading.Thread(target=work, args=(view,)) for view in views]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def session_of(

@@ -39,7 +39,7 @@ from hpo.trial.run import TrialRun
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
 from tests.support.commands import PATIENCE, STUDY
-from tests.support.studies import Studies, ask, take
+from tests.support.studies import Studies, ask, at_once, take
 
 
 @dataclass(frozen=True)
@@ -303,11 +303,7 @@ def test_workers_that_decide_at_once_spend_no_epoch_twice(studies: Studies) -> N
             taken.append(take(replace(view, scheduler=Together())))
             view.storage.close()
 
-        threads = [threading.Thread(target=work, args=(view,)) for view in views]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(work, views)
         assert sorted(each.until or 0 for each in standing_of(views[0]).trials) == [1, 2, 2, 2]
         assert sorted(trial.number for trial in taken) == [0, 1, 2, 3]
         numbers = [entry["number"] for trial in views[0].study.get_trials() for entry in grants_of(trial)]

@@ -18,7 +18,7 @@ from hpo.study.taking import claimable
 from tests.support.commands import PATIENCE
 from tests.support.standings import seen
 from tests.support.standings import standing as standing_with
-from tests.support.studies import Studies, take
+from tests.support.studies import Studies, at_once, take
 from tests.unit.study.test_granting import TwoByTwo, epochs_of, run_all, train
 
 
@@ -104,11 +104,7 @@ def test_workers_that_take_them_at_once_keep_to_the_budget(studies: Studies) -> 
             meet.abort()  # who asks again has no one to meet
             view.storage.close()
 
-        threads = [threading.Thread(target=work, args=(view,)) for view in views]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(work, views)
         assert sorted(ends_of(views[0])) == [[4], [4], [4], [4, 2]]
 
 
