@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import gc
 import importlib
 import multiprocessing.process
@@ -21,13 +22,13 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from itertools import pairwise
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import IO, NoReturn, Self
+from typing import IO, Final, NoReturn, Self
 
 from hpo.execution.launchers.large_pages import forget
 from tests.support.owners import forked
@@ -35,6 +36,10 @@ from tests.support.owners import forked
 _spawn = multiprocessing.util.spawnv_passfds
 #: What multiprocessing takes a program's first process for; it has no name, and this module is imported in one.
 _First = type(multiprocessing.current_process())
+
+
+#: Lets a program say where each of its threads is.
+_SHOW_THREADS: Final = signal.SIGPROF
 
 
 class ForkedProgram:
@@ -78,15 +83,23 @@ class ForkedProgram:
         return self._process.exitcode
 
     def communicate(self, timeout: float | None = None) -> tuple[str, str]:
-        """Wait until it has ended; what it has printed and said since somebody read that."""
-        pool = ThreadPoolExecutor(2)
-        try:
+        """Wait until it has ended; what it has printed and said since somebody read that.
+
+        Raises:
+            subprocess.TimeoutExpired: It had not. It is killed, and a note says where each of its threads was.
+        """
+        with ThreadPoolExecutor(2) as pool:
             texts = [pool.submit(_rest, stream) for stream in (self.stdout, self.stderr)]
-            out, err = (text.result(timeout) for text in texts)
-        except TimeoutError:
-            raise subprocess.TimeoutExpired(self._process.name, timeout or 0.0) from None
-        finally:
-            pool.shutdown(wait=False)
+            late = wait(texts, timeout).not_done
+            if late:
+                self.send_signal(_SHOW_THREADS)
+                wait(texts, 1.0)
+                self.kill()
+            out, err = (text.result() for text in texts)
+        if late:
+            error = subprocess.TimeoutExpired(self._process.name, timeout or 0.0, out, err)
+            error.add_note(err)
+            raise error
         self.wait(timeout)
         return out, err
 
@@ -144,9 +157,13 @@ def _run(
     for each in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD):
         signal.signal(each, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())  # a study's fork server hears no Ctrl-C
     # Imported in its fork server, where the preload is there already, this would switch collections off for good.
     importlib.import_module("hpo.execution.launchers.uncollected")
+    # What is there already is not looked through again: finalizers of the fork server's would run at any line.
+    gc.freeze()
     gc.enable()
+    faulthandler.register(_SHOW_THREADS)
     _forget_the_server()
     multiprocessing.util.spawnv_passfds = _fork_or_spawn
     try:
