@@ -3,7 +3,7 @@
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, Self, get_args
 
@@ -93,6 +93,11 @@ class Bound:
         """
         beyond = value - self.limit if self.relation == "<=" else self.limit - value
         return FARTHEST if math.isnan(beyond) else max(-FARTHEST, min(beyond, FARTHEST))
+
+    def comes_nearer(self, values: Sequence[float]) -> bool:
+        """Whether a later one of several values is nearer to the limit, or farther within it, than the first."""
+        first, *later = map(self.violation, values)
+        return min(later) < first
 
     def value(self, violation: float) -> float:
         """The value that violates the limit by so much; NaN where it was not known."""

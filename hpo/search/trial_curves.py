@@ -13,9 +13,10 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.schedulers.curves import Curve, as_learnt, curves_of, earlier_curves, horizon_of
+from hpo.search.schedulers.mending import Mending, violated
 from hpo.search.schedulers.scheduler import Standing
 from hpo.search.schedulers.seen import Seen
-from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, ORIGIN_ATTR
+from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, NEARER_ATTR, ORIGIN_ATTR
 from hpo.storage.grants import granted_until
 from hpo.storage.optuna_private import id_of_study, storage_of
 from hpo.storage.pausing import paused_at
@@ -45,12 +46,16 @@ def curves_of_trials(study: Study, trials: Sequence[FrozenTrial], *, bounded: bo
     Args:
         study: The study; of it the direction and the epochs of a whole trial are read.
         trials: Its trials.
-        bounded: Whether a trial that violates a constraint counts as the worst.
+        bounded: Whether a trial that violates a constraint counts as the worst, unless training may mend that.
     """
+    mending = Mending() if bounded else None
+    if mending is not None:
+        for trial in trials:
+            mending.learn(trial.system_attrs.get(NEARER_ATTR, {}))
     attrs = storage_of(study).get_study_user_attrs(id_of_study(study))
     horizon = attrs.get(MAX_EPOCHS_ATTR)
     standing = Standing(
-        read=lambda: [_seen(trial, horizon, bounded=bounded) for trial in trials],
+        read=lambda: [_seen(trial, horizon, mending) for trial in trials],
         horizon=horizon,
         minimize=study.direction != StudyDirection.MAXIMIZE,
     )
@@ -59,9 +64,9 @@ def curves_of_trials(study: Study, trials: Sequence[FrozenTrial], *, bounded: bo
     return TrialCurves(as_learnt(curves), earlier, horizon_of(standing, every))
 
 
-def _seen(trial: FrozenTrial, horizon: int | None, *, bounded: bool) -> Seen:
-    feasible = not bounded or all(violation <= 0 for violation in trial.constraints.values())
-    end = _known_end(trial, feasible=feasible)
+def _seen(trial: FrozenTrial, horizon: int | None, mending: Mending | None) -> Seen:
+    state, bounds = _state(trial), [] if mending is None else violated(trial.constraints)
+    end = _known_end(trial, feasible=not bounds)
     values, last = trial.intermediate_values, horizon or 1
     if end is not None and (not values or max(values) < last):
         values = {**values, last: end}
@@ -69,13 +74,14 @@ def _seen(trial: FrozenTrial, horizon: int | None, *, bounded: bool) -> Seen:
         number=trial.number,
         params=trial.params,
         values=values,
-        state=_state(trial),
+        state=state,
         until=granted_until(trial),
         whole=trial.state == TrialState.COMPLETE,
         failed=trial.state == TrialState.FAIL,
         imported=IMPORTED_ATTR in trial.system_attrs,
         source=trial.system_attrs.get(ORIGIN_ATTR, (None,))[0],
-        feasible=feasible,
+        feasible=not bounds,
+        mends=mending is not None and state != "ended" and mending.may_mend(bounds),
     )
 
 

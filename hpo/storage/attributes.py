@@ -83,5 +83,7 @@ IMPORTED_ATTR: Final = "hpo:imported"
 ORIGIN_ATTR: Final = "hpo:imported_from"
 #: The pruner's first decision against it; see `hpo.search.predicted_loss.audit.Condemned`.
 CONDEMNED_ATTR: Final = "hpo:condemned"
+#: Of each bound, whether an epoch came nearer to it than the first did; left out where there has been one epoch.
+NEARER_ATTR: Final = "hpo:nearer_to_bounds"
 #: Begins the key under which Optuna keeps how far a trial violates a bound.
 CONSTRAINT_ATTR: Final = "constraints:"

@@ -20,6 +20,7 @@ from hpo.storage.attributes import (
     GRANTS_ATTR,
     IMPORTED_ATTR,
     MAX_EPOCHS_ATTR,
+    NEARER_ATTR,
     ORIGIN_ATTR,
     OUTCOME_ATTR,
     PAUSED_ATTR,
@@ -185,7 +186,7 @@ def _attrs(of: sa.FromClause) -> tuple[sa.Select[Any], sa.Select[Any]]:
         return sa.select(*columns).join_from(of, table, table.c.trial_id == of.c.trial_id).where(deciding)
 
     key = TRIAL_SYSTEM_ATTRS.c.key
-    system = sa.or_(key.in_([IMPORTED_ATTR, ORIGIN_ATTR]), key.startswith(CONSTRAINT_ATTR))
+    system = sa.or_(key.in_([IMPORTED_ATTR, ORIGIN_ATTR, NEARER_ATTR]), key.startswith(CONSTRAINT_ATTR))
     user = TRIAL_USER_ATTRS.c.key.in_([OUTCOME_ATTR, FORK_ATTR, SAME_AS_ATTR])
     return having(TRIAL_USER_ATTRS, user), having(TRIAL_SYSTEM_ATTRS, system)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -11,10 +11,12 @@ from numpy.typing import NDArray
 from optuna.trial import TrialState
 
 from hpo.search.schedulers.columns import ENDED, NONE, PAUSED, RUNNING, WAITING, Columns, Flags, Floats, Integers
+from hpo.search.schedulers.mending import Mending, violated
 from hpo.storage.attributes import (
     CONSTRAINT_ATTR,
     FORK_ATTR,
     IMPORTED_ATTR,
+    NEARER_ATTR,
     ORIGIN_ATTR,
     OUTCOME_ATTR,
     SAME_AS_ATTR,
@@ -26,7 +28,7 @@ from hpo.study.outcome import Outcome, ended_as
 _KINDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("trial_id", "number", "state", "last", "until", "grants", "inherited"), np.int64),
     "best": np.float64,
-    **dict.fromkeys(("finite", "whole", "imported", "foreign", "feasible", "taken_over"), np.bool_),
+    **dict.fromkeys(("finite", "whole", "imported", "foreign", "feasible", "taken_over", "mends"), np.bool_),
 }
 _STATES: Final[Mapping[str, int]] = {"RUNNING": RUNNING, "WAITING": WAITING}
 
@@ -49,6 +51,7 @@ class StudyProgress:
         self._cursor = Cursor()
         self._columns: dict[str, NDArray[Any]] = {name: np.empty(0, kind) for name, kind in _KINDS.items()}
         self._at: dict[int, Floats] = {}
+        self._mending, self._violated = Mending(), dict[int, Collection[str]]()
 
     def look(self) -> Columns:
         """The study's trials now."""
@@ -59,6 +62,7 @@ class StudyProgress:
         read = read_progress(self._reader, self._study, self._cursor, self._at, minimize=self._minimize)
         if read.trial_id:
             self._take_in(_columns_of(read), read.reports)
+            self._mend(read)
         named = {name: column for name, column in self._columns.items() if name != "trial_id"}
         return read.study, Columns(**named, read_at=self._values_at)
 
@@ -74,6 +78,19 @@ class StudyProgress:
         for epoch in self._at:
             self._at[epoch][places] = math.nan
             self._fill_in(epoch, places, [report for report in reports if report[1] == epoch])
+
+    def _mend(self, read: Progress) -> None:
+        """Mark those of all trials that may be mended, after some were read."""
+        for trial_id in read.trial_id:
+            self._violated.pop(trial_id, None)
+        for trial_id, attrs in read.attrs.items():
+            self._mending.learn(attrs.get(NEARER_ATTR, {}))
+            if bounds := violated(_violations(attrs)):
+                self._violated[trial_id] = bounds
+        mended = [trial_id for trial_id, bounds in self._violated.items() if self._mending.may_mend(bounds)]
+        if mended or self._columns["mends"].any():
+            named = np.isin(self._columns["trial_id"], mended)
+            self._columns["mends"] = named & (self._columns["state"] != ENDED)
 
     def _values_at(self, epoch: int) -> Floats:
         if epoch not in self._at:
@@ -138,6 +155,7 @@ def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
         "foreign": np.zeros(len(ids), np.bool_),
         "feasible": np.ones(len(ids), np.bool_),
         "taken_over": np.zeros(len(ids), np.bool_),
+        "mends": np.zeros(len(ids), np.bool_),
     }
     for trial_id, attrs in read.attrs.items():
         place = np.searchsorted(ids, trial_id)
@@ -154,7 +172,14 @@ def _decided_by(attrs: Mapping[str, Any], state: TrialState, value: float | None
         "imported": IMPORTED_ATTR in attrs,
         "foreign": ORIGIN_ATTR in attrs and attrs[ORIGIN_ATTR][0] is not None,
         "taken_over": SAME_AS_ATTR in attrs,
-        "feasible": all(each <= 0 for key, each in attrs.items() if key.startswith(CONSTRAINT_ATTR)),
+        "feasible": not violated(_violations(attrs)),
+    }
+
+
+def _violations(attrs: Mapping[str, Any]) -> dict[str, float]:
+    """How far a trial violates each bound, as Optuna keeps it."""
+    return {
+        key.removeprefix(CONSTRAINT_ATTR): far for key, far in attrs.items() if key.startswith(CONSTRAINT_ATTR)
     }
 
 

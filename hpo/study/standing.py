@@ -10,6 +10,7 @@ from typing import Any, Final
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.schedulers.columns import Columns
+from hpo.search.schedulers.mending import Mending, violated
 from hpo.search.schedulers.scheduler import Standing
 from hpo.search.schedulers.seen import Seen
 from hpo.storage.attributes import (
@@ -18,6 +19,7 @@ from hpo.storage.attributes import (
     GRANTED_ATTR,
     IMPORTED_ATTR,
     MAX_EPOCHS_ATTR,
+    NEARER_ATTR,
     ORIGIN_ATTR,
     SAME_AS_ATTR,
     SCHEDULER_ATTR,
@@ -72,8 +74,8 @@ def standing_of(opened: OpenStudy, here: int | None = None, values: Mapping[int,
 
 def _seen(opened: OpenStudy, here: int | None, values: Mapping[int, float]) -> Sequence[Seen]:
     opened.forget_looks()
-    kept, found = opened.seen, []
-    for trial in opened.study.get_trials(deepcopy=False):
+    kept, found, trials = opened.seen, [], opened.study.get_trials(deepcopy=False)
+    for trial in trials:
         known = kept.get(trial.number)
         # What has ended or is paused is read once, and stays the same object.
         if known is None or known[0] is not trial:
@@ -81,6 +83,8 @@ def _seen(opened: OpenStudy, here: int | None, values: Mapping[int, float]) -> S
             if trial.state.is_finished() or known[1].state == "paused":
                 kept[trial.number] = known
         found.append(known[1])
+    if opened.spec.study.bounds:
+        found = mended(found, trials)
     return [
         replace(each, state="paused", values={**each.values, **values}) if each.number == here else each
         for each in found
@@ -107,6 +111,19 @@ def seen(trial: FrozenTrial) -> Seen:
         taken_over=SAME_AS_ATTR in trial.user_attrs,
         replaces=None if (fork := forked_from(trial)) is None else fork["replaces"],
     )
+
+
+def mended(found: Sequence[Seen], trials: Sequence[FrozenTrial]) -> list[Seen]:
+    """All trials as a scheduler sees them, with a mark on those that training may bring within the bounds."""
+    mending = Mending()
+    for trial in trials:
+        mending.learn(trial.system_attrs.get(NEARER_ATTR, {}))
+    return [
+        replace(each, mends=each.state != "ended" and mending.may_mend(violated(trial.constraints)))
+        if not each.feasible
+        else each
+        for each, trial in zip(found, trials, strict=True)
+    ]
 
 
 def _state(trial: FrozenTrial) -> Any:

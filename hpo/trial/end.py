@@ -13,6 +13,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.storage.attributes import (
     BEST_ATTR,
     CONSTRAINT_ATTR,
+    NEARER_ATTR,
     OUTCOME_ATTR,
     PARTS_ATTR,
     PREDICTION_ATTR,
@@ -142,7 +143,11 @@ class TrialEnd:
         self.opened.storage.pause(id_of_trial(self.trial), len(self._history))
 
     def keep_constraints(self) -> None:
-        """Store how far the trial violates each bound, at its best epoch, or its last where none is the best."""
+        """Store how far the trial violates each bound, at its best epoch, or its last where none is the best.
+
+        Beside it, whether training has brought it nearer to each than its first epoch did: see
+        `hpo.search.schedulers.mending`.
+        """
         bounds = self.opened.spec.study.bounds
         if not self._history or not bounds:
             return
@@ -150,6 +155,12 @@ class TrialEnd:
         metrics = self._history[-1] if found is None else found[1]
         for bound in bounds:
             self._set_constraint(bound.metric, bound.violation(metrics.get(bound.metric, math.nan)))
+        measured = {each.metric: [m[each.metric] for m in self._history if each.metric in m] for each in bounds}
+        nearer = {
+            each.metric: each.comes_nearer(values) for each in bounds if len(values := measured[each.metric]) > 1
+        }
+        if nearer:
+            self.trial.storage.set_trial_system_attr(id_of_trial(self.trial), NEARER_ATTR, nearer)
 
     def take_over(self, known: FrozenTrial) -> float | None:
         """Store another trial's result as this one's; returns the value."""

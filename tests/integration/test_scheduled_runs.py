@@ -151,6 +151,32 @@ def test_a_trial_that_violates_a_bound_is_never_resumed(scheduled: tuple[str, ..
     view.storage.close()
 
 
+#: A function whose accuracy keeps to a bound from the fourth epoch on, or never.
+IMPROVING = """
+def train(trial, rate=0.5, epochs=9):
+    for epoch in range((trial.load_checkpoint() or 0) + 1, epochs + 1):
+        trial.report(epoch, val_loss=abs(rate - 0.3) + 1 / epoch, acc=epoch / (epoch + 1) - (rate > 0.8))
+        trial.save_checkpoint(epoch)
+"""
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_trial_is_trained_until_it_keeps_to_a_bound(
+    scheduled: tuple[str, ...], workers: int, studies: Studies
+) -> None:
+    spec = studies.spec(text=FUNCTION, code=IMPROVING)
+    perturb = ("study.scheduler.perturb=[objective.rate]",) if "pbt" in scheduled[0] else ()
+    overrides = (*scheduled, *perturb, 'study.constraints={acc: ">= 0.8"}', "study.epochs=60")
+    assert hpo.run(spec.path, overrides, workers=workers, progress=False).ending == "done"
+    view = load_study(studies.spec(*overrides))
+    within = [trial for trial in view.study.get_trials() if is_feasible(trial)]
+    view.storage.close()
+    assert len(within) >= 3
+    assert all(max(trial.intermediate_values) >= 4 for trial in within)
+    assert hpo.best_params(spec.path, list(overrides)) in [trial.params for trial in within]
+
+
 @pytest.mark.usefixtures("in_process")
 def test_without_epochs_the_trials_end_the_study(scheduled: tuple[str, ...], studies: Studies) -> None:
     view = run(studies, *scheduled, "study.n_trials=8")

@@ -27,6 +27,7 @@ class Climbers:
         done: Epochs that it has finished.
         whole: Whether it has trained to its end.
         resumable: Whether it may be promoted now.
+        violating: Whether it violates a bound: it is behind all that do not.
         at: Returns, for an epoch, the loss of each that has come so far; anything for the others.
     """
 
@@ -34,7 +35,19 @@ class Climbers:
     done: Integers
     whole: Flags
     resumable: Flags
+    violating: Flags
     at: Callable[[int], Floats]
+
+    def only(self, those: Flags) -> Climbers:
+        """Some of them."""
+        return Climbers(
+            self.number[those],
+            self.done[those],
+            self.whole[those],
+            self.resumable[those],
+            self.violating[those],
+            lambda epoch: self.at(epoch)[those],
+        )
 
     def horizon(self, standing: Standing) -> int:
         """As `hpo.search.schedulers.curves.horizon_of`."""
@@ -54,12 +67,14 @@ def climbers_of(standing: Standing) -> Climbers:
     every = standing.columns
     # An array of very many trials takes its time: what would change nothing is left out.
     bounded, forked = not every.feasible.all(), bool(every.inherited.any())
+    violating = ~every.feasible
+    hopeless = violating & ~every.mends
 
     def at(epoch: int) -> Floats:
         values = every.read_at(epoch)
         known = np.isfinite(values)
         if bounded:
-            known &= every.feasible
+            known &= ~hopeless
         return np.where(known, values if standing.minimize else -values, math.inf)
 
     paused = every.state == PAUSED
@@ -67,13 +82,9 @@ def climbers_of(standing: Standing) -> Climbers:
     done = np.where(paused, every.epochs if forked else np.maximum(done, every.until), done)
     resumable = paused & every.finite
     if bounded:
-        resumable &= every.feasible
-    if not every.foreign.any():
-        return Climbers(every.number, done, every.whole, resumable, at)
-    ours = ~every.foreign
-    return Climbers(
-        every.number[ours], done[ours], every.whole[ours], resumable[ours], lambda epoch: at(epoch)[ours]
-    )
+        resumable &= ~hopeless
+    found = Climbers(every.number, done, every.whole, resumable, violating, at)
+    return found.only(~every.foreign) if every.foreign.any() else found
 
 
 def climbing(curves: Sequence[Curve]) -> Climbers:
@@ -83,6 +94,7 @@ def climbing(curves: Sequence[Curve]) -> Climbers:
         np.array([curve.done for curve in curves], dtype=np.int64),
         np.array([curve.seen.whole for curve in curves], dtype=np.bool_),
         np.array([curve.resumable for curve in curves], dtype=np.bool_),
+        np.array([not curve.seen.feasible for curve in curves], dtype=np.bool_),
         lambda epoch: np.array([curve.at(epoch) for curve in curves], dtype=np.float64),
     )
 
@@ -154,12 +166,15 @@ def promotion(
         waiting = np.flatnonzero(there & (done < after) & climbers.resumable)
         if not places or not len(waiting):
             continue
-        losses = climbers.at(rung)
+        losses, violating = climbers.at(rung), climbers.violating
+        within = waiting[~violating[waiting]]
+        waiting = within if len(within) else waiting
         least = losses[waiting].min()
         equal = waiting[losses[waiting] == least]
         best = equal[number[equal].argmin()]
-        ahead = there & ((losses < least) | ((losses == least) & (number < number[best])))
-        if np.count_nonzero(ahead) < places:
+        ahead = (losses < least) | ((losses == least) & (number < number[best]))
+        ahead = ahead & ~violating if len(within) else ahead | ~violating
+        if np.count_nonzero(there & ahead) < places:
             return int(best), after
     return None
 

@@ -27,6 +27,7 @@ class Seen:
         imported: It was trained outside of the study: it counts against no budget.
         source: The study that it was imported from, perhaps of other data; None: none, or it is not known.
         feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
+        mends: It violates bounds, has not ended, and training may bring it within them (`Mending`).
         inherited: Epochs at its beginning that another trial, its parent, has trained; it has no values there.
         replaces: The trial in whose place it was forked.
         taken_over: Its result is that of a trial with the same parameters: it has trained nothing.
@@ -45,6 +46,7 @@ class Seen:
     imported: bool = False
     source: str | None = None
     feasible: bool = True
+    mends: bool = False
     inherited: int = 0
     replaces: int | None = None
     taken_over: bool = False
@@ -88,6 +90,7 @@ class Seen:
             self.imported,
             self.source is not None,
             self.feasible,
+            self.mends,
             self.taken_over,
             self.inherited,
         )
@@ -107,7 +110,8 @@ class Seen:
         if self.state == "ended" and self.params and not has_end:  # it failed: such parameters are bad ones
             return Curve(self, [self.inherited + 1], [math.inf])
         steps = sorted(self.values)
-        values = [sign * self.values[step] if self.feasible else math.inf for step in steps]
+        hopeless = not self.feasible and not self.mends
+        values = [math.inf if hopeless else sign * self.values[step] for step in steps]
         if not math.isfinite(sum(values)):  # a sum is finite only where all of them are
             values = [value if math.isfinite(value) else math.inf for value in values]
         return Curve(self, steps, values)
@@ -115,7 +119,9 @@ class Seen:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """A trial with its losses: less is better, infinite where nothing finite was reported or a bound is violated.
+    """A trial with its losses: less is better, infinite where nothing finite was reported.
+
+    They are infinite, too, where it violates a bound that training does not mend.
 
     One that has ended without a report, as a trial that fails when it is built, has an infinite loss after its
     first epoch, as if it had diverged there.
@@ -156,6 +162,10 @@ class Curve:
     def resumable(self) -> bool:
         """Whether it is paused, and has not diverged."""
         return self.seen.state == "paused" and math.isfinite(self.last)
+
+    def rank_at(self, epoch: int) -> tuple[bool, float, int]:
+        """What orders trials after an epoch: who violates a bound comes last, then the loss, then the number."""
+        return not self.seen.feasible, self.at(epoch), self.number
 
     def at(self, epoch: int) -> float:
         """The loss at the last report up to an epoch; infinite before the first."""

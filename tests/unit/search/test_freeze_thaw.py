@@ -431,9 +431,16 @@ def test_a_switch_of_less_than_no_time_is_refused() -> None:
         FreezeThaw(switch=-1)
 
 
-def test_a_trial_that_diverged_is_nothing_to_beat() -> None:
-    """It stood far ahead before it diverged, and is not the incumbent of what the model grants."""
-    lost = seen(0, {1: -50.0, 2: math.nan}, "ended")
+@pytest.mark.parametrize(
+    "lost",
+    [
+        seen(0, {1: -50.0, 2: math.nan}, "ended"),
+        seen(0, {1: -50.0, 2: -50.0}, "running", until=27, feasible=False, mends=True),
+    ],
+    ids=["diverged", "violates a bound"],
+)
+def test_a_trial_that_can_not_be_the_best_is_nothing_to_beat(lost: Seen) -> None:
+    """It stood far ahead, and is not the incumbent of what the model grants."""
     _, answers = grown(FreezeThaw(), standing([lost], n_epochs=150, seed=2), bowl)
     model = [each.why for each in answers if not isinstance(each, Wait) and each.why.kind == "model"]
     assert model

@@ -140,6 +140,18 @@ def test_a_member_that_violates_a_bound_is_replaced_and_never_forked() -> None:
     assert (fork.replaces, fork.parent) == (0, 1)
 
 
+def test_a_member_that_violates_a_bound_which_training_may_mend_stays_behind_the_others() -> None:
+    trials = at_three(0.1, 0.5, 0.6, 0.7)
+    trials[0] = replace(trials[0], feasible=False, mends=True)
+    fork = pbt().next(standing(trials))
+    assert isinstance(fork, Fork)
+    assert (fork.replaces, fork.parent) == (0, 1), "the best loss, but the worst rank"
+    trials[1] = replace(trials[1], feasible=False, mends=True)
+    resumed = pbt().next(standing(trials))
+    assert isinstance(resumed, Resume)
+    assert resumed.number == 0, "the better of the two that violate a bound is not the worst"
+
+
 def test_a_result_that_was_taken_over_is_never_forked() -> None:
     """It has no checkpoint."""
     trials = at_three(0.9, 0.5, 0.6, 0.1)

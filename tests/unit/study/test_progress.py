@@ -27,13 +27,13 @@ from hpo.search.schedulers.rungs import ladder
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
 from hpo.search.schedulers.seen import Seen
 from hpo.storage import progress as storage_progress
-from hpo.storage.attributes import GRANTED_ATTR, OUTCOME_ATTR, SAME_AS_ATTR
+from hpo.storage.attributes import CONSTRAINT_ATTR, GRANTED_ATTR, NEARER_ATTR, OUTCOME_ATTR, SAME_AS_ATTR
 from hpo.storage.grants import Grant
 from hpo.storage.ledger import Owner
 from hpo.storage.study_end import prune_paused
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.progress import StudyProgress
-from hpo.study.standing import seen
+from hpo.study.standing import mended, seen
 from tests.support.standings import standings
 from tests.unit.trainer.support import quick
 
@@ -41,7 +41,9 @@ VALUES = (0.1, 0.2, 0.2, 0.7, -1.0, math.inf, math.nan, 3.0)
 EPOCHS = (1, 2, 3, 9)
 STEPS = st.lists(
     st.tuples(
-        st.sampled_from(["create", "report", "report", "pause", "pause", "resume", "finish", "requeue", "look"]),
+        st.sampled_from(
+            ["create", "report", "report", "measure", "pause", "pause", "resume", "finish", "requeue", "look"]
+        ),
         st.integers(0, 9),
         st.integers(0, 9),
     ),
@@ -76,6 +78,16 @@ class World:
             trial = self.running[value % len(self.running)]
             self.worker.set_trial_intermediate_value(trial, which + 1, VALUES[value % len(VALUES)])
 
+    def measure(self, which: int, value: int) -> None:
+        """Two bounds, of which a trial has come nearer to none or some since its first epoch."""
+        if self.running:
+            trial = self.running[which % len(self.running)]
+            for name, limit in (("acc", 3), ("parameters", 6)):
+                self.worker.set_trial_system_attr(trial, f"{CONSTRAINT_ATTR}{name}", value - limit)
+            if value % 3:
+                nearer = {"acc": which % 2 == 0, "parameters": which == 9}
+                self.worker.set_trial_system_attr(trial, NEARER_ATTR, nearer)
+
     def pause(self, which: int, epoch: int) -> None:
         if self.running:
             self.paused.append(self.running.pop(which % len(self.running)))
@@ -107,7 +119,8 @@ class World:
             assert self.worker.set_trial_state_values(self.running[-1], TrialState.RUNNING)
 
     def look(self, which: int = 0, value: int = 0) -> None:
-        trials = [seen(trial) for trial in self.worker.get_all_trials(self.study)]
+        stored = self.worker.get_all_trials(self.study)
+        trials = mended([seen(trial) for trial in stored], stored)
         found = self.progress.look()
         same(found, columns_of(trials, minimize=True))
         running = [trial for trial in trials if trial.state == "running"]
@@ -247,7 +260,8 @@ def promoted(curves: Sequence[Curve], rungs: Sequence[int], factor: int) -> tupl
     """As the algorithm reads: sort those who came to a rung, and take the first of the best that waits."""
     for rung, after in reversed(list(pairwise(rungs))):
         there = [curve for curve in curves if curve.done >= rung]
-        for curve in sorted(there, key=lambda each: (each.at(rung), each.number))[: len(there) // factor]:
+        ranked = sorted(there, key=lambda each: (not each.seen.feasible, each.at(rung), each.number))
+        for curve in ranked[: len(there) // factor]:
             if curve.done < after and curve.resumable:
                 return curve, after
     return None
@@ -282,7 +296,10 @@ def expected(scheduler: Asha | Hyperband, now: Standing) -> Next:
 @given(standings(), st.sampled_from([Asha(), Asha(2, 2), Hyperband(), Hyperband(2)]), st.booleans())
 def test_decisions_are_those_by_whole_curves(now: Standing, scheduler: Asha | Hyperband, bounded: bool) -> None:
     if bounded:
-        trials = [replace(each, feasible=each.number % 3 != 0) for each in now.trials]
+        trials = [
+            replace(each, feasible=each.number % 3 != 0, mends=each.number % 6 == 0 and each.state != "ended")
+            for each in now.trials
+        ]
         now = replace(now, read=lambda: trials)
     assert scheduler.next(now) == expected(scheduler, now)
     sound = [

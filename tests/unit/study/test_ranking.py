@@ -110,6 +110,22 @@ def test_a_value_is_known_from_its_violation(value: float, text: str) -> None:
     assert bound.value(bound.violation(value)) == pytest.approx(value, abs=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("relation", "values", "nearer"),
+    [
+        (">=", [0.2, 0.5, 0.1], True),
+        (">=", [0.95, 0.97], True),
+        (">=", [0.5, 0.2], False),
+        ("<=", [900, 900, 900], False),
+        ("<=", [0.5, 0.2], True),
+        ("<=", [math.nan, 0.2], True),
+        ("<=", [0.2, math.nan], False),
+    ],
+)
+def test_whether_training_comes_nearer_to_a_bound(relation: str, values: list[float], nearer: bool) -> None:
+    assert Bound("each", relation, 0.9).comes_nearer(values) == nearer
+
+
 def test_an_attempt_that_was_killed_before_it_ended_leaves_no_constraint_behind(studies: Studies) -> None:
     options = ('study.constraints={lr: "<= 1"}', "trainer.max_epochs=1")
     with studies.open(*options) as (view,):

@@ -83,7 +83,8 @@ class ModelChoice:
             return None
         known = self._table.curves[:_LEADERS]
         now, _ = model.predict(self._at(known, [curve.done for curve in known]))
-        incumbent = min(float(now.min()), self._as_z(self._best_loss))
+        rivals = np.array([curve.seen.feasible or not self._found for curve in known])
+        incumbent = min(float(now[rivals].min(initial=math.inf)), self._as_z(self._best_loss))
         aim = drawn_aim(self._view.rng, self._view.horizon, incumbent, self._table.spread)
         found = [self._best_paused(model, aim), self._best_new(model, aim, now)]
         candidates = [each for each in found if each is not None]
@@ -116,9 +117,19 @@ class ModelChoice:
 
     @cached_property
     def _best_loss(self) -> float:
-        """The best loss of a trial that has not diverged or failed: one that has is never the study's best."""
-        sound = (curve.best for curve in self._curves if curve.steps and math.isfinite(curve.last))
-        return min(sound, default=self._warp.best)
+        """The best loss of those that can be the study's best; of all that are sound where none of them can."""
+        within = (curve.best for curve in self._sound if curve.seen.feasible or not self._found)
+        return min(within, default=self._warp.best)
+
+    @cached_property
+    def _found(self) -> bool:
+        """Whether a sound trial is within the study's bounds."""
+        return any(curve.seen.feasible for curve in self._sound)
+
+    @cached_property
+    def _sound(self) -> list[Curve]:
+        """The trials that have not diverged or failed: one that has is never the study's best."""
+        return [curve for curve in self._curves if curve.steps and math.isfinite(curve.last)]
 
     def _as_z(self, loss: float) -> float:
         return float(self._warp(np.array(loss))) - self._table.centre

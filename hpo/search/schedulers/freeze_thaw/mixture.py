@@ -204,10 +204,12 @@ class Mixture:
 
     def _rest(self) -> Resume | None:
         """The best paused trial's way to its next rung: epochs are left to be used, or no trial is complete."""
-        twins = self._view.twins
-        paused = [curve for curve in self._view.own if curve.resumable]
-        if not paused:
+
+        def rank(curve: Curve) -> tuple[bool, bool, float, int]:
+            return curve.number in self._view.twins, not curve.seen.feasible, curve.best, curve.number
+
+        best = min((curve for curve in self._view.own if curve.resumable), key=rank, default=None)
+        if best is None:
             return None
-        best = min(paused, key=lambda curve: (curve.number in twins, curve.best, curve.number))
         goal = next((rung for rung in self._rungs if rung > best.done), self._view.horizon)
         return self._view.resume(best, goal, Why("rest"))

@@ -57,12 +57,12 @@ class Members:
         count = math.floor(quantile * len(there))
         if not count or curve not in there[-count:]:
             return []
-        return [best for best in self.best(step, quantile) if best.at(step) < curve.at(step)]
+        return [best for best in self.best(step, quantile) if best.rank_at(step)[:2] < curve.rank_at(step)[:2]]
 
     def _there(self, step: int) -> list[Curve]:
         """Members that have trained the epoch before ``step`` themselves, the best first."""
         there = [curve for curve in self.curves if curve.seen.inherited < step <= curve.seen.epochs]
-        return sorted(there, key=lambda curve: (curve.at(step), curve.number))
+        return sorted(there, key=lambda curve: curve.rank_at(step))
 
     def _can_be_forked(self, curve: Curve, step: int) -> bool:
         """Whether a member is sound, and has paused or ended with a checkpoint there."""
