@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Literal
@@ -13,7 +13,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.schedulers.curves import Curve, as_learnt, curves_of, earlier_curves, horizon_of
-from hpo.search.schedulers.mending import Mending, violated
+from hpo.search.schedulers.mending import Mending, may_mend, violated
 from hpo.search.schedulers.scheduler import Standing
 from hpo.search.schedulers.seen import Seen
 from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, NEARER_ATTR, ORIGIN_ATTR
@@ -48,14 +48,11 @@ def curves_of_trials(study: Study, trials: Sequence[FrozenTrial], *, bounded: bo
         trials: Its trials.
         bounded: Whether a trial that violates a constraint counts as the worst, unless training may mend that.
     """
-    mending = Mending() if bounded else None
-    if mending is not None:
-        for trial in trials:
-            mending.learn(trial.system_attrs.get(NEARER_ATTR, {}))
+    lasting = _lasting(trials) if bounded else None
     attrs = storage_of(study).get_study_user_attrs(id_of_study(study))
     horizon = attrs.get(MAX_EPOCHS_ATTR)
     standing = Standing(
-        read=lambda: [_seen(trial, horizon, mending) for trial in trials],
+        read=lambda: [_seen(trial, horizon, lasting) for trial in trials],
         horizon=horizon,
         minimize=study.direction != StudyDirection.MAXIMIZE,
     )
@@ -64,8 +61,16 @@ def curves_of_trials(study: Study, trials: Sequence[FrozenTrial], *, bounded: bo
     return TrialCurves(as_learnt(curves), earlier, horizon_of(standing, every))
 
 
-def _seen(trial: FrozenTrial, horizon: int | None, mending: Mending | None) -> Seen:
-    state, bounds = _state(trial), [] if mending is None else violated(trial.constraints)
+def _lasting(trials: Sequence[FrozenTrial]) -> set[str]:
+    mending = Mending()
+    for trial in trials:
+        mending.learn(trial.number, trial.system_attrs.get(NEARER_ATTR, {}))
+    return mending.lasting()
+
+
+def _seen(trial: FrozenTrial, horizon: int | None, lasting: Collection[str] | None) -> Seen:
+    """As the model is shown it; ``lasting`` are the bounds that training does not mend, None where none count."""
+    state, bounds = _state(trial), [] if lasting is None else violated(trial.constraints)
     end = _known_end(trial, feasible=not bounds)
     values, last = trial.intermediate_values, horizon or 1
     if end is not None and (not values or max(values) < last):
@@ -81,7 +86,7 @@ def _seen(trial: FrozenTrial, horizon: int | None, mending: Mending | None) -> S
         imported=IMPORTED_ATTR in trial.system_attrs,
         source=trial.system_attrs.get(ORIGIN_ATTR, (None,))[0],
         feasible=not bounds,
-        mends=mending is not None and state != "ended" and mending.may_mend(bounds),
+        mends=lasting is not None and state != "ended" and may_mend(bounds, lasting),
     )
 
 

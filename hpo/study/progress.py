@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from optuna.trial import TrialState
 
 from hpo.search.schedulers.columns import ENDED, NONE, PAUSED, RUNNING, WAITING, Columns, Flags, Floats, Integers
-from hpo.search.schedulers.mending import Mending, violated
+from hpo.search.schedulers.mending import Mending, may_mend, violated
 from hpo.storage.attributes import (
     CONSTRAINT_ATTR,
     FORK_ATTR,
@@ -84,10 +84,11 @@ class StudyProgress:
         for trial_id in read.trial_id:
             self._violated.pop(trial_id, None)
         for trial_id, attrs in read.attrs.items():
-            self._mending.learn(attrs.get(NEARER_ATTR, {}))
+            self._mending.learn(trial_id, attrs.get(NEARER_ATTR, {}))
             if bounds := violated(_violations(attrs)):
                 self._violated[trial_id] = bounds
-        mended = [trial_id for trial_id, bounds in self._violated.items() if self._mending.may_mend(bounds)]
+        lasting = self._mending.lasting()
+        mended = [trial_id for trial_id, bounds in self._violated.items() if may_mend(bounds, lasting)]
         if mended or self._columns["mends"].any():
             named = np.isin(self._columns["trial_id"], mended)
             self._columns["mends"] = named & (self._columns["state"] != ENDED)

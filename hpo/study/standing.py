@@ -10,7 +10,7 @@ from typing import Any, Final
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.schedulers.columns import Columns
-from hpo.search.schedulers.mending import Mending, violated
+from hpo.search.schedulers.mending import Mending, may_mend, violated
 from hpo.search.schedulers.scheduler import Standing
 from hpo.search.schedulers.seen import Seen
 from hpo.storage.attributes import (
@@ -117,9 +117,10 @@ def mended(found: Sequence[Seen], trials: Sequence[FrozenTrial]) -> list[Seen]:
     """All trials as a scheduler sees them, with a mark on those that training may bring within the bounds."""
     mending = Mending()
     for trial in trials:
-        mending.learn(trial.system_attrs.get(NEARER_ATTR, {}))
+        mending.learn(trial.number, trial.system_attrs.get(NEARER_ATTR, {}))
+    lasting = mending.lasting()
     return [
-        replace(each, mends=each.state != "ended" and mending.may_mend(violated(trial.constraints)))
+        replace(each, mends=each.state != "ended" and may_mend(violated(trial.constraints), lasting))
         if not each.feasible
         else each
         for each, trial in zip(found, trials, strict=True)

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from typing import Final
+
+#: Trials that have come no nearer to a bound, at least, before it counts as one that training does not mend: one
+#: alone may have diverged, or learn nothing.
+_FEWEST: Final = 3
 
 
 class Mending:
@@ -14,19 +19,21 @@ class Mending:
     """
 
     def __init__(self) -> None:
-        self._nearer: dict[str, bool] = {}
+        self._shown: dict[str, dict[int, bool]] = {}
 
-    def learn(self, nearer: Mapping[str, bool]) -> None:
+    def learn(self, trial: int, nearer: Mapping[str, bool]) -> None:
         """Take in whether a trial has come nearer to each bound than after its first epoch, if it has had more."""
         for bound, is_nearer in nearer.items():
-            self._nearer[bound] = is_nearer or self._nearer.get(bound, False)
+            self._shown.setdefault(bound, {})[trial] = is_nearer
 
-    def may_mend(self, bounds: Collection[str]) -> bool:
-        """Whether training may bring a trial within the bounds that it violates; False where it violates none.
+    def lasting(self) -> set[str]:
+        """The bounds to which several trials have come no nearer, and none has: who violates one stays outside."""
+        return {bound for bound, shown in self._shown.items() if len(shown) >= _FEWEST and not any(shown.values())}
 
-        A bound of which no trial has shown anything yet has the benefit of the doubt.
-        """
-        return bool(bounds) and all(self._nearer.get(bound, True) for bound in bounds)
+
+def may_mend(bounds: Collection[str], lasting: Collection[str]) -> bool:
+    """Whether training may bring a trial within the bounds that it violates; False where it violates none."""
+    return bool(bounds) and not any(bound in lasting for bound in bounds)
 
 
 def violated(violations: Mapping[str, float]) -> list[str]:
