@@ -91,7 +91,7 @@ class StudyProgress:
         mended = [trial_id for trial_id, bounds in self._violated.items() if may_mend(bounds, lasting)]
         if mended or self._columns["mends"].any():
             named = np.isin(self._columns["trial_id"], mended)
-            self._columns["mends"] = named & (self._columns["state"] != ENDED)
+            self._columns["mends"] = named & ~self._columns["imported"]
 
     def _values_at(self, epoch: int) -> Floats:
         if epoch not in self._at:

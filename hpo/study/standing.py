@@ -120,7 +120,7 @@ def mended(found: Sequence[Seen], trials: Sequence[FrozenTrial]) -> list[Seen]:
         mending.learn(trial.number, trial.system_attrs.get(NEARER_ATTR, {}))
     lasting = mending.lasting()
     return [
-        replace(each, mends=each.state != "ended" and may_mend(violated(trial.constraints), lasting))
+        replace(each, mends=not each.imported and may_mend(violated(trial.constraints), lasting))
         if not each.feasible
         else each
         for each, trial in zip(found, trials, strict=True)

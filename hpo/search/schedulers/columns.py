@@ -45,7 +45,7 @@ class Columns:
         imported: It was trained outside of the study.
         foreign: It was imported from another study that is known.
         feasible: It keeps to the study's bounds.
-        mends: It violates them, and training may mend that.
+        mends: It violates them, and training may mend that where it has not ended.
         taken_over: It has trained nothing: its result is another trial's.
         inherited: Epochs that its parent has trained.
         read_at: Returns, for an epoch, the value at the last report up to it, of each trial that has come so far;

@@ -37,9 +37,14 @@ def _curves(standing: Standing, trials: Iterable[Seen]) -> list[Curve]:
 def as_learnt(curves: Iterable[Curve]) -> list[Curve]:
     """The curves as a model is to see them: one that failed is infinite at its last report, as if it had diverged.
 
-    Else a model would know only how well it began, and propose what fails again and again.
+    Else a model would know only how well it began, and propose what fails again and again. So it is for one that
+    has ended outside of the bounds.
     """
-    return [_failing(curve) if curve.seen.failed and curve.seen.values else curve for curve in curves]
+    return [_failing(curve) if _is_bad(curve.seen) and curve.seen.values else curve for curve in curves]
+
+
+def _is_bad(seen: Seen) -> bool:
+    return seen.failed or (seen.state == "ended" and not seen.feasible)
 
 
 def _failing(curve: Curve) -> Curve:

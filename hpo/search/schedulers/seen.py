@@ -27,7 +27,7 @@ class Seen:
         imported: It was trained outside of the study: it counts against no budget.
         source: The study that it was imported from, perhaps of other data; None: none, or it is not known.
         feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
-        mends: It violates bounds, has not ended, and training may bring it within them (`Mending`).
+        mends: It violates bounds, and training may bring one that has not ended within them (`Mending`).
         inherited: Epochs at its beginning that another trial, its parent, has trained; it has no values there.
         replaces: The trial in whose place it was forked.
         taken_over: Its result is that of a trial with the same parameters: it has trained nothing.

@@ -23,7 +23,7 @@ from hpo.search.schedulers.asha import Asha
 from hpo.search.schedulers.columns import Columns, Floats, columns_of
 from hpo.search.schedulers.curves import Curve, affordable, curves_of, horizon_of, until
 from hpo.search.schedulers.hyperband import Hyperband
-from hpo.search.schedulers.rungs import ladder
+from hpo.search.schedulers.rungs import climbers_of, ladder
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait, Why
 from hpo.search.schedulers.seen import Seen
 from hpo.storage import progress as storage_progress
@@ -191,6 +191,22 @@ def test_who_asks_after_epochs_without_a_value_stands_at_them_with_the_last_one_
         for unstored in ({}, {4: 7.0}):
             assert found.with_paused(0, unstored, minimize=True).read_at(3).tolist() == [VALUES[0]]
         assert found.with_paused(0, {3: 5.0}, minimize=True).read_at(3).tolist() == [5.0]
+
+
+def test_one_that_has_ended_outside_of_a_bound_stands_at_its_rungs_as_it_was(
+    ready_sqlite_file: Path, tmp_path: Path
+) -> None:
+    shutil.copy(ready_sqlite_file, tmp_path / "study.db")
+    with world(f"sqlite:///{tmp_path}/study.db") as made:
+        made.create(1, 0)
+        made.report(0, 0)
+        made.measure(0, 4)  # it violates a bound, and has come nearer to it
+        made.finish(0, 0)
+        made.look()
+        climbers = climbers_of(Standing(read=list, read_columns=made.progress.look))
+        assert climbers.at(1).tolist() == [VALUES[0]]
+        assert climbers.violating.all()
+        assert not climbers.resumable.any()
 
 
 def test_columns_are_the_same_read_in_parts(

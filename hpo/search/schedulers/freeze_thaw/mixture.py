@@ -8,7 +8,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Final
 
-from hpo.search.schedulers.curves import Curve
+from hpo.search.schedulers.curves import Curve, as_learnt
 from hpo.search.schedulers.freeze_thaw import agreement
 from hpo.search.schedulers.freeze_thaw.choice import ModelChoice
 from hpo.search.schedulers.freeze_thaw.study_view import StudyView
@@ -173,7 +173,7 @@ class Mixture:
         return goal - self._view.standing.numbered(step.number).epochs + switch
 
     def _model(self) -> New | Resume | None:
-        if sum(math.isfinite(curve.best) for curve in self._view.curves) < _FEWEST:
+        if sum(math.isfinite(curve.best) for curve in as_learnt(self._view.curves)) < _FEWEST:
             return None
         return ModelChoice(self._view, self._first).best()
 
