@@ -47,7 +47,7 @@ REASON_ATTR: Final = "hpo:reason"
 TRACEBACK_ATTR: Final = "hpo:traceback"
 #: The worker that a failed trial ran on.
 WORKER_ATTR: Final = "hpo:worker"
-#: Its best epoch: metrics and checkpoint.
+#: Its best epoch: metrics, checkpoint, and whether it is within the bounds.
 BEST_ATTR: Final = "hpo:best"
 #: Its predicted loss beside what it ended at.
 PREDICTION_ATTR: Final = "hpo:prediction"

@@ -53,7 +53,8 @@ def judged(trial: FrozenTrial, goals: Mapping[str, Direction]) -> FrozenTrial | 
         return trial if outcome == Outcome.COMPLETE and _has_rank(trial) else None
     trial = copy.copy(trial)
     trial.values = [best["metrics"][name] for name in goals]
-    return trial if is_feasible(trial) else None
+    # Where its last grant was extended the bounds were measured at a later epoch.
+    return trial if best.get("within", is_feasible(trial)) else None
 
 
 def ranked(trials: Iterable[FrozenTrial], goals: Mapping[str, Direction]) -> list[FrozenTrial]:

@@ -221,8 +221,14 @@ class TrialEnd:
             self.trial.set_user_attr(PREDICTION_ATTR, finite(record))
 
     def _best(self, epoch: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-        """The epoch that counts: its number, its metrics and its checkpoint, relative to the output folder."""
+        """The epoch that counts: its number, its metrics, its checkpoint, relative to the output folder.
+
+        Beside them, where the study has bounds, whether it is within them.
+        """
         spec = self.opened.spec
         found = Checkpoints(attempt_folders(spec, self.trial.number)).of_epoch(epoch)
         path = None if found is None else str(found.path.relative_to(spec.output_dir))
-        return {"epoch": epoch, "metrics": dict(metrics), "checkpoint": path}
+        best = {"epoch": epoch, "metrics": dict(metrics), "checkpoint": path}
+        if bounds := spec.study.bounds:
+            best["within"] = all(each.violation(metrics.get(each.metric, math.nan)) <= 0 for each in bounds)
+        return best

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.config.schema_study import FARTHEST, Bound, Direction, StudySection
+from hpo.storage.attributes import BEST_ATTR
 from hpo.study.ranking import best_of, is_feasible, is_ranked, pareto_front, ranked
 from hpo.trial.builder import Builder
 from hpo.trial.run import TrialRun
@@ -124,6 +125,15 @@ def test_a_value_is_known_from_its_violation(value: float, text: str) -> None:
 )
 def test_whether_training_comes_nearer_to_a_bound(relation: str, values: list[float], nearer: bool) -> None:
     assert Bound("each", relation, 0.9).comes_nearer(values) == nearer
+
+
+@pytest.mark.parametrize("within", [True, False])
+def test_a_trial_that_trains_on_is_judged_by_the_bounds_where_it_last_paused(within: bool) -> None:
+    best = {"epoch": 1, "metrics": {"loss": 0.2}, "checkpoint": None, "within": within}
+    trial = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={BEST_ATTR: best})
+    # Measured again where its grant was extended.
+    trial.system_attrs["constraints:acc"] = 0.3 if within else -0.3
+    assert bool(best_of([trial], {"loss": "minimize"})) == within
 
 
 def test_an_attempt_that_was_killed_before_it_ended_leaves_no_constraint_behind(studies: Studies) -> None:
