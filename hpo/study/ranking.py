@@ -33,6 +33,13 @@ def is_feasible(trial: FrozenTrial) -> bool:
     return all(violation <= 0 for violation in trial.constraints.values())
 
 
+def is_outside(trial: FrozenTrial) -> bool:
+    """Whether a trial would have a rank if it were within the bounds."""
+    outcome = outcome_of(trial)
+    has_value = outcome == Outcome.COMPLETE or (outcome in _BEST_EPOCH and BEST_ATTR in trial.user_attrs)
+    return has_value and not is_feasible(trial)
+
+
 def is_ranked(trial: FrozenTrial) -> bool:
     """Whether a trial is complete, its values finite, and within the bounds."""
     return outcome_of(trial) == Outcome.COMPLETE and _has_rank(trial)

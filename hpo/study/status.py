@@ -42,8 +42,8 @@ from hpo.study.internals import parted_metrics
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of, unasked
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
-from hpo.study.ranking import best_among, best_of, judged, ranked
-from hpo.wording import condemned, never_asked, paused_at_end, replaced_by, same_as
+from hpo.study.ranking import best_among, best_of, is_outside, judged, ranked
+from hpo.wording import condemned, count_of, never_asked, paused_at_end, replaced_by, same_as
 
 
 def study_status(opened: OpenStudy, trials: Sequence[FrozenTrial] | None = None) -> dict[str, Any]:
@@ -166,12 +166,15 @@ def study_best(opened: OpenStudy) -> dict[str, Any] | list[dict[str, Any]]:
 
 def no_best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> StudyError:
     """Why there is no best trial among these."""
+    trials, name = list(trials), opened.spec.study.name
     complete = sum(outcome_of(trial) == Outcome.COMPLETE for trial in trials)
-    if not complete:
-        return StudyError(f"the study {opened.spec.study.name} has no complete trial yet")
-    bounds = ", ".join(f"{name} {text}" for name, text in opened.spec.study.constraints.items())
+    outside = sum(map(is_outside, trials))
+    if not (complete or outside):
+        return StudyError(f"the study {name} has no complete trial yet")
+    bounds = ", ".join(f"{metric} {text}" for metric, text in opened.spec.study.constraints.items())
+    some = f"{complete} complete trials" if complete else count_of(outside, "trial")
     return StudyError(
-        f"none of the {complete} complete trials of {opened.spec.study.name} meets its constraints: {bounds}\n"
+        f"none of the {some} of {name} meets its constraints: {bounds}\n"
         "  fix: run more trials, or start a study with looser bounds"
     )
 
@@ -187,6 +190,8 @@ def refuse_without_result(opened: OpenStudy) -> None:
     # A study of paused trials may end before one is complete: their best epochs are its result.
     if not ends or Outcome.COMPLETE in ends or any(judged(trial, opened.spec.study.goals) for trial in ended):
         return
+    if any(map(is_outside, ended)):
+        raise no_best(opened, ended)
     counts = ", ".join(f"{ends[each]} {each.replace('_', ' ')}" for each in map(str, Outcome) if ends[each])
     spec = opened.spec
     retry = "then requeue failed trials with `hpo retry --failed`, or"

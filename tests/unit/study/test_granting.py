@@ -14,7 +14,7 @@ import pytest
 import torch
 from optuna.trial import TrialState
 
-from hpo.errors import InputError
+from hpo.errors import InputError, StudyError
 from hpo.execution.upkeep import Upkeep
 from hpo.search.schedulers.granting import GrantScheduler
 from hpo.search.schedulers.hyperband import Hyperband
@@ -379,6 +379,18 @@ def test_the_best_epoch_of_any_trial_is_the_studys_best(studies: Studies) -> Non
         assert best["checkpoint"] is not None
         refuse_without_result(view)
         assert len(best_of(view.study.get_trials(), view.spec.study.goals)) == 1
+
+
+def test_a_study_whose_paused_trials_violate_a_bound_says_so(studies: Studies) -> None:
+    bound = "study.constraints={val_loss: <= -1}"
+    with studies.open("study.n_trials=2", "study.epochs=4", "trainer.max_epochs=9", bound) as (view,):
+        run_all(two_by_two(view))
+        with pytest.raises(StudyError, match="none of the 2 trials of tiny meets its constraints: val_loss <= -1"):
+            study_best(view)
+        assert len(list(prune_paused(view.storage, view.study_id))) == 2
+        view.forget_looks()
+        with pytest.raises(StudyError, match="none of the 2 trials of tiny meets its constraints: val_loss <= -1"):
+            refuse_without_result(view)
 
 
 def test_a_larger_budget_resumes_what_the_end_has_pruned(studies: Studies) -> None:
