@@ -28,7 +28,9 @@ from hpo.study.outcome import Outcome, ended_as
 _KINDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("trial_id", "number", "state", "last", "until", "grants", "inherited"), np.int64),
     "best": np.float64,
-    **dict.fromkeys(("finite", "whole", "imported", "foreign", "feasible", "taken_over", "mends"), np.bool_),
+    **dict.fromkeys(
+        ("finite", "whole", "imported", "foreign", "feasible", "measured", "taken_over", "mends"), np.bool_
+    ),
 }
 _STATES: Final[Mapping[str, int]] = {"RUNNING": RUNNING, "WAITING": WAITING}
 
@@ -155,6 +157,7 @@ def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
         "imported": np.zeros(len(ids), np.bool_),
         "foreign": np.zeros(len(ids), np.bool_),
         "feasible": np.ones(len(ids), np.bool_),
+        "measured": np.zeros(len(ids), np.bool_),
         "taken_over": np.zeros(len(ids), np.bool_),
         "mends": np.zeros(len(ids), np.bool_),
     }
@@ -174,6 +177,7 @@ def _decided_by(attrs: Mapping[str, Any], state: TrialState, value: float | None
         "foreign": ORIGIN_ATTR in attrs and attrs[ORIGIN_ATTR][0] is not None,
         "taken_over": SAME_AS_ATTR in attrs,
         "feasible": not violated(_violations(attrs)),
+        "measured": bool(_violations(attrs)),
     }
 
 

@@ -24,7 +24,7 @@ STATES: Final = ("waiting", "running", "paused", "ended")
 WAITING, RUNNING, PAUSED, ENDED = range(len(STATES))
 _STATE_NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
 #: Entries of `Seen.row`.
-_IN_A_ROW: Final = 15
+_IN_A_ROW: Final = 16
 #: In a column of epochs: there is none.
 NONE: Final = -1
 
@@ -44,7 +44,8 @@ class Columns:
         whole: It has trained to its end.
         imported: It was trained outside of the study.
         foreign: It was imported from another study that is known.
-        feasible: It keeps to the study's bounds.
+        feasible: It keeps to the study's bounds, as far as it was measured.
+        measured: It was measured against them.
         mends: It violates them, and training may mend that where it has not ended.
         taken_over: It has trained nothing: its result is another trial's.
         inherited: Epochs that its parent has trained.
@@ -63,6 +64,7 @@ class Columns:
     imported: Flags
     foreign: Flags
     feasible: Flags
+    measured: Flags
     mends: Flags
     taken_over: Flags
     inherited: Integers
@@ -115,7 +117,7 @@ def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:
     """The columns of trials."""
     rows: list[Sequence[Any]] = list(zip(*(trial.row for trial in trials), strict=True)) or [()] * _IN_A_ROW
     number, state, last, finite, least, largest, until, grants, *flags, inherited = rows
-    whole, imported, foreign, feasible, mends, taken_over = (np.array(each, np.bool_) for each in flags)
+    whole, imported, foreign, feasible, measured, mends, taken_over = (np.array(each, np.bool_) for each in flags)
 
     def at(epoch: int) -> Floats:
         return np.array([_value_at(trial.values, epoch) for trial in trials], np.float64)
@@ -132,6 +134,7 @@ def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:
         imported=imported,
         foreign=foreign,
         feasible=feasible,
+        measured=measured,
         mends=mends,
         taken_over=taken_over,
         inherited=np.array(inherited, np.int64),

@@ -131,6 +131,7 @@ class Standing:
         where: What each point satisfies beside that.
         horizon: Epochs of a whole trial; None where that is not known.
         minimize: Whether the metric is to fall.
+        bounded: Whether it has bounds: a trial that was not measured against them yet is not known to be within.
         seed: The study's.
         planned: How many workers the study asks for.
         n_trials: How many trials the study may have, imported ones aside; None: any number.
@@ -147,6 +148,7 @@ class Standing:
     where: Sequence[Condition] = ()
     horizon: int | None = None
     minimize: bool = True
+    bounded: bool = False
     seed: int = 0
     planned: int = 1
     n_trials: int | None = None
@@ -203,8 +205,13 @@ class Standing:
     def incumbent(self) -> float | None:
         """The best value at any epoch of a trial that keeps to the bounds and has not diverged; else None."""
         every = self.columns
-        bests = every.best[~every.imported & every.feasible & every.finite & ~np.isnan(every.best)]
+        within = every.feasible & every.measured if self.bounded else every.feasible
+        bests = every.best[~every.imported & within & every.finite & ~np.isnan(every.best)]
         return float(bests.min() if self.minimize else bests.max()) if len(bests) else None
+
+    def is_within(self, trial: Seen) -> bool:
+        """Whether a trial is known to keep to the study's bounds, if there are any."""
+        return trial.feasible and (trial.measured or not self.bounded)
 
     @cached_property
     def decision(self) -> int:

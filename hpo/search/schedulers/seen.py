@@ -27,6 +27,7 @@ class Seen:
         imported: It was trained outside of the study: it counts against no budget.
         source: The study that it was imported from, perhaps of other data; None: none, or it is not known.
         feasible: It keeps to the study's bounds, as far as it was measured; else it can't be the best.
+        measured: How far it violates the study's bounds is known: it has come to the end of a grant.
         mends: It violates bounds, and training may bring one that has not ended within them (`Mending`).
         inherited: Epochs at its beginning that another trial, its parent, has trained; it has no values there.
         replaces: The trial in whose place it was forked.
@@ -46,6 +47,7 @@ class Seen:
     imported: bool = False
     source: str | None = None
     feasible: bool = True
+    measured: bool = False
     mends: bool = False
     inherited: int = 0
     replaces: int | None = None
@@ -90,6 +92,7 @@ class Seen:
             self.imported,
             self.source is not None,
             self.feasible,
+            self.measured,
             self.mends,
             self.taken_over,
             self.inherited,

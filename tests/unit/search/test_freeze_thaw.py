@@ -447,6 +447,18 @@ def test_a_trial_that_can_not_be_the_best_is_nothing_to_beat(lost: Seen) -> None
     assert all(why.incumbent is not None and why.incumbent > 0 for why in model), "the bowl's losses are above 0"
 
 
+def test_a_trial_that_was_not_measured_against_the_bounds_yet_is_nothing_to_beat() -> None:
+    now, model = standing([seen(0, {1: -50.0}, "running", until=27)], n_epochs=150, seed=2, bounded=True), []
+    while not isinstance(answer := FreezeThaw().next(now), Wait):
+        grown_by_one = after(now, answer, bowl)
+        trials = [replace(each, measured=each.number > 0) for each in grown_by_one.trials]
+        now = replace(grown_by_one, read=lambda trials=trials: trials)
+        if answer.why.kind == "model":
+            model.append(answer.why.incumbent)
+    assert model
+    assert all(incumbent > 0 for incumbent in model), "the bowl's losses are above 0"
+
+
 def test_a_trial_with_its_final_value_alone_has_not_failed() -> None:
     params = {"optimizer.lr": 0.1}
     for more in ({"whole": True}, {"imported": True}):

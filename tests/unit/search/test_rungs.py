@@ -39,6 +39,13 @@ def test_a_trial_that_diverged_is_not_the_best_so_far() -> None:
     assert standing(trials[1:2]).incumbent is None
 
 
+def test_a_trial_that_was_not_measured_against_the_bounds_yet_is_not_the_best_so_far() -> None:
+    trials = [seen(0, [0.5], measured=True), seen(1, [0.1], "running")]
+    assert standing(trials, bounded=True).incumbent == 0.5
+    assert standing(trials).incumbent == 0.1
+    assert standing(trials[1:], bounded=True).incumbent is None
+
+
 def test_the_best_third_of_a_rung_is_promoted_the_highest_rung_first() -> None:
     asha = Asha()
     trials = [seen(number, [value]) for number, value in enumerate([0.5, 0.4])]

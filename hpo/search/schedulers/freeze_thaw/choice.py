@@ -83,7 +83,7 @@ class ModelChoice:
             return None
         known = self._table.curves[:_LEADERS]
         now, _ = model.predict(self._at(known, [curve.done for curve in known]))
-        rivals = np.array([curve.seen.feasible or not self._found for curve in known])
+        rivals = np.array([self._is_rival(curve) for curve in known])
         incumbent = min(float(now[rivals].min(initial=math.inf)), self._as_z(self._best_loss))
         aim = drawn_aim(self._view.rng, self._view.horizon, incumbent, self._table.spread)
         found = [self._best_paused(model, aim), self._best_new(model, aim, now)]
@@ -118,13 +118,16 @@ class ModelChoice:
     @cached_property
     def _best_loss(self) -> float:
         """The best loss of those that can be the study's best; of all that are sound where none of them can."""
-        within = (curve.best for curve in self._sound if curve.seen.feasible or not self._found)
-        return min(within, default=self._warp.best)
+        rivals = (curve.best for curve in self._sound if self._is_rival(curve))
+        return min(rivals, default=self._warp.best)
+
+    def _is_rival(self, curve: Curve) -> bool:
+        return not self._found or self._view.standing.is_within(curve.seen)
 
     @cached_property
     def _found(self) -> bool:
         """Whether a sound trial is within the study's bounds."""
-        return any(curve.seen.feasible for curve in self._sound)
+        return any(self._view.standing.is_within(curve.seen) for curve in self._sound)
 
     @cached_property
     def _sound(self) -> list[Curve]:
