@@ -200,6 +200,8 @@ class Tally:
             self._notices.append(f"trial {report.number}: {report.reason}")
         if report.outcome == Outcome.COMPLETE:
             self._keep_best(report)
+        elif any(each["trial"] == report.number for each in self.best):  # it was paused; failed, it is no result
+            self._look()
 
     def _settled(self, settled: Settled) -> None:
         if settled.state == TrialState.WAITING:

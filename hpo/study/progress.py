@@ -29,7 +29,8 @@ _KINDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("trial_id", "number", "state", "last", "until", "grants", "inherited"), np.int64),
     "best": np.float64,
     **dict.fromkeys(
-        ("finite", "whole", "imported", "foreign", "feasible", "measured", "taken_over", "mends"), np.bool_
+        ("finite", "whole", "failed", "imported", "foreign", "feasible", "measured", "taken_over", "mends"),
+        np.bool_,
     ),
 }
 _STATES: Final[Mapping[str, int]] = {"RUNNING": RUNNING, "WAITING": WAITING}
@@ -154,6 +155,7 @@ def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
         "best": np.array(read.best, np.float64),  # None becomes NaN
         "finite": (last != NONE) & (last != _or_none(read.last_not_finite)),
         "whole": np.array([name == TrialState.COMPLETE.name for name in read.state]),
+        "failed": np.array([name == TrialState.FAIL.name for name in read.state]),
         "imported": np.zeros(len(ids), np.bool_),
         "foreign": np.zeros(len(ids), np.bool_),
         "feasible": np.ones(len(ids), np.bool_),

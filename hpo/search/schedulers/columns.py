@@ -24,7 +24,7 @@ STATES: Final = ("waiting", "running", "paused", "ended")
 WAITING, RUNNING, PAUSED, ENDED = range(len(STATES))
 _STATE_NUMBERS: Final = {state: number for number, state in enumerate(STATES)}
 #: Entries of `Seen.row`.
-_IN_A_ROW: Final = 16
+_IN_A_ROW: Final = 17
 #: In a column of epochs: there is none.
 NONE: Final = -1
 
@@ -42,6 +42,7 @@ class Columns:
         until: The epoch to which it has been granted; `NONE` for its end, and where nothing was granted.
         grants: How many grants it has had.
         whole: It has trained to its end.
+        failed: It has ended without a result.
         imported: It was trained outside of the study.
         foreign: It was imported from another study that is known.
         feasible: It keeps to the study's bounds, as far as it was measured.
@@ -61,6 +62,7 @@ class Columns:
     until: Integers
     grants: Integers
     whole: Flags
+    failed: Flags
     imported: Flags
     foreign: Flags
     feasible: Flags
@@ -117,7 +119,8 @@ def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:
     """The columns of trials."""
     rows: list[Sequence[Any]] = list(zip(*(trial.row for trial in trials), strict=True)) or [()] * _IN_A_ROW
     number, state, last, finite, least, largest, until, grants, *flags, inherited = rows
-    whole, imported, foreign, feasible, measured, mends, taken_over = (np.array(each, np.bool_) for each in flags)
+    whole, failed, imported, foreign = (np.array(each, np.bool_) for each in flags[:4])
+    feasible, measured, mends, taken_over = (np.array(each, np.bool_) for each in flags[4:])
 
     def at(epoch: int) -> Floats:
         return np.array([_value_at(trial.values, epoch) for trial in trials], np.float64)
@@ -131,6 +134,7 @@ def columns_of(trials: Sequence[Seen], *, minimize: bool) -> Columns:
         until=_or_none(until),
         grants=np.array(grants, np.int64),
         whole=whole,
+        failed=failed,
         imported=imported,
         foreign=foreign,
         feasible=feasible,

@@ -203,10 +203,11 @@ class Standing:
 
     @cached_property
     def incumbent(self) -> float | None:
-        """The best value at any epoch of a trial that keeps to the bounds and has not diverged; else None."""
+        """The best value at any epoch of a trial within the bounds that has not diverged or failed; else None."""
         every = self.columns
         within = every.feasible & every.measured if self.bounded else every.feasible
-        bests = every.best[~every.imported & within & every.finite & ~np.isnan(every.best)]
+        sound = every.finite & ~every.failed & ~np.isnan(every.best)
+        bests = every.best[~every.imported & within & sound]
         return float(bests.min() if self.minimize else bests.max()) if len(bests) else None
 
     def is_within(self, trial: Seen) -> bool:

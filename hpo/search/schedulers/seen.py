@@ -89,6 +89,7 @@ class Seen:
             self.until,
             len(self.kinds),
             self.whole,
+            self.failed,
             self.imported,
             self.source is not None,
             self.feasible,

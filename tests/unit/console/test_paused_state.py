@@ -22,6 +22,7 @@ from hpo.storage.grants import Grant, Granted
 from hpo.storage.recovery import Settled
 from hpo.storage.study_end import prune_paused
 from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome
 from hpo.study.repair import repair
 from hpo.study.retention import clean
 from hpo.study.retry import reopen
@@ -76,6 +77,14 @@ def test_the_live_view_shows_how_many_there_are(view: OpenStudy) -> None:
     tally.heard("worker-1", Started(0))
     assert tally.view().paused == 1
     assert "1 paused" in _picture(tally)
+
+
+def test_one_that_fails_after_its_pause_is_not_the_best_any_more(view: OpenStudy) -> None:
+    tally = Tally(view)
+    tally.heard("worker-1", TrialReport(1, None, 0.2, 2, 1.0, paused=True))
+    assert [each["trial"] for each in tally.best] == [1]
+    tally.heard("worker-1", TrialReport(1, Outcome.TIMED_OUT, 0.1, 3, 2.0, reason="it took too long"))
+    assert tally.best == []
 
 
 def test_the_live_view_counts_what_waits_as_it_happens(studies: Studies) -> None:

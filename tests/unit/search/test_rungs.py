@@ -39,6 +39,12 @@ def test_a_trial_that_diverged_is_not_the_best_so_far() -> None:
     assert standing(trials[1:2]).incumbent is None
 
 
+def test_a_trial_that_failed_is_not_the_best_so_far() -> None:
+    trials = [seen(0, [0.5]), seen(1, [0.3, 0.1], "ended", failed=True)]
+    assert standing(trials).incumbent == 0.5
+    assert standing(trials[1:]).incumbent is None
+
+
 def test_a_trial_that_was_not_measured_against_the_bounds_yet_is_not_the_best_so_far() -> None:
     trials = [seen(0, [0.5], measured=True), seen(1, [0.1], "running")]
     assert standing(trials, bounded=True).incumbent == 0.5
