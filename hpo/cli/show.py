@@ -13,7 +13,7 @@ from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFil
 from hpo.console.output import read_by_others
 from hpo.console.slow import slow_steps
 from hpo.errors import InputError
-from hpo.wording import count_of, described_best, granted, parameter, percent, shown, study_progress
+from hpo.wording import count_of, granted, parameter, percent, shown, study_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -56,7 +56,7 @@ def status(
     with uncollected():
         from hpo.search.auto_sampler import ChosenSampler
         from hpo.study.outcome import UNFINISHED
-        from hpo.study.status import study_status
+        from hpo.study.status import best_in_words, study_status
 
     data = looked_up(spec, study_status)
     if json_:
@@ -67,7 +67,7 @@ def status(
     rows += [("epochs", f"{done} of {of}")] if unit == "epochs" else []
     rows += [(name, str(data[name])) for name in UNFINISHED if data[name]]
     rows += [(name, str(count)) for name, count in data["outcomes"].items() if count]
-    rows += described_best([*spec.study.goals], data["best"])
+    rows += best_in_words(spec, data)
     rows += [("goal", data["goal"])] if data["goal"] else []
     sampler = ChosenSampler(**data["sampler"])
     rows += [("sampler", str(sampler))] if sampler.why else []

@@ -12,7 +12,7 @@ from hpo.console.output import flushed
 from hpo.console.screen import Screen, is_drawable
 from hpo.console.tally import viewed
 from hpo.errors import StudyError
-from hpo.wording import best_list, described_best, study_progress
+from hpo.wording import best_list, study_progress
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -111,13 +111,14 @@ def _as_line(opened: OpenStudy, found: Look | None, problem: str) -> str:
     if found is None:
         return problem
     from hpo.study.outcome import UNFINISHED
+    from hpo.study.status import best_in_words
 
     status = found.status
     done, of, unit = study_progress(status)
     parts = [f"{done}/{of} {unit}"]
     parts += [f"{status[name]} {name}" for name in UNFINISHED if status[name]]
     parts += [f"{count} {name}" for name, count in status["outcomes"].items() if count]
-    parts += [f"{title} {text}" for title, text in described_best([*opened.spec.study.goals], status["best"])]
+    parts += [f"{title} {text}" for title, text in best_in_words(opened.spec, status)]
     return ", ".join(parts)
 
 

@@ -22,7 +22,7 @@ from hpo.storage.grants import granted_after
 from hpo.storage.pausing import PAUSED
 from hpo.storage.recovery import Settled
 from hpo.study.open_study import OpenStudy
-from hpo.study.status import study_status
+from hpo.study.status import best_in_words, study_status
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
 from hpo.wording import are, best_list, count_of, granted, shown, study_progress, taken
@@ -205,9 +205,12 @@ def print_summary(opened: OpenStudy, arguments: str, ending: str) -> None:
     if status["running"]:
         print(f"{are(status['running'], 'trial')} still running elsewhere")
     best = best_list(status["best"])
-    if len(opened.spec.study.goals) > 1:
+    if not best:
+        for _, text in best_in_words(opened.spec, status):
+            print(text)
+    elif len(opened.spec.study.goals) > 1:
         _print_front(best, arguments)
-    elif best:
+    else:
         _print_best(opened, best[0], arguments)
 
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.search.auto_sampler import chosen_sampler
 from hpo.search.predicted_loss.audit import Condemned
@@ -43,7 +44,16 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of, unasked
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
 from hpo.study.ranking import best_among, best_of, is_outside, judged, ranked
-from hpo.wording import condemned, count_of, never_asked, paused_at_end, replaced_by, same_as
+from hpo.wording import (
+    best_list,
+    condemned,
+    count_of,
+    described_best,
+    never_asked,
+    paused_at_end,
+    replaced_by,
+    same_as,
+)
 
 
 def study_status(opened: OpenStudy, trials: Sequence[FrozenTrial] | None = None) -> dict[str, Any]:
@@ -166,17 +176,28 @@ def study_best(opened: OpenStudy) -> dict[str, Any] | list[dict[str, Any]]:
 
 def no_best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> StudyError:
     """Why there is no best trial among these."""
-    trials, name = list(trials), opened.spec.study.name
+    trials = list(trials)
     complete = sum(outcome_of(trial) == Outcome.COMPLETE for trial in trials)
     outside = sum(map(is_outside, trials))
     if not (complete or outside):
-        return StudyError(f"the study {name} has no complete trial yet")
-    bounds = ", ".join(f"{metric} {text}" for metric, text in opened.spec.study.constraints.items())
+        return StudyError(f"the study {opened.spec.study.name} has no complete trial yet")
     some = f"{complete} complete trials" if complete else count_of(outside, "trial")
     return StudyError(
-        f"none of the {some} of {name} meets its constraints: {bounds}\n"
-        "  fix: run more trials, or start a study with looser bounds"
+        f"{_none_within(opened.spec, some)}\n  fix: run more trials, or start a study with looser bounds"
     )
+
+
+def best_in_words(spec: StudySpec, status: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The best of a status with its title, or that no complete trial meets the constraints; empty before both."""
+    complete = status["outcomes"][Outcome.COMPLETE]
+    if not best_list(status["best"]) and complete and spec.study.constraints:
+        return [("best", _none_within(spec, f"{complete} complete trials"))]
+    return described_best([*spec.study.goals], status["best"])
+
+
+def _none_within(spec: StudySpec, some: str) -> str:
+    bounds = ", ".join(f"{name} {text}" for name, text in spec.study.constraints.items())
+    return f"none of the {some} of {spec.study.name} meets its constraints: {bounds}"
 
 
 def refuse_without_result(opened: OpenStudy) -> None:

@@ -124,9 +124,13 @@ def test_a_trial_outside_the_bounds_is_never_the_best(tmp_path: Path) -> None:
 
 def test_bounds_that_nothing_keeps_leave_no_best(tmp_path: Path) -> None:
     study = make_study(tmp_path, BOUNDED.replace("<= 31", "<= 3"))
-    hpo("run", study, "--workers", 2, "--n-trials", 2)
+    ran = hpo("run", study, "--workers", 2, "--n-trials", 2)
     refused = hpo("best", study, code=3)
-    assert "none of the 2 complete trials of tiny meets its constraints: parameters <= 3" in refused.stderr
+    said = "none of the 2 complete trials of tiny meets its constraints: parameters <= 3"
+    assert said in refused.stderr
+    assert said in ran.stdout
+    assert said in " ".join(hpo("status", study).stdout.split())
+    assert said in hpo("status", study, "--watch").stdout
     assert hpo_json("status", study)["best"] is None
 
 
