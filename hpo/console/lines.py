@@ -25,7 +25,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.status import best_in_words, study_status
 from hpo.trial.report import TrialReport
 from hpo.trial.resources import Slot
-from hpo.wording import are, best_list, count_of, granted, shown, study_progress, taken
+from hpo.wording import are, best_list, count_of, granted, parameter, shown, study_progress, taken
 
 
 class Reporter:
@@ -227,7 +227,7 @@ def _print_best(opened: OpenStudy, best: dict[str, Any], arguments: str) -> None
     spec = opened.spec
     print(f"best: trial {best['trial']}, {spec.study.metric} {best['value']:.6g}")
     for name, value in best["params"].items():
-        print(f"    {name} = {shown(value)}")
+        print(f"    {name} = {parameter(value)}")
     print("  metrics: " + ", ".join(f"{k} {v:.4g}" for k, v in best["metrics"].items() if v is not None))
     print(f"  checkpoint: {best['checkpoint'] or 'none'}")
     print("next:")

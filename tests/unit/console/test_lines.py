@@ -7,7 +7,7 @@ import pytest
 from hpo.console.lines import Reporter, print_summary
 from hpo.study.outcome import Outcome
 from hpo.trial.report import TrialReport
-from tests.support.studies import Studies
+from tests.support.studies import Studies, ask
 
 
 def test_a_result_fits_a_terminal_of_80_columns_and_the_best_so_far_is_marked(
@@ -43,3 +43,12 @@ def test_an_exhausted_grid_has_its_points_and_the_baseline_is_one_of_them(
         assert view.budget() == 2
         print_summary(view, "study.yaml", "done")
     assert "the grid is exhausted: it has 2 points" in capsys.readouterr().out
+
+
+def test_null_is_a_value_of_the_best_trial(studies: Studies, capsys: pytest.CaptureFixture[str]) -> None:
+    space = "search_space={lr_scheduler: {type: categorical, choices: [null]}}"
+    with studies.open(space) as (view,):
+        trial, _ = ask(view)
+        view.study.tell(trial, 1.5)
+        print_summary(view, "study.yaml", "done")
+    assert "    lr_scheduler = None\n" in capsys.readouterr().out
