@@ -14,6 +14,7 @@ from trainer.callbacks.mirror import flat
 
 #: In a trial's folder: what its run is called elsewhere, the same for each attempt.
 _KEY_FILE: Final = "run_key"
+_SQLITE: Final = "sqlite:///"
 #: Sections of a config whose values are a run's parameters where nothing is searched.
 _SECTIONS: Final = ("model", "loss", "optimizer", "lr_scheduler", "loader", "trainer", "data")
 
@@ -78,6 +79,7 @@ class Shown:
             "experiment": study.name,
             "name": self.name,
             **written,
+            "tracking_uri": _from_folder(written.get("tracking_uri"), self.spec.folder),
             "tags": tags | dict(given) if isinstance(given, Mapping) else given,
             "folder": self.spec.output_dir,
             "run_key": self._key(),
@@ -138,3 +140,10 @@ class Shown:
             key = f"{self.name}-{token}"
             file.write_text(key, encoding="ascii")
         return key
+
+
+def _from_folder(uri: Any, folder: Path) -> Any:
+    """A tracking URI; a relative SQLite file in it lies in the folder, wherever the command was started."""
+    if isinstance(uri, str) and uri.startswith(_SQLITE):
+        return f"{_SQLITE}{folder / uri.removeprefix(_SQLITE)}"
+    return uri

@@ -512,6 +512,22 @@ def test_a_run_elsewhere_is_named_after_the_study_unless_the_file_says_otherwise
     assert (mlflow.experiment, mlflow.tags) == ("tiny", {"group": "tiny", "job_type": "trial", "a": "1"})
 
 
+@pytest.mark.parametrize(
+    ("written", "used"),
+    [
+        ("sqlite:///runs of all.db", "sqlite:///{folder}/runs of all.db"),
+        ("sqlite:////data/mlflow.db", "sqlite:////data/mlflow.db"),
+        ("http://tracking:5000", "http://tracking:5000"),
+    ],
+)
+def test_a_relative_file_of_mlflow_lies_beside_the_study_wherever_it_is_run_from(
+    studies: Studies, written: str, used: str
+) -> None:
+    attempt = studies.folder / "trials" / "3" / "attempt-1"
+    _, mlflow, _ = shown(studies, attempt, {}, f"callbacks.mlflow.tracking_uri={written}")
+    assert mlflow.tracking_uri == used.format(folder=studies.folder)
+
+
 def test_each_final_training_is_a_run_of_its_own_with_the_base_config_as_parameters(studies: Studies) -> None:
     final = studies.folder / "final"
     one, other = (shown(studies, final, {}) for _ in range(2))
