@@ -18,6 +18,7 @@ from optuna.distributions import CategoricalDistribution, FloatDistribution
 from hpo.search.schedulers.asha import Asha
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
+from hpo.search.schedulers.freeze_thaw.table import Warp
 from hpo.search.schedulers.hyperband import Hyperband
 from hpo.search.schedulers.scheduler import New, Resume, Scheduler, Standing, Wait
 from hpo.search.schedulers.seen import Seen
@@ -151,6 +152,25 @@ def test_where_no_loss_is_negative_none_is_said_to_come(minimize: bool) -> None:
 
     assert min(ends(0.0)) == 0.0
     assert min(ends(-1e-3 if minimize else 1e-3)) < -1e-3, "a loss below 0 has no such end"
+
+
+@pytest.mark.parametrize("seed", [1, 3])
+def test_losses_of_many_orders_of_magnitude_are_told_apart(seed: int) -> None:
+    def wide(params: Mapping[str, Any], epoch: int) -> float:
+        off = abs(math.log10(params["optimizer.lr"]) + 2.5) / 2.5 + 0.1 * abs(params["model.layers"] - 3)
+        return float(10 ** (6 - 15 * max(0.0, 1 - off) * math.sqrt(epoch / 27)))
+
+    end, _ = grown(FreezeThaw(), standing(n_epochs=200, seed=seed), wide)
+    assert min(min(trial.values.values()) for trial in end.trials) < 1e-8  # of 1e-9 to 1e6
+    assert sum(trial.whole for trial in end.trials) >= 3
+
+
+def test_a_warped_loss_keeps_its_order_of_magnitude() -> None:
+    losses = 10.0 ** np.arange(-9, 7)
+    warp = Warp([seen(number, [loss]).falling for number, loss in enumerate(losses)])
+    z = warp(losses)
+    assert np.diff(z).min() > 0.03
+    assert [warp.loss(each) for each in z] == pytest.approx(losses)
 
 
 def test_what_diverges_is_left_alone_and_teaches_the_model() -> None:

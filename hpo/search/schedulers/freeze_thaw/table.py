@@ -20,8 +20,10 @@ from hpo.search.schedulers.freeze_thaw.kernel import Rows
 _WORST: Final = 1.0
 #: How far below the best seen the logarithm of the warp ends, in distances from the best to the median.
 _BELOW: Final = 0.1
-_STEEP: Final = math.log((1 + _BELOW) / _BELOW)
-#: Slope of the warp above the median, in logarithms of distances.
+#: A best loss above 0 has it end no more than so many times itself below, but this part of a distance at least.
+_TIMES: Final = 10
+_LEAST: Final = 1e-12
+#: Slope of the warp above the median, in logarithms of distances, where it ends at `_BELOW`.
 _FLAT: Final = 0.3
 #: A trial's rows stand at epochs that grow by this.
 _SPACING: Final = 2.0
@@ -32,6 +34,9 @@ class Warp:
 
     With u the distance from the best loss seen, in distances of the median of the trials' last losses from it:
     z = ln((u + .1) / 1.1) / ln 11 up to the median, .3 ln u above it, at most 1. Minus the median of all z.
+
+    Where the median is more than a hundred times the best, less than .1 stands in its place, so that losses of
+    all orders of magnitude differ; both slopes are less then.
 
     Attributes:
         best: The best loss seen.
@@ -46,20 +51,25 @@ class Warp:
         half = float(np.median(lasts)) if len(lasts) else self.best
         # Relative, so that a metric's unit decides nothing: losses of 1e-15 may be all that a study has.
         self._scale = max(half - self.best, 1e-6 * abs(self.best), sys.float_info.min)
+        self._below = min(_BELOW, max(_TIMES * self.best / self._scale, _LEAST)) if self.best > 0 else _BELOW
+        self._steep = math.log((1 + self._below) / self._below)
+        self._flat = _FLAT * math.log((1 + _BELOW) / _BELOW) / self._steep
 
     def __call__(self, losses: Floats) -> Floats:
         """Warped losses; the worst for what is not finite."""
         with np.errstate(over="ignore"):  # of a scale of nearly nothing
             u = (np.where(np.isfinite(losses), losses, np.inf) - self.best) / self._scale
-        u = np.maximum(u, -0.99 * _BELOW)
+        u = np.maximum(u, -0.99 * self._below)
         with np.errstate(divide="ignore"):
-            above = _FLAT * np.log(np.maximum(u, 1e-12))
-        return np.minimum(np.where(u > 1, above, np.log((u + _BELOW) / (1 + _BELOW)) / _STEEP), _WORST)
+            above = self._flat * np.log(np.maximum(u, 1e-12))
+        within = np.log((u + self._below) / (1 + self._below)) / self._steep
+        return np.minimum(np.where(u > 1, above, within), _WORST)
 
     def loss(self, z: float) -> float:
         """The loss that is warped to z."""
-        u = math.exp(min(z, _WORST) / _FLAT) if z > 0 else (1 + _BELOW) * math.exp(z * _STEEP) - _BELOW
-        return self.best + self._scale * u
+        if z > 0:
+            return self.best + self._scale * math.exp(min(z, _WORST) / self._flat)
+        return self.best + self._scale * ((1 + self._below) * math.exp(z * self._steep) - self._below)
 
 
 def places(epochs: Floats, horizon: int) -> Floats:
