@@ -14,7 +14,7 @@ predicted_loss; or a peer of search_peers.py.
 Runs that OUT has are left out. `table` shows the regret of the best loss seen at any epoch (0: best known, 1: the
 median configuration's end; more counts as 1), at shares of the budget; the share of the runs that ours ends ahead
 in; how many times fewer epochs ours needs for each one's end; and the CPU milliseconds of a decision. Tasks are
-those of search_tasks.py.
+those of search_splits.py.
 
 With --switch, a start or a resumption takes so many of its trial's epochs of the budget. With --trials a study has
 so many trials, and the shares are those of the epochs that they take if each runs whole.
@@ -37,8 +37,9 @@ import optuna
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 from search_peers import PEERS
+from search_splits import split
 from search_study import SCHEDULERS, Floats, Plan, Running, Scheduled, Strategy, Study, earlier_trials, strategy_of
-from search_tasks import Task, split
+from search_tasks import Task
 
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
@@ -211,7 +212,7 @@ def parsed() -> argparse.Namespace:
         nargs="+",
         required=True,
         metavar="SPLIT",
-        help="lc, ce, ts or formula; lc:0, lc:1: half; formula-cross-1: one",
+        help="lc, ce, ts, formula, rugged, …; lc:0, lc:1: half; formula-cross-1: one",
     )
     one.add_argument("--data", type=Path, help="folder with lcbench/ and learning_curves/")
     one.add_argument("--strategies", nargs="+", default=list(STRATEGIES))

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,13 +60,14 @@ def regret(task: Task, losses: Floats) -> Floats:
     return (losses - task.best) / (task.median - task.best)
 
 
-def _rng(*parts: Any) -> np.random.Generator:
+def named_rng(*parts: Any) -> np.random.Generator:
+    """The same numbers for the same parts."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return np.random.default_rng(int.from_bytes(digest, "big"))
 
 
 def _with_noise(task: Task, true: Floats, params: Params, seed: int) -> Floats:
-    noise = _rng(task.name, seed, sorted(params.items())).normal(size=len(true))
+    noise = named_rng(task.name, seed, sorted(params.items())).normal(size=len(true))
     return true + _NOISE * (task.median - task.best) * noise
 
 
@@ -86,7 +87,7 @@ _SECONDS, _ACCURACY, _CROSS_ENTROPY = 0, 1, 2
 
 
 @cache
-def _surrogate(folder: Path) -> tuple[Any, dict[str, Any]]:
+def surrogate(folder: Path) -> tuple[Any, dict[str, Any]]:
     try:
         import onnxruntime
     except ImportError:
@@ -104,12 +105,12 @@ class LCBench:
         self.name, self.space, self.horizon = f"{metric}-{instance}", _LCBENCH, _LCBENCH_EPOCHS
         self.conditions: Conditions = {}
         self._folder, self._instance, self._metric = folder, instance, metric
-        reference = _surrogate(folder)[1]["reference"]
+        reference = surrogate(folder)[1]["reference"]
         self.best, self.median = reference[f"{instance}/{'error' if metric == 'lc' else 'ce'}"]
 
     def train(self, params: Params, seed: int) -> Trained:
         """See `Task`."""
-        session, instances = _surrogate(self._folder)
+        session, instances = surrogate(self._folder)
         inputs = np.empty((_LCBENCH_EPOCHS, 8), np.float32)
         inputs[:, 0] = np.arange(1, _LCBENCH_EPOCHS + 1)
         inputs[:, 1:] = [params[name] for name in _LCBENCH]
@@ -165,7 +166,7 @@ class Table:
         """See `Task`."""
         at = self._encoding.features(self._encoding.point(params)[None])
         row = int(np.argmin(((self._rows - at) ** 2) @ self._importance()))
-        seconds = float(np.exp(0.4 * _rng(self.name, row).normal()))
+        seconds = float(np.exp(0.4 * named_rng(self.name, row).normal()))
         return Trained(self._valid[row], self._valid[row], seconds)
 
     def _as_params(self, row: Floats) -> Iterator[Any]:
@@ -206,7 +207,7 @@ class Formula:
         self.conditions: Conditions = {}
         self.space = {f"x{k}": FloatDistribution(0.0, 1.0) for k in range(6)}
         self.space |= {f"c{k}": CategoricalDistribution(["a", "b", "c"]) for k in range(2)}
-        rng = _rng("formula", instance)
+        rng = named_rng("formula", instance)
         self._optima, self._weights = rng.random((2, 6)), rng.dirichlet(np.ones(6), size=2)
         self._choices = rng.random((2, 2, 3))
         self._encoding = Encoding(self.space, {})
@@ -219,12 +220,14 @@ class Formula:
     def train(self, params: Params, seed: int) -> Trained:
         """See `Task`."""
         true = self._loss(params)
-        seconds = float(np.exp(0.4 * _rng(self.name, sorted(params.items())).normal()))
+        seconds = float(np.exp(0.4 * named_rng(self.name, sorted(params.items())).normal()))
         return Trained(_with_noise(self, true, params, seed), true, seconds)
 
     def _loss(self, params: Params) -> Floats:
         if self._kind == "hidden":
-            params = self._encoding.params(self._encoding.snap(_rng(sorted(params.items())).random((1, 8)))[0])
+            params = self._encoding.params(
+                self._encoding.snap(named_rng(sorted(params.items())).random((1, 8)))[0]
+            )
         x = np.array([params[f"x{k}"] for k in range(6)])
         chosen = ["abc".index(params[f"c{k}"]) for k in range(2)]
         parts = [
@@ -253,7 +256,7 @@ class Structured:
 
     def __init__(self, kind: str, instance: int) -> None:
         self.name, self._rng_key = f"{kind}-{instance}", (kind, instance)
-        rng = _rng(*self._rng_key)
+        rng = named_rng(*self._rng_key)
         self.space: dict[str, BaseDistribution] = {}
         self.conditions: Conditions = {}
         kinds = {"choices": self._choices, "branches": self._branches, "layers": self._layers}
@@ -267,7 +270,7 @@ class Structured:
     def train(self, params: Params, seed: int) -> Trained:
         """See `Task`."""
         end = (self._end(params) - self._least) / self._scale
-        own = _rng(self._rng_key, sorted(params.items()))
+        own = named_rng(self._rng_key, sorted(params.items()))
         power = 0.7 + 0.6 * own.random() + 0.3 * min(end, 2.0)
         true = end + 4 * (1.0 + np.arange(self.horizon)) ** -power - 4 * float(self.horizon) ** -power
         return Trained(_with_noise(self, true, params, seed), true, float(np.exp(0.4 * own.normal())))
@@ -328,41 +331,3 @@ class Structured:
             return float(0.15 * abs(layers - best) + shared + sum(own) / layers)
 
         return end
-
-
-_STRUCTURED: Final = ("choices", "branches", "layers")
-
-
-def split(name: str, data: Path | None) -> list[Task]:
-    """`lc`, `ce` (LCBench: error, cross-entropy), `ts` (tables), or a kind of formula; or half of the instances.
-
-    ``lc:0`` are the instances at even places, ``lc:1`` those at odd ones: to develop on, and to hold out. A task's
-    own name, as in ``formula-cross-1``, is that task alone.
-    """
-    kind, _, half = name.partition(":")
-    kind, _, which = kind.partition("-")
-    tasks = [task for task in _tasks(kind, data) if not which or task.name == f"{kind}-{which}"]
-    if not tasks:
-        raise SystemExit(f"no task is named `{name}`")
-    return tasks[int(half) :: 2] if half else tasks
-
-
-def _tasks(kind: str, data: Path | None) -> Iterator[Task]:
-    if kind == "formula":
-        for each in ("agree", "silent", "cross", "hidden"):
-            yield from (Formula(each, instance) for instance in range(4))
-        return
-    if kind in _STRUCTURED:
-        yield from (Structured(kind, instance) for instance in range(6))
-        return
-    if data is None:
-        raise SystemExit(f"the tasks `{kind}` need --data FOLDER with lcbench/ and learning_curves/")
-    if kind in ("lc", "ce"):
-        folder = data / "lcbench"
-        yield from (LCBench(folder, each, kind) for each in _surrogate(folder)[1]["instances"])
-    elif kind == "ts":
-        yield from (Table(path) for path in sorted((data / "learning_curves").glob("*.npz")))
-    else:
-        raise SystemExit(
-            f"no tasks are named `{kind}`: there are lc, ce, ts, formula, choices, branches and layers"
-        )
