@@ -135,17 +135,17 @@ class Rugged:
 
 
 def _power(epochs: Floats, end: Floats, pace: Floats) -> Floats:
-    return np.asarray(0.2 + 0.3 * end + epochs ** -(0.3 + 0.6 * np.minimum(pace, 2.0)))
+    return np.asarray(0.2 + 0.3 * end + 1.6 * (1 + epochs) ** -(0.3 + 0.6 * np.minimum(pace, 2.0)))
 
 
 def _saturating(epochs: Floats, end: Floats, pace: Floats) -> Floats:
-    accuracy = 1.02 - 0.12 * end - 0.6 * epochs ** -(0.4 + 0.6 * np.minimum(pace, 2.0))
+    accuracy = 1.02 - 0.12 * end - (1 + epochs) ** -(0.4 + 0.6 * np.minimum(pace, 2.0))
     return np.asarray(1 - np.clip(accuracy, 0.0, 0.99))
 
 
 def _diverging(epochs: Floats, end: Floats, pace: Floats, rate: Floats) -> Floats:
     edge = 0.5 + 0.15 * (np.clip(pace, 0.0, 2.0) - 1)
-    losses = 0.2 + 1.2 * np.abs(edge - rate) + 0.2 * end + epochs ** -(0.3 + rate)
+    losses = 0.2 + 1.2 * np.abs(edge - rate) + 0.2 * end + 1.4 * (1 + epochs) ** -(0.3 + rate)
     last = 1 + 8 * np.maximum(0.0, 1 - 3 * (rate - edge))
     return np.where((rate > edge) & (epochs > last), np.inf, losses)
 
