@@ -285,7 +285,8 @@ def promoted(curves: Sequence[Curve], rungs: Sequence[int], factor: int) -> tupl
 
 def expected(scheduler: Asha | Hyperband, now: Standing) -> Next:
     """What the scheduler answers, worked out trial by trial."""
-    curves = curves_of(now)
+    # One that failed before its first report has come to no rung; a model is shown it as if it had diverged.
+    curves = [curve for curve in curves_of(now) if curve.seen.values or not curve.steps]
     rungs = ladder(horizon_of(now, curves), scheduler.factor, scheduler.first_rung)
     upcoming = max((trial.number for trial in now.trials), default=-1) + 1
 
