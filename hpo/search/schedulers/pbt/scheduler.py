@@ -23,13 +23,12 @@ _GENERATIONS: Final = 10
 class Pbt(GrantScheduler):
     """A population of trials, whose worst are replaced by forks of its best as they train.
 
-    Each member pauses after every ``every`` epochs. The member with the fewest epochs is looked at first. Where
-    it is among the worst of those that have come to its epoch, it is pruned, and a new trial takes its place: a
+    Each member pauses after every ``every`` epochs. The member with the fewest epochs is looked at first. Where it
+    is among the worst of those that have come to its epoch, it is pruned, and a new trial takes its place: a
     *fork* that begins with the checkpoint which one of the best had there, and with that one's parameters,
-    perturbed. Else it resumes. A member that has diverged, failed or violates a
-    bound that training does not mend is replaced by a fork too;
-    no worker waits for others while a member is paused. Jaderberg et al., Population Based Training of Neural
-    Networks (2017), with truncation selection, and asynchronous as there.
+    perturbed. Else it resumes. A member that has diverged, failed or violates a bound that training does not mend
+    is replaced by a fork too; no worker waits for others while a member is paused. Jaderberg et al., Population
+    Based Training of Neural Networks (2017), with truncation selection, and asynchronous as there.
 
     Kinds of its grants: ``"initial"`` (a member of the first population), ``"survivor"`` and ``"fork"``.
 
