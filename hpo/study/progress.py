@@ -172,14 +172,15 @@ def _columns_of(read: Progress) -> dict[str, NDArray[Any]]:
 
 def _decided_by(attrs: Mapping[str, Any], state: TrialState, value: float | None) -> dict[str, Any]:
     """What the other attributes of a trial say of it."""
+    violations = _violations(attrs)
     return {
         "inherited": attrs[FORK_ATTR]["epoch"] if FORK_ATTR in attrs else 0,
         "whole": ended_as(state, attrs.get(OUTCOME_ATTR), value) == Outcome.COMPLETE,
         "imported": IMPORTED_ATTR in attrs,
         "foreign": ORIGIN_ATTR in attrs and attrs[ORIGIN_ATTR][0] is not None,
         "taken_over": SAME_AS_ATTR in attrs,
-        "feasible": not violated(_violations(attrs)),
-        "measured": bool(_violations(attrs)),
+        "feasible": not violated(violations),
+        "measured": bool(violations),
     }
 
 
