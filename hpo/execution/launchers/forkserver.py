@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import multiprocessing
 import multiprocessing.util
 import os
 import signal
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from multiprocessing import forkserver, resource_tracker
-from typing import Any, Final
+from typing import Final
 
-from hpo.config.schema import FREE_SECTIONS
 from hpo.config.spec import StudySpec
+from hpo.execution.launchers.imported_once import environment_of
 from hpo.execution.launchers.large_pages import large_pages
 from hpo.execution.messages import REQUESTS
 from hpo.search.one_thread import THREADS_VARIABLE
-
-#: Libraries known to start no thread, no CUDA and no connection when they are imported. What a study imports of
-#: them is imported once, ahead of the workers; any other library each worker imports by itself.
-FORKABLE: Final = frozenset({"pytorch_optimizer", "schedulefree", "scipy", "sklearn"})
 
 #: Bytes of the folder of temporary files that leave room in a socket's address for the names of its own.
 _LONGEST_TMPDIR: Final = 70
@@ -34,10 +29,12 @@ def start_fork_server(spec: StudySpec) -> None:
     """
     context = multiprocessing.get_context("forkserver")
     # The first one stops collections, and the last one freezes what has been imported until then.
-    first, last = "hpo.execution.launchers.uncollected", "hpo.execution.launchers.preload"
-    context.set_forkserver_preload([first, *sorted(forkable_imports(spec)), last])
+    context.set_forkserver_preload(
+        [f"hpo.execution.launchers.{name}" for name in ("uncollected", "study_imports", "preload")]
+    )
     _make_room_for_sockets()
-    with ignored(*REQUESTS), large_pages(), _in_environment(THREADS_VARIABLE, "1"):
+    variables = {**environment_of(spec), THREADS_VARIABLE: "1"}
+    with ignored(*REQUESTS), large_pages(), _in_environment(variables):
         forkserver.ensure_running()
 
 
@@ -51,36 +48,6 @@ def _make_room_for_sockets() -> None:
         multiprocessing.util.get_temp_dir()  # it stays, and is handed on to every process
     finally:
         tempfile.tempdir = usual
-
-
-def forkable_imports(spec: StudySpec) -> set[str]:
-    """The modules of forkable libraries that the study's code imports or its targets name; nothing is run."""
-    found = set(_target_roots([getattr(spec.config, section) for section in FREE_SECTIONS]))
-    found |= set(_target_roots(spec.base_config()["search_space"]))
-    for file in spec.folder.glob("*.py"):
-        with contextlib.suppress(SyntaxError, UnicodeDecodeError, OSError):  # said when the study is checked
-            found |= set(_imported(ast.parse(file.read_bytes())))
-    return {name for name in found if name.partition(".")[0] in FORKABLE}
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-
-
-def _target_roots(node: Any) -> Iterator[str]:
-    """First parts of all texts that look like import paths."""
-    if isinstance(node, str) and "." in node:
-        yield node.partition(".")[0]
-    elif isinstance(node, dict):
-        for value in node.values():
-            yield from _target_roots(value)
-    elif isinstance(node, list | tuple):
-        for value in node:
-            yield from _target_roots(value)
 
 
 @contextlib.contextmanager
@@ -108,14 +75,15 @@ def without_interrupt() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _in_environment(name: str, value: str) -> Iterator[None]:
-    """A variable that a process started inside inherits."""
-    before = os.environ.get(name)
-    os.environ[name] = value
+def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Variables that a process started inside inherits."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
