@@ -53,9 +53,17 @@ def warm_up(spec: StudySpec) -> tuple[Builder, bool]:
                 read_hooks(builder)
     except BaseException:  # noqa: BLE001 - the study's code may raise anything, and raises it in the trial again
         print_error(traceback.format_exc())
+    _end_monitors()
     gc.collect()
     gc.freeze()  # a collection in a trial would touch, and so copy, every shared page
     return builder, _open_files() == before and is_forkable()
+
+
+def _end_monitors() -> None:
+    """End the threads with which tqdm watches its bars; each kind of bar stays with one, and starts it again."""
+    for thread in threading.enumerate():
+        if type(thread).__module__ == "tqdm._monitor":
+            thread.exit()  # type: ignore[attr-defined]
 
 
 def is_forkable() -> bool:

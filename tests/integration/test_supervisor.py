@@ -46,6 +46,7 @@ import time
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from parts import Explode, load
 
@@ -85,6 +86,17 @@ def with_thread():
 
 def with_open_file():
     with_open_file.kept = open(__file__)
+    return counted()
+
+
+class Bar(tqdm):
+    """As libraries have bars of their own, each with a thread of its own."""
+
+
+def with_bar():
+    for bar in (tqdm, Bar):
+        for _ in bar([1, 2]):
+            pass
     return counted()
 
 
@@ -392,10 +404,12 @@ def test_batches_that_can_not_be_cut_any_further_are_the_end(studies: Studies) -
     assert "its batches can't be cut any further" in reports[-1].reason
 
 
+@pytest.mark.parametrize("data", ["counted", "with_bar"])
 def test_each_trial_has_a_process_of_its_own_and_all_share_a_worker_that_loaded_the_data_once(
     studies: Studies,
+    data: str,
 ) -> None:
-    overrides = ("loss={_target_: faults.Pid}", "data={_target_: faults.counted}", "study.n_trials=6")
+    overrides = ("loss={_target_: faults.Pid}", f"data={{_target_: faults.{data}}}", "study.n_trials=6")
     ending, _ = supervise(studies, *overrides)
     assert ending is Ending.DONE
     assert status(studies, *overrides)["outcomes"]["error"] == 2
