@@ -24,7 +24,7 @@ COMPARED: Final = (MAGENTA, BLUE, ORANGE, GREEN, VERMILION)
 SCALE: Final = (GREY, BLUE, VERMILION)
 #: A loss that spans more than this factor is drawn on a logarithmic axis.
 _WIDE: Final = 100.0
-#: Up to here each whole number has a tick; on their own, plotly's would fall between them.
+#: Up to here each whole number, or power of ten, has a tick; on their own, plotly's would fall between them.
 _FEW: Final = 12
 #: Decades above which a logarithmic axis has ticks at the powers of ten alone.
 _TICKED: Final = 1.5
@@ -48,14 +48,15 @@ def laid_out(
     if logarithmic:
         drawn.update_yaxes(type="log")
     for axis, name in ((drawn.layout.xaxis, "x"), (drawn.layout.yaxis, "y")):
-        if axis.type == "log" and _decades(value for trace in drawn.data for value in trace[name]) > _TICKED:
-            axis.dtick = 1
+        decades = _decades(value for trace in drawn.data for value in trace[name]) if axis.type == "log" else 0
+        if decades > _TICKED:
+            axis.dtick = math.ceil(decades / _FEW)
     return drawn
 
 
 def _decades(values: Iterable[Any]) -> float:
     known = [value for value in values if value is not None and 0 < value < math.inf]
-    return math.log10(max(known) / min(known)) if known else 0.0
+    return math.log10(max(known)) - math.log10(min(known)) if known else 0.0
 
 
 def color_at(place: float) -> str:

@@ -10,11 +10,13 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import plotly.graph_objects as go
 import pytest
 from optuna.trial import TrialState
 
 from hpo.report.data import study_report
 from hpo.report.figures import history, learning_curves, predictions_against_outcomes
+from hpo.report.looks import laid_out
 from hpo.report.page import page, write_report
 from hpo.report.trial_table import trials_section
 from hpo.storage.attributes import OUTCOME_ATTR, PREDICTION_ATTR
@@ -322,3 +324,10 @@ def test_no_interval_is_drawn_below_0_where_no_value_is(actual: float, down: lis
     bars = predictions_against_outcomes(compared).data[1].error_y
     assert list(bars.array) == [1.0, 1.0]
     assert list(bars.arrayminus) == down
+
+
+@pytest.mark.parametrize(("greatest", "ticks"), [(0.3, None), (1e6, 1), (1e30, 3), (1e300, 50)])
+def test_a_logarithmic_axis_has_a_tick_at_twelve_powers_of_ten_at_most(greatest: float, ticks: int | None) -> None:
+    least = {0.3: 0.1, 1e300: 1e-300}.get(greatest, 1.0)
+    drawn = laid_out(go.Figure(go.Scatter(x=[1, 2], y=[least, greatest])), "epoch", "loss", logarithmic=True)
+    assert drawn.layout.yaxis.dtick == ticks
