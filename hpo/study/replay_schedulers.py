@@ -26,6 +26,8 @@ from hpo.study.undeclared import refuse_what_needs_a_space
 
 #: Ends after which nothing would have come.
 _WHOLE: Final = (Outcome.COMPLETE, Outcome.DIVERGED)
+#: Ends of trials that may be the best of their study.
+_RESULTS: Final = (Outcome.COMPLETE, Outcome.PRUNED)
 _FEWEST: Final = 2
 
 
@@ -35,7 +37,8 @@ class Figures:
 
     Attributes:
         epochs_used: Epochs that it trained.
-        found: The best value of any epoch that it trained; not finite where there is none.
+        found: The best value of any epoch that it trained, not those of trials that diverged or failed; not
+            finite where there is none.
         regret: (found - best) ÷ (median - best): 0 where the best of all stored values was found, 1 at the median
             end (see `_Goal`); inf where nothing was found, or where the best was lost and there is no median.
         trials: Configurations that it started.
@@ -150,7 +153,13 @@ def checked_scheduler(spec: StudySpec) -> Scheduler:
 
 def _stored(known: Replayable) -> list[Known]:
     return [
-        Known(trial.params, trial.intermediate_values, outcome_of(trial) in _WHOLE, is_feasible(trial))
+        Known(
+            trial.params,
+            trial.intermediate_values,
+            whole=outcome_of(trial) in _WHOLE,
+            feasible=is_feasible(trial),
+            counts=outcome_of(trial) in _RESULTS,
+        )
         for trial in known.trials
     ]
 
@@ -177,8 +186,8 @@ class _Goal:
         if len(bests) < _FEWEST:
             name = opened.spec.study.name
             raise StudyError(
-                f"the study {name} has fewer than {_FEWEST} finished trials with a finite value: there is nothing "
-                f"to replay{known.aside}\n  fix: finish more trials"
+                f"the study {name} has fewer than {_FEWEST} complete or pruned trials with a finite value: "
+                f"there is nothing to replay{known.aside}\n  fix: finish more trials"
             )
         # A study that pauses its trials may have no whole one, or only its best.
         medians = (_median(each, sign) for each in ([trial for trial in stored if trial.whole], stored))
@@ -192,9 +201,9 @@ def _median(trials: Sequence[Known], sign: int) -> float:
 
 
 def _least(known: Known, done: int, sign: int) -> float:
-    """The least loss up to an epoch; infinite where there is none, or a bound is violated."""
+    """The least loss up to an epoch; infinite where there is none, or the trial can't be the best of its study."""
     losses = [sign * value for epoch, value in known.values.items() if epoch <= done]
-    return min(filter(math.isfinite, losses), default=math.inf) if known.feasible else math.inf
+    return min(filter(math.isfinite, losses), default=math.inf) if known.feasible and known.counts else math.inf
 
 
 def _replayed(

@@ -21,6 +21,7 @@ class Known:
         values: Epochs → the metric as it was reported after them.
         whole: It ended after the last of them by itself; False: what came after is not known.
         feasible: As of `Seen`.
+        counts: Its values may be the best of a study; those of a trial that diverged or failed are no result.
         pace: Virtual time that an epoch takes.
     """
 
@@ -28,6 +29,7 @@ class Known:
     values: Mapping[int, float]
     whole: bool = True
     feasible: bool = True
+    counts: bool = True
     pace: float = 1.0
 
     @property
