@@ -190,6 +190,22 @@ def print_summary(opened: OpenStudy, arguments: str, ending: str) -> None:
     if unit == "epochs":
         trials = f"{trials}, {count_of(status['finished'], 'trial')}"
     print(f"\n{trials} finished: {counts or 'none'}")
+    _print_ending(opened, status, ending)
+    if status["running"]:
+        print(f"{are(status['running'], 'trial')} still running elsewhere")
+    best = best_list(status["best"])
+    if not best:
+        for _, text in best_in_words(opened.spec, status):
+            print(text)
+    elif len(opened.spec.study.goals) > 1:
+        _print_front(best, arguments)
+    else:
+        _print_best(opened, best[0], arguments)
+
+
+def _print_ending(opened: OpenStudy, status: dict[str, Any], ending: str) -> None:
+    """Why the run has ended before its budget was used, if it has."""
+    done, of, unit = study_progress(status)
     if ending == "timeout":
         unfinished = status["waiting"] + status["paused"]
         print(f"the time limit is reached; the next `hpo run` resumes {count_of(unfinished, 'trial')}")
@@ -201,17 +217,10 @@ def print_summary(opened: OpenStudy, arguments: str, ending: str) -> None:
             print(f"{theirs} since this one began; the same command continues it up to {wanted}")
     elif ending == "done" and done < of and not status["running"]:
         left = f"; {count_of(of - done, 'epoch')} of the budget not used" if unit == "epochs" else ""
-        print(f"the scheduler starts no more trials: those that it has started have trained to their ends{left}")
-    if status["running"]:
-        print(f"{are(status['running'], 'trial')} still running elsewhere")
-    best = best_list(status["best"])
-    if not best:
-        for _, text in best_in_words(opened.spec, status):
-            print(text)
-    elif len(opened.spec.study.goals) > 1:
-        _print_front(best, arguments)
-    else:
-        _print_best(opened, best[0], arguments)
+        why = "the scheduler starts no more trials: those that it has started have trained to their ends"
+        if status["finished"] >= status["n_trials"]:
+            why = "all of the study's trials have ended"
+        print(why + left)
 
 
 def _print_front(front: list[dict[str, Any]], arguments: str) -> None:

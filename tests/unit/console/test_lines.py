@@ -52,3 +52,16 @@ def test_null_is_a_value_of_the_best_trial(studies: Studies, capsys: pytest.Capt
         view.study.tell(trial, 1.5)
         print_summary(view, "study.yaml", "done")
     assert "    lr_scheduler = None\n" in capsys.readouterr().out
+
+
+def test_epochs_that_no_trial_is_left_for_are_not_laid_to_a_scheduler(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with studies.open("study.n_trials=1", "study.epochs=9") as (view,):
+        trial, _ = ask(view)
+        trial.report(1.5, 1)
+        view.study.tell(trial, 1.5)
+        print_summary(view, "study.yaml", "done")
+    printed = capsys.readouterr().out
+    assert "all of the study's trials have ended; 8 epochs of the budget not used" in printed
+    assert "scheduler" not in printed
