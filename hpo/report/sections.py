@@ -40,7 +40,7 @@ from hpo.search.auto_sampler import ChosenSampler
 from hpo.search.predicted_loss.audit import Condemned
 from hpo.storage.attributes import PREDICTION_ATTR, RUN_ATTR
 from hpo.study.outcome import UNFINISHED, outcome_of
-from hpo.study.ranking import is_feasible
+from hpo.study.ranking import is_feasible, is_outside
 from hpo.study.widened import said
 from hpo.wording import condemned, count_of, duration, listed, percent, shown, study_progress
 
@@ -70,8 +70,10 @@ def overview(report: StudyReport) -> Markup:
 
 def _best_rows(report: StudyReport) -> list[tuple[str, Any]]:
     if not report.best:
-        why = "no complete trial meets the constraints" if report.complete else "no complete trial yet"
-        return [("best", why)]
+        if report.complete:
+            return [("best", "no complete trial meets the constraints")]
+        outside = any(map(is_outside, report.trials))
+        return [("best", "no trial meets the constraints" if outside else "no complete trial yet")]
     if report.several:
         return [("best", f"{count_of(len(report.best), 'trial')} on the Pareto front")]
     best = report.best[0]

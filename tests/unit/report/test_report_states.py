@@ -16,6 +16,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from hpo.report.data import report_data, study_report
 from hpo.report.page import page
 from hpo.report.pictures import write_pictures
+from hpo.storage.attributes import BEST_ATTR
 from hpo.study.open_study import OpenStudy
 from tests.support.commands import STUDY, hpo, hpo_json
 from tests.support.reports import report_of, trial_of
@@ -90,6 +91,16 @@ def all_beyond(view: OpenStudy) -> None:
         view.study.tell(trial, value)
 
 
+def all_paused_beyond(view: OpenStudy) -> None:
+    """As the end of a study leaves trials that its scheduler has paused outside of the bounds."""
+    for value in (2.0, 1.0):
+        trial, _ = ask(view)
+        trial.set_constraint("parameters", 1.0)
+        trial.report(value, 1)
+        trial.set_user_attr(BEST_ATTR, {"epoch": 1, "metrics": {"val_loss": value}})
+        view.study.tell(trial, state=TrialState.PRUNED)
+
+
 ALL = {"history-0", "curves", "parallel-0", "slice-0-0", "slice-0-1", "timeline"}
 BOUND = "study.constraints={parameters: '<= 10'}"
 
@@ -108,6 +119,7 @@ BOUND = "study.constraints={parameters: '<= 10'}"
         (imported, (), ALL | {"importance"}, "trial 2, 1"),
         (beyond, (BOUND,), ALL | {"importance"}, "Diamonds are trials outside the bounds"),
         (all_beyond, (BOUND,), ALL - {"curves"}, "no complete trial meets the constraints"),
+        (all_paused_beyond, (BOUND,), {"curves", "timeline"}, "no trial meets the constraints"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )
