@@ -38,12 +38,13 @@ def snapshot(
         trials: The trials; where numbers are missing, an empty failed trial stands in.
         goals: Metrics and directions.
         text: What parameter names and choices pass.
-        curves: Whether it is to hold what the trials reported; few plots ask for it, and it is most of a study.
+        curves: Whether it is to hold what the trials reported, and nothing else: few plots ask for it, and it is
+            most of a study. All are pruned trials then: Optuna's plot leaves out those that failed or wait.
     """
     numbered = {trial.number: trial for trial in trials}
     study = optuna.create_study(directions=study_directions(goals), storage=optuna.storages.InMemoryStorage())
     study.add_trials(
-        _copied(numbered[number], text, curves=curves)
+        (_curve(numbered[number]) if curves else _copied(numbered[number], text))
         if number in numbered
         else create_trial(state=TrialState.FAIL)
         for number in range(max(numbered, default=-1) + 1)
@@ -51,7 +52,15 @@ def snapshot(
     return study
 
 
-def _copied(trial: FrozenTrial, text: Text, *, curves: bool) -> FrozenTrial:
+def _curve(trial: FrozenTrial) -> FrozenTrial:
+    return create_trial(
+        state=TrialState.PRUNED,
+        system_attrs=trial.system_attrs,  # the bounds
+        intermediate_values=trial.intermediate_values,
+    )
+
+
+def _copied(trial: FrozenTrial, text: Text) -> FrozenTrial:
     diverged = outcome_of(trial) == Outcome.DIVERGED
     return FrozenTrial(
         number=trial.number,
@@ -65,7 +74,7 @@ def _copied(trial: FrozenTrial, text: Text, *, curves: bool) -> FrozenTrial:
         distributions={text(name): _distribution(each, text) for name, each in trial.distributions.items()},
         user_attrs={},
         system_attrs=trial.system_attrs,
-        intermediate_values=trial.intermediate_values if curves else {},
+        intermediate_values={},
     )
 
 

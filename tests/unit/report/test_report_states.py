@@ -12,11 +12,13 @@ import pytest
 from matplotlib.figure import Figure
 from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
+from optuna.visualization.matplotlib import plot_intermediate_values
 
 from hpo.report.data import report_data, study_report
 from hpo.report.page import page
 from hpo.report.pictures import write_pictures
-from hpo.storage.attributes import BEST_ATTR
+from hpo.report.snapshot import snapshot
+from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.study.open_study import OpenStudy
 from tests.support.commands import STUDY, hpo, hpo_json
 from tests.support.reports import report_of, trial_of
@@ -144,6 +146,23 @@ def test_a_study_in_any_state_has_a_report(
     names = {"history-0": "history", "parallel-0": "parallel", "importance": "importances"}
     slices = {"slices"} if "slice-0-0" in figures else set()
     assert pictures == {names.get(name, name) for name in figures if not name.startswith("slice-")} | slices
+
+
+@pytest.mark.filterwarnings("ignore::optuna.exceptions.ExperimentalWarning")
+def test_curves_of_every_end_are_in_the_picture(caplog: pytest.LogCaptureFixture) -> None:
+    ends = {
+        TrialState.FAIL: {},
+        TrialState.WAITING: {},  # a paused one
+        TrialState.RUNNING: {},
+        TrialState.COMPLETE: {OUTCOME_ATTR: "diverged"},
+    }
+    trials = [
+        trial_of(number, {}, {}, math.inf, curve={1: 2.0, 2: math.nan}, state=state, attrs=attrs)
+        for number, (state, attrs) in enumerate(ends.items())
+    ]
+    drawn = plot_intermediate_values(snapshot(trials, {"val_loss": "minimize"}, curves=True))
+    assert len(drawn.get_lines()) == len(ends)
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
 
 
 SPACE = """search_space={
