@@ -7,6 +7,18 @@ from typing import Final
 
 _FIXES: Final = (
     (
+        r"the data set is empty: there is nothing",
+        "look at how the samples are selected and split: each set that is returned needs some",
+    ),
+    (
+        r"the training data gave no batch",
+        "write a smaller `loader.batch_size`, or leave `drop_last` out",
+    ),
+    (
+        r"optimizer got an empty parameter list",
+        "the model has no parameters: keep its layers as attributes or in a `torch.nn.ModuleList`, not in a list",
+    ),
+    (
         r"same dtype.* Double and Float|Double but (got|found) Float|Float but (got|found) Double",
         "the data are float64, and the model float32: return `x.float()`",
     ),

@@ -150,10 +150,7 @@ class Builder:
             bridge: Callbacks of the service, such as the pruner's.
         """
         seed_all(seed)
-        model: nn.Module = instantiate(self.resolver, config["model"])
-        refuse_lightning(self.spec, type(model))
-        self._load_weights(model, config["trainer"]["weights"])
-        model = model.to(device)
+        model = self._model(config).to(device)
         optimizer = make_optimizers(self.spec, self.resolver, config["optimizer"], model)
         scheduler, interval = make_schedulers(self.spec, self.resolver, config["lr_scheduler"], optimizer)
         plan = plan_of(config, after)
@@ -178,6 +175,24 @@ class Builder:
             seed=seed,
             device=device,
         )
+
+    def _model(self, config: Mapping[str, Any]) -> nn.Module:
+        """The model, with the weights that it begins with.
+
+        Raises:
+            InputError: It is no module of torch, or Lightning's; the weights do not fit.
+        """
+        model: object = instantiate(self.resolver, config["model"])
+        if not isinstance(model, nn.Module):
+            raise self.spec.error(
+                f"made no torch.nn.Module but an object of {type(model).__name__}",
+                path="model._target_",
+                value=config["model"]["_target_"],
+                fix="name a class derived from torch.nn.Module, or a function that returns an object of one",
+            )
+        refuse_lightning(self.spec, type(model))
+        self._load_weights(model, config["trainer"]["weights"])
+        return model
 
     def _load_weights(self, model: nn.Module, weights: Mapping[str, Any]) -> None:
         """Give the model the weights of ``trainer.weights``, if the study file names any.

@@ -289,7 +289,7 @@ def make_batches(
         data = TensorDataset(*data)
     data = data if isinstance(data, Dataset) else _with_items(data)
     if isinstance(data, Sized) and not len(data):
-        raise ValueError("the data set is empty")
+        raise ValueError(f"the data set is empty: there is nothing to {'train on' if train else 'evaluate'}")
     # The exact type: a subclass may change what an item is.
     if type(data) is TensorDataset and options.collate_fn is None:
         return _tensor_batches(data, options, device, train=train, seed=seed, shard=shard)

@@ -53,7 +53,7 @@ class Plan:
             ValueError: The length is needed and not known, or there is no batch.
         """
         if pass_length == 0:
-            raise ValueError("the training data gave no batch")
+            raise no_batch()
         state.batches_per_epoch = self.epoch_batches(pass_length)
         state.total_steps = self._total_steps(state, pass_length)
         state.max_epochs = self._epochs(state)
@@ -126,6 +126,13 @@ class Plan:
         assert state.total_steps is not None
         each = self.epoch_steps or max(1, state.steps_of(state.batches_per_epoch or 1))
         return state.epoch + math.ceil((state.total_steps - _epoch_start(state)) / each)
+
+
+def no_batch() -> ValueError:
+    """There is nothing to train on."""
+    return ValueError(
+        "the training data gave no batch: it is empty, or smaller than a batch, which drop_last leaves out"
+    )
 
 
 def _epoch_start(state: TrainState) -> int:

@@ -12,7 +12,7 @@ from trainer.data.batches import Batches, LoaderBatches, TensorBatches, close_ba
 from trainer.data.limits import FirstBatches, LatestBatches, SameBatches, train_batches
 from trainer.data.loading import with_own_workers
 from trainer.data.options import BatchOptions
-from trainer.data.plan import Plan
+from trainer.data.plan import Plan, no_batch
 from trainer.data.random_state import seed_all, set_rng_state
 from trainer.data.seeding import derive_seed
 from trainer.data.sets import each_set
@@ -84,9 +84,7 @@ class TrainStream:
             ValueError: It had no batch.
         """
         if not self._state.data_batch:
-            raise ValueError(
-                "the training data gave no batch: it is empty, or smaller than a batch, which drop_last leaves out"
-            )
+            raise no_batch()
         self._state.data_epoch += 1
         self._state.data_batch = self._state.cut_batches = self._state.cut_samples = 0
         self._iterator = None

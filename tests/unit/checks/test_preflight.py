@@ -24,7 +24,7 @@ PARTS = """
 import asyncio
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Subset, TensorDataset
 from trainer import Callback
 
 
@@ -45,6 +45,10 @@ def load(samples=96, kind="good"):
         targets = targets.squeeze(1)
     if kind == "triples":
         return {name: TensorDataset(inputs, inputs, targets) for name in ("train", "val")}
+    if kind in ("no_train", "no_val"):
+        cut = 0 if kind == "no_train" else samples
+        pairs = TensorDataset(inputs, targets)
+        return {"train": Subset(pairs, range(cut)), "val": Subset(pairs, range(cut, samples))}
     val = TensorDataset(inputs * float("nan"), targets) if kind == "nan_val" else TensorDataset(inputs, targets)
     if kind == "tuples":
         return {name: (inputs, targets) for name in ("train", "val")}
@@ -87,6 +91,16 @@ class Net(nn.Module):
             hidden = torch.sqrt(hidden * 0)
         outputs = self.last(hidden)
         return outputs.detach() if self.kind == "detached" else outputs
+
+
+class Plain:
+    pass
+
+
+class Unregistered(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = [nn.Linear(4, 1)]
 
 
 class Loss(nn.Module):
@@ -283,6 +297,34 @@ def test_what_is_broken_is_named(file: Path, override: str, path: str, problem: 
     assert caught.value.path == path
     assert caught.value.fix
     assert caught.value.file is not None
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "problem", "fix"),
+    [
+        (["data.kind=no_train"], "data._target_", "empty: there is nothing to train on", "selected and split"),
+        (["data.kind=no_val"], "data._target_", "empty: there is nothing to evaluate", "selected and split"),
+        (
+            ["loader.batch_size=128", "loader.drop_last=true"],
+            "data._target_",
+            "smaller than a batch, which drop_last leaves out",
+            "write a smaller `loader.batch_size`",
+        ),
+        (["model={_target_: parts.Plain}", "search_space={}"], "model._target_", "no torch.nn.Module", "derived"),
+        (
+            ["model={_target_: parts.Unregistered}", "search_space={}"],
+            "optimizer._target_",
+            "empty parameter list",
+            "the model has no parameters",
+        ),
+    ],
+)
+def test_the_fix_is_for_what_is_wrong(file: Path, overrides: list[str], path: str, problem: str, fix: str) -> None:
+    with pytest.raises(InputError, match=problem) as caught:
+        tried(file, *overrides)
+    assert caught.value.path == path
+    assert caught.value.fix is not None
+    assert fix in caught.value.fix
 
 
 def test_a_ctrl_c_ends_it(file: Path) -> None:
