@@ -10,6 +10,15 @@ _REPORT_FIRST: Final = (
 )
 
 
+def without_name(metric: str) -> TypeError:
+    """A report gives a metric by its place, as Optuna's ``trial.report(value, step)`` does."""
+    named = f"{metric}=…" if metric.isidentifier() else f"**{{{metric!r}: …}}"
+    return TypeError(
+        f"report takes the epoch's number, and each metric by its name: `trial.report(epoch, {named})`, "
+        "or a mapping of them as `trial.report(epoch, **metrics)`"
+    )
+
+
 def saved_early(epoch: int) -> ValueError:
     """The first report comes after a checkpoint."""
     return ValueError(

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, NoReturn, SupportsFloat
+from typing import Any, Final, Never, NoReturn, SupportsFloat
 
 import optuna
 import torch
@@ -17,7 +17,7 @@ from hpo.search.schedulers.scheduler import Decision
 from hpo.storage.ledger import Lease
 from hpo.storage.outage import DatabaseError
 from hpo.trial.checkpoints import Checkpoints
-from hpo.trial.epoch_errors import out_of_turn, saved_early
+from hpo.trial.epoch_errors import out_of_turn, saved_early, without_name
 from hpo.trial.forks import end_fork
 from hpo.trial.progress import RunProgress
 from hpo.trial.reports import Reports
@@ -138,7 +138,7 @@ class Session:
 
     # ---- while it trains
 
-    def report(self, epoch: int, /, **metrics: SupportsFloat) -> None:
+    def report(self, epoch: int, /, *unnamed: Never, **metrics: SupportsFloat) -> None:
         """Report a finished epoch: its number, counted from 1, and its metrics, real numbers.
 
         The study's metric is stored, and the scheduler asked about it. A value that is not finite means that the
@@ -148,11 +148,14 @@ class Session:
         Raises:
             ValueError: The epoch is not the one after the last one, was saved before it is reported, or a fork has
                 not loaded its checkpoint.
+            TypeError: A metric has no name.
             MetricError: A metric is no real number.
             optuna.TrialPruned: The trial is pruned.
             TrainingStoppedError: The training has diverged, or was to stop after the epoch before.
             LeaseLostError: Another attempt has the trial.
         """
+        if unnamed:
+            raise without_name(self.metric)
         self.take_report(epoch, metrics)
         if self.stop_reason in (PRUNED, DIVERGED):
             self._end()

@@ -117,6 +117,10 @@ class FunctionCode:
             if _is_of_the_study(error):
                 raise
             raise StudyError(f"a storage of the function's own failed: {error}") from error
+        except AttributeError as error:
+            if error.obj is session and error.name and hasattr(optuna.Trial, error.name):
+                raise _of_optuna(error.name) from error
+            raise
         except optuna.TrialPruned:
             if session.stop_reason != DIVERGED:  # a script asks no more than whether to prune
                 raise
@@ -154,6 +158,15 @@ class FunctionCode:
             return found
         print(f"the best reported epoch counts: what the function returned has no {session.metric}")
         return None
+
+
+def _of_optuna(name: str) -> StudyError:
+    """The function takes its session for a trial of Optuna's."""
+    return StudyError(
+        f"`{SESSION}.{name}` is of Optuna's trials, and a function that takes parameters as arguments gets a "
+        f"session\n  fix: leave it out: `{SESSION}.report(epoch, …)` ends a trial that is pruned, and records "
+        f"metrics; or draw all parameters by `{SESSION}.suggest_…`, without arguments and `search_space`"
+    )
 
 
 def _is_of_the_study(error: StorageInternalError) -> bool:
@@ -234,8 +247,9 @@ def _metrics(returned: Any, goals: Sequence[str]) -> Mapping[str, Any]:
     values = returned if isinstance(returned, list | tuple) else (returned,)
     if len(values) != len(goals):
         returns = f"the function has returned {count_of(len(values), 'value')}"
+        order = ", in this order" if len(goals) > 1 else ""
         raise StudyError(
-            f"{returns}, and the study optimises {listed(goals)}\n  fix: return {', '.join(goals)}, in this order"
+            f"{returns}, and the study optimises {listed(goals)}\n  fix: return {', '.join(goals)}{order}"
         )
     try:
         return Metrics(dict(zip(goals, values, strict=True)))

@@ -154,7 +154,15 @@ def test_an_error_after_a_request_to_leave_requeues_the_trial(studies: Studies) 
         (lambda session: session.report(1, mae=1.0), "a finite val_loss: what it has reported is mae"),
         (lambda _: "0.5", "what the function returned: metric 'val_loss' is a str ('0.5'): record a real number"),
         (lambda _: True, "the function has returned True, and no number\n  fix: return val_loss"),
-        (lambda _: (0.5, 0.4), "has returned 2 values, and the study optimises val_loss"),
+        (
+            lambda _: (0.5, 0.4),
+            "has returned 2 values, and the study optimises val_loss\n  fix: return val_loss",
+        ),
+        (lambda session: session.report(0.5, 1), "name: `trial.report(epoch, val_loss=…)`"),
+        (lambda session: session.report(1, {"val_loss": 0.5}), "`trial.report(epoch, **metrics)`"),
+        (lambda session: session.should_prune(), "`trial.should_prune` is of Optuna's trials"),
+        (lambda session: session.set_user_attr("a", 1), "`trial.set_user_attr` is of Optuna's trials"),
+        (lambda session: session.sould_stop, "AttributeError: 'Session' object has no attribute 'sould_stop'"),
     ],
 )
 def test_without_a_value_the_trial_is_in_error(studies: Studies, function: Any, reason: str) -> None:
@@ -162,6 +170,7 @@ def test_without_a_value_the_trial_is_in_error(studies: Studies, function: Any, 
         report = run(view, function)
     assert report.outcome == Outcome.ERROR
     assert reason in report.reason
+    assert "in this order" not in report.reason
 
 
 def test_that_an_attempt_starts_again_is_stored_and_in_its_log(
