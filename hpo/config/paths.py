@@ -134,9 +134,10 @@ def same(left: Any, right: Any) -> bool:
 
 
 def nearest(word: object, known: Collection[Any]) -> str | None:
-    """The known name closest to a word, or None when nothing is close."""
-    texts = {show(name): None for name in known}
-    found = difflib.get_close_matches(show(word), texts, n=1, cutoff=0.6)
+    """The known name closest to a word, or None when nothing is close; one that differs in case alone is."""
+    texts, wanted = list(dict.fromkeys(map(show, known))), show(word)
+    same_letters = [text for text in texts if text.casefold() == wanted.casefold()]
+    found = same_letters or difflib.get_close_matches(wanted, texts, n=1, cutoff=0.6)
     return found[0] if found else None
 
 

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from hpo.checks.check import check_spec
 from hpo.checks.check_metrics import check_metric, recorded_metrics
 from hpo.config.interpolation import plainly_resolved
-from hpo.config.paths import assign, copy_plain, join_path, leaves, split_path
+from hpo.config.paths import assign, copy_plain, join_path, leaves, nearest, split_path
 from hpo.config.spec import StudySpec, diff_configs, json_schema, load_spec
 from hpo.config.targets import TargetResolver, instantiate
 from hpo.errors import InputError
@@ -603,3 +603,8 @@ def test_the_environment_gives_the_database_where_nothing_else_does(
             load_spec(spec.path, [mistyped])
         assert "secret" not in str(refused.value)
     assert spec.with_options(storage="sqlite:////s.db").storage_url == "sqlite:////s.db"
+
+
+def test_the_nearest_name_is_one_that_differs_in_case_alone() -> None:
+    known = ["Adam", "AdamW", "SGD"]
+    assert [nearest(word, known) for word in ("Adamw", "sgd", "Adan", "LBFGS")] == ["AdamW", "SGD", "Adam", None]
