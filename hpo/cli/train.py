@@ -16,7 +16,7 @@ from hpo.console.slow import slow_steps
 from hpo.errors import InputError, StudyError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from hpo.config.spec import StudySpec
     from hpo.final.training import Start
@@ -234,15 +234,21 @@ def _train_over_seeds(peers: Peers, starts: list[Start], choice: _Choice) -> dic
     from hpo.final.seeds import train_over_seeds
 
     seeds = choice.seeds or _DEFAULT_SEEDS
-    what = starts[0].name if choice.top_k is None else f"the best {len(starts)} trials"
     print(
-        f"final training of {peers.builder.spec.study.name}, {what}, from scratch, on {'+'.join(peers.devices)}; "
-        f"seeds {', '.join(map(str, seeds))}",
+        f"final training of {peers.builder.spec.study.name}, {_named(starts, choice.top_k)}, from scratch, "
+        f"on {'+'.join(peers.devices)}; seeds {', '.join(map(str, seeds))}",
         flush=True,
     )
     device = torch.device(peers.devices[0])
     with _resumable():
         return train_over_seeds(SeedTrainer(peers.builder, choice.epochs, device, peers), starts, seeds)
+
+
+def _named(starts: Sequence[Start], top_k: int | None) -> str:
+    """What is trained; and that it is less than was asked for, where it is."""
+    what = starts[0].name if len(starts) == 1 else f"the best {len(starts)} trials"
+    fewer = top_k is not None and len(starts) < top_k
+    return what + (f" ({top_k} were asked for: no other parameters have a rank)" if fewer else "")
 
 
 @contextlib.contextmanager

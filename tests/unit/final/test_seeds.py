@@ -279,6 +279,20 @@ def test_single_values_have_no_intervals_that_could_meet(view: OpenStudy) -> Non
     assert "the intervals of" not in printed
 
 
+@pytest.mark.parametrize(
+    ("top_k", "named"),
+    [
+        (1, ", trial "),
+        (2, ", the best 2 trials, from scratch"),
+        (4, ", the best 3 trials (4 were asked for: no other parameters have a rank), from scratch"),
+    ],
+)
+def test_the_command_says_how_many_of_the_best_it_trains(view: OpenStudy, top_k: int, named: str) -> None:
+    printed = hpo("train", view.spec.path, "--top-k", top_k, "--seeds", 1, "--epochs", 1).stdout
+    assert named in printed.splitlines()[0]
+    assert "best 1 trials" not in printed
+
+
 def test_the_command_prints_seeds_and_ranks(view: OpenStudy) -> None:
     printed = hpo("train", view.spec.path, "--top-k", 2, "--epochs", 2).stdout
     assert "seeds 0, 1, 2" in printed
