@@ -53,8 +53,8 @@ class Supervisor:
     Args:
         opened: The study; this process owns no trial.
         launcher: Places the workers.
-        report: Called with a worker's label and each message of its; an OSError of it means: the reader is gone
-            any more, which is a request to stop.
+        report: Called with a worker's label and each message of its; an OSError of it means that the reader
+            is gone, which is a request to stop.
         timeout: Seconds until workers are asked to checkpoint their trials and stop; None for no limit.
         grace: Seconds that a worker has to end a trial that broke a limit, or whose database is gone, before
             it is killed.
