@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -14,6 +15,7 @@ from hpo.config.paths import join_path
 from trainer.callback import Callback, TrainerView
 from trainer.data.batches import tensors_in
 from trainer.metrics.objects import Metric, is_object, measured_alone
+from trainer.recorded import MetricError, number
 
 #: What the run was doing last: where an error came from.
 START: Final = "start"
@@ -212,14 +214,17 @@ class Probe(Callback):
             raise self._complain("the loss does not depend on the model's parameters", self._loss_path, fix)
 
     def _check_metric(self, name: str, value: Any) -> None:
-        single = isinstance(value, int | float) or (isinstance(value, Tensor) and value.numel() == 1)
-        if not single:
-            shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor) else ""
+        path = join_path(("metrics", name))
+        single = value.reshape(()) if isinstance(value, Tensor) and value.numel() == 1 else value
+        try:
+            found = number(name, single)
+        except MetricError as error:
+            shape = f" of shape {tuple(value.shape)}" if isinstance(value, Tensor | np.ndarray) else ""
             problem = f"returned a {type(value).__name__}{shape}, and must return one number"
-            raise self._complain(problem, join_path(("metrics", name)), "return the mean over the batch")
-        if not math.isfinite(float(value)):
-            problem = f"is {float(value)} for the first batch"
-            raise self._complain(problem, join_path(("metrics", name)), "look for a division by zero in it")
+            raise self._complain(problem, path, "return the mean over the batch") from error
+        if not math.isfinite(found):
+            problem = f"is {found} for the first batch"
+            raise self._complain(problem, path, "look for a division by zero in it")
 
     def _check_gradients(self, model: nn.Module) -> None:
         trained = [(name, item) for name, item in model.named_parameters() if item.requires_grad]

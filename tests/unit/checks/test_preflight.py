@@ -22,10 +22,14 @@ from tests.support.commands import make_study
 
 PARTS = """
 import asyncio
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 from trainer import Callback
+
+
+NUMPY = {"float32": np.float32, "array": np.asarray, "bool": np.bool_, "row": lambda error: error.reshape(1)}
 
 
 class Endless(DataLoader):
@@ -126,6 +130,8 @@ def metric(outputs, targets, kind="good"):
     if kind == "vector":
         return (outputs - targets).abs().squeeze(1)
     error = (outputs - targets).abs().mean()
+    if kind in NUMPY:
+        return NUMPY[kind](error.numpy())
     return error * float("nan") if kind == "nan" else error
 
 
@@ -263,6 +269,7 @@ def test_a_good_study_is_measured_and_leaves_nothing(file: Path, capfd: pytest.C
             "is nan for the first batch",
         ),
         ("metrics.mae.kind=vector", "metrics.mae", r"a Tensor of shape \(32,\), and must return one number"),
+        ("metrics.mae.kind=row", "metrics.mae", r"a ndarray of shape \(1,\), and must return one number"),
         ("metrics.mae.kind=nan", "metrics.mae", "is nan for the first batch"),
         ("optimizer._target_=parts.Optimizer", "optimizer._target_", "step failed: ArithmeticError: no step"),
         ("optimizer.lr=1e38", "optimizer", "after one step the weights of `first.weight` are not finite"),
@@ -297,6 +304,11 @@ def test_what_is_broken_is_named(file: Path, override: str, path: str, problem: 
     assert caught.value.path == path
     assert caught.value.fix
     assert caught.value.file is not None
+
+
+@pytest.mark.parametrize("kind", ["float32", "array", "bool"])
+def test_a_number_of_numpys_is_one_for_a_metric_as_it_is_in_a_run(file: Path, kind: str) -> None:
+    assert tried(file, f"metrics.mae.kind={kind}").base.epochs == 3
 
 
 @pytest.mark.parametrize(
