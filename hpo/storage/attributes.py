@@ -17,6 +17,8 @@ BUDGET_ATTR: Final = "hpo:n_trials"
 EPOCHS_ATTR: Final = "hpo:n_epochs"
 #: How many grants its scheduler has given.
 GRANTED_ATTR: Final = "hpo:granted"
+#: How many failed trials were told to wait again: what was decided before that is not granted.
+RETRIES_ATTR: Final = "hpo:retries"
 #: What its scheduler has stored for its later decisions.
 SCHEDULER_ATTR: Final = "hpo:scheduler"
 #: Epochs of a run to its end, where every trial has as many.

@@ -1,7 +1,8 @@
 """Grants: how many epochs a scheduler lets a trial train, stored with the claim on the trial.
 
 Grants of a study are numbered. One is stored only if it is the next, in the transaction that gives the trial to a
-worker: so each was decided with all earlier ones in sight, and no two workers spend the same epochs.
+worker: so each was decided with all earlier ones in sight, and no two workers spend the same epochs. A failed
+trial that is retried may train again what it was granted: no grant is stored that was decided before that.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sqlalchemy as sa
 from optuna.trial import FrozenTrial
 from sqlalchemy import orm
 
-from hpo.storage.attributes import FORK_ATTR, GRANTED_ATTR, GRANTS_ATTR, SCHEDULER_ATTR
+from hpo.storage.attributes import FORK_ATTR, GRANTED_ATTR, GRANTS_ATTR, RETRIES_ATTR, SCHEDULER_ATTR
 from hpo.storage.changes import note_change
 from hpo.storage.guarded import set_attr
 from hpo.storage.ledger import Executor
@@ -32,7 +33,7 @@ from hpo.storage.pausing import forget_pause
 
 
 class OldGrantError(Exception):
-    """Another grant of the study was stored after the state of the study was read that this one was decided by."""
+    """Another grant was stored, or a trial retried, since the state was read by which this one was decided."""
 
 
 class Granted(TypedDict):
@@ -66,6 +67,7 @@ class Grant:
         state: What the scheduler stores for later; None: what is there stays.
         fork: Where a new trial begins that is a fork; None for any other.
         cuts: Whether it cuts the grant that a trial which waits has.
+        retries: How many trials had been retried when it was decided; None: any number.
     """
 
     study_id: int
@@ -74,6 +76,7 @@ class Grant:
     state: Mapping[str, Any] | None = None
     fork: Forked | None = None
     cuts: bool = False
+    retries: int | None = None
 
 
 def grants_of(trial: FrozenTrial) -> Sequence[Granted]:
@@ -103,8 +106,9 @@ def inherited_by(grants: Sequence[Granted]) -> int:
 def begin_grants(session: orm.Session, study_id: int) -> None:
     """Let a study number its grants, from 0 where it has none; any number of processes may do so at a time."""
     session.execute(sa.select(STUDIES.c.study_id).where(STUDIES.c.study_id == study_id).with_for_update())
-    if session.execute(sa.select(STUDY_USER_ATTRS.c.key).where(_is(study_id, GRANTED_ATTR))).first() is None:
-        _add(session, study_id, GRANTED_ATTR, 0)
+    for key in (GRANTED_ATTR, RETRIES_ATTR):
+        if session.execute(sa.select(STUDY_USER_ATTRS.c.key).where(_is(study_id, key))).first() is None:
+            _add(session, study_id, key, 0)
 
 
 def store_grant(session: orm.Session, trial_id: int, grant: Grant) -> None:
@@ -129,12 +133,26 @@ def add_grant(conn: Executor, trial_id: int, grant: Grant) -> None:
     number, more = grant.granted["number"], json.dumps(grant.granted)
     if not _rows(conn, _NEXT, {"study": grant.study_id, "was": json.dumps(number), "now": json.dumps(number + 1)}):
         raise OldGrantError(f"grant {number} is not the study's next one")
+    if grant.retries not in (None, _retries(conn, grant.study_id)):
+        raise OldGrantError(f"a trial was retried after grant {number} was decided")
     if not _rows(conn, _APPEND, {"trial": trial_id, "more": f", {more}]"}):
         conn.execute(_FIRST, {"trial_id": trial_id, "key": GRANTS_ATTR, "value_json": f"[{more}]"})
     if grant.state is not None:
         state = {"study": grant.study_id, "now": json.dumps(grant.state)}
         if not _rows(conn, _SET_STATE, state):
             _add(conn, grant.study_id, SCHEDULER_ATTR, grant.state)
+
+
+def note_retry(session: orm.Session, study_id: int) -> None:
+    """Let no grant be stored any more that was decided before: it leaves out what the retried trial may train."""
+    now = json.dumps(_retries(session, study_id) + 1)
+    if not _rows(session, _SET_RETRIES, {"study": study_id, "now": now}):
+        _add(session, study_id, RETRIES_ATTR, 1)
+
+
+def _retries(conn: Executor, study_id: int) -> int:
+    """How many trials were retried; their number stays until the transaction's end."""
+    return int(json.loads(cast("str", conn.execute(_RETRIES, {"study": study_id}).scalar() or "0")))
 
 
 def is_granted(session: orm.Session, trial_id: int) -> bool:
@@ -189,6 +207,13 @@ def _change(key: str) -> sa.Update:
 
 _NEXT = _change(GRANTED_ATTR).where(STUDY_USER_ATTRS.c.value_json == sa.bindparam("was", type_=sa.String))
 _SET_STATE = _change(SCHEDULER_ATTR)
+_SET_RETRIES = _change(RETRIES_ATTR)
+_RETRIES = (
+    sa.select(STUDY_USER_ATTRS.c.value_json)
+    .where(STUDY_USER_ATTRS.c.study_id == sa.bindparam("study", type_=sa.Integer))
+    .where(STUDY_USER_ATTRS.c.key == RETRIES_ATTR)
+    .with_for_update()
+)
 
 
 def _is(study_id: int, key: str) -> sa.ColumnElement[bool]:

@@ -24,6 +24,7 @@ from hpo.storage.attributes import (
     ORIGIN_ATTR,
     OUTCOME_ATTR,
     PAUSED_ATTR,
+    RETRIES_ATTR,
     SAME_AS_ATTR,
     SCHEDULER_ATTR,
 )
@@ -204,7 +205,7 @@ _STUDY_ATTRS: Final = sa.select(
     *(STUDY_USER_ATTRS.c.key, STUDY_USER_ATTRS.c.value_json, _NULL),
 ).where(
     STUDY_USER_ATTRS.c.study_id == _STUDY_ID,
-    STUDY_USER_ATTRS.c.key.in_([BUDGET_ATTR, EPOCHS_ATTR, MAX_EPOCHS_ATTR, SCHEDULER_ATTR]),
+    STUDY_USER_ATTRS.c.key.in_([BUDGET_ATTR, EPOCHS_ATTR, MAX_EPOCHS_ATTR, RETRIES_ATTR, SCHEDULER_ATTR]),
 )
 _LATEST_CHANGE: Final = sa.select(
     *(_part("change"), _NULL, sa.func.max(CHANGES.c.change_id), _NULL, _NULL, _NULL, _NULL, _NULL, _NULL)
@@ -330,7 +331,7 @@ def _some(
         trials |= {row[1]: row for row in by_part["trial"]}
         found.reports += map(_report, by_part["report"])
         _add_attrs(found, by_part["attr"])
-        found.study = _study(by_part["study"])
+        found.study = found.study or _study(by_part["study"])  # no newer than what has changed
         latest = max(latest, by_part["change"][0][2] or 0)
     found.add([trials[trial_id] for trial_id in sorted(trials)])
     return found, latest

@@ -5,8 +5,9 @@ newest checkpoint. What goes is that it failed: the outcome, the reason, the tra
 value. The attempts stay in the ledger; those until now no longer count against ``max_retries``.
 
 A process that has seen a trial fail holds it as finished. That it waits again is noted (`hpo.storage.changes`),
-and its next look reads the trial anew. The row was the trial's claim on the budget and still is: no other trial
-takes its place.
+and its next look reads the trial anew; what it has decided before is not granted, for it leaves out the epochs
+that the trial may train again. The row was the trial's claim on the budget and still is: no other trial takes its
+place.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hpo.errors import StudyError
 from hpo.storage import ledger
 from hpo.storage.attributes import IMPORTED_ATTR, REASON_ATTR, RETRIED_ATTR
 from hpo.storage.changes import lock_study_of, note_change
+from hpo.storage.grants import note_retry
 from hpo.storage.optuna_private import VALUES, id_of_trial, models, set_user_attr
 from hpo.storage.outage import patient
 from hpo.storage.pausing import PAUSED
@@ -128,6 +130,7 @@ def _reopen(storage: StudyStorage, failed: FrozenTrial) -> Reopened | None:
         trial.datetime_complete = None
         session.flush()
         note_change(session, study_id, trial_id)
+        note_retry(session, study_id)
         forget_failure(session, trial_id)
         values = VALUES
         session.execute(sa.delete(values).where(values.c.trial_id == trial_id))

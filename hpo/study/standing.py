@@ -21,6 +21,7 @@ from hpo.storage.attributes import (
     MAX_EPOCHS_ATTR,
     NEARER_ATTR,
     ORIGIN_ATTR,
+    RETRIES_ATTR,
     SAME_AS_ATTR,
     SCHEDULER_ATTR,
 )
@@ -69,6 +70,7 @@ def standing_of(opened: OpenStudy, here: int | None = None, values: Mapping[int,
         n_epochs=attrs.get(EPOCHS_ATTR),
         state=attrs.get(SCHEDULER_ATTR, {}),
         granted=attrs.get(GRANTED_ATTR),
+        retries=attrs.get(RETRIES_ATTR, 0),
         here=here,
     )
 

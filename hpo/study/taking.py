@@ -42,7 +42,7 @@ class Taker:
     """
 
     opened: OpenStudy
-    _decided: tuple[int, int, Next] | None = None
+    _decided: tuple[tuple[int, int], int, Next] | None = None
 
     def take(self) -> Lease | Wait | None:
         """The next trial for the owner, who holds it from then on.
@@ -89,7 +89,7 @@ class Taker:
             standing = standing_of(self.opened, number, values)
             step = self._asked(standing)
             if not isinstance(step, Resume) or step.number != number:
-                self._decided = (standing.decision, number, step)
+                self._decided = (_moment(standing), number, step)
                 return None
             with contextlib.suppress(OldGrantError):
                 grant = _grant(self.opened, standing, step)
@@ -104,11 +104,16 @@ class Taker:
         decided, self._decided = self._decided, None
         if decided is None or isinstance(decided[2], Wait):
             return None
-        decision, number, step = decided
+        moment, number, step = decided
         paused = {number, step.number} if isinstance(step, Resume) else {number}
-        if decision != standing.decision or not all(map(standing.is_paused, paused)):
+        if moment != _moment(standing) or not all(map(standing.is_paused, paused)):
             return None
         return step
+
+
+def _moment(standing: Standing) -> tuple[int, int]:
+    """What tells whether a decision was made by another state of the study."""
+    return standing.decision, standing.retries
 
 
 def begin(opened: OpenStudy, lease: Lease) -> optuna.Trial:
@@ -168,6 +173,7 @@ def _grant(opened: OpenStudy, standing: Standing, step: New | Resume | Fork) -> 
         None if isinstance(step, Resume) else step.params,
         step.state,
         fork,
+        retries=standing.retries,
     )
 
 
@@ -195,7 +201,7 @@ def _take_cut(opened: OpenStudy, standing: Standing, number: int, until: int) ->
     for trial in opened.study.get_trials(deepcopy=False, states=(TrialState.WAITING,)):
         if trial.number == number:
             granted: Granted = {**grants_of(trial)[-1], "number": standing.decision, "until": until}
-            grant = Grant(id_of_study(opened.study), granted, cuts=True)
+            grant = Grant(id_of_study(opened.study), granted, cuts=True, retries=standing.retries)
             return _first_waiting(opened, grant, among={number})
     return None
 

@@ -138,6 +138,7 @@ class Standing:
         n_epochs: How many epochs all its trials may train together; None: any number.
         state: What the scheduler has stored with an earlier decision; empty at first.
         granted: How many grants there had been when ``state`` was read; None: it is of the trials' own moment.
+        retries: How many failed trials had been told to wait again before `trials` were read.
         here: The paused trial in whose process this is asked: it resumes at no cost. None: no trial is.
         read_columns: Returns `columns` without reading trials; None: they are made of `trials`.
     """
@@ -155,6 +156,7 @@ class Standing:
     n_epochs: int | None = None
     state: Mapping[str, Any] = field(default_factory=dict)
     granted: int | None = None
+    retries: int = 0
     here: int | None = None
     read_columns: Callable[[], Columns] | None = None
 

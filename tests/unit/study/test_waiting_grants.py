@@ -11,10 +11,11 @@ from optuna.trial import TrialState
 
 from hpo.search.schedulers.scheduler import New, Next, Standing, Wait, Why
 from hpo.storage.grants import granted_after, grants_of
+from hpo.storage.ledger import Lease
 from hpo.study.open_study import OpenStudy
 from hpo.study.retry import reopen
 from hpo.study.standing import standing_of
-from hpo.study.taking import claimable
+from hpo.study.taking import Taker, claimable
 from tests.support.commands import PATIENCE
 from tests.support.standings import seen
 from tests.support.standings import standing as standing_with
@@ -106,6 +107,40 @@ def test_workers_that_take_them_at_once_keep_to_the_budget(studies: Studies) -> 
 
         at_once(work, views)
         assert sorted(ends_of(views[0])) == [[4], [4], [4], [4, 2]]
+
+
+def test_a_worker_that_decides_while_a_failed_trial_is_retried_counts_its_epochs(studies: Studies) -> None:
+    """Three epochs are due to trial 0, and taken, after a worker has decided who trains the last four of five."""
+    with studies.open("study.n_trials=2", "study.epochs=5", "trainer.max_epochs=5", views=2) as (view, other):
+        fail_one_epoch_each(view, 1)
+
+        @dataclass(frozen=True)
+        class Slow(Fours):
+            def next(self, standing: Standing) -> Next:
+                step = super().next(standing)
+                if standing.count("running") == 0:
+                    reopen(other, [0])
+                    assert isinstance(take(fours(other)), optuna.Trial)
+                return step
+
+        assert isinstance(take(replace(view, scheduler=Slow())), optuna.Trial)
+        assert ends_of(view) == [[4], [1]]
+
+
+def test_what_was_decided_before_a_trial_is_retried_does_not_stand(studies: Studies) -> None:
+    """Where trial 1 pauses four of nine epochs are left; three of them go to trial 0 before its worker asks."""
+    with studies.open("study.n_trials=3", "study.epochs=9", "trainer.max_epochs=5", views=2) as (view, other):
+        fail_one_epoch_each(view, 1)
+        taker = Taker(fours(view))
+        lease = taker.take()
+        assert isinstance(lease, Lease)
+        assert taker.extended(lease.trial_id, {4: 1.0}) is None
+        view.storage.set_trial_intermediate_value(lease.trial_id, 4, 1.0)
+        view.storage.pause(lease.trial_id, 4)
+        reopen(other, [0])
+        assert isinstance(take(fours(other)), optuna.Trial)
+        assert isinstance(taker.take(), Lease)
+        assert ends_of(view) == [[4], [4], [1]]
 
 
 def test_without_a_scheduler_a_smaller_budget_cuts_the_trial_that_waits(studies: Studies) -> None:
