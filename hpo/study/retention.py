@@ -1,10 +1,10 @@
 """Which checkpoints of a study stay: those that a trial can still resume from.
 
-Of the best complete trials the best epoch's and the newest stay; of trials that wait, are paused, or have failed
-and can be retried, the newest that can be read and the best epoch's up to it. Running trials are left alone. Under
-a scheduler that forks trials those stay, of any trial, that an unfinished trial may still be forked from. All
-other checkpoints may go, and so may what killed writers left half written. Nothing else in a trial's folder is
-touched.
+Of the best complete trials the best epoch's and the newest stay; of trials that wait, are paused, were paused when
+the study ended and are again with a larger budget, or have failed and can be retried, the newest that can be read
+and the best epoch's up to it. Running trials are left alone. Under a scheduler that forks trials those stay, of
+any trial, that an unfinished trial may still be forked from. All other checkpoints may go, and so may what killed
+writers left half written. Nothing else in a trial's folder is touched.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hpo.storage.grants import grants_of
 from hpo.storage.lineage import epochs_reached, forked_from, trained_as
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import DatabaseError, first_line
-from hpo.storage.pausing import paused_at
+from hpo.storage.pausing import paused_at, pruned_at_end
 from hpo.study.checkpoint_files import HALF_WRITTEN, StoredFile, scan, total_size, unlink
 from hpo.study.folders import attempt_folders
 from hpo.study.outcome import outcome_of
@@ -193,7 +193,7 @@ def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_
 
     def order(trial: FrozenTrial) -> tuple[int, int]:
         rank = ranks.get(trial.number)
-        if trial.state in _RESUMABLE or paused_at(trial) is not None or (rank is not None and rank < keep_best):
+        if _may_resume(trial) or (rank is not None and rank < keep_best):
             return (_SPARE_ONLY, trial.number)
         return (0, trial.number) if rank is None else (1, -rank)
 
@@ -205,18 +205,24 @@ def removals(opened: OpenStudy, files: Mapping[int, Sequence[StoredFile]], keep_
                 yield Removal(id_of_trial(trial), trial.number, outcome_of(trial), trial.state, going)
 
 
+def _may_resume(trial: FrozenTrial) -> bool:
+    """Whether a trial that does not run may train on, by itself, when retried or with a larger budget."""
+    marks = (paused_at(trial), pruned_at_end(trial))
+    return trial.state in _RESUMABLE or any(epoch is not None for epoch in marks)
+
+
 def held_for_forks(opened: OpenStudy) -> Mapping[int, Collection[int]]:
     """Ends of epochs whose checkpoints a fork begins with or may begin with, by trial.
 
     A fork needs its parent's until it has a result: before its first own checkpoint it begins anew, also where it
     has failed and is retried. A new one begins where a grant has ended, no earlier than the unfinished trial with
-    the fewest epochs has come.
+    the fewest epochs has come; one that the study's end has pruned is unfinished again with a larger budget.
     """
     held: defaultdict[int, set[int]] = defaultdict(set)
     if not opened.scheduler.forks:
         return held
     trials = own_trials(opened)
-    unfinished = [trial for trial in trials if not trial.state.is_finished()]
+    unfinished = [trial for trial in trials if not trial.state.is_finished() or pruned_at_end(trial) is not None]
     for trial in trials:
         has_result = trial.state.is_finished() and trial.state not in _RESUMABLE
         if not has_result and (fork := forked_from(trial)) is not None:

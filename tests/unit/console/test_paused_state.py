@@ -146,6 +146,15 @@ def test_its_newest_checkpoint_stays(view: OpenStudy) -> None:
     assert clean(view).removed == []
 
 
+def test_its_newest_checkpoint_stays_where_the_studys_end_has_pruned_it(view: OpenStudy) -> None:
+    folder = view.spec.output_dir / "trials" / "0" / "attempt-1" / "checkpoints"
+    for epoch in (1, 2):
+        CheckpointManager(folder).write({"state": {"epoch": epoch}}, epoch, 0)
+    assert len(list(prune_paused(view.storage, view.study_id))) == 1
+    clean(view)
+    assert [path.name for path in folder.iterdir()] == ["epoch-00002.pt"]
+
+
 # ---- a study that is given epochs, and a scheduler that says why
 
 

@@ -343,6 +343,16 @@ def test_the_parents_checkpoint_stays_as_long_as_the_fork_may_need_it(studies: S
         assert find_checkpoint(folders(view, 0), 2) is None
 
 
+def test_what_a_larger_budget_may_fork_stays_where_the_study_has_ended(studies: Studies) -> None:
+    with studies.open(*OVERRIDES) as (view,):
+        run_all(forking(view), most=2)
+        plain = load_study(view.spec)
+        assert len(list(prune_paused(plain.storage, plain.study_id))) == 2
+        clean(forking(plain))
+        assert find_checkpoint(folders(view, 0), 2) is not None
+        plain.storage.close()
+
+
 def test_a_fork_that_failed_begins_anew_with_its_parents_checkpoint_when_it_is_retried(studies: Studies) -> None:
     with studies.open(*OVERRIDES) as (view,):
         run_all(forking(view), most=2)
