@@ -150,12 +150,30 @@ class StudySpec:
     @property
     def trial_epochs(self) -> int | None:
         """Epochs of a whole trial, where they are the same for all trials and known; else None."""
-        written = self._raw.get("trainer") or {}
-        for name in ("max_epochs", "max_steps", "validate_every"):
-            taken = any(f"${{{path}}}" in str(written.get(name)) for path in self.search_space)
-            if taken or f"trainer.{name}" in self.search_space:
-                return None
-        return None if "trainer" in self.search_space else self.trainer.known_epochs
+        searched = any(map(self._searched_by, ("max_epochs", "max_steps", "validate_every")))
+        return None if searched or "trainer" in self.search_space else self.trainer.known_epochs
+
+    @property
+    def longest_trial(self) -> int | None:
+        """Epochs that no trial exceeds; None where that is not known."""
+        trainer, paths = self.trainer, self._searched_by("max_epochs")
+        in_passes = trainer.validate_every is None and not self._searched_by("validate_every")
+        if not in_passes or "trainer" in self.search_space:
+            return self.trial_epochs
+        ends: list[Any] = [trainer.max_epochs]
+        for path in paths:
+            entry = self.search_space[path]
+            ends += entry.choices if isinstance(entry, CategoricalParam) else [entry.high]
+        plain = paths in ([], ["trainer.max_epochs"], [str(self._written("max_epochs"))[2:-1]])
+        return max(ends) if plain and all(isinstance(end, int) for end in ends) else self.trial_epochs
+
+    def _searched_by(self, name: str) -> list[str]:
+        """The searched paths by which a value of `trainer` differs from trial to trial."""
+        written = str(self._written(name))
+        return [path for path in self.search_space if path == f"trainer.{name}" or f"${{{path}}}" in written]
+
+    def _written(self, name: str) -> Any:
+        return (self._raw.get("trainer") or {}).get(name)
 
     def is_fixed(self, section: str) -> bool:
         """Whether a section is the same for every trial: nothing of it is searched, and nothing interpolated."""

@@ -130,6 +130,7 @@ class Standing:
             others.
         where: What each point satisfies beside that.
         horizon: Epochs of a whole trial; None where that is not known.
+        longest: Epochs that no trial exceeds, where their length differs; None where that is not known.
         minimize: Whether the metric is to fall.
         bounded: Whether it has bounds: a trial that was not measured against them yet is not known to be within.
         seed: The study's.
@@ -148,6 +149,7 @@ class Standing:
     conditions: Mapping[str, Mapping[str, Sequence[Any]]] = field(default_factory=dict)
     where: Sequence[Condition] = ()
     horizon: int | None = None
+    longest: int | None = None
     minimize: bool = True
     bounded: bool = False
     seed: int = 0
@@ -301,7 +303,7 @@ class Standing:
         every = self.columns
         settled = (every.state == columns.PAUSED) | (every.state == columns.ENDED)
         settled |= (every.grants == 0) & (every.state != columns.RUNNING)
-        granted = np.where(every.until == columns.NONE, self.horizon or 0, every.until)
+        granted = np.where(every.until == columns.NONE, self.horizon or self.longest or 0, every.until)
         epochs = every.epochs
         claimed = np.where(settled, epochs, np.maximum(epochs, granted)) - every.inherited
         counted: Integers = np.where(every.imported | every.taken_over, 0, claimed)
@@ -326,7 +328,10 @@ def within_epochs(standing: Standing, step: Next) -> Next:
     assert standing.epochs_left is not None
     if standing.epochs_left == 0:
         return Wait()
-    goal, end = step.until or standing.horizon, _epochs_before(standing, step) + standing.epochs_left
+    goal, end = (
+        step.until or standing.horizon or standing.longest,
+        _epochs_before(standing, step) + standing.epochs_left,
+    )
     return step if goal is not None and goal <= end else replace(step, until=end)
 
 

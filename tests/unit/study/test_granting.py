@@ -113,6 +113,24 @@ def test_they_limit_a_study_with_a_pruner_too(epochs: int, expected: list[int], 
         assert epochs_of(view) == expected
 
 
+@pytest.mark.parametrize("searched", ["trainer.max_epochs", "model.hidden"])
+def test_trials_of_searched_length_run_side_by_side(studies: Studies, searched: str) -> None:
+    """The first one was granted all epochs that were left, as its end was not known, and the others waited."""
+    length = "3" if searched == "trainer.max_epochs" else '"${model.hidden}"'
+    text = STUDY.replace("max_epochs: 3", f"max_epochs: {length}").replace(
+        "model.hidden: {type: int, low: 2, high: 8}", f"{searched}: {{type: int, low: 2, high: 4}}"
+    )
+    with studies.open("study.n_trials=9", "study.epochs=9", text=text, views=4) as views:
+        taken = [take(view) for view in views]
+        assert [isinstance(each, optuna.Trial) for each in taken] == [True, True, True, False]
+        assert taken[3] == Wait()
+        for view, trial in zip(views, taken[:3], strict=False):
+            assert isinstance(trial, optuna.Trial)
+            train(view, trial)
+        run_all(views[3])
+        assert sum(epochs_of(views[3])) == 9
+
+
 def test_epochs_that_a_trial_did_not_use_are_left_for_others(studies: Studies) -> None:
     early = ("callbacks.early_stopping.patience=1", "callbacks.early_stopping.min_delta=0.99")
     with studies.open("study.n_trials=9", "study.epochs=7", "trainer.max_epochs=5", *early) as (view,):
