@@ -56,7 +56,15 @@ class WorkerOrder(Order):
 
 @dataclass(frozen=True)
 class Ready:
-    """A worker has loaded the study's modules and data, and takes trials from here on."""
+    """A worker has loaded the study's modules and data, and takes trials from here on.
+
+    Attributes:
+        left: What loading them has left in its process, which can't be forked for trials then; None: nothing.
+        loading_s: Seconds that loading them took.
+    """
+
+    left: str | None = None
+    loading_s: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -22,11 +22,14 @@ from hpo.storage import agents
 from hpo.storage.outage import DatabaseError
 from hpo.study.open_study import OpenStudy
 from hpo.trial.report import TrialReport
+from hpo.wording import duration
 
 #: Seconds between two looks at limits at most.
 _TICK: Final = 1.0
 #: Seconds that a worker has to end a trial that broke a limit.
 _GRACE: Final = 30.0
+#: Seconds of loading by each trial that are worth a word.
+_LONG_LOADING: Final = 1.0
 _SIGNALS: Final = (signal.SIGINT, *REQUESTS)
 
 
@@ -88,6 +91,7 @@ class Supervisor:
         self._workers: dict[str, Supervised] = {}
         self._ending = Ending.DONE
         self._ended_one = False
+        self._loads_anew = False
         self._next_tick = 0.0
         self._failed: DatabaseError | None = None
         self._kill_at = math.inf
@@ -186,6 +190,8 @@ class Supervisor:
 
     def _hear(self, said: Said) -> None:
         self._workers[said.worker.label].hear(said.message)
+        if isinstance(said.message, Ready):
+            self._note_loading(said.message)
         if isinstance(said.message, Ready | Leaving):
             return
         self._idle_since = None
@@ -193,6 +199,16 @@ class Supervisor:
         if self._failed is None:
             self._failures.hear(said.message, self._launcher.logs(said.worker.label))
         self._ended_one |= isinstance(said.message, TrialReport) and said.message.outcome is not None
+
+    def _note_loading(self, ready: Ready) -> None:
+        """Say once that each trial loads anew what all could share, where that takes a while."""
+        if ready.left is None or ready.loading_s < _LONG_LOADING or self._loads_anew:
+            return
+        self._loads_anew = True
+        what = f"each trial imports the study's modules and loads its data anew ({duration(ready.loading_s)})"
+        self._notify(
+            "", Notice(f"{what}: these leave behind {ready.left}, so that no process can be forked for it")
+        )
 
     def _reap(self, ended: Ended) -> None:
         verdict = self._workers.pop(ended.worker.label).verdict(ended)

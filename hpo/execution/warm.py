@@ -22,6 +22,7 @@ from hpo.study.folders import print_error
 from hpo.trial.builder import Builder
 from hpo.trial.forks import only_in
 from hpo.trial.trainer_code import read_hooks
+from hpo.wording import listed
 
 _FDS: Final = Path("/proc/self/fd")
 _TASKS: Final = Path("/proc/self/task")
@@ -29,15 +30,15 @@ _TASKS: Final = Path("/proc/self/task")
 _OF_CUDA: Final = re.compile(r"cuda[0-9a-f]{8,}")
 
 
-def warm_up(spec: StudySpec) -> tuple[Builder, bool]:
+def warm_up(spec: StudySpec) -> tuple[Builder, str | None]:
     """Import the study's modules and load its data, where every trial has the same.
 
     What fails here fails again in each trial, whose error it is.
 
     Returns:
-        A builder that has the data, and whether the process can be forked for the trials. It can't where the
-        study's code has left threads, an accelerator's context or open files: a fork has no threads but its own,
-        can't use the context, and shares the position in each file.
+        A builder that has the data, and what the study's code has left for which the process can't be forked for
+        the trials, None if it can: threads, an accelerator's context or open files. A fork has no threads but its
+        own, can't use the context, and shares the position in each file.
     """
     # So that torch.cuda.is_available(), which many modules ask at import, does not start CUDA.
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
@@ -56,7 +57,17 @@ def warm_up(spec: StudySpec) -> tuple[Builder, bool]:
     _end_monitors()
     gc.collect()
     gc.freeze()  # a collection in a trial would touch, and so copy, every shared page
-    return builder, _open_files() == before and is_forkable()
+    return builder, _left(before)
+
+
+def _left(before: set[tuple[str, int]]) -> str | None:
+    """In words, what stands in the way of a fork, with the files that were open before."""
+    if (now := _open_files()) != before:
+        return listed(sorted({f"open file {path}" for path, _ in now - before})) or "open files"
+    if is_forkable():
+        return None
+    names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
+    return listed([f"thread {name}" for name in names]) or "threads of a library, or an accelerator in use"
 
 
 def _end_monitors() -> None:

@@ -130,15 +130,16 @@ class _Worker:
         self._opened = replace(load_study(order.spec, owner, order.pooler), scheduler=order.scheduler)
         self._taker = Taker(self._opened)
         self._free_since = time.monotonic()
-        builder, self._forkable = warm_up(order.spec)
+        builder, left = warm_up(order.spec)
+        self._ready = Ready(left, time.monotonic() - self._free_since)
         self._trial = TrialProcess(order, self._opened, builder, channel, pulse)
         assert self._opened.storage.owner is not None
         self._processes = Processes(self._trial, self._opened.storage.owner)
 
     def run(self) -> bool:
         """Have trials trained until there are none left, or the worker is asked to leave; whether all is well."""
-        send(self._channel, Ready())
-        if not self._forkable:
+        send(self._channel, self._ready)
+        if self._ready.left is not None:
             return self._train_one_here()
         self._opened.storage.rehearse(self._opened.study_id)
         # What deciding needs is imported, and what is known by now read, while nothing waits for it.

@@ -297,8 +297,11 @@ def test_data_that_takes_longer_than_a_batch_may_ends_the_study_and_no_trial(stu
     assert status(studies, *overrides)["finished"] == 0
 
 
-@pytest.mark.parametrize("data", ["with_thread", "with_open_file"])
-def test_a_worker_that_can_not_be_forked_runs_one_trial_itself(studies: Studies, data: str) -> None:
+@pytest.mark.parametrize(("data", "left"), [("with_thread", "thread Thread-1"), ("with_open_file", "open file /")])
+def test_a_worker_that_can_not_be_forked_runs_one_trial_itself(
+    studies: Studies, data: str, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hpo.execution.supervisor._LONG_LOADING", 0.0)
     overrides = ("loss={_target_: faults.Pid}", f"data={{_target_: faults.{data}}}", "study.n_trials=3")
     ending, heard = supervise(studies, *overrides)
     assert ending is Ending.DONE
@@ -306,6 +309,8 @@ def test_a_worker_that_can_not_be_forked_runs_one_trial_itself(studies: Studies,
     pids = [line.split()[0] for line in (studies.folder / "pids").read_text().splitlines()]
     assert pids == (studies.folder / "loaded").read_text().split()
     assert len(set(pids)) == 3
+    (said,) = (notice.text for notice in of(Notice, heard) if "anew" in notice.text)
+    assert f"these leave behind {left}" in said
 
 
 def test_workers_that_die_again_and_again_stop_the_study(studies: Studies) -> None:

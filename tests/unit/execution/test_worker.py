@@ -18,7 +18,7 @@ import pytest
 from hpo.errors import LeaseLostError, StudyError
 from hpo.execution import standby
 from hpo.execution.launchers import preload  # noqa: F401 - workers look for it
-from hpo.execution.messages import Failed
+from hpo.execution.messages import Failed, Ready
 from hpo.execution.pulse import PROCESS, PULSE_LENGTH
 from hpo.execution.standby import Processes
 from hpo.execution.trial_process import Ended, Extension, GrantEnds, Over
@@ -196,7 +196,7 @@ def worker_of(view: OpenStudy, trial: Any, taker: Taker, pulse: list[float]) -> 
     channel, _supervisor = Pipe()
     wake, _waker = os.pipe()
     worker._channel, worker._wake, worker._leaving, worker._orphan = channel, wake, False, None
-    worker._pulse, worker._opened, worker._forkable = pulse, view, True
+    worker._pulse, worker._opened, worker._ready = pulse, view, Ready()
     worker._taker = taker
     assert view.storage.owner is not None
     worker._processes = Processes(trial, view.storage.owner)
