@@ -206,9 +206,7 @@ class Supervisor:
             return
         self._loads_anew = True
         what = f"each trial imports the study's modules and loads its data anew ({duration(ready.loading_s)})"
-        self._notify(
-            "", Notice(f"{what}: these leave behind {ready.left}, so that no process can be forked for it")
-        )
+        self._notify("", Notice(f"{what}: these leave behind {ready.left}, with which no process is forked"))
 
     def _reap(self, ended: Ended) -> None:
         verdict = self._workers.pop(ended.worker.label).verdict(ended)

@@ -66,8 +66,10 @@ def _left(before: set[tuple[str, int]]) -> str | None:
         return listed(sorted({f"open file {path}" for path, _ in now - before})) or "open files"
     if is_forkable():
         return None
+    if _has_accelerator():
+        return "an accelerator's context"
     names = [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-    return listed([f"thread {name}" for name in names]) or "threads of a library, or an accelerator in use"
+    return listed([f"thread {name}" for name in names]) or "threads of a library"
 
 
 def _end_monitors() -> None:
@@ -82,7 +84,7 @@ def is_forkable() -> bool:
 
     The thread of the library that counts devices, as ``torch.cuda.is_available()`` asks it to, does not matter.
     """
-    if torch.cuda.is_initialized() or torch.xpu.is_initialized():  # type: ignore[no-untyped-call]
+    if _has_accelerator():
         return False
     # Libraries that know about forks (OpenBLAS) end their threads before one, and start them again when needed.
     _in_fork(lambda: True)
@@ -92,6 +94,10 @@ def is_forkable() -> bool:
         return threading.active_count() == 1
     others = [name for name in threads if not _OF_CUDA.fullmatch(name)]
     return len(threads) == 1 or (len(threads) == 2 and len(others) == 1 and _in_fork(_can_start_cuda))
+
+
+def _has_accelerator() -> bool:
+    return torch.cuda.is_initialized() or torch.xpu.is_initialized()  # type: ignore[no-untyped-call]
 
 
 def _in_fork(asked: Callable[[], bool]) -> bool:
