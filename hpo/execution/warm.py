@@ -97,7 +97,7 @@ def is_forkable() -> bool:
 
 
 def _has_accelerator() -> bool:
-    return torch.cuda.is_initialized() or torch.xpu.is_initialized()  # type: ignore[no-untyped-call]
+    return bool(torch.cuda.is_initialized() or torch.xpu.is_initialized())  # type: ignore[no-untyped-call]
 
 
 def _in_fork(asked: Callable[[], bool]) -> bool:
