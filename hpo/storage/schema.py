@@ -11,9 +11,10 @@ import sqlalchemy as sa
 
 from hpo.errors import StudyError
 from hpo.storage import ledger
+from hpo.storage.attributes import HASH_ATTR
 from hpo.storage.changes import CHANGES
 from hpo.storage.engines import LOCK_SECONDS, display_url, engine_kwargs
-from hpo.storage.optuna_private import models
+from hpo.storage.optuna_private import STUDIES, STUDY_USER_ATTRS, TRIALS, models
 from hpo.storage.outage import DatabaseAwayError, tell_outages
 from hpo.storage.pooler import connect_through
 
@@ -49,6 +50,37 @@ def has_schema(url: sa.URL, pooler: Path | None = None) -> bool:
     if revision is not None and revision != OPTUNA_REVISION:
         raise _wrong_revision(url, revision)
     return revision is not None
+
+
+class PlainStudyError(StudyError):
+    """The database has a study of that name which Optuna alone has made, and no tables of ours."""
+
+
+def refuse_plain_study(url: sa.URL, name: str) -> None:
+    """Refuse to add our tables to a database for a study that is there already, as another program's.
+
+    Raises:
+        PlainStudyError: It is there, and has trials.
+    """
+    engine = sa.create_engine(url, **engine_kwargs(url))
+    try:
+        with engine.connect() as conn:
+            if sa.inspect(conn).has_table(TRIALS.name) and conn.execute(_PLAIN, {"name": name}).first():
+                raise PlainStudyError(f"the storage has a study named {name} that was not started by `hpo run`")
+    finally:
+        engine.dispose()
+
+
+_PLAIN: Final = (
+    sa.select(TRIALS.c.trial_id)
+    .join(STUDIES, STUDIES.c.study_id == TRIALS.c.study_id)
+    .outerjoin(
+        STUDY_USER_ATTRS,
+        sa.and_(STUDY_USER_ATTRS.c.study_id == STUDIES.c.study_id, STUDY_USER_ATTRS.c.key == HASH_ATTR),
+    )
+    .where(STUDIES.c.study_name == sa.bindparam("name", type_=sa.String), STUDY_USER_ATTRS.c.key.is_(None))
+    .limit(1)
+)
 
 
 def _revision(conn: sa.Connection) -> str | None:

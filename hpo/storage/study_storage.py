@@ -54,7 +54,7 @@ from hpo.storage.optuna_private import (
 from hpo.storage.outage import Patience, all_patient
 from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
 from hpo.storage.rehearsal import rehearse_a_life
-from hpo.storage.schema import create_schema, has_schema
+from hpo.storage.schema import create_schema, has_schema, refuse_plain_study
 from hpo.storage.together import GatheringStorage
 
 #: How an attempt ends that leaves its trial unfinished, by the state that it leaves it in.
@@ -371,7 +371,12 @@ class StudyStorage(GatheringStorage):
 
 
 def open_storage(
-    url: str, *, create: bool, owner: Owner | None = None, pooler: Path | None = None
+    url: str,
+    *,
+    create: bool,
+    study: str | None = None,
+    owner: Owner | None = None,
+    pooler: Path | None = None,
 ) -> StudyStorage:
     """Open a study database.
 
@@ -379,6 +384,7 @@ def open_storage(
         url: ``sqlite:///file``, ``postgresql://…`` or ``mysql://…``.
         create: Make the database's folder and tables where they are missing; the main process does so before
             any worker starts.
+        study: The study that tables are made for; None for any.
         owner: On whose behalf this process runs trials; None for one that doesn't. It waits for a database that
             is away: the main process has seen it.
         pooler: The folder of a pooler to connect through (`hpo.storage.pooler`); None for none.
@@ -386,6 +392,7 @@ def open_storage(
     Raises:
         InputError: The URL can't be used.
         StudyError: The database can't be reached, or isn't there and is not to be created.
+        PlainStudyError: The study is there, as another program's, and no table is.
     """
     parsed = database.normalize_url(url)
     file = database.sqlite_file(parsed)
@@ -395,15 +402,19 @@ def open_storage(
             raise database.no_file(file, shown)
         if file is not None and create:
             file.parent.mkdir(parents=True, exist_ok=True)
-        reach = functools.partial(_reach, parsed, owner, pooler, create=create)
+        reach = functools.partial(_reach, parsed, owner, pooler, create=create, study=study)
         return reach() if owner is None else Patience(shown).run(reach)
 
 
-def _reach(url: sa.URL, owner: Owner | None, pooler: Path | None, *, create: bool) -> StudyStorage:
+def _reach(
+    url: sa.URL, owner: Owner | None, pooler: Path | None, *, create: bool, study: str | None
+) -> StudyStorage:
     text = url.render_as_string(hide_password=False)
     if not has_schema(url, pooler):
         if not create:
-            raise StudyError(f"{display_url(text)}: the database holds no study\n  fix: `hpo run` makes it")
+            raise StudyError(f"{display_url(text)}: the database has no study of hpo\n  fix: `hpo run` makes it")
+        if study is not None:
+            refuse_plain_study(url, study)
         create_schema(url)
     storage = StudyStorage(text, owner)
     if pooler is not None:

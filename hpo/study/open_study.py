@@ -37,6 +37,7 @@ from hpo.storage.engines import display_url
 from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import METRIC_NAMES_ATTR, id_of_study, storage_of, user_attrs_of
 from hpo.storage.recovery import Settled, Sightings, requeue_dead
+from hpo.storage.schema import PlainStudyError
 from hpo.storage.study_end import set_budgets
 from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.code_record import CodeRecord, code_fix, code_problem, keep_code
@@ -269,7 +270,9 @@ def _opened_storage(
     spec: StudySpec, *, create: bool, owner: Owner | None = None, pooler: Path | None = None
 ) -> StudyStorage:
     try:
-        return open_storage(spec.storage_url, create=create, owner=owner, pooler=pooler)
+        return open_storage(spec.storage_url, create=create, study=spec.study.name, owner=owner, pooler=pooler)
+    except PlainStudyError as error:
+        raise _not_ours(spec) from error
     except InputError as error:
         raise spec.error(error.problem, path="run.storage", value=error.value, fix=error.fix) from error
 
@@ -306,6 +309,17 @@ def _keep_code_and_config(spec: StudySpec, study: optuna.Study) -> None:
     study.set_user_attr(HASH_ATTR, spec.config_hash())
 
 
+def _not_ours(spec: StudySpec) -> InputError:
+    file, line = spec.location("study.name")
+    return InputError(
+        f"the storage has a study named {spec.study.name} that was not started by `hpo run`",
+        file=file,
+        line=line,
+        path="study.name",
+        fix="give this one another name with `study.name=…`",
+    )
+
+
 def _stored_config(spec: StudySpec) -> dict[str, Any]:
     config = spec.base_config()
     if config["run"]["storage"] is not None:  # the dashboard shows attributes, and a URL may hold a password
@@ -325,13 +339,7 @@ def _wider_config(spec: StudySpec, study: optuna.Study, *, widen: bool) -> Widen
         _keep_code_and_config(spec, study)  # its creator died before this
         return None
     if HASH_ATTR not in stored:
-        raise InputError(
-            f"the storage has a study named {spec.study.name} that was not started by `hpo run`",
-            file=spec.location("study.name")[0],
-            line=spec.location("study.name")[1],
-            path="study.name",
-            fix="give this one another name with `study.name=…`",
-        )
+        raise _not_ours(spec)
     before, now = stored_identity(stored[CONFIG_ATTR]), identity(spec.base_config())
     changes = diff_configs(before, now)
     if not changes:

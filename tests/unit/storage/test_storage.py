@@ -24,7 +24,7 @@ from hpo.storage.beats import Heartbeat
 from hpo.storage.engines import display_url
 from hpo.storage.ledger import Lease, Owner
 from hpo.storage.recovery import GONE, _settle, requeue_dead
-from hpo.storage.schema import OPTUNA_REVISION
+from hpo.storage.schema import OPTUNA_REVISION, PlainStudyError
 from hpo.storage.study_storage import StudyStorage, open_storage
 from tests.support.commands import PATIENCE, wait_until
 from tests.support.owners import NAME, attempts, forked, load, make_study, opened, running, study_id, trials
@@ -380,6 +380,19 @@ def test_optunas_version_is_the_one_expected(sqlite_url: str) -> None:
             conn.execute(sa.text("UPDATE alembic_version SET version_num = 'v3.0.0.d'"))
     with pytest.raises(StudyError, match=r"v3\.0\.0\.d"):
         open_storage(sqlite_url, create=False)
+    plain.engine.dispose()
+
+
+def test_a_database_with_a_plain_study_of_that_name_is_left_as_it_was(database_url: str) -> None:
+    plain = optuna.storages.RDBStorage(database_url)
+    study = optuna.create_study(study_name=NAME, storage=plain)
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    tables = sa.inspect(plain.engine).get_table_names()
+    with pytest.raises(PlainStudyError, match="was not started by `hpo run`"):
+        open_storage(database_url, create=True, study=NAME)
+    assert sa.inspect(plain.engine).get_table_names() == tables
+    open_storage(database_url, create=True, study="another").close()
+    assert set(sa.inspect(plain.engine).get_table_names()) > set(tables)
     plain.engine.dispose()
 
 

@@ -8,6 +8,7 @@ import shlex
 import shutil
 from pathlib import Path
 
+import optuna
 import pytest
 
 from hpo.errors import InputError
@@ -33,6 +34,17 @@ def test_another_study_is_refused_the_folder_and_leaves_nothing(studies: Studies
     with pytest.raises(Exception, match="no study named second"):
         load_study(second)
     assert (spec.output_dir / OWNER_FILE).read_text() == "first\n"
+
+
+def test_a_database_of_plain_optuna_is_refused_and_left_as_it_was(studies: Studies) -> None:
+    file = studies.folder / "plain.db"
+    plain = optuna.create_study(storage=f"sqlite:///{file}", study_name="tiny")
+    plain.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=2)
+    before = file.read_bytes()
+    spec = studies.spec(f"run.storage=sqlite:///{file}")
+    with pytest.raises(InputError, match=r"study\.name: the storage has a study named tiny that was not"):
+        start_study(spec)
+    assert file.read_bytes() == before
 
 
 @pytest.mark.parametrize("name", ["logs", "final", "trials", "agents"])
