@@ -60,9 +60,10 @@ def study_status(opened: OpenStudy, trials: Sequence[FrozenTrial] | None = None)
     """Counts by state and outcome, the best trial (or None), what pruning saved, and who runs what.
 
     ``epochs`` has how many all trials have trained, and how many they may. With several objectives the best is a
-    list, the Pareto front. ``goal`` says why the study is done early, if it is; ``sampler`` which it is, and why
-    where the study file leaves that open. See `hpo.study.pruning_summary.PruningSummary` for ``pruning``,
-    and `hpo.study.agents.agents_at_work` for ``agents``.
+    list, the Pareto front; ``outside`` are those that would have a rank if they met the study's constraints.
+    ``goal`` says why the study is done early, if it is; ``sampler`` which it is, and why where the study file
+    leaves that open. See `hpo.study.pruning_summary.PruningSummary` for ``pruning``, and
+    `hpo.study.agents.agents_at_work` for ``agents``.
 
     Args:
         opened: The study.
@@ -84,6 +85,7 @@ def study_status(opened: OpenStudy, trials: Sequence[FrozenTrial] | None = None)
         **unfinished,
         "outcomes": outcomes,
         "best": _best(opened, order),
+        "outside": sum(map(is_outside, trials)),
         "code": _code(opened, trials),
         "goal": goal_reached(opened.spec.study, trials),
         "sampler": asdict(chosen_sampler(opened.spec)),
@@ -181,21 +183,20 @@ def no_best(opened: OpenStudy, trials: Iterable[FrozenTrial]) -> StudyError:
     outside = sum(map(is_outside, trials))
     if not (complete or outside):
         return StudyError(f"the study {opened.spec.study.name} has no complete trial yet")
-    some = f"{complete} complete trials" if complete else count_of(outside, "trial")
-    return StudyError(
-        f"{_none_within(opened.spec, some)}\n  fix: run more trials, or start a study with looser bounds"
-    )
+    fix = "run more trials, or start a study with looser bounds"
+    return StudyError(f"{_none_within(opened.spec, complete, outside)}\n  fix: {fix}")
 
 
 def best_in_words(spec: StudySpec, status: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """The best of a status with its title, or that no complete trial meets the constraints; empty before both."""
-    complete = status["outcomes"][Outcome.COMPLETE]
-    if not best_list(status["best"]) and complete and spec.study.constraints:
-        return [("best", _none_within(spec, f"{complete} complete trials"))]
+    """The best of a status with its title, or that no trial meets the constraints; empty before both."""
+    complete, outside = status["outcomes"][Outcome.COMPLETE], status["outside"]
+    if not best_list(status["best"]) and (complete or outside) and spec.study.constraints:
+        return [("best", _none_within(spec, complete, outside))]
     return described_best([*spec.study.goals], status["best"])
 
 
-def _none_within(spec: StudySpec, some: str) -> str:
+def _none_within(spec: StudySpec, complete: int, outside: int) -> str:
+    some = f"{complete} complete trials" if complete else count_of(outside, "trial")
     bounds = ", ".join(f"{name} {text}" for name, text in spec.study.constraints.items())
     return f"none of the {some} of {spec.study.name} meets its constraints: {bounds}"
 

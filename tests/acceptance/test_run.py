@@ -41,6 +41,7 @@ STATUS_KEYS = [
     "waiting",
     "outcomes",
     "best",
+    "outside",
     "code",
     "goal",
     "sampler",

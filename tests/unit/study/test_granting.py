@@ -30,7 +30,7 @@ from hpo.study import standing
 from hpo.study.open_study import OpenStudy, start_study
 from hpo.study.ranking import best_of
 from hpo.study.standing import standing_of
-from hpo.study.status import refuse_without_result, study_best
+from hpo.study.status import best_in_words, refuse_without_result, study_best, study_status
 from hpo.study.taking import Taker, claimable
 from hpo.trial import reports
 from hpo.trial.builder import Builder
@@ -405,6 +405,8 @@ def test_a_study_whose_paused_trials_violate_a_bound_says_so(studies: Studies) -
         run_all(two_by_two(view))
         with pytest.raises(StudyError, match="none of the 2 trials of tiny meets its constraints: val_loss <= -1"):
             study_best(view)
+        ((_, said),) = best_in_words(view.spec, study_status(view))
+        assert said == "none of the 2 trials of tiny meets its constraints: val_loss <= -1"
         assert len(list(prune_paused(view.storage, view.study_id))) == 2
         view.forget_looks()
         with pytest.raises(StudyError, match="none of the 2 trials of tiny meets its constraints: val_loss <= -1"):
