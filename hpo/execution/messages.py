@@ -168,6 +168,21 @@ class Lost:
 
 
 @dataclass(frozen=True)
+class Warned:
+    """A tracker shows nothing of a trial, or nothing more of it.
+
+    Attributes:
+        number: The trial.
+        what: What the trial is without; the same for all trials.
+        why: What happened, in a line.
+    """
+
+    number: int
+    what: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something that a person should read.
 
@@ -218,7 +233,7 @@ class Tick:
     """Time has passed: a listener that shows it can draw it again."""
 
 
-Message = Ready | Started | Extended | EpochsEnded | TrialReport | Failed | Leaving
+Message = Ready | Started | Extended | EpochsEnded | Warned | TrialReport | Failed | Leaving
 #: What a supervisor says to a worker.
 Command = Stop | Lost
 #: What a run says to its listener.

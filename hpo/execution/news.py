@@ -1,15 +1,18 @@
-"""What a worker reports to its supervisor about the epochs and grants of a trial."""
+"""What a worker reports to its supervisor about a trial: its epochs and grants, and trackers that lack it."""
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import select
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 from typing import Final
 
-from hpo.execution.messages import Command, EpochsEnded, Extended, Message, send
+from hpo.execution.messages import Command, EpochsEnded, Extended, Message, Warned, send
 from hpo.storage.grants import Granted
 from hpo.trial.progress import RunProgress
+from trainer.callbacks import mirror
 
 #: Seconds between two messages about epochs at least.
 _PAUSE: Final = 0.25
@@ -42,6 +45,21 @@ class News:
         self._next = 0.0
         self._grants = list(grants)
         self._granted_told = len(self._grants)
+        self._warnings: list[Warned] = []
+
+    @contextlib.contextmanager
+    def of_trackers(self) -> Iterator[None]:
+        """Report what trackers warn of inside."""
+        handler = _Handler(self)
+        mirror.logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            mirror.logger.removeHandler(handler)
+
+    def warn(self, what: str, why: str) -> None:
+        """Take note of what a tracker lacks, and why; it is reported with the next epochs."""
+        self._warnings.append(Warned(self._number, what, why.partition("\n")[0]))
 
     def extend(self, granted: Granted) -> None:
         """Take note of a grant by which the trial trains on; it is reported with the next epochs."""
@@ -57,12 +75,18 @@ class News:
                 self._say(state)
             if _has_room(self._channel):
                 self._say_granted()
+                self._say_warnings()
 
     def finish(self) -> None:
         """Report the rest: training is over."""
         while self._state is not None and self._told < len(self._state.history):
             self._say(self._state)
         self._say_granted()
+        self._say_warnings()
+
+    def _say_warnings(self) -> None:
+        while self._warnings:
+            send(self._channel, self._warnings.pop(0))
 
     def _say_granted(self) -> None:
         while self._granted_told < len(self._grants):
@@ -77,6 +101,18 @@ class News:
         predicted = _number(said[-1].get("predicted_final_loss"))
         first, self._told = self._told + 1, self._told + len(said)
         send(self._channel, EpochsEnded(self._number, first, values, state.max_epochs, predicted, resumed))
+
+
+class _Handler(logging.Handler):
+    """Hands the warnings of `trainer.callbacks.mirror.Service` on."""
+
+    def __init__(self, news: News) -> None:
+        super().__init__(logging.WARNING)
+        self._news = news
+
+    def emit(self, record: logging.LogRecord) -> None:
+        what, error = record.args  # type: ignore[misc]
+        self._news.warn(str(what), str(error))
 
 
 def _number(value: float | None) -> float | None:

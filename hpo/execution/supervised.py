@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from hpo.execution.launchers.launcher import Ended, Worker
 from hpo.execution.limits import Limits
-from hpo.execution.messages import EpochsEnded, Extended, Leaving, Message, Ready, Started, Stop
+from hpo.execution.messages import EpochsEnded, Extended, Leaving, Message, Ready, Started, Stop, Warned
 from hpo.storage.recovery import LOST, STOPPED, Verdict
 
 _AT_ONCE = Verdict(STOPPED, "its worker was stopped immediately")
@@ -57,7 +57,8 @@ class Supervised:
 
     def hear(self, message: Message) -> None:
         """Take note of what it says."""
-        if not isinstance(message, EpochsEnded | Extended):  # those are said inside a trial, all others around it
+        # Those are said inside a trial, all others around it.
+        if not isinstance(message, EpochsEnded | Extended | Warned):
             self.running = None
         if isinstance(message, Ready):
             self.ready = True

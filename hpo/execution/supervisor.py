@@ -13,7 +13,7 @@ from typing import Final
 from hpo.execution.failures import Failures
 from hpo.execution.launchers.launcher import Ended, Launcher, Said
 from hpo.execution.limits import Limits
-from hpo.execution.messages import REQUESTS, Heard, Leaving, Notice, Order, Ready, Tick
+from hpo.execution.messages import REQUESTS, Heard, Leaving, Notice, Order, Ready, Tick, Warned
 from hpo.execution.registered import FAILED, Registered
 from hpo.execution.signals import Signals, at_terminal, heard
 from hpo.execution.supervised import Supervised
@@ -91,7 +91,7 @@ class Supervisor:
         self._workers: dict[str, Supervised] = {}
         self._ending = Ending.DONE
         self._ended_one = False
-        self._loads_anew = False
+        self._noted: set[str] = set()
         self._next_tick = 0.0
         self._failed: DatabaseError | None = None
         self._kill_at = math.inf
@@ -192,7 +192,9 @@ class Supervisor:
         self._workers[said.worker.label].hear(said.message)
         if isinstance(said.message, Ready):
             self._note_loading(said.message)
-        if isinstance(said.message, Ready | Leaving):
+        elif isinstance(said.message, Warned):
+            self._note(f"trial {said.message.number}: ", said.message.what, f": {said.message.why}")
+        if isinstance(said.message, Ready | Warned | Leaving):
             return
         self._idle_since = None
         self._notify(said.worker.label, said.message)
@@ -201,12 +203,16 @@ class Supervisor:
         self._ended_one |= isinstance(said.message, TrialReport) and said.message.outcome is not None
 
     def _note_loading(self, ready: Ready) -> None:
-        """Say once that each trial loads anew what all could share, where that takes a while."""
-        if ready.left is None or ready.loading_s < _LONG_LOADING or self._loads_anew:
-            return
-        self._loads_anew = True
-        what = f"each trial imports the study's modules and loads its data anew ({duration(ready.loading_s)})"
-        self._notify("", Notice(f"{what}: these leave behind {ready.left}, with which no process is forked"))
+        if ready.left is not None and ready.loading_s >= _LONG_LOADING:
+            took, left = duration(ready.loading_s), ready.left
+            after = f" ({took}): these leave behind {left}, with which no process is forked"
+            self._note("", "each trial imports the study's modules and loads its data anew", after)
+
+    def _note(self, before: str, what: str, after: str) -> None:
+        """Say what holds for many workers or trials at the first of them."""
+        if what not in self._noted:
+            self._noted.add(what)
+            self._notify("", Notice(before + what + after))
 
     def _reap(self, ended: Ended) -> None:
         verdict = self._workers.pop(ended.worker.label).verdict(ended)

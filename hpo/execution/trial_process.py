@@ -219,7 +219,8 @@ class TrialProcess:
         send(self.channel, Started(trial.number, self._spent(trial), epochs, grants))
         code = self._code(trial)
         said = partial(_said, extend, news)
-        report = TrialRun(self.opened, trial, code, self.device, request, self._beat, said, before_s).run()
+        with news.of_trackers():
+            report = TrialRun(self.opened, trial, code, self.device, request, self._beat, said, before_s).run()
         news.finish()
         send(self.channel, report)
         return report

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import multiprocessing
+import re
 import sys
 import threading
 import types
@@ -49,6 +50,7 @@ import torch
 from tqdm import tqdm
 
 from parts import Explode, load
+from trainer.callbacks.mirror import Service
 
 
 def vanish(code, times):
@@ -98,6 +100,14 @@ def with_bar():
         for _ in bar([1, 2]):
             pass
     return counted()
+
+
+class Unseen(Explode):
+    """Trains, and its tracker does not answer."""
+
+    def __init__(self):
+        super().__init__()
+        Service("Tracker").failed("this run is not shown in Tracker", "no route\\nto it")
 
 
 def pooled():
@@ -311,6 +321,14 @@ def test_a_worker_that_can_not_be_forked_runs_one_trial_itself(
     assert len(set(pids)) == 3
     (said,) = (notice.text for notice in of(Notice, heard) if "anew" in notice.text)
     assert f"these leave behind {left}" in said
+
+
+def test_a_tracker_that_lacks_the_trials_is_said_once(studies: Studies) -> None:
+    ending, heard = supervise(studies, "loss={_target_: faults.Unseen}", workers=2)
+    assert ending is Ending.DONE
+    assert len(of(TrialReport, heard)) == 3
+    (said,) = (notice.text for notice in of(Notice, heard) if "Tracker" in notice.text)
+    assert re.fullmatch(r"trial \d: this run is not shown in Tracker: no route", said)
 
 
 def test_workers_that_die_again_and_again_stop_the_study(studies: Studies) -> None:
