@@ -19,7 +19,7 @@ run: install
 test: install
 	$(VENV)/bin/python -m pytest -n $(TESTERS) --dist worksteal -m "not full"
 
-# The rest: PostgreSQL and MariaDB, storms, the browser, the documents' commands, the studies.
+# The rest: files of long tests, PostgreSQL and MariaDB, storms, the browser, the documents' commands, the studies.
 test-all: install
 	$(VENV)/bin/python -m pytest -n $(WAITERS) --dist worksteal -m full
 

@@ -25,6 +25,8 @@ from hpo.trial.resources import deal
 from tests.support.commands import MODEL
 from tests.support.studies import Studies
 
+pytestmark = pytest.mark.full
+
 #: A process with a thread can't be forked.
 THREAD = "\nimport threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
 

@@ -39,6 +39,8 @@ from tests.support.in_process import InProcessLauncher
 from tests.support.studies import Studies
 from tests.unit.test_architecture import MODULES, imports
 
+pytestmark = pytest.mark.full
+
 FAULTS = """
 import os
 import signal

@@ -28,6 +28,8 @@ from tests.support.pausing import PauseAll
 from tests.support.studies import Studies
 from trainer.checkpoint.manager import newest_checkpoint
 
+pytestmark = pytest.mark.full
+
 _EPOCHS = 5
 _TRIALS = 4
 _OVERRIDES = (f"study.n_trials={_TRIALS}", f"trainer.max_epochs={_EPOCHS}", "run.max_retries=100")

@@ -16,6 +16,8 @@ from hpo.study.ranking import is_feasible
 from tests.support.commands import STUDY
 from tests.support.studies import Studies
 
+pytestmark = pytest.mark.full
+
 _EPOCHS = 30
 # freeze_thaw weighs how long a switch of trials takes: measured, it may differ from run to run.
 _WITH_ARGUMENTS = {"pbt": "{name: pbt, population: 4, every: 2}", "freeze_thaw": "{name: freeze_thaw, switch: 1}"}

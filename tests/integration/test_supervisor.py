@@ -36,6 +36,8 @@ from tests.support.in_process import InProcessLauncher
 from tests.support.studies import Studies
 from trainer.state import TrainState
 
+pytestmark = pytest.mark.full
+
 FAULTS = '''
 import multiprocessing
 import os

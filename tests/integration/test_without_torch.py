@@ -15,6 +15,8 @@ import pytest
 
 from tests.support.finished import finished_study
 
+pytestmark = pytest.mark.full
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -11,6 +11,8 @@ from hpo.trial.builder import Builder, RunPlace
 from tests.support.commands import MODEL, STUDY
 from tests.support.studies import Studies
 
+pytestmark = pytest.mark.full
+
 LIT = (
     MODEL
     + """

@@ -13,6 +13,8 @@ from hpo.config.spec import load_spec
 from hpo.errors import InputError
 from tests.support.commands import STUDY, Result, hpo, make_study
 
+pytestmark = pytest.mark.full
+
 STAGES = ["structure", "imports", "meaning", "preflight"]
 
 

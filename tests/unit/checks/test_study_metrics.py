@@ -21,6 +21,8 @@ from tests.support.commands import hpo as command
 from tests.support.commands import hpo_json
 from trainer import Trainer, WholeSet
 
+pytestmark = pytest.mark.full
+
 PARTS = """
 import torch
 from sklearn.metrics import roc_auc_score

@@ -27,6 +27,8 @@ from hpo.study.open_study import OpenStudy
 from tests.support.commands import hpo, hpo_json, make_study
 from tests.support.studies import Studies, ask
 
+pytestmark = pytest.mark.full
+
 
 def played(view: OpenStudy, *, diverged: bool = False) -> None:
     """A finished trial, without training."""

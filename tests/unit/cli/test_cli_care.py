@@ -24,6 +24,8 @@ from hpo.study.status import running_trials
 from tests.support.commands import MODEL, STUDY, hpo, hpo_json, make_study
 from tests.support.studies import Studies, ask
 
+pytestmark = pytest.mark.full
+
 FLAKY = '''
 
 class Flaky(nn.Module):

@@ -25,6 +25,8 @@ from tests.support.commands import STUDY, hpo, hpo_json
 from tests.support.studies import Studies, ask
 from tests.unit.search.test_replay import Recorder
 
+pytestmark = pytest.mark.full
+
 
 def play(view: OpenStudy, *values: float, final: float | None = None, state: TrialState | None = None) -> None:
     """A trial with this curve; its value is the best of it unless it ended otherwise."""

@@ -16,6 +16,8 @@ from hpo.study.open_study import load_study
 from tests.support.commands import MODEL, PATIENCE, hpo, make_study, start_hpo
 from tests.support.in_process import workers_in_process
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(scope="module")
 def done(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -21,6 +21,8 @@ from tests.support.commands import hpo, make_study
 from tests.support.owners import dead_owner
 from tests.support.studies import Studies, ask
 
+pytestmark = pytest.mark.full
+
 
 def report(view: OpenStudy, values: list[float]) -> int:
     """A running trial with a curve."""

@@ -13,6 +13,8 @@ from hpo.config.yaml_source import MAX_BYTES
 from hpo.errors import InputError
 from tests.support.commands import STUDY, hpo, make_study
 
+pytestmark = pytest.mark.full
+
 #: More than any error here takes up.
 MEBIBYTE = 2**20
 ROOM = 100 * MEBIBYTE

@@ -15,6 +15,8 @@ import pytest
 from hpo.cli.app import COMMANDS
 from tests.support.commands import STUDY, hpo, make_study
 
+pytestmark = pytest.mark.full
+
 FOLDER = Path(__file__).parent / "broken"
 FILES = sorted(FOLDER.glob("*.yaml"))
 #: A comment would be something in the file.

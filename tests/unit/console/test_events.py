@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.commands import CRAWLING, hpo, hpo_json, make_study
 
+pytestmark = pytest.mark.full
+
 NAMES = {
     "study_started": [
         *("study", "goals", "n_trials", "n_epochs", "finished", "workers", "agents", "storage", "output_dir")

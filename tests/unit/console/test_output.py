@@ -10,6 +10,8 @@ import pytest
 
 from tests.support.commands import make_study
 
+pytestmark = pytest.mark.full
+
 HPO = f"{sys.executable} -m hpo"
 
 

@@ -34,6 +34,8 @@ from tests.support.commands import hpo
 from tests.support.studies import Studies, ask
 from trainer.checkpoint.manager import CheckpointManager
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def view(studies: Studies) -> Iterator[OpenStudy]:

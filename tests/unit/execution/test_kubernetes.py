@@ -31,6 +31,8 @@ from hpo.execution.engines.kubectl import Kubectl
 from hpo.execution.engines.kubernetes import KubernetesEngine
 from hpo.execution.engines.kubernetes_settings import KEYS, Settings, settings_of
 
+pytestmark = pytest.mark.full
+
 SCHEMA = json.loads((Path(__file__).parents[2] / "support" / "kubernetes_schema.json").read_text())
 SETTINGS = Settings("registry/hpo:1", "studies")
 ORDER = AgentOrder(

@@ -34,6 +34,8 @@ from tests.support.commands import PATIENCE, alive
 from tests.support.studies import Studies
 from tests.unit.study.test_granting import two_by_two
 
+pytestmark = pytest.mark.full
+
 
 def test_a_trial_that_was_taken_away_meanwhile_is_granted_nothing_and_ends_no_worker(studies: Studies) -> None:
     with studies.open("study.n_trials=1", "trainer.max_epochs=4", views=2) as (view, other):

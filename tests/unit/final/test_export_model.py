@@ -21,6 +21,8 @@ from tests.support.finished import finished_study
 from tests.support.studies import Studies
 from tests.unit.trial.test_objective import run
 
+pytestmark = pytest.mark.full
+
 MODELS = """
 from huggingface_hub import PyTorchModelHubMixin
 

@@ -21,6 +21,8 @@ from tests.unit.study.test_forking import OVERRIDES, checkpoint, run_all, trials
 from tests.unit.trainer.support import assert_same
 from trainer.checkpoint.manager import newest_checkpoint
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 EVERY = ("callbacks={checkpoint: {max_overhead: 1, keep_last: 9}}",)
 

@@ -25,6 +25,8 @@ from tests.support.finished import finished_study
 from tests.support.studies import Studies
 from tests.unit.trial.test_objective import run
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 
 

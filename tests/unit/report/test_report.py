@@ -27,6 +27,8 @@ from tests.support.commands import hpo, hpo_json
 from tests.support.studies import Studies, ask
 from tests.unit.search.test_pruning import MAXIMIZE, play, play_all
 
+pytestmark = pytest.mark.full
+
 
 class Page(HTMLParser):
     """A page as a browser takes it apart.

@@ -15,6 +15,8 @@ from hpo.study.open_study import load_study
 from tests.support.big_study import make_big_study
 from tests.unit.report.test_report import Page
 
+pytestmark = pytest.mark.full
+
 TRIALS, MOST = 400, 60
 
 

@@ -26,6 +26,8 @@ from tests.support.studies import Studies, ask
 from tests.unit.report.test_report import Page, small_plotly
 from tests.unit.search.test_pruning import play
 
+pytestmark = pytest.mark.full
+
 __all__ = ["small_plotly"]
 
 

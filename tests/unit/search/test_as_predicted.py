@@ -26,6 +26,8 @@ from hpo.storage.optuna_private import all_trials
 from tests.support.studies import Studies, ask
 from tests.unit.search.test_samplers import CONDITIONAL, EXHAUSTIVE, EXTRA, quiet, sampler
 
+pytestmark = pytest.mark.full
+
 __all__ = ["quiet"]
 
 SPACE = {

@@ -17,6 +17,8 @@ from tests.support.commands import STUDY, hpo, hpo_json, make_study
 from tests.support.studies import Studies
 from tests.unit.search.test_samplers import CONDITIONAL, play, quiet
 
+pytestmark = pytest.mark.full
+
 __all__ = ["quiet"]
 
 AUTO = ("study.sampler={name: auto, seed: 3}", "study.n_trials=30")

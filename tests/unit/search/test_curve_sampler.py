@@ -19,6 +19,8 @@ from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from tests.support.studies import Studies, ask
 from tests.unit.search.test_samplers import CONDITIONAL, FINITE, play, quiet, sampler
 
+pytestmark = pytest.mark.full
+
 __all__ = ["quiet"]
 
 HORIZON = 16

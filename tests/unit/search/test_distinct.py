@@ -29,6 +29,8 @@ from tests.support.commands import STUDY, hpo, hpo_json, make_study
 from tests.support.studies import Studies, ask
 from tests.unit.study.test_granting import run_all
 
+pytestmark = pytest.mark.full
+
 FINITE = (
     "search_space={optimizer.lr: {type: categorical, choices: [0.1, 0.2, 0.3]}, "
     "model.hidden: {type: int, low: 2, high: 5}}"

@@ -27,6 +27,8 @@ from hpo.search.schedulers.scheduler import New, Resume, Standing
 from hpo.search.schedulers.seen import Seen
 from tests.support.standings import grown, seen
 
+pytestmark = pytest.mark.full
+
 SPACE = {"x": FloatDistribution(0.0, 1.0), "y": FloatDistribution(0.0, 1.0)}
 Loss = Callable[[Mapping[str, Any], int], float]
 

@@ -24,6 +24,8 @@ from hpo.search.schedulers.scheduler import New, Resume, Scheduler, Standing, Wa
 from hpo.search.schedulers.seen import Seen
 from tests.support.standings import after, grown, seen, standing, standings
 
+pytestmark = pytest.mark.full
+
 
 def bowl(params: Mapping[str, Any], epoch: int) -> float:
     """A loss that falls with the epochs, least at a learning rate of .003 and four layers."""

@@ -17,6 +17,8 @@ from hpo.storage.ledger import Owner
 from hpo.storage.optuna_private import id_of_study
 from hpo.storage.study_storage import open_storage
 
+pytestmark = pytest.mark.full
+
 NAME = "same"  # brackets are drawn by it
 EPOCHS = 9
 

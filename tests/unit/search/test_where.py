@@ -26,6 +26,8 @@ from hpo.search.schedulers.seen import Seen
 from hpo.search.valid_points import check_where
 from tests.support.standings import grown
 
+pytestmark = pytest.mark.full
+
 BASE: dict[str, Any] = {
     "study": {"name": "s", "metric": "val_loss", "direction": "minimize"},
     "data": {"_target_": "data.load"},

@@ -30,6 +30,8 @@ from tests.support import servers
 from tests.support.commands import PATIENCE
 from tests.support.servers import PostgresServer, ServerMissingError, pooled, running_postgres
 
+pytestmark = pytest.mark.full
+
 WORKERS, REPORTS, CONNECTIONS = 6, 8, 2
 
 

@@ -11,6 +11,8 @@ import pytest
 
 from tests.support.owners import NAME, make_study, opened
 
+pytestmark = pytest.mark.full
+
 #: Mounts the folder anew, read-only, for the command behind it alone.
 MOUNTED = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
 OPENED = (

@@ -15,6 +15,8 @@ from hpo.storage.recovery import GONE, Settled, Sightings, _settle, requeue_dead
 from hpo.storage.study_storage import StudyStorage
 from tests.support.owners import attempts, dead_owner, load, make_study, opened, running, study_id
 
+pytestmark = pytest.mark.full
+
 
 def waits(number: int, attempt: int) -> Settled:
     return Settled(number, attempt, TrialState.WAITING, GONE.outcome, GONE.reason)

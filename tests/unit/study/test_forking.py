@@ -50,6 +50,8 @@ from tests.support.studies import Studies, take
 from tests.unit.trainer.support import assert_same
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
 
+pytestmark = pytest.mark.full
+
 EPOCHS = 5
 OVERRIDES = (f"trainer.max_epochs={EPOCHS}", "study.n_trials=3", "study.pruner=none")
 

@@ -27,6 +27,8 @@ from tests.support.commands import PATIENCE, STUDY, hpo, hpo_json, make_study
 from tests.support.in_process import workers_in_process
 from tests.support.studies import Studies, ask
 
+pytestmark = pytest.mark.full
+
 BASELINE = "study.baseline=true"
 
 

@@ -37,6 +37,8 @@ from hpo.study.standing import mended, seen
 from tests.support.standings import standings
 from tests.unit.trainer.support import quick
 
+pytestmark = pytest.mark.full
+
 VALUES = (0.1, 0.2, 0.2, 0.7, -1.0, math.inf, math.nan, 3.0)
 EPOCHS = (1, 2, 3, 9)
 STEPS = st.lists(

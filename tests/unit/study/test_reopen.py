@@ -22,6 +22,8 @@ from hpo.study.taking import Taker
 from tests.support.owners import dead_owner
 from tests.support.studies import Studies, ask
 
+pytestmark = pytest.mark.full
+
 FAILURE = {
     "hpo:outcome": "error",
     "hpo:reason": "ValueError: no\nreally",

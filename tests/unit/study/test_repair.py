@@ -17,6 +17,8 @@ from hpo.study.repair import ATTEMPT_REMOVED, FAILED, LEASE_ENDED, REQUEUED, Rep
 from tests.support.owners import dead_owner
 from tests.support.studies import Studies, ask
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture
 def view(studies: Studies, ready_url: str) -> Iterator[OpenStudy]:

@@ -34,6 +34,8 @@ from tests.support.studies import Studies, ask
 from trainer.checkpoint.files import CheckpointError, CheckpointFile
 from trainer.checkpoint.manager import find_checkpoint, load_checkpoint, newest_checkpoint
 
+pytestmark = pytest.mark.full
+
 KINDS = ("complete", "pruned", "diverged", "failed", "waiting", "running")
 EPOCHS = 4
 

@@ -16,6 +16,8 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.taking import Taker, begin, claimable
 from tests.support.studies import Studies, ask, take
 
+pytestmark = pytest.mark.full
+
 
 @dataclass(frozen=True)
 class Says(PrunerScheduler):

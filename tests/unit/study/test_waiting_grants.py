@@ -22,6 +22,8 @@ from tests.support.standings import standing as standing_with
 from tests.support.studies import Studies, at_once, take
 from tests.unit.study.test_granting import TwoByTwo, epochs_of, run_all, train
 
+pytestmark = pytest.mark.full
+
 
 @dataclass(frozen=True)
 class Fours(TwoByTwo):

@@ -27,6 +27,8 @@ from hpo.study.taking import Taker
 from tests.support.commands import STUDY, hpo, hpo_json, make_study
 from tests.support.studies import Studies, ask
 
+pytestmark = pytest.mark.full
+
 #: The study's: optimizer.lr from 1e-3 to 0.1, model.hidden from 2 to 8.
 CHOICES = (
     "  loader.batch_size: {type: categorical, choices: [16, 32]}\nwhere: [model.hidden <= 8, optimizer.lr > 0]\n"

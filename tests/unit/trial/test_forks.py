@@ -21,6 +21,8 @@ from tests.support.owners import load, make_study, opened, study_id, trials
 from tests.support.studies import Studies
 from tests.unit.trial.test_objective import curve, run, stored
 
+pytestmark = pytest.mark.full
+
 
 def in_fork(work: Callable[[], object], answer: Path) -> object:
     """What a function returns in a fork of this process."""

@@ -41,6 +41,8 @@ from tests.unit.trial.test_objective import From, dying, stored
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.manager import load_checkpoint, newest_checkpoint
 
+pytestmark = pytest.mark.full
+
 MakeCode = Callable[[OpenStudy], TrainingCode]
 EPOCHS = 4
 #: The Trainer, too, saves each epoch, whatever that costs.

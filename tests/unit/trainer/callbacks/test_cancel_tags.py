@@ -15,6 +15,8 @@ from trainer import Trainer
 from trainer.callbacks import MLflowLogging, WandbLogging, mlflow_logging, wandb_logging
 from trainer.callbacks.cancel_tags import CancelTags
 
+pytestmark = pytest.mark.full
+
 
 class Waiting(CancelTags):
     """Asks all the time, and lets a test wait until the answer was yes."""

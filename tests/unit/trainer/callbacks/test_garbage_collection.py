@@ -14,6 +14,8 @@ from tests.unit.trainer.support import At, interrupt_at, make_trainer, regressio
 from trainer import Callback, Trainer
 from trainer.callbacks.garbage_collection import GarbageCollection
 
+pytestmark = pytest.mark.full
+
 IN_TRAINING = ("on_before_forward", "on_after_optimizer_step", "on_train_batch_end")
 OUTSIDE = ("on_fit_start", "on_validation_start", "on_epoch_end", "on_test_start")
 

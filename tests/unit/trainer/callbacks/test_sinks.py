@@ -32,6 +32,8 @@ from trainer.callbacks.json_logging import JSONLogging
 from trainer.callbacks.wandb_logging import WandbLogging
 from trainer.data.plan import Plan
 
+pytestmark = pytest.mark.full
+
 FILES: list[type[CSVLogging] | type[JSONLogging]] = [CSVLogging, JSONLogging]
 
 

@@ -30,6 +30,8 @@ from trainer.callbacks import (
 )
 from trainer.step_log import StepLog, StepRecord
 
+pytestmark = pytest.mark.full
+
 EPOCHS, STEPS = 3, 9
 
 

@@ -43,6 +43,8 @@ from trainer.callbacks import (
     wandb_logging,
 )
 
+pytestmark = pytest.mark.full
+
 
 @pytest.fixture(autouse=True)
 def _offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from trainer.checkpoint.manager import load_checkpoint, newest_checkpoint
 from trainer.checkpoint.retention import Removal, best_epochs, retained
 from trainer.state import best_epoch
 
+pytestmark = pytest.mark.full
+
 #: Few different values, so that there are equals; some that no epoch can be best with.
 VALUES = st.sampled_from([0.5, 1.0, 2.0, 3.0, -1.0, 1e300, math.nan, math.inf, -math.inf])
 PROGRESS = st.tuples(st.integers(0, 12), st.integers(0, 4)).filter(lambda progress: progress > (0, 0))

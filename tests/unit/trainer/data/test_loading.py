@@ -25,6 +25,8 @@ from trainer import BatchOptions, Trainer
 from trainer.data.batches import make_batches
 from trainer.data.seeding import derive_seed
 
+pytestmark = pytest.mark.full
+
 CPU = torch.device("cpu")
 
 
