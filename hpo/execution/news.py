@@ -18,6 +18,8 @@ from trainer.callbacks import mirror
 _PAUSE: Final = 0.25
 #: Epochs in one of them at most: with few it fits into any channel that has room at all.
 _LENGTH: Final = 100
+#: Of what a tracker says of its failure at most, for the same reason.
+_CHARACTERS: Final = 500
 
 
 class News:
@@ -59,7 +61,7 @@ class News:
 
     def warn(self, what: str, why: str) -> None:
         """Take note of what a tracker lacks, and why; it is reported with the next epochs."""
-        self._warnings.append(Warned(self._number, what, why.partition("\n")[0]))
+        self._warnings.append(Warned(self._number, what, why.partition("\n")[0][:_CHARACTERS]))
 
     def extend(self, granted: Granted) -> None:
         """Take note of a grant by which the trial trains on; it is reported with the next epochs."""
@@ -75,18 +77,16 @@ class News:
                 self._say(state)
             if _has_room(self._channel):
                 self._say_granted()
-                self._say_warnings()
+            while self._warnings and _has_room(self._channel):
+                send(self._channel, self._warnings.pop(0))
 
     def finish(self) -> None:
         """Report the rest: training is over."""
         while self._state is not None and self._told < len(self._state.history):
             self._say(self._state)
         self._say_granted()
-        self._say_warnings()
-
-    def _say_warnings(self) -> None:
-        while self._warnings:
-            send(self._channel, self._warnings.pop(0))
+        for warning in self._warnings:
+            send(self._channel, warning)
 
     def _say_granted(self) -> None:
         while self._granted_told < len(self._grants):
