@@ -63,6 +63,7 @@ def refuse_plain_study(url: sa.URL, name: str) -> None:
         PlainStudyError: It is there, and has trials.
     """
     engine = sa.create_engine(url, **engine_kwargs(url))
+    tell_outages(engine, display_url(url.render_as_string(hide_password=False)))
     try:
         with engine.connect() as conn:
             if sa.inspect(conn).has_table(TRIALS.name) and conn.execute(_PLAIN, {"name": name}).first():

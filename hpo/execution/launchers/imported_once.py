@@ -20,7 +20,7 @@ NAMES_VARIABLE: Final = "HPO_IMPORTED_ONCE"
 
 #: Arrow, which pandas imports, starts a thread that gives memory back; a process with a thread can't be forked for
 #: its trials. Without the thread the memory is given back as more is asked for.
-_ARROW: Final = ("JE_ARROW_MALLOC_CONF", "background_thread:false")
+_ARROW: Final = {"JE_ARROW_MALLOC_CONF": "background_thread:false"}
 
 
 class Tracker(NamedTuple):
@@ -53,7 +53,7 @@ def environment_of(spec: StudySpec) -> dict[str, str]:
         tracker for name, tracker in TRACKERS.items() if spec.config.callbacks.get(name, False) is not False
     ]
     names = forkable_imports(spec).union(*(tracker.modules for tracker in trackers))
-    usual = dict([_ARROW])
+    usual = dict(_ARROW)
     for tracker in trackers:
         usual |= tracker.environment
     chosen = {name: os.environ.get(name, value) for name, value in usual.items()}

@@ -328,10 +328,8 @@ def within_epochs(standing: Standing, step: Next) -> Next:
     assert standing.epochs_left is not None
     if standing.epochs_left == 0:
         return Wait()
-    goal, end = (
-        step.until or standing.horizon or standing.longest,
-        _epochs_before(standing, step) + standing.epochs_left,
-    )
+    goal = step.until or standing.horizon or standing.longest
+    end = _epochs_before(standing, step) + standing.epochs_left
     return step if goal is not None and goal <= end else replace(step, until=end)
 
 
