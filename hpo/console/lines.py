@@ -185,11 +185,12 @@ def print_summary(opened: OpenStudy, arguments: str, ending: str) -> None:
     """
     status = study_status(opened)
     counts = ", ".join(f"{count} {name}" for name, count in status["outcomes"].items() if count)
+    paused = f", {status['paused']} paused" if status["paused"] else ""
     done, of, unit = study_progress(status)
     trials = f"{done} of {of} {unit}"
     if unit == "epochs":
         trials = f"{trials}, {count_of(status['finished'], 'trial')}"
-    print(f"\n{trials} finished: {counts or 'none'}")
+    print(f"\n{trials} finished{counts and f': {counts}'}{paused}")
     _print_ending(opened, status, ending)
     if status["running"]:
         print(f"{are(status['running'], 'trial')} still running elsewhere")

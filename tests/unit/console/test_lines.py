@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import optuna
 import pytest
 
 from hpo.console.lines import Reporter, print_summary
 from hpo.study.outcome import Outcome
 from hpo.trial.report import TrialReport
-from tests.support.studies import Studies, ask
+from tests.support.studies import Studies, ask, take
 
 
 def test_a_result_fits_a_terminal_of_80_columns_and_the_best_so_far_is_marked(
@@ -65,3 +66,15 @@ def test_epochs_that_no_trial_is_left_for_are_not_laid_to_a_scheduler(
     printed = capsys.readouterr().out
     assert "all of the study's trials have ended; 8 epochs of the budget not used" in printed
     assert "scheduler" not in printed
+
+
+def test_a_study_that_stops_with_paused_trials_counts_them(
+    studies: Studies, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with studies.open("study.epochs=9", "study.scheduler=asha", "study.pruner=none") as (view,):
+        trial = take(view)
+        assert isinstance(trial, optuna.Trial)
+        trial.report(1.5, 1)
+        view.storage.pause(trial._trial_id, 1)
+        print_summary(view, "study.yaml", "asked to stop")
+    assert capsys.readouterr().out.splitlines()[1] == "1 of 9 epochs, 0 trials finished, 1 paused"
