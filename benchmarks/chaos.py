@@ -61,6 +61,7 @@ def blow(kind: str, folder: Path, arguments: argparse.Namespace) -> bool:
         weather = Weather(
             kills=arguments.kills,
             restarts=0 if server is None else max(1, arguments.kills // 20),
+            retries=arguments.retries,
             seed=arguments.seed,
             workers=arguments.workers,
             mines=arguments.mines,
@@ -140,6 +141,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2, help="of each supervisor")
     parser.add_argument("--trials", type=int, default=40, help="to begin with; raised while faults are left")
     parser.add_argument("--mines", type=float, default=0.005, help="chance of a death in each hook of a mine")
+    parser.add_argument("--retries", type=int, default=0, help="times that all failed trials are retried")
     parser.add_argument("--pauses", action="store_true", help="pause and resume trials again and again")
     parser.add_argument("--limit", type=float, default=3600.0, help="seconds for each database")
     parser.add_argument("overrides", nargs="*", help="of the study, such as run.max_retries=2")

@@ -8,6 +8,7 @@ chance.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -30,6 +31,7 @@ from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR
 from hpo.storage.ledger import Attempt
 from hpo.storage.machine import process_start
 from hpo.study.open_study import start_study
+from hpo.study.retry import failed_trials, reopen
 from hpo.study.taking import claimable
 from tests.acceptance.chaos.study import DELAY, MINES, MINES_FILE
 from tests.acceptance.chaos.weather import Fault, Weather, faults
@@ -39,6 +41,8 @@ _MARK: Final = "CHAOS_STORM"
 _ROOT: Final = Path(__file__).parents[3]
 #: Seconds between two looks at the supervisors.
 _TICK: Final = 0.02
+#: Seconds after a retry in which a supervisor may still end as one whose study is done: so it was.
+_LAST_LOOK: Final = 10.0
 
 
 @dataclass
@@ -122,6 +126,7 @@ class Storm:
             MINES_FILE: str(self._mines),
         }
         self._started = time.monotonic()
+        self._retried = -math.inf
 
     def run(self) -> Record:
         """Blow, and let the study come to its end.
@@ -157,6 +162,8 @@ class Storm:
     def _give(self, fault: Fault) -> None:
         if fault is Fault.DATABASE_RESTARTED:
             self._restart_database()
+        elif fault is Fault.FAILED_RETRIED:
+            self._retry()
         elif fault in (Fault.WORKER_KILLED, Fault.WORKER_STOPPED, Fault.WORKER_TERMINATED):
             self._hit_worker(fault)
         else:
@@ -168,6 +175,14 @@ class Storm:
         pause = self._random.uniform(0.0, 2.0)
         self._say(f"{Fault.DATABASE_RESTARTED}: away for {pause:.1f} s")
         self._server.restart(immediate=True, pause=pause)
+
+    def _retry(self) -> None:
+        """As a person beside the study does, whatever it is doing; one that was done goes on."""
+        numbers = [each.trial for each in reopen(self._opened, failed_trials(self._opened))]
+        self._say(f"{Fault.FAILED_RETRIED}: {numbers}")
+        if numbers:
+            self._retried = time.monotonic()
+            self._go_on()
 
     def _hit_worker(self, fault: Fault) -> None:
         number, lease = self._victim()
@@ -249,11 +264,19 @@ class Storm:
             self._take_leave(supervisor, supervisor.process.wait())
         if not supervisor.done:
             self._start(supervisor)
-        elif self._is_over() and sum(self.record.faults.values()) < self._weather.kills + self._weather.restarts:
+        elif self._is_over() and sum(self.record.faults.values()) < self._planned:
             self._say(f"all trials are finished: on to {self._more()}")
-            for each in self._supervisors:
-                if each.done:  # its process has ended, and been heard of
-                    each.process, each.done = None, False
+            self._go_on()
+
+    @property
+    def _planned(self) -> int:
+        return self._weather.kills + self._weather.restarts + self._weather.retries
+
+    def _go_on(self) -> None:
+        """Have supervisors that were done started again."""
+        for each in self._supervisors:
+            if each.done:  # its process has ended, and been heard of
+                each.process, each.done = None, False
 
     def _take_leave(self, supervisor: _Supervisor, code: int) -> None:
         finished = self._is_finished()
@@ -262,7 +285,7 @@ class Storm:
         )
         supervisor.done = finished and code == 0
         text = self._log_of(supervisor).read_text(errors="replace")
-        if code == 0 and not finished:
+        if code == 0 and not finished and time.monotonic() > self._retried + _LAST_LOOK:
             self.record.surprises.append(f"{supervisor.name} ended before the study had")
         elif code not in {0, *supervisor.expected} and not self._is_explained(text[-2000:]):
             self.record.surprises.append(f"{supervisor.name} ended with {code}:\n{text[-2000:]}")

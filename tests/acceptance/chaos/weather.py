@@ -23,10 +23,12 @@ class Fault(StrEnum):
     SUPERVISOR_TERMINATED_TWICE = "supervisor asked twice"
     ALL_KILLED = "supervisor and workers killed"
     DATABASE_RESTARTED = "database restarted"
+    FAILED_RETRIED = "failed trials retried"
     MINE = "worker killed between two callbacks"
 
 
-#: How often each is drawn; the database is restarted as often as one asks, and workers step on mines by chance.
+#: How often each is drawn; the database is restarted and failed trials are retried as often as one asks, and workers
+#: step on mines by chance.
 _SHARES: Final[Mapping[Fault, int]] = MappingProxyType(
     {
         Fault.WORKER_KILLED: 6,
@@ -46,8 +48,9 @@ class Weather:
     """How a storm blows.
 
     Attributes:
-        kills: Faults, restarts of the database and mines aside.
+        kills: Faults, restarts of the database, retries and mines aside.
         restarts: Restarts of the database.
+        retries: How often a person has all trials that have failed retried, as `hpo retry --failed` does.
         seed: Of the kinds of faults, their times and their victims.
         workers: Of each supervisor.
         pause: Seconds between two faults, at least and at most.
@@ -60,6 +63,7 @@ class Weather:
 
     kills: int
     restarts: int = 0
+    retries: int = 0
     seed: int = 0
     workers: int = 2
     pause: tuple[float, float] = (0.05, 1.0)
@@ -74,8 +78,10 @@ def faults(weather: Weather, chance: random.Random) -> Iterator[Fault]:
     """The faults in their order: each deck of cards is dealt whole before it is shuffled again."""
     deck: list[Fault] = []
     restarts = Counter(chance.randrange(weather.kills) for _ in range(weather.restarts))
+    retries = Counter(chance.randrange(weather.kills) for _ in range(weather.retries))
     for at in range(weather.kills):
         yield from [Fault.DATABASE_RESTARTED] * restarts[at]
+        yield from [Fault.FAILED_RETRIED] * retries[at]
         if not deck:
             deck = [fault for fault, share in _SHARES.items() for _ in range(share)]
             chance.shuffle(deck)

@@ -32,10 +32,15 @@ PAIRS: dict[str, tuple[Any, Any]] = {
     "first rung found": (lambda kind: kind(reduction_factor=3), RungsPruner),
     "hyperband": (hyperband, BracketsFirstHyperbandPruner),
 }
+_ON_SERVERS = (("hyperband", "minimize"), ("first rung found", "maximize"))
+#: What is asked of a database is the same for all pairs, but for the order of values.
+CASES = [
+    *(("sqlite", pair, direction) for pair in PAIRS for direction in ("minimize", "maximize")),
+    *((kind, pair, direction) for kind in ("postgresql", "mariadb") for pair, direction in _ON_SERVERS),
+]
 
 
-@pytest.mark.parametrize("pair", PAIRS)
-@pytest.mark.parametrize("direction", ["minimize", "maximize"])
+@pytest.mark.parametrize(("ready_url", "pair", "direction"), CASES, indirect=["ready_url"])
 def test_decisions_are_those_by_whole_trials(
     ready_url: str, pair: str, direction: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
