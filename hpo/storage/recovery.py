@@ -352,7 +352,7 @@ def _judge(
     deaths = sum(each.outcome == LOST and each.attempt > forgiven for each in history) + (verdict.outcome == LOST)
     if verdict.final:
         return Settled(running.number, attempt, TrialState.FAIL, verdict.outcome, verdict.reason)
-    if deaths > max_retries:
+    if verdict.outcome == LOST and deaths > max_retries:  # they may have been lowered since it died
         reason = f"its worker died {deaths} times, the last time: {verdict.reason}"
         return Settled(running.number, attempt, TrialState.FAIL, verdict.outcome, reason)
     return Settled(running.number, attempt, TrialState.WAITING, verdict.outcome, verdict.reason)

@@ -288,14 +288,15 @@ class StudyStorage(GatheringStorage):
         return won
 
     def _take(self, trial_id: int, values: Sequence[float] | None) -> bool:
+        owner = self.owners.get(trial_id, self.owner)
         if not self.patience.tries:
             self._claim.attempt = None
         with self.transaction() as session:
             query = sa.select(TRIALS.c.state).where(TRIALS.c.trial_id == trial_id).with_for_update()
-            won = self._claimed_before(session, trial_id, self.owner)
-            if self.owner is not None and session.execute(query).scalar() == TrialState.WAITING:
+            won = self._claimed_before(session, trial_id, owner)
+            if owner is not None and session.execute(query).scalar() == TrialState.WAITING:
                 forget_pause(session, trial_id, decision=False)  # of one that another tool has let wait
-                self._claim.attempt = ledger.claim(session, trial_id, self.owner)
+                self._claim.attempt = ledger.claim(session, trial_id, owner)
                 self._store_grant(session, trial_id, only_first=True)
             won = won or super().set_trial_state_values(trial_id, TrialState.RUNNING, values)
         if won and self._claim.attempt is not None:

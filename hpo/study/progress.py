@@ -64,7 +64,11 @@ class StudyProgress:
         """The study's attributes that budgets and schedulers need, and its trials, now."""
         read = read_progress(self._reader, self._study, self._cursor, self._at, minimize=self._minimize)
         if read.trial_id:
-            self._take_in(_columns_of(read), read.reports)
+            try:
+                self._take_in(_columns_of(read), read.reports)
+            except BaseException:  # what was read counts as known by now
+                self.forget()
+                raise
             self._mend(read)
         named = {name: column for name, column in self._columns.items() if name != "trial_id"}
         return read.study, Columns(**named, read_at=self._values_at)
@@ -99,9 +103,13 @@ class StudyProgress:
     def _values_at(self, epoch: int) -> Floats:
         if epoch not in self._at:
             ids = self._columns["trial_id"]
-            self._at[epoch] = np.full(len(ids), math.nan)
             reports = reports_at(self._reader, self._study, epoch, ids.tolist())
-            self._fill_in(epoch, np.arange(len(ids)), reports)
+            self._at[epoch] = np.full(len(ids), math.nan)
+            try:
+                self._fill_in(epoch, np.arange(len(ids)), reports)
+            except BaseException:  # half of what is there would count as all
+                del self._at[epoch]
+                raise
         return self._at[epoch]
 
     def _fill_in(self, epoch: int, places: Integers, reports: Sequence[Report]) -> None:

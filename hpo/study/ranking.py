@@ -58,8 +58,12 @@ def judged(trial: FrozenTrial, goals: Mapping[str, Direction]) -> FrozenTrial | 
     outcome, best = outcome_of(trial), trial.user_attrs.get(BEST_ATTR)
     if outcome not in _BEST_EPOCH or best is None:
         return trial if outcome == Outcome.COMPLETE and _has_rank(trial) else None
+    values = [best["metrics"].get(name) for name in goals]
+    # A function may return some of them at its end alone; one that was not finite is None.
+    if any(value is None or not math.isfinite(value) for value in values):
+        return None
     trial = copy.copy(trial)
-    trial.values = [best["metrics"][name] for name in goals]
+    trial.values = values
     # Where its last grant was extended the bounds were measured at a later epoch.
     return trial if best.get("within", is_feasible(trial)) else None
 

@@ -27,8 +27,8 @@ class Fault(StrEnum):
     MINE = "worker killed between two callbacks"
 
 
-#: How often each is drawn; the database is restarted and failed trials are retried as often as one asks, and workers
-#: step on mines by chance.
+#: How often each is drawn; the database is restarted, and failed trials are retried, as often as one asks, and
+#: workers step on mines by chance.
 _SHARES: Final[Mapping[Fault, int]] = MappingProxyType(
     {
         Fault.WORKER_KILLED: 6,

@@ -132,6 +132,15 @@ def test_one_that_ended_before_the_first_look_is_replaced_by_a_new_member() -> N
     assert pbt().next(standing(trials)) == New(until=3, why=Why("initial"))
 
 
+def test_of_two_lost_members_the_one_that_came_further_is_replaced() -> None:
+    early = seen(3, [1.0, 1.0, math.nan], "ended", until=3)
+    late = seen(0, [0.5] * 8 + [math.nan], "ended", until=9)
+    others = [seen(number, [0.5] * 9, "paused", until=9) for number in (1, 2, 4)]
+    fork = pbt(population=5).next(standing([late, *others[:2], early, others[2]]))
+    assert isinstance(fork, Fork)
+    assert (fork.replaces, fork.epoch) == (0, 9)
+
+
 def test_a_member_that_violates_a_bound_is_replaced_and_never_forked() -> None:
     trials = at_three(0.1, 0.5, 0.6, 0.7)
     trials[0] = replace(trials[0], feasible=False)

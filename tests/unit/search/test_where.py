@@ -104,6 +104,19 @@ def test_no_sampler_draws_a_point_that_violates_it(folder: Path, name: str) -> N
         assert {trial.params["model.a"] for trial in study.trials[1:]} == {4}
 
 
+def test_where_hardly_a_point_is_left_the_model_finds_one(folder: Path) -> None:
+    """All that was moved about from a point may violate it."""
+    space = {"model.a": {"type": "int", "low": 8, "high": 256}, "model.b": {"type": "int", "low": 16, "high": 512}}
+    spec = spec_of(folder, space, ["model.b == 2 * model.a"], sampler=sampler_node("curve_gp"))
+    points = SearchSpace.from_spec(spec)
+    study = optuna.create_study(sampler=make_sampler(spec, points))
+    for _ in range(20):
+        trial = study.ask()
+        params = points.suggest(trial)
+        assert points.violated(params) is None
+        study.tell(trial, loss_of(params))
+
+
 @pytest.mark.parametrize("name", ["grid", "brute_force", "tpe", "random", "auto"])
 def test_every_point_of_a_finite_space_that_satisfies_it_comes_once(folder: Path, name: str) -> None:
     spec = spec_of(folder, FINITE, ["model.a % model.b == 0"], sampler={"name": name, "seed": 0})

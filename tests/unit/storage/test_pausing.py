@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import Barrier
@@ -133,6 +134,17 @@ def test_a_resumed_trial_whose_worker_dies_waits_and_is_not_paused(two_owners: O
     (settled,) = requeue_dead(second, study_id(second), grace=0)
     assert (settled.number, settled.attempt, settled.state) == (0, 2, TrialState.WAITING)
     assert load(second).ask().number == 0
+
+
+def test_one_that_waits_is_taken_in_the_name_of_its_kept_process(two_owners: Owners) -> None:
+    first, second = two_owners
+    trial_id = paused_trial(first)
+    assert second.resume(trial_id)
+    second.requeue(trial_id)
+    assert first.owner is not None
+    first.owners = {trial_id: replace(first.owner, pid=2**22 + 7)}
+    assert load(first).ask().number == 0
+    assert first.attempts_of_trial(trial_id)[-1].pid == 2**22 + 7
 
 
 def test_a_trial_that_dies_before_it_pauses_keeps_the_decision(two_owners: Owners) -> None:

@@ -11,7 +11,16 @@ from optuna.trial import TrialState
 from hpo.storage import recovery
 from hpo.storage.beats import Heartbeat
 from hpo.storage.ledger import Owner
-from hpo.storage.recovery import GONE, Settled, Sightings, _settle, requeue_dead, settle_process
+from hpo.storage.recovery import (
+    GONE,
+    STOPPED,
+    Settled,
+    Sightings,
+    Verdict,
+    _settle,
+    requeue_dead,
+    settle_process,
+)
 from hpo.storage.study_storage import StudyStorage
 from tests.support.owners import attempts, dead_owner, load, make_study, opened, running, study_id
 
@@ -38,6 +47,19 @@ def test_a_trial_that_kills_its_workers_fails_as_lost(ready_url: str) -> None:
         assert failed.datetime_complete is not None
         assert failed.user_attrs == {"hpo:outcome": "lost", "hpo:reason": reason}
     assert [a.outcome for a in attempts(ready_url)] == ["lost"] * 3
+
+
+def test_one_whose_worker_is_stopped_waits_also_where_max_retries_was_lowered(sqlite_url: str) -> None:
+    make_study(sqlite_url, 1)
+    owner = dead_owner()
+    with opened(sqlite_url, owner=owner) as dead, opened(sqlite_url) as plain:
+        for _ in range(2):
+            load(dead).ask()
+            requeue_dead(plain, study_id(plain), max_retries=2)
+        load(dead).ask()
+        verdict = Verdict(STOPPED, "its worker was stopped immediately")
+        (settled,) = settle_process(plain, study_id(plain), owner.pid, verdict, max_retries=1)
+        assert (settled.state, settled.outcome) == (TrialState.WAITING, STOPPED)
 
 
 def test_another_hosts_owner_is_dead_after_the_grace(sqlite_url: str) -> None:

@@ -6,7 +6,7 @@ import math
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import fields, replace
 from itertools import pairwise
 from pathlib import Path
@@ -342,3 +342,23 @@ def claimed(now: Standing, trial: Any) -> int:
         return int(trial.epochs - trial.inherited)
     granted = now.horizon if trial.until is None else trial.until
     return int(max(trial.epochs, granted or 0) - trial.inherited)
+
+
+def test_values_whose_reading_breaks_off_are_read_at_the_next_look(
+    ready_sqlite_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def break_off(*_: Any) -> Any:
+        raise ConnectionError
+
+    shutil.copy(ready_sqlite_file, tmp_path / "study.db")
+    storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}", create=False, owner=Owner.current())
+    with closing(storage):
+        world = World(storage, storage)
+        world.create(0, 0)
+        world.report(0, 0)
+        columns = world.progress.look()
+        with monkeypatch.context() as patch:
+            patch.setattr("hpo.study.progress.reports_at", break_off)
+            with pytest.raises(ConnectionError):
+                columns.read_at(1)
+        assert columns.read_at(1).tolist() == [VALUES[0]]

@@ -136,6 +136,14 @@ def test_a_trial_that_trains_on_is_judged_by_the_bounds_where_it_last_paused(wit
     assert bool(best_of([trial], {"loss": "minimize"})) == within
 
 
+@pytest.mark.parametrize("metrics", [{"val_loss": 0.2}, {"val_loss": 0.2, "accuracy": None}])
+def test_a_paused_trial_without_all_of_the_values_has_no_rank(metrics: dict[str, float]) -> None:
+    """A function may return one of them at its end alone."""
+    best = {"epoch": 1, "metrics": metrics, "checkpoint": None}
+    trial = optuna.trial.create_trial(state=TrialState.RUNNING, user_attrs={BEST_ATTR: best})
+    assert best_of([trial], BOTH) == []
+
+
 def test_an_attempt_that_was_killed_before_it_ended_leaves_no_constraint_behind(studies: Studies) -> None:
     options = ('study.constraints={lr: "<= 1"}', "trainer.max_epochs=1")
     with studies.open(*options) as (view,):

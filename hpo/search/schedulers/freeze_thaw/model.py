@@ -84,6 +84,8 @@ class CurveModel:
 
     def predict(self, at: Rows) -> tuple[Floats, Floats]:
         """Mean and standard deviation of the noise-free value at each row."""
+        if not len(at):
+            return np.empty(0), np.empty(0)
         mean, std = zip(*(self._predict(part) for part in _blocks(at)), strict=True)
         return np.concatenate(mean), np.concatenate(std)
 

@@ -28,9 +28,12 @@ class Members:
         return sum(map(self._is_alive, self.curves))
 
     def lost(self) -> Iterator[Curve]:
-        """Members that can't train any more and that no fork has replaced, the latest first."""
+        """Members that can't train any more and that no fork has replaced, the one that came furthest first.
+
+        One that was lost when nothing could be forked yet stays among them: it is far behind by the next loss.
+        """
         replaced = {curve.seen.replaces for curve in self.curves}
-        for curve in reversed(self.curves):
+        for curve in sorted(self.curves, key=lambda each: (each.seen.epochs, each.number), reverse=True):
             if not self._is_alive(curve) and curve.number not in replaced:
                 yield curve
 

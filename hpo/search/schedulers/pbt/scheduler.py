@@ -92,7 +92,7 @@ class Pbt(GrantScheduler):
         return Resume(paused.number, until(standing, curves, affordable(standing, step, goal)), Why("survivor"))
 
     def _filled(self, standing: Standing, curves: Sequence[Curve], members: Members) -> Next:
-        """A fork in the place of the member that was lost last, or a new member where there is none to fork."""
+        """A fork in the place of the lost member that came furthest; a new member where none can be forked."""
         for lost in members.lost():
             for step in members.steps_up_to(lost):
                 if best := members.best(step, self.quantile):
