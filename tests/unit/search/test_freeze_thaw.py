@@ -506,3 +506,13 @@ def test_what_fails_teaches_the_model(reports: int) -> None:
         failed = replace(old, values=begun, failed=True, kinds=kinds)
         trials[number:] = [failed if params["p0"] > 0.5 else whole, *trials[number + 1 :]]
     assert sum(trial.failed for trial in trials) < 20, "half of the space is bad"
+
+
+@pytest.mark.parametrize("conditional", [True, False])
+def test_where_parameters_depend_on_others_one_in_four_new_trials_is_even(conditional: bool) -> None:
+    study = standing(n_epochs=250, **({} if conditional else {"conditions": {}}))
+    kinds = [trial.kinds[0] for trial in grown(FreezeThaw(), study, bowl)[0].own]
+    begun = kinds[kinds.index("model") :]
+    assert len(begun) > 12
+    share = sum(kind != "model" for kind in begun) / len(begun)
+    assert share > 0.2 if conditional else share < 0.15

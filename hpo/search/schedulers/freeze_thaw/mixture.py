@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import dropwhile, pairwise
 from typing import Final
 
 from hpo.search.schedulers.curves import Curve, as_learnt
@@ -32,6 +32,8 @@ _HALVING_LEAST: Final = 0.05
 _HALVING_MOST: Final = 0.75
 #: How much less it has for each share of the comparisons that the model's trials win above a half.
 _HALVING_SLOPE: Final = 4.0
+#: Share of the new trials that are at even points where parameters depend on others.
+_BREADTH: Final = 0.25
 #: Share of the epochs for trials that run on unjudged, where early ranks agree with late ones, and where not.
 _WHOLE_LEAST: Final = 0.05
 _WHOLE_MOST: Final = 0.3
@@ -160,9 +162,21 @@ class Mixture:
         halving, model = self._halving(), self._model()
         if halving is None or model is None:
             return halving or model
+        if isinstance(model, New) and self._breadth_is_due() and (even := self._view.even(self._first, "breadth")):
+            return replace(even, state=model.state)
         # So that the time of their grants is shared: halving's are longer than the model's.
         most, least = share * self._time(model), (1 - share) * self._time(halving)
         return replace(halving, state=model.state) if coin * (most + least) < most else model
+
+    def _breadth_is_due(self) -> bool:
+        """Whether even points have less than their share of the trials begun since the model's first.
+
+        Where a parameter brings others with it, a few trials that are poor by them speak against a whole branch
+        of the space, and the model's trials in another win against even ones without being any good.
+        """
+        begun = list(dropwhile(lambda curve: curve.seen.kinds[:1] != ["model"], self._view.own))
+        branches = any(self._view.standing.conditions.values())
+        return branches and sum(map(agreement.is_even, begun)) < _BREADTH * len(begun)
 
     def _time(self, step: New | Resume) -> float:
         """Epochs that could be trained in the time that a grant takes."""

@@ -18,7 +18,8 @@ class FreezeThaw(GrantScheduler):
     the next: where the first epochs say little, new trials pause later, and more of the even ones run on without a
     look at their values; where those that were promoted keep their ranks, fewer are promoted and more are tried. A
     model of all curves resumes paused trials or proposes new points; the less often its proposals are ahead of
-    even points, the more decisions successive halving among the even points has.
+    even points, the more decisions successive halving among the even points has. Where parameters depend on
+    others, one in four new trials is at an even point.
 
     Kinds of its grants: ``"initial"`` and ``"breadth"`` (a new trial at an even point), ``"earlier"`` (a new
     trial with the parameters of one of the best of an earlier study), ``"whole"`` (an even one
