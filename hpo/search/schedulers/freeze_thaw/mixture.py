@@ -103,7 +103,7 @@ class Mixture:
 
     def _leaders(self) -> New | None:
         """The best of earlier studies come first, as far as the first trials."""
-        tried = sum(curve.seen.kinds[:1] == ["earlier"] for curve in self._view.own)
+        tried = sum("earlier" in curve.seen.kinds[:1] for curve in self._view.own)
         if not self._view.earlier or tried >= _LEADERS or not self._view.may_start:
             return None
         learnt = self._view.learnt
@@ -174,7 +174,7 @@ class Mixture:
         Where a parameter brings others with it, a few trials that are poor by them speak against a whole branch
         of the space, and the model's trials in another win against even ones without being any good.
         """
-        begun = list(dropwhile(lambda curve: curve.seen.kinds[:1] != ["model"], self._view.own))
+        begun = list(dropwhile(lambda curve: "model" not in curve.seen.kinds[:1], self._view.own))
         branches = any(self._view.standing.conditions.values())
         return branches and sum(map(agreement.is_even, begun)) < _BREADTH * len(begun)
 
