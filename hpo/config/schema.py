@@ -190,7 +190,12 @@ class TrainerSection(Section):
         examples=[True],
     )
     seed: int | None = Field(
-        default=None, ge=0, le=MAX_SEED, description="Seed of a trial's own randomness.", examples=[0]
+        default=None,
+        ge=0,
+        le=MAX_SEED,
+        description="Seed from which each trial's own follows, with the trial's number; also that of the data. "
+        "`study.sampler.seed` when left out.",
+        examples=[0],
     )
     device: Annotated[str | None, MAY_CHANGE] = Field(
         default=None, min_length=1, description="Device of the training.", examples=["cuda:0"]
@@ -289,7 +294,11 @@ class StudyFile(Section):
         ],
     )
     lr_scheduler: SchedulerNode | None = Field(
-        default=None, examples=[{"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 5}]
+        default=None,
+        description="Changes the learning rate. Our keys beside its arguments: `interval` (`epoch`, the default, "
+        "or `step`), `warmup` (so many of these), and for one of several schedulers `optimizer`, the optimizer's "
+        "name.",
+        examples=[{"_target_": "torch.optim.lr_scheduler.StepLR", "step_size": 5}],
     )
     metrics: Metrics = Field(
         default={},
