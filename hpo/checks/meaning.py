@@ -259,6 +259,16 @@ def _workers(reader: Reader) -> Findings:
         yield reader.warn(problem, "run.workers", workers, f"write `workers: {n_trials}`, or more trials")
 
 
+def _length(reader: Reader) -> Findings:
+    """A budget of epochs of which each trial may take all that is left."""
+    spec = reader.spec
+    if spec.study.epochs is None or spec.run.workers == 1 or (spec.trial_epochs or spec.longest_trial):
+        return
+    problem = "trials train one after another: how many epochs a trial has is not known, so each may take all"
+    fix = "give `trainer.max_epochs`, which no trial exceeds, and no `max_steps` or `validate_every`"
+    yield reader.warn(problem, "study.epochs", spec.study.epochs, fix)
+
+
 def _population(reader: Reader) -> Findings:
     """A population that forks nothing, or leaves workers without work."""
     section, study, run = reader.spec.study.scheduler, reader.spec.study, reader.spec.run
@@ -312,6 +322,7 @@ _SEARCH: Final[Collection[Check]] = (
     _ranges,
     _sampler,
     _pruner,
+    _length,
     _population,
     _rungs,
     _workers,

@@ -51,6 +51,11 @@ def scheduler(name: str, arguments: str) -> str:
     [
         (["optimizer.lr=0.02"], "optimizer.lr", "has no effect on trials"),
         (
+            ["study.epochs=40", "trainer.max_epochs=null", "trainer.max_steps=99"],
+            "study.epochs",
+            "trials train one after another",
+        ),
+        (
             [scheduler("CosineAnnealingLR", "T_max: 20")],
             "lr_scheduler.T_max",
             "laid out over 20 epochs, and a trial has",
