@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from trainer.callback import Callback, TrainerView
 from trainer.state import BACKWARD, ZERO_GRAD
@@ -15,7 +16,9 @@ from trainer.step.compute import Compute
 def step_with_closure(trainer: TrainerView, evaluate: Callable[[], None]) -> None:
     """Step the optimizer with a closure whose first evaluation is the one that was made before the step.
 
-    After the step the state has the loss and outputs of that first one; ``state.evaluation`` counts the others.
+    An optimizer that moves the weights or clears the gradients before it calls the closure has it evaluated anew:
+    it asks for the loss somewhere else. After the step the state has the loss and outputs of the one before it;
+    ``state.evaluation`` counts the others.
 
     Args:
         trainer: Whose optimizer it is.
@@ -23,11 +26,12 @@ def step_with_closure(trainer: TrainerView, evaluate: Callable[[], None]) -> Non
     """
     state = trainer.state
     first = state.loss, state.outputs, state.weight, state.scalars
+    before = _Marks(trainer.optimizer)
     begun = False
 
     def closure() -> Tensor:
         nonlocal begun
-        if begun:
+        if begun or before.changed():
             state.evaluation += 1
             with torch.enable_grad():
                 evaluate()
@@ -40,6 +44,27 @@ def step_with_closure(trainer: TrainerView, evaluate: Callable[[], None]) -> Non
     finally:
         state.evaluation = 0
         state.loss, state.outputs, state.weight, state.scalars = first
+
+
+class _Marks:
+    """Whether weights and gradients of an optimizer are still those that they were when this was made.
+
+    Only what torch counts of in-place changes is looked at, which reads nothing from the device.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._weights = [weight for group in optimizer.param_groups for weight in group["params"]]
+        self._gradients = [weight.grad for weight in self._weights]
+        self._versions = self._now()
+
+    def changed(self) -> bool:
+        """Whether one was changed in place, or a gradient cleared or replaced."""
+        pairs = zip(self._weights, self._gradients, strict=True)
+        return any(weight.grad is not gradient for weight, gradient in pairs) or self._now() != self._versions
+
+    def _now(self) -> list[tuple[int, int | None]]:
+        pairs = zip(self._weights, self._gradients, strict=True)
+        return [(weight._version, None if grad is None else grad._version) for weight, grad in pairs]  # noqa: SLF001
 
 
 def check_closure(trainer: TrainerView) -> None:

@@ -47,6 +47,40 @@ class LookAhead(torch.optim.Optimizer):
         torch._foreach_add_(weights, [weight.grad for weight in weights], alpha=-group["lr"])
 
 
+class FirstStep(torch.optim.Optimizer):
+    """The same as it is mostly written: it moves by the gradient that it finds, and calls the closure once."""
+
+    def __init__(self, parameters: Any, lr: float, rho: float = 0.05, *, clears: bool = True) -> None:
+        super().__init__(parameters, {"lr": lr, "rho": rho, "clears": clears})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor]) -> None:  # type: ignore[override]
+        group = self.param_groups[0]
+        moves = self._first_step(group)
+        closure()
+        for weight, move in zip(group["params"], moves, strict=True):
+            weight.sub_(move).add_(weight.grad, alpha=-group["lr"])
+
+    def _first_step(self, group: dict[str, Any]) -> list[Tensor]:
+        norm = torch.stack([weight.grad.norm() for weight in group["params"]]).norm()
+        moves = [group["rho"] * weight.grad / norm for weight in group["params"]]
+        for weight, move in zip(group["params"], moves, strict=True):
+            weight.add_(move)
+        if group["clears"]:
+            self.zero_grad()
+        return moves
+
+
+class Clears(torch.optim.SGD):
+    """SGD that clears the gradients before it has them computed."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor]) -> None:  # type: ignore[override]
+        self.zero_grad(set_to_none=self.param_groups[0]["weight_decay"] == 0)
+        closure()
+        super().step()
+
+
 def lbfgs(model: nn.Module) -> torch.optim.LBFGS:
     return torch.optim.LBFGS(model.parameters(), lr=0.5, max_iter=4, history_size=3, line_search_fn="strong_wolfe")
 
@@ -59,6 +93,47 @@ def build(*callbacks: Callback, make: Any = lbfgs, **options: Any) -> Trainer:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
     return make_trainer(callbacks, model=model, optimizer=make(model), **options)
+
+
+def schedule_free(foreach: bool) -> Any:
+    kind = pytest.importorskip("schedulefree").AdamWScheduleFreeClosure
+    return lambda model: kind(model.parameters(), lr=0.05, foreach=foreach)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda model: FirstStep(model.parameters(), lr=0.1),
+        lambda model: FirstStep(model.parameters(), lr=0.1, clears=False),
+        lambda model: Clears(model.parameters(), lr=0.1),
+        lambda model: Clears(model.parameters(), lr=0.1, weight_decay=0.01),
+        lambda model: schedule_free(foreach=False)(model),
+        lambda model: schedule_free(foreach=True)(model),
+    ],
+    ids=["sam", "sam, gradients kept", "cleared", "zeroed", "schedule-free", "schedule-free, foreach"],
+)
+def test_what_is_changed_before_the_first_call_is_evaluated_anew(make: Any) -> None:
+    data = regression(12)
+    trainer = build(make=make, max_epochs=5, batching=WHOLE)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+    model.load_state_dict(trainer.model.state_dict())
+    optimizer = make(model)
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        with torch.enable_grad():
+            loss = nn.functional.mse_loss(model(data.tensors[0]), data.tensors[1])
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    expected = []
+    for _ in range(5):
+        expected.append(float(closure()))
+        optimizer.step(closure)
+    history = trainer.fit(data).history
+    assert [metrics["train_loss"] for metrics in history] == pytest.approx(expected)
+    assert_same(dict(trainer.model.state_dict()), dict(model.state_dict()))
+    assert expected[-1] < expected[0]
 
 
 @pytest.mark.parametrize("make", [lbfgs, sam])
