@@ -129,10 +129,10 @@ class LoaderBatches:
     """Batches of a DataLoader, moved to the device.
 
     Its order is made to depend on (seed, epoch) alone: a random sampler without a generator is given one, the
-    loader's and the samplers' generators are seeded at each epoch, and ``set_epoch`` is called where there is
-    such a method. An iterable dataset must draw its order from a generator of its own, or before its first item:
-    the global ones serve the model in between. Persistent workers continue the random numbers of the epochs
-    before, which a resumed run has not drawn.
+    loader's and the samplers' generators are seeded at each epoch, and ``set_epoch`` of the samplers and the data
+    set is called where there is such a method. An iterable dataset must draw its order from what that says, from a
+    generator of its own, or before its first item: the global ones serve the model in between. Persistent workers
+    continue the random numbers of the epochs before, which a resumed run has not drawn.
 
     Args:
         loader: The DataLoader; with a shard it is one of `loader_of`, or shards itself.
@@ -174,9 +174,9 @@ class LoaderBatches:
         """See `Batches.epoch`; the first ``offset`` samples are left out, too."""
         for generator in {id(item): item for item in self._generators()}.values():
             generator.manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
-        for sampler in self._samplers():
-            if hasattr(sampler, "set_epoch"):
-                sampler.set_epoch(epoch)
+        for part in (*self._samplers(), self._loader.dataset):  # a streamed data set draws its order itself
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
         seeded = self._loader.batch_sampler
         if isinstance(seeded, SeededBatches):
             seeded.offset = offset

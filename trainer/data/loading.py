@@ -78,6 +78,8 @@ class SeededBatches(BatchSampler):
 class SeededData(Dataset[Any]):
     """A data set whose worker processes seed the global generators for each batch that they load.
 
+    Its other attributes are those of the data set, which a ``worker_init_fn`` may ask for.
+
     Args:
         data: The data set.
         seed: The run's seed.
@@ -89,6 +91,12 @@ class SeededData(Dataset[Any]):
 
     def __len__(self) -> int:
         return len(self._data)
+
+    def __getattr__(self, name: str) -> Any:
+        # Unpickling asks before there is a data set; and pickling is not to find how the data set is pickled.
+        if name == "_data" or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self._data, name)
 
     def __getitems__(self, rows: Indices) -> list[Any]:
         """The samples of a batch; torch's fetcher prefers this method."""

@@ -55,6 +55,51 @@ class Stream(IterableDataset[tuple[Tensor, Tensor]]):
         yield from regression()
 
 
+class Ordered(IterableDataset[int]):
+    """Draws its order from what ``set_epoch`` says, as streaming sets of Hugging Face do."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(8, generator=torch.Generator().manual_seed(self.epoch)).tolist()
+
+
+class OfPass(Dataset[int]):
+    """Samples that depend on the pass; a worker has to open it first, and it is pickled in a way of its own."""
+
+    def __init__(self, is_open: bool = False) -> None:
+        self.epoch, self.is_open = 0, is_open
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        assert self.is_open
+        return 10 * self.epoch + index
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"epoch": self.epoch, "is_open": False}
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def open(self) -> None:
+        self.is_open = True
+
+
+def opened(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.open()  # type: ignore[attr-defined]
+
+
+def drawn(batches: Any, epoch: int) -> list[int]:
+    return [number for batch in batches.epoch(epoch) for number in batch.tolist()]
+
+
 def twice(samples: list[Any]) -> tuple[Tensor, Tensor]:
     inputs, targets = zip(*samples, strict=True)
     return 2 * torch.stack(inputs), torch.stack(targets)
@@ -175,3 +220,32 @@ def test_a_validation_leaves_the_order_of_a_pass_that_is_still_being_drawn(
     generator = torch.Generator().manual_seed(derive_seed(seed, 0x0DE2, 0))
     assert seen == rows[list(RandomSampler(range(10), True, 120, generator))].tolist()
     assert trainer.state.step == 40
+
+
+@pytest.mark.parametrize("loads", [False, True])
+def test_a_data_set_that_draws_its_order_knows_the_pass(loads: bool) -> None:
+    data: Any = DataLoader(Ordered(), batch_size=4) if loads else Ordered()
+    batches = make_batches(data, BatchOptions(batch_size=4), CPU, train=True)
+    first, second = drawn(batches, 0), drawn(batches, 1)
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(8))
+    assert (drawn(batches, 0), drawn(batches, 1)) == (first, second)
+
+
+def test_a_data_set_with_places_knows_the_pass() -> None:
+    batches = make_batches(OfPass(is_open=True), BatchOptions(batch_size=2, shuffle=False), CPU, train=True)
+    assert [drawn(batches, epoch) for epoch in (0, 1)] == [[0, 1, 2, 3], [10, 11, 12, 13]]
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_worker_finds_what_the_data_set_has(method: str) -> None:
+    options = BatchOptions(
+        batch_size=2, shuffle=False, num_workers=1, worker_init_fn=opened, multiprocessing_context=method
+    )
+    assert drawn(make_batches(OfPass(), options, CPU, train=True), 1) == [10, 11, 12, 13]
+
+
+def test_what_a_data_set_has_not_is_said_in_its_own_words() -> None:
+    batches: Any = make_batches(OfPass(), BatchOptions(batch_size=2), CPU, train=True)
+    with pytest.raises(AttributeError, match="'OfPass' object has no attribute 'close'"):
+        _ = batches._loader.dataset.close
