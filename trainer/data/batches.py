@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -246,7 +247,7 @@ def _transferred(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
             moved = to_device(batch, device)
         current = torch.cuda.current_stream(device)
         current.wait_stream(side)
-        for tensor in tensors_in(moved):
+        for tensor in (item for item in tensors_in(moved) if item.is_cuda):
             tensor.record_stream(current)  # its memory is not to be used again before the step is done with it
         yield moved
 
@@ -375,19 +376,24 @@ def pass_length(batches: Batches) -> int | None:
 
 def to_device(batch: Any, device: torch.device) -> Any:
     """The batch with every tensor in it on ``device``."""
-    return map_tensors(lambda tensor: tensor.to(device, non_blocking=True), batch)
+
+    def moved(item: Any) -> Any:
+        return item.to(device, non_blocking=True)
+
+    # The lengths in a packed sequence stay on the CPU, which it sees to itself.
+    return map_tensors(moved, batch, whole=PackedSequence)
 
 
-def map_tensors(function: Callable[[Tensor], Tensor], batch: Any) -> Any:
-    """The batch with each tensor replaced; tuples, lists and mappings are looked through."""
-    if isinstance(batch, Tensor):
+def map_tensors(function: Callable[[Any], Any], batch: Any, whole: Any = ()) -> Any:
+    """The batch with each tensor replaced; tuples, lists and mappings are looked through, ``whole`` types not."""
+    if isinstance(batch, (Tensor, whole)):
         return function(batch)
     if isinstance(batch, Mapping):
-        return {key: map_tensors(function, value) for key, value in batch.items()}
+        return {key: map_tensors(function, value, whole) for key, value in batch.items()}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(map_tensors(function, item) for item in batch))
+        return type(batch)(*(map_tensors(function, item, whole) for item in batch))
     if isinstance(batch, list | tuple):
-        return type(batch)(map_tensors(function, item) for item in batch)
+        return type(batch)(map_tensors(function, item, whole) for item in batch)
     return batch
 
 

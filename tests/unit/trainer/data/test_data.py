@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, TensorDataset
 
 from tests.unit.trainer.support import assert_same, quick
@@ -260,6 +261,16 @@ def test_to_device_looks_through_containers_and_keeps_their_types() -> None:
     assert moved["a"][0].device.type == moved["b"][0].device.type == moved["c"].left.device.type == "meta"
     assert (type(moved["a"]), type(moved["b"]), type(moved["c"])) == (list, tuple, Pair)
     assert (moved["a"][1], moved["b"][1], moved["c"].right) == ("text", 3, None)
+
+
+def test_a_packed_sequence_is_moved_and_its_lengths_stay_on_the_cpu() -> None:
+    packed = pack_sequence([torch.zeros(2, 3), torch.zeros(4, 3)], enforce_sorted=False)
+    (moved,), _ = to_device([(packed,), torch.zeros(2)], torch.device("meta"))
+    assert isinstance(moved, PackedSequence)
+    assert (moved.data.device.type, moved.batch_sizes.device.type) == ("meta", "cpu")
+    assert moved.sorted_indices is not None
+    assert moved.sorted_indices.device.type == "meta"
+    assert moved.batch_sizes.tolist() == [2, 2, 1, 1]
 
 
 def test_loader_batches_are_moved_to_the_device() -> None:
