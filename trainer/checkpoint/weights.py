@@ -70,9 +70,10 @@ def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> 
     found = _read(path)
     same = [name for name in own if name in found]
     fits = [name for name in same if _shape(own[name]) == _shape(found[name])]
+    tied = _tied(bare, fits)
     outcome = LoadedWeights(
         fits,
-        [name for name in own if name not in found],
+        [name for name in own if name not in found and name not in tied],
         [name for name in found if name not in own],
         [f"{name} {_shape(found[name])} for {_shape(own[name])}" for name in same if name not in set(fits)],
     )
@@ -82,6 +83,13 @@ def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> 
     if outcome.skipped:
         logger.warning("%d of %d weights come from %s; %s", len(fits), len(own), path, outcome.skipped)
     return outcome
+
+
+def _tied(model: nn.Module, fits: Sequence[str]) -> set[str]:
+    """Names of the very tensors that others have, of which safetensors writes one only."""
+    own = model.state_dict(keep_vars=True)
+    filled = {id(own[name]) for name in fits}
+    return {name for name, value in own.items() if isinstance(value, Tensor) and id(value) in filled}
 
 
 def _of_another_model(path: Path, outcome: LoadedWeights, own: Mapping[str, Any], found: Mapping[str, Any]) -> str:

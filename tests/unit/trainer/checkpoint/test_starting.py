@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import save_file, save_model
 from torch import nn
 
 from tests.unit.trainer.support import At, assert_same, frozen, interrupt_at, make_model, make_trainer, regression
@@ -132,6 +132,20 @@ class TestWeights:
         outcome = load_weights(nn.DataParallel(model), write(tmp_path / "w", network(value=2.0)))
         assert all(bool((parameter == 2).all()) for parameter in model.parameters())
         assert (len(outcome.loaded), outcome.skipped) == (6, "")
+
+    def test_a_file_that_has_a_tied_weight_once_is_whole(self, tmp_path: Path) -> None:
+        def tied(value: float) -> nn.Module:
+            model = network(value=value)
+            model["c"].weight = model["b"].weight  # type: ignore[index]
+            return model
+
+        model, path = tied(0.0), tmp_path / "w.safetensors"
+        save_model(tied(2.0), str(path))
+        outcome = load_weights(model, path)
+        assert all(bool((parameter == 2).all()) for parameter in model.parameters())
+        assert (len(outcome.loaded), outcome.skipped) == (5, "")
+        with pytest.raises(ValueError, match=r"not in the file: c\.weight|not in the file: b\.weight"):
+            load_weights(network(), path)
 
     def test_what_does_not_fit_is_refused_by_name_and_nothing_is_changed(self, tmp_path: Path) -> None:
         model = network(hidden=4, names="abd", value=0.0)
