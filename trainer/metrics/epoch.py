@@ -157,6 +157,8 @@ class EpochMetrics:
             value = torch.tensor(number(name, value), device=self._device, dtype=self._dtype)
         elif value.is_complex() or (value.dim() and value.numel() != 1):
             raise MetricError.of(name, value)
+        elif value.device.type != self._device.type:  # values of both kinds could not be stacked
+            value = value.to(self._device, self._dtype)
         accumulator = self._accumulators.get(name)
         if accumulator is None:
             accumulator = self._accumulators[name] = _Accumulator(reduce, self._dtype)

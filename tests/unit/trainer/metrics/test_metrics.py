@@ -50,6 +50,14 @@ def test_a_mean_does_not_lose_small_values_beside_large_ones() -> None:
     assert metrics.compute()["loss"] == (1e8 + 10) / 11
 
 
+def test_a_value_from_another_device_lies_where_the_others_do() -> None:
+    metrics = EpochMetrics(torch.device("meta"))
+    metrics.record("loss", torch.tensor(1.0))
+    metrics.record("loss", torch.tensor(1.0, device="meta"))
+    values, _ = metrics.latest("loss", 2)
+    assert [value.device.type for value in values] == ["meta", "meta"]
+
+
 @pytest.mark.parametrize("count", [511, 512, 513, 1024, 1025])
 def test_folding_at_any_count_changes_nothing(count: int) -> None:
     metrics = EpochMetrics(CPU)
