@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.utils.hooks import RemovableHandle
 
-from trainer.data.batches import map_tensors, tensors_in
+from trainer.data.batches import tensors_in, to_device
 from trainer.data.random_state import kept_rng
 from trainer.step.manual import as_evaluated
 from trainer.step.modes import kept_modes
@@ -123,7 +123,7 @@ def _watched(model: nn.Module, depth: int, shapes: dict[str, tuple[tuple[int, ..
 
 def _moved(model: nn.Module, batch: Any) -> Any:
     held: Tensor | None = next((item for item in model.parameters()), None)
-    return batch if held is None else map_tensors(lambda tensor: tensor.to(held.device), batch)
+    return batch if held is None else to_device(batch, held.device)
 
 
 def _call(model: nn.Module, batch: Any, step: Step | None) -> None:
