@@ -177,7 +177,7 @@ class Storm:
         self._server.restart(immediate=True, pause=pause)
 
     def _retry(self) -> None:
-        """As a person beside the study does, whatever it is doing; one that was done goes on."""
+        """As a person beside the study does, whatever it is doing; supervisors that were done start again."""
         numbers = [each.trial for each in reopen(self._opened, failed_trials(self._opened))]
         self._say(f"{Fault.FAILED_RETRIED}: {numbers}")
         if numbers:
