@@ -44,8 +44,9 @@ class AveragedWeights(AfterEachStep):
 
     The average is put into the model when an epoch's training ends, and the trained weights when the next epoch
     starts. So validation, checkpoints and all that runs in ``on_epoch_end`` see the same weights, and so does
-    the code that uses the model after the fit. A fit that stops inside an epoch leaves the trained weights, so
-    that it can resume. The values change in place: parameters stay the objects that the optimizer knows.
+    the code that uses the model after the fit, also where the fit stops at an epoch's start. A fit that stops
+    inside an epoch leaves the trained weights, so that it can resume. The values change in place: parameters stay
+    the objects that the optimizer knows.
 
     Averaged are the model's floating-point parameters and, with them, the running mean and variance of its
     normalisation layers. All other buffers keep the values of training: an average of counters, masks (with their
@@ -86,10 +87,12 @@ class AveragedWeights(AfterEachStep):
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """To the average, as soon as there is one."""
-        if self._average:
-            weights = self._weights()
-            self._training = {name: weight.clone() for name, weight in weights.items()}
-            _copy(self._average, weights)
+        self._show_average()
+
+    def on_fit_end(self, trainer: TrainerView) -> None:
+        """To the average again, where the run was stopped before an epoch's first batch."""
+        if not trainer.state.batch_index:
+            self._show_average()
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Let the model go."""
@@ -121,6 +124,12 @@ class AveragedWeights(AfterEachStep):
 
     def _forget(self) -> None:
         self._average, self._training, self._updates = {}, {}, 0
+
+    def _show_average(self) -> None:
+        if self._average and not self._training:
+            weights = self._weights()
+            self._training = {name: weight.clone() for name, weight in weights.items()}
+            _copy(self._average, weights)
 
     def _restore(self) -> None:
         if self._training:

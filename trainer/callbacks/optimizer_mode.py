@@ -12,8 +12,8 @@ class OptimizerMode(Callback):
     """Switches ScheduleFree, SPlus and their like between training and averaged weights.
 
     Training uses the ``train()`` weights, validation, test and prediction the ``eval()`` ones. They stay in eval
-    mode from the end of an epoch's training to the next epoch's start, so a checkpoint made in between holds the
-    very weights that were evaluated, and training continues the same whether or not one was made. An optimizer
+    mode from the end of an epoch's training to the next epoch's first batch, so a checkpoint made in between holds
+    the very weights that were evaluated, and training continues the same whether or not one was made. An optimizer
     without these methods is left alone, and so is one before its first step: there is no average yet. Evaluating
     in the middle of an epoch switches there and back, which may round: such a run equals another only
     where both do that.
@@ -37,10 +37,11 @@ class OptimizerMode(Callback):
         if self._training:
             _switch(trainer.optimizer, "train")
 
-    def on_train_epoch_start(self, trainer: TrainerView) -> None:
-        """To the weights that are trained."""
-        self._training = True
-        _switch(trainer.optimizer, "train")
+    def on_train_batch_start(self, trainer: TrainerView) -> None:
+        """To the weights that are trained, at an epoch's first batch: a run may still be stopped at its start."""
+        if not self._training:
+            self._training = True
+            _switch(trainer.optimizer, "train")
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
         """To the weights that are evaluated and saved, also where nothing is validated."""

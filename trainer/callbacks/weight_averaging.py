@@ -68,6 +68,7 @@ class WeightAveraging(AveragedWeights):
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """Say it where nothing was averaged."""
+        super().on_fit_end(trainer)
         state = trainer.state
         over = not state.batch_index and state.stop_reason not in CONTINUED | {DIVERGED, ERROR, PRUNED}
         if over and state.step and not self._average:

@@ -18,6 +18,8 @@ from torch import nn
 from tests.unit.trainer.callbacks.reads import no_reads_inside_a_step
 from tests.unit.trainer.support import (
     At,
+    assert_same,
+    frozen,
     interrupt_at,
     make_model,
     make_trainer,
@@ -173,6 +175,25 @@ class TestOptimizerMode:
     def test_writing_checkpoints_does_not_change_training(self, kind: str, tmp_path: Path) -> None:
         plain, watched = self.run(kind), self.run(kind, Checkpoint(tmp_path, max_overhead=1))
         assert plain.fit(regression(), regression()).history == watched.fit(regression(), regression()).history
+
+    def test_a_run_stopped_at_an_epochs_start_saves_what_was_evaluated(self, kind: str, tmp_path: Path) -> None:
+        def stop(trainer: Any) -> None:
+            trainer.state.stop("interrupted", now=True)
+
+        stop_second = At("on_train_epoch_start", stop, lambda trainer: trainer.state.epoch == 1)
+        stopped, whole, resumed = self.run(kind, Checkpoint(tmp_path), stop_second), self.run(kind), self.run(kind)
+        data = regression(9, seed=8)
+        stopped.fit(regression(), data)
+        checkpoint = load_checkpoint(tmp_path / "epoch-00001.pt")
+        for weights in (checkpoint["model"], stopped.model.state_dict()):
+            model = nn.Linear(4, 1)
+            model.load_state_dict(weights)
+            loss = nn.functional.mse_loss(model(data.tensors[0]), data.tensors[1])
+            assert loss.item() == stopped.state.metrics["val_loss"]
+        resumed.load_state_dict(checkpoint)
+        for trainer in (whole, resumed):
+            trainer.fit(regression(), data)
+        assert_same(frozen(resumed), frozen(whole))
 
     def test_the_test_set_is_evaluated_on_the_averaged_weights(self, kind: str) -> None:
         trainer = self.run(kind)

@@ -145,6 +145,40 @@ def test_a_run_stopped_at_an_epochs_end_goes_on_to_the_same_bits(epoch: int) -> 
     assert_same(frozen(fit(stopped)), whole())
 
 
+@pytest.mark.parametrize("reason", ["interrupted", "enough"])
+@pytest.mark.parametrize("epoch", range(1, EPOCHS))
+def test_a_run_stopped_at_an_epochs_start_saves_what_was_evaluated(
+    epoch: int, reason: str, tmp_path: Path
+) -> None:
+    def stop(trainer: Any) -> None:
+        trainer.state.stop(reason, now=True)
+
+    evaluated: list[dict[str, Tensor]] = []
+    keep = At("on_validation_start", lambda trainer: evaluated.append(weights(trainer)))
+    halt = At("on_train_epoch_start", stop, lambda trainer: trainer.state.epoch == epoch)
+    stopped = fit(build(EMA(0.8), Checkpoint(tmp_path, max_overhead=1), keep, halt))
+    newest = newest_checkpoint([tmp_path])
+    assert newest is not None
+    assert newest[0].progress == (epoch, 0)
+    assert_same(dict(newest[1]["model"]), evaluated[-1])
+    assert_same(weights(stopped), evaluated[-1])
+    if reason == "interrupted":
+        resumed = build(EMA(0.8), seed=99)
+        resumed.load_state_dict(newest[1])
+        assert_same(frozen(fit(resumed)), whole())
+
+
+def test_a_skipped_epoch_keeps_the_trained_weights() -> None:
+    def run(*callbacks: Callback) -> list[dict[str, Tensor]]:
+        steps: list[dict[str, Tensor]] = []
+        keep = At("on_train_batch_end", lambda trainer: steps.append(weights(trainer)))
+        skip = At("on_train_epoch_start", lambda t: t.state.skip("epoch"), lambda t: t.state.epoch == 1)
+        fit(build(keep, skip, *callbacks))
+        return steps
+
+    assert_same(run(EMA(0.8)), run())
+
+
 def test_a_loaded_state_is_a_copy() -> None:
     one, other = EMA(0.8), EMA(0.8)
     stopped = fit(build(one, interrupt_at(BATCHES, now=False)))
