@@ -215,7 +215,8 @@ class Trainer:
         """Samples per training batch from the next pass on, with ``now`` the next batch; at once before the first.
 
         Raises:
-            ValueError: The training data comes in batches of its own, or a pass is being trained on.
+            ValueError: The training data comes in batches of its own, or a pass is being trained on, or with
+                ``now`` a batch.
         """
         batching = replace(self.batching, batch_size=batch_size)
         if self._stream is not None:

@@ -56,7 +56,8 @@ class TrainStream:
         self._shard = shard
         self._iterator: Iterator[Any] | None = None
         self._options = options
-        self._changing = False
+        self._opened_size = options.batch_size
+        self._handed: int | None = None  # ``data_batch`` when the latest batch was handed out
         self._batches = self._made(options)
         #: Batches of the running or next pass; None if unknown.
         self.length = self._length()
@@ -74,8 +75,16 @@ class TrainStream:
                 self._open()
 
     def rest_of_pass(self) -> Iterator[Any]:
-        """The batches that are left of this pass."""
-        return self._rest() if self._changing else self._open()
+        """The batches that are left of this pass, which may be opened again after each of them."""
+        reopened = True
+        while reopened:
+            reopened = False
+            for batch in self._open():
+                self._handed = self._state.data_batch
+                yield batch
+                if self._iterator is None:
+                    reopened = True
+                    break
 
     def end_pass(self) -> None:
         """Count a pass as finished, and let the next one begin.
@@ -87,7 +96,7 @@ class TrainStream:
             raise no_batch()
         self._state.data_epoch += 1
         self._state.data_batch = self._state.cut_batches = self._state.cut_samples = 0
-        self._iterator = None
+        self._iterator = self._handed = None
 
     def skip_pass(self, plan: Plan) -> None:
         """Count a pass as finished of which no batch was trained on.
@@ -104,18 +113,18 @@ class TrainStream:
         """Batch the data in another way, from the next pass on; with ``now`` from the next batch on.
 
         Raises:
-            ValueError: The data comes in batches of its own, or has no length or a limit that counts batches and
-                is to change ``now``, or a pass is being trained on and it is not.
+            ValueError: The data comes in batches of its own, or it is to change ``now`` and has no length, a limit
+                that counts batches, or a batch under way; or a pass is being trained on and it is not.
         """
-        inside = self._iterator is not None and self._state.data_batch > 0
-        if inside and not now:
+        opened = self._iterator is not None
+        if opened and self._state.data_batch > 0 and not now:
             raise ValueError("the batch size can't change inside a pass: set it in on_fit_start or on_epoch_end")
         if is_batched(self._data):
             raise ValueError("the training data comes in batches of its own: hand over its Dataset instead")
         if now:
             self._check_change()
-        if inside:
-            self._cut()
+            if opened:
+                self._cut()
         self._options = options
         self._batches = self._made(options)
         if self._iterator is None:
@@ -134,10 +143,15 @@ class TrainStream:
 
     def close(self) -> None:
         """Free what the batches hold."""
-        self._iterator = None
+        self._iterator = self._handed = None
         close_batches(self._batches)
 
     def _check_change(self) -> None:
+        if self._handed == self._state.data_batch:  # else it is counted already
+            raise ValueError(
+                "the batch size can't change while a batch is under way, whose samples would come twice or be "
+                "left out: set it in on_train_batch_end"
+            )
         limited = isinstance(self._batches, FirstBatches | SameBatches)
         if limited:
             raise ValueError(
@@ -146,26 +160,14 @@ class TrainStream:
             )
         if isinstance(self._batches, LoaderBatches):
             self._batches.remaining(0)
-        self._changing = True
 
     def _cut(self) -> None:
         """Note how far the pass is, and open it there again for the next batch."""
         state = self._state
-        state.cut_samples += (state.data_batch - state.cut_batches) * self._options.batch_size
+        state.cut_samples += (state.data_batch - state.cut_batches) * self._opened_size
         state.cut_batches = state.data_batch
         self._iterator = None
         close_batches(self._batches)
-
-    def _rest(self) -> Iterator[Any]:
-        """The rest of a pass that may be opened again after each batch."""
-        reopened = True
-        while reopened:
-            reopened = False
-            for batch in self._open():
-                yield batch
-                if self._iterator is None:
-                    reopened = True
-                    break
 
     def _length(self) -> int | None:
         if isinstance(self._batches, LoaderBatches | TensorBatches) and self._state.cut_samples:
@@ -191,7 +193,7 @@ class TrainStream:
         if self._iterator is None:
             state, batches = self._state, self._batches
             state.absent = False  # who deals batches says otherwise for each; a ready DataLoader never does
-            self.length = self._length()
+            self.length, self._opened_size = self._length(), self._options.batch_size
             skip = state.data_batch - state.cut_batches
             if skip or not state.cut_batches:  # else the pass is at a cut: its random numbers continue
                 self._seed_all(state.data_epoch)

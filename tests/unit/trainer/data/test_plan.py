@@ -1,6 +1,7 @@
 """How long a run is and where its epochs end: passes, steps, fractions; data without a length."""
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, default_collate
 
 from tests.unit.trainer.support import (
     At,
@@ -20,7 +21,7 @@ from tests.unit.trainer.support import (
     regression,
     through_file,
 )
-from trainer import Trainer
+from trainer import BatchOptions, Trainer
 from trainer.data.plan import Plan
 from trainer.state import TrainState
 
@@ -247,6 +248,56 @@ class TestBatchSize:
         )
         trainer.fit(regression(12))
         assert sizes == [6, 6]
+
+    @pytest.mark.parametrize(
+        "options",
+        [{}, {"collate_fn": default_collate}, {"collate_fn": default_collate, "num_workers": 1}],
+        ids=["memory", "loader", "worker"],
+    )
+    def test_changes_after_any_batch_without_losing_a_sample(self, options: dict[str, Any]) -> None:
+        seen: list[list[float]] = []
+        data, sizes = regression(12), {1: 2, 2: 3, 4: 1}
+
+        def change(trainer: Any) -> None:
+            trainer.set_batch_size(sizes[trainer.state.step], now=True)
+
+        look = At("on_before_forward", lambda trainer: seen.append(trainer.state.batch[1].flatten().tolist()))
+        ask = At("on_train_batch_end", change, lambda trainer: trainer.state.step in sizes)
+        trainer = make_trainer([look, ask], max_epochs=1, batching=BatchOptions(batch_size=4, **options))
+        trainer.fit(data)
+        assert [len(batch) for batch in seen] == [4, 2, 3, 3]
+        assert sorted(chain.from_iterable(seen)) == sorted(data.tensors[1].flatten().tolist())
+
+    @pytest.mark.parametrize(("every", "expected"), [(None, [3, 3, 3, 3, 2, 4, 4]), (2, [3, 3, 4, 4, 5, 5, 4])])
+    def test_changes_at_an_epochs_start(self, every: int | None, expected: list[int]) -> None:
+        sizes: list[int] = []
+
+        def change(trainer: Any) -> None:
+            trainer.set_batch_size(3 + trainer.state.epoch, now=True)
+
+        look = At("on_train_batch_start", lambda trainer: sizes.append(len(trainer.state.batch[0])))
+        ask = At("on_train_epoch_start", change)
+        trainer = make_trainer([look, ask], max_epochs=2, max_steps=len(expected), validate_every=every)
+        trainer.fit(regression(14))
+        assert sizes == expected
+
+    def test_changes_after_a_change_of_the_next_pass(self) -> None:
+        seen: list[int] = []
+        look = At("on_train_batch_start", lambda trainer: seen.append(len(trainer.state.batch[0])))
+        later = At("on_train_epoch_start", lambda trainer: trainer.set_batch_size(6))
+        now = At("on_train_batch_end", lambda t: t.set_batch_size(2, now=True), lambda t: t.state.step == 1)
+        make_trainer([look, later, now], max_epochs=1).fit(regression(12))
+        assert seen == [4, 2, 2, 2, 2]
+
+    @pytest.mark.parametrize("step", [0, 1])
+    @pytest.mark.parametrize("event", ["on_train_batch_start", "on_before_backward", "on_after_optimizer_step"])
+    def test_does_not_change_while_a_batch_is_under_way(self, event: str, step: int) -> None:
+        ask = At(event, lambda t: t.set_batch_size(2, now=True), lambda t: t.state.step == step)
+        trainer = make_trainer([ask])
+        with pytest.raises(ValueError, match=r"while a batch is under way.*on_train_batch_end"):
+            trainer.fit(regression(12))
+        assert (trainer.batching.batch_size, trainer.state.cut_batches) == (4, 0)
+        trainer.set_batch_size(2, now=True)  # of no fit
 
     def test_of_ready_batches_is_refused(self) -> None:
         trainer = make_trainer([At("on_fit_start", lambda trainer: trainer.set_batch_size(6))])
