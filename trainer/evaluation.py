@@ -63,6 +63,7 @@ class Evaluation:
         first = dict(zip(("",), self._sets, strict=False))
         self._names = {**first, **dict(zip(given, self._sets, strict=False))}
         self.own_times.clear()
+        self._trainer.state.own_times.clear()
 
     def validate(self) -> None:
         """Evaluate the validation data of the fit, set by set, without those that have times of their own."""

@@ -66,6 +66,8 @@ class TrainState:
             validation.
         epoch_stopped: True when the epoch is to end after the running batch.
         validation_skipped: Whether this epoch's validation was left out because a hook asked for that.
+        own_times: What the names of numbers begin with that an `Evaluator` measures while training, and no epoch's
+            end: an epoch may lack them.
         checkpoint_requests: How many checkpoints hooks have asked for, and how many of these permanent ones.
         checkpoint_blocks: Names of those who hold back checkpoints that may be removed.
         skips: What hooks asked to leave out of the running batch, or of the end of this epoch.
@@ -117,6 +119,7 @@ class TrainState:
     stop_now: bool = False
     epoch_stopped: bool = False
     validation_skipped: bool = False
+    own_times: set[str] = field(default_factory=set)
     checkpoint_requests: tuple[int, int] = (0, 0)
     checkpoint_blocks: set[str] = field(default_factory=set)
     skips: set[str] = field(default_factory=set)
@@ -251,16 +254,35 @@ class TrainState:
         self.checkpoint_blocks.discard(name)
 
     def metric(self, name: str) -> float | None:
-        """This epoch's value of a metric; None where it is missing because validation was skipped.
+        """This epoch's value of a metric; None where it is missing because validation was skipped, or because it
+        is measured at times of its own.
 
         Raises:
             KeyError: Nothing records it.
         """
-        if name in self.metrics:
-            return self.metrics[name]
-        if self.validation_skipped:
-            return None
-        raise KeyError(f"no metric is called {name!r}; {recorded_instead(name, self.metrics)}")
+        if self.is_unknown(name):
+            known = dict.fromkeys((*self.metrics, *self._latest_beside(name)))
+            raise KeyError(f"no metric is called {name!r}; {recorded_instead(name, known)}")
+        return self.metrics.get(name)
+
+    def is_unknown(self, name: str) -> bool:
+        """Whether nothing records a metric, as far as this epoch shows."""
+        if name in self.metrics or self.validation_skipped:
+            return False
+        if latest := self._latest_beside(name):
+            return name not in latest
+        return self._own_prefix(name) is None  # else nothing was measured yet
+
+    def _own_prefix(self, name: str) -> str | None:
+        """What a name begins with, of numbers that are measured at times of their own."""
+        return next((prefix for prefix in self.own_times if name.startswith(f"{prefix}_")), None)
+
+    def _latest_beside(self, name: str) -> list[str]:
+        """Names of what was measured last with a metric that has times of its own; empty: nothing yet."""
+        if (prefix := self._own_prefix(name)) is None:
+            return []
+        found = ([other for other in epoch if other.startswith(f"{prefix}_")] for epoch in reversed(self.history))
+        return next(filter(None, found), [])
 
     def forget_batch_skips(self) -> None:
         """Skips last one batch; that of the validation lasts until it is due."""

@@ -34,12 +34,13 @@ class BestWeights(Callback):
         callbacks: {best_weights: true}  # follows the study's metric
 
     Args:
-        monitor: Name of the metric; an epoch whose validation was skipped is passed over.
+        monitor: Name of the metric; an epoch without a value, because its validation was skipped or an `Evaluator`
+            did not measure it there, is passed over.
         mode: ``"min"`` or ``"max"``.
 
     Raises:
         ValueError: ``mode`` is neither.
-        KeyError: An epoch did not record ``monitor``.
+        KeyError: Nothing records ``monitor``.
     """
 
     priority = 94

@@ -246,7 +246,7 @@ class Checkpoint(Callback):
 
     def _warn_without_monitor(self, state: TrainState) -> None:
         """Warn once that the best epochs are unknown."""
-        if not self._warned and self.monitor not in state.metrics and not state.validation_skipped:
+        if not self._warned and state.is_unknown(self.monitor):
             logger.warning(
                 "nothing records %r, so no epoch is kept as the best; %s",
                 self.monitor,

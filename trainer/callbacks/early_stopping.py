@@ -12,8 +12,9 @@ class EarlyStopping(Callback):
     """Stops after ``patience`` epochs in a row without a meaningful improvement of ``monitor``.
 
     An epoch improves when its value beats the best by more than ``min_delta`` times the best's magnitude, so a
-    negative loss must fall further below, and a maximised metric rise further above. An epoch whose validation was
-    skipped does not count. What it has seen belongs to one run: another run needs a new one.
+    negative loss must fall further below, and a maximised metric rise further above. An epoch without a value,
+    because its validation was skipped or an `Evaluator` did not measure it there, does not count. What it has seen
+    belongs to one run: another run needs a new one.
 
     Example::
 
@@ -28,7 +29,7 @@ class EarlyStopping(Callback):
         min_delta: Smallest improvement that counts, relative to the best value's magnitude.
 
     Raises:
-        KeyError: An epoch did not record ``monitor``.
+        KeyError: Nothing records ``monitor``.
     """
 
     priority = 90

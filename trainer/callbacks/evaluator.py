@@ -22,8 +22,9 @@ class Evaluator(Callback):
     The fit is given several sets by name. The first one is evaluated at each epoch's end as ever, and an Evaluator
     adds to that. Another one that has an Evaluator is evaluated when that says so, and at no epoch's end unless
     ``every_epoch``. The epoch's metrics then hold the latest numbers measured in that epoch; an epoch without any
-    lacks them. Numbers at the start are in the first epoch's metrics, as ``start_val_<set>_loss``. Those of single
-    steps are in the records of `StepMetrics`, where that records the same steps, and all of them in ``history``.
+    lacks them, and does not count for callbacks that monitor one of them (`EarlyStopping`, `BestWeights`). Numbers
+    at the start are in the first epoch's metrics, as ``start_val_<set>_loss``. Those of single steps are in the
+    records of `StepMetrics`, where that records the same steps, and all of them in ``history``.
 
     What is evaluated inside an epoch are the weights that are being trained; an average (`EMA`) comes into the
     model at the epoch's end, where what `GradientAccumulation` has left over may make a step that is due. An
@@ -114,6 +115,8 @@ class Evaluator(Callback):
         self._prefix = names[self.data]
         if self._prefix != names[""] and not self.every_epoch:
             trainer.evaluation.own_times.add(self._prefix)
+            if self.every_n_steps or self.at_steps or self.at_end:
+                trainer.state.own_times.add(self._prefix)
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
         """Evaluate what nothing is trained of yet."""

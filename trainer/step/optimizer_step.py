@@ -159,11 +159,10 @@ class OptimizerStep:
 
     def _monitored(self) -> float | None:
         """What a ReduceLROnPlateau follows."""
-        state = self._trainer.state
-        try:
-            return state.metric(self._scheduler_monitor)
-        except KeyError as error:
+        state, name = self._trainer.state, self._scheduler_monitor
+        if name not in state.metrics and not state.validation_skipped:  # what callbacks record comes too late
             raise ValueError(
-                f"scheduler_monitor is {self._scheduler_monitor!r}, which no epoch records before the scheduler "
-                f"steps: {recorded_instead(self._scheduler_monitor, state.metrics)}"
-            ) from error
+                f"scheduler_monitor is {name!r}, which no epoch records before the scheduler steps: "
+                f"{recorded_instead(name, state.metrics)}"
+            )
+        return state.metrics.get(name)

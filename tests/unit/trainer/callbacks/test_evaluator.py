@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from tests.unit.trainer.support import (
@@ -21,6 +22,7 @@ from tests.unit.trainer.support import (
 from trainer import BatchOptions, Callback, Trainer
 from trainer.callbacks import (
     EMA,
+    BestWeights,
     Checkpoint,
     EarlyStopping,
     Evaluator,
@@ -257,3 +259,50 @@ def test_with_overfit_batches_every_set_is_the_batches_that_are_trained_on() -> 
     trainer = make_trainer([evaluator], batching=BatchOptions(batch_size=4, overfit_batches=1))
     metrics = trainer.fit(regression(), SETS).metrics
     assert metrics["val_hard_loss"] == metrics["val_loss"]
+
+
+def unchanged(*callbacks: Any, **options: Any) -> Trainer:
+    """A run of epochs of 3 steps that leaves the weights as they are."""
+    model = nn.Linear(4, 1)
+    return make_trainer(callbacks, model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.0), **options)
+
+
+def test_only_epochs_that_measure_a_metric_count_for_who_monitors_it() -> None:
+    watching = EarlyStopping("val_hard_loss", patience=2), BestWeights("val_hard_loss")
+    trainer = unchanged(Evaluator("hard", every_n_steps=5), *watching, max_epochs=9)
+    trainer.fit(regression(), SETS)
+    measured = ["val_hard_loss" in epoch for epoch in trainer.state.history]
+    assert measured == [False, True, False, True, True]  # steps 5, 10 and 15: the first is the best
+    assert trainer.state.stop_reason == "early_stopping"
+    assert watching[1].state_dict()["epoch"] == 2
+
+
+@pytest.mark.parametrize(
+    ("monitor", "times", "epoch"),
+    [
+        ("val_hard_lost", {"every_n_steps": 5}, 2),
+        ("val_hard_loss", {"at_start": True}, 1),
+        ("val_soft_loss", {"every_n_steps": 5}, 1),
+    ],
+)
+def test_a_metric_that_is_never_measured_is_refused(monitor: str, times: dict[str, Any], epoch: int) -> None:
+    trainer = unchanged(Evaluator("hard", **times), EarlyStopping(monitor), max_epochs=4)
+    with pytest.raises(KeyError, match=f"no metric is called '{monitor}'; recorded are .*val_loss"):
+        trainer.fit(regression(), SETS)
+    assert trainer.state.epoch == epoch
+
+
+def test_a_checkpoint_waits_for_the_metric_it_monitors(tmp_path: Path, caplog: Any) -> None:
+    unchanged(Evaluator("hard", every_n_steps=5), Checkpoint(tmp_path, "val_hard_loss")).fit(regression(), SETS)
+    assert "val_hard_loss" not in caplog.text
+    unchanged(Evaluator("hard", every_n_steps=5), Checkpoint(tmp_path / "other", "val_hard_lost")).fit(
+        regression(), SETS
+    )
+    assert "nothing records 'val_hard_lost'" in caplog.text
+
+
+def test_a_scheduler_can_not_follow_what_is_measured_at_other_times() -> None:
+    trainer = unchanged(Evaluator("hard", every_n_steps=1), scheduler_monitor="val_hard_loss")
+    trainer.scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(trainer.optimizer)
+    with pytest.raises(ValueError, match="scheduler_monitor is 'val_hard_loss', which no epoch records before"):
+        trainer.fit(regression(), SETS)
