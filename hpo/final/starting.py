@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from hpo.errors import StudyError
 from hpo.trial.micro_batch import state_in_parts
 from trainer import Trainer
+from trainer.step.optimizers import load_optimizer
 from trainer.step.parts import bare_model
 
 #: Entries of a parameter group that a scheduler moves; final training starts with them as configured.
@@ -38,7 +39,7 @@ def start_from(trainer: Trainer, checkpoint: dict[str, Any], *, of: str) -> None
     fresh = [dict(group) for group in trainer.optimizer.param_groups]
     try:
         bare_model(trainer.model).load_state_dict(checkpoint["model"])
-        trainer.optimizer.load_state_dict(checkpoint["optimizer"])
+        load_optimizer(trainer.optimizer, checkpoint["optimizer"])
         _as_built(trainer.optimizer, fresh)
     except (RuntimeError, ValueError, KeyError) as error:
         raise StudyError(

@@ -74,6 +74,22 @@ def test_a_run_resumes_from_its_file(tmp_path: Path) -> None:
         assert_same(mine[part], theirs[part])
 
 
+@pytest.mark.parametrize(("optimizer", "device"), [("amsgrad", "cpu"), ("adamw", "cuda")])
+def test_a_resumed_optimizer_counts_its_steps_where_a_fresh_one_does(
+    optimizer: str, device: str, tmp_path: Path
+) -> None:
+    """AMSGrad is given ``foreach``; AdamW is fused, which counts on the device."""
+
+    def counted(trainer: Trainer) -> set[str]:
+        return {kept["step"].device.type for kept in trainer.optimizer.state.values()}
+
+    assert counted(trained([Checkpoint(tmp_path), interrupt_at(5)], optimizer=optimizer)) == {device}
+    again = gpu_trainer([Checkpoint(tmp_path)], optimizer=optimizer)
+    again.fit(regression(SAMPLES), regression(9, seed=8), ckpt="last")
+    assert again.state.epoch == 3
+    assert counted(again) == {device}
+
+
 @pytest.mark.parametrize("graph", [False, True])
 def test_a_checkpoint_of_a_gpu_trains_on_at_a_cpu(graph: bool) -> None:
     stopped = trained([beside_a_graph(interrupt_at(17))], cuda_graph=graph)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from inspect import Parameter, signature
 from typing import Any, Literal
 
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -97,6 +99,20 @@ def as_optimizer(optimizer: Optimizer | Mapping[str, Optimizer]) -> Optimizer:
 def each_of(optimizer: Optimizer) -> Mapping[str, Optimizer]:
     """The optimizers by name; one that stands alone has the name ``""``."""
     return optimizer.by_name if isinstance(optimizer, Optimizers) else {"": optimizer}
+
+
+def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
+    """Load the state of an optimizer, or of several, of which a copy is taken.
+
+    The counts of steps come to the CPU first. A fused or capturable optimizer takes them to its device; any other
+    leaves them where they were read to, and on a GPU would wait for each of them in every step.
+    """
+    own = deepcopy(dict(state))
+    for each in own.get("by_name", {"": own}).values():
+        for kept in each.get("state", {}).values():
+            if isinstance(kept, dict) and isinstance(count := kept.get("step"), Tensor):
+                kept["step"] = count.cpu()
+    optimizer.load_state_dict(own)
 
 
 def shared_parameters(optimizer: Optimizer) -> str:

@@ -1,0 +1,64 @@
+"""Loading an optimizer's state: where its tensors come to lie, and that it is a copy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch._subclasses import FakeTensorMode
+from torch.optim import AdamW, Optimizer
+
+from trainer.step.optimizers import Optimizers, each_of, load_optimizer
+
+
+class GPU(FakeTensorMode):
+    """Tensors on a GPU that is not there."""
+
+    def __deepcopy__(self, memo: Any) -> GPU:
+        return self
+
+
+def on_gpu(optimizer: Optimizer) -> dict[str, Any]:
+    """A state as it is read from a file onto a GPU."""
+    kept = {name: torch.zeros(3, device="cuda") for name in ("exp_avg", "exp_avg_sq")}
+    return {
+        "state": {0: {"step": torch.ones((), device="cuda"), **kept}},
+        "param_groups": optimizer.state_dict()["param_groups"],
+    }
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # by deepcopy
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize(
+    ("options", "device"), [({}, "cpu"), ({"foreach": True}, "cpu"), ({"capturable": True}, "cuda")]
+)
+def test_only_an_optimizer_that_counts_on_the_device_has_its_count_there(
+    several: bool, options: dict[str, Any], device: str
+) -> None:
+    with GPU():
+        names = ("first", "second") if several else ("",)
+        parts = {name: AdamW([nn.Parameter(torch.zeros(3, device="cuda"))], **options) for name in names}
+        saved = {name: on_gpu(part) for name, part in parts.items()}
+        optimizer = Optimizers(parts) if several else parts[""]
+        load_optimizer(optimizer, {"by_name": saved} if several else saved[""])
+        for each in each_of(optimizer).values():
+            (kept,) = each.state.values()
+            assert {name: value.device.type for name, value in kept.items()} == {
+                "step": device,
+                "exp_avg": "cuda",
+                "exp_avg_sq": "cuda",
+            }
+
+
+def test_the_state_is_copied() -> None:
+    model = nn.Linear(2, 1)
+    source, target = (AdamW(model.parameters(), foreach=True) for _ in range(2))
+    model(torch.ones(1, 2)).sum().backward()
+    source.step()
+    saved = source.state_dict()
+    load_optimizer(target, saved)
+    target.step()
+    assert {float(kept["step"]) for kept in saved["state"].values()} == {1.0}
+    assert {float(kept["step"]) for kept in target.state_dict()["state"].values()} == {2.0}
