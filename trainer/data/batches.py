@@ -175,9 +175,7 @@ class LoaderBatches:
         """See `Batches.epoch`; the first ``offset`` samples are left out, too."""
         for generator in {id(item): item for item in self._generators()}.values():
             generator.manual_seed(derive_seed(self._seed, _ORDER_STREAM, epoch))
-        for part in (*self._samplers(), self._loader.dataset):  # a streamed data set draws its order itself
-            if hasattr(part, "set_epoch"):
-                part.set_epoch(epoch)
+        self._set_epoch(epoch)
         seeded = self._loader.batch_sampler
         if isinstance(seeded, SeededBatches):
             seeded.offset = offset
@@ -211,6 +209,11 @@ class LoaderBatches:
             if self._loader._iterator is iterator:  # noqa: SLF001 - which a loader keeps for its next epoch
                 self._loader._iterator = None  # noqa: SLF001
 
+    def _set_epoch(self, epoch: int) -> None:
+        for part in (*self._samplers(), self._loader.dataset):  # a streamed data set draws its order itself
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+
     def _samplers(self) -> tuple[Any, ...]:
         batch_sampler = self._loader.batch_sampler
         return self._loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None)
@@ -223,15 +226,20 @@ class LoaderBatches:
 
 
 class EvaluatedLoader(LoaderBatches):
-    """Batches of a DataLoader that is evaluated: its generators are afterwards as they were.
+    """Batches of a DataLoader that is evaluated: its generators are afterwards as they were, and no ``set_epoch``
+    is called.
 
-    A pass of training may be drawing from the same ones still, as a RandomSampler with replacement does.
+    A pass of training may be drawing from the same generators still, as a RandomSampler with replacement does, and
+    from the same data set. A sampler that is evaluated, such as a DistributedSampler, keeps the epoch that it has.
     """
 
     def epoch(self, epoch: int, skip: int = 0, offset: int = 0) -> Iterator[Any]:
         """See `Batches.epoch`."""
         with kept_generators(self._generators()):
             yield from super().epoch(epoch, skip, offset)
+
+    def _set_epoch(self, epoch: int) -> None:
+        """The epochs are those of training."""
 
 
 def _transferred(batches: Iterator[Any], device: torch.device) -> Iterator[Any]:
@@ -280,10 +288,11 @@ def make_batches(
     """
     if shard is not None:
         check_sharded(data, shard)
+    kind = LoaderBatches if train else EvaluatedLoader
     if isinstance(data, DataLoader):
         if shard is not None and not train:
             warn_of_repeats(data)
-        return LoaderBatches(data, device, seed=seed) if train else EvaluatedLoader(data, device, seed=seed)
+        return kind(data, device, seed=seed)
     if isinstance(data, Batches) and not isinstance(data, Dataset):
         return data
     if isinstance(data, tuple) and data and all(isinstance(item, Tensor) for item in data):
@@ -295,7 +304,7 @@ def make_batches(
     if type(data) is TensorDataset and options.collate_fn is None:
         return _tensor_batches(data, options, device, train=train, seed=seed, shard=shard)
     loader = loader_of(data, options, device, train=train, seed=seed, shard=shard)
-    return LoaderBatches(loader, device, seed=seed, shard=shard)
+    return kind(loader, device, seed=seed, shard=shard)
 
 
 def has_items(data: Any) -> bool:

@@ -96,6 +96,21 @@ def opened(worker: int) -> None:
     info.dataset.open()  # type: ignore[attr-defined]
 
 
+class Watched(OfPass):
+    """Keeps the epochs that it was set to."""
+
+    def __init__(self) -> None:
+        super().__init__(is_open=True)
+        self.seen: list[int] = []
+
+    def __getitem__(self, index: int) -> Any:
+        return regression()[super().__getitem__(index) % 4]
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        self.seen.append(epoch)
+
+
 def drawn(batches: Any, epoch: int) -> list[int]:
     return [number for batch in batches.epoch(epoch) for number in batch.tolist()]
 
@@ -249,3 +264,14 @@ def test_what_a_data_set_has_not_is_said_in_its_own_words() -> None:
     batches: Any = make_batches(OfPass(), BatchOptions(batch_size=2), CPU, train=True)
     with pytest.raises(AttributeError, match="'OfPass' object has no attribute 'close'"):
         _ = batches._loader.dataset.close
+
+
+@pytest.mark.parametrize("make", [lambda data: data, lambda data: DataLoader(data, 2)], ids=["data set", "loader"])
+def test_epochs_are_set_for_training_alone(make: Any) -> None:
+    """A data set that is trained on and evaluated keeps the epoch of the pass that is under way."""
+    both, other = Watched(), Watched()
+    in_between = At("on_train_batch_end", lambda trainer: trainer.validate(make(both)))
+    trainer = make_trainer([in_between], batching=BatchOptions(batch_size=2))
+    trainer.fit(make(both), {"main": make(both), "other": make(other)})
+    trainer.predict(make(both))
+    assert (both.seen, other.seen) == ([0, 1], [])
