@@ -39,14 +39,16 @@ def rehearse(trainer: Trainer, train: Any, val: Any = None, test: Any = None) ->
     """
     if trainer.state.step or trainer.state.epoch or trainer.state.batch_index:
         raise ValueError("the trainer has trained already: rehearse before its first fit")
-    saved = snapshot(trainer.state_dict())
     before = trainer.plan, trainer.batching, trainer.callbacks
     left_out = {id(item) for item in before[2].callbacks if item.saves or item.rank_zero_only}
     left_out |= set(map(id, global_callbacks()))  # which every runner has
+    kept = [item for item in before[2].callbacks if id(item) not in left_out]
+    runner = CallbackRunner(core=[*kept, _OneStep()])
+    # Those that are left out keep their state as it is.
+    saved = snapshot({**trainer.state_dict(), "callbacks": runner.state_dict()})
     trainer.plan = replace(trainer.plan, max_epochs=1, max_steps=1)
     trainer.batching = replace(trainer.batching, limit_val_batches=1, limit_test_batches=1)
-    kept = [item for item in before[2].callbacks if id(item) not in left_out]
-    trainer.callbacks = CallbackRunner(core=[*kept, _OneStep()])
+    trainer.callbacks = runner
     try:
         found = dict(trainer.fit(train, val).metrics)
         return found | (trainer.test(test) if test is not None else {})

@@ -60,7 +60,8 @@ def make_schedulers(
         return None, "epoch"
     if not is_several(node):
         if isinstance(optimizer, Mapping):
-            fix = "write `lr_scheduler: {generator: {_target_: …}}`, by the names of the optimizers"
+            first = next(iter(optimizer))
+            fix = f"write `lr_scheduler: {{{first}: {{_target_: …}}}}`, by the names of the optimizers"
             raise spec.error("is one scheduler, and there are several optimizers", path="lr_scheduler", fix=fix)
         return make_scheduler(resolver, node, optimizer), node["interval"]
     made: dict[str, LRScheduler] = {}

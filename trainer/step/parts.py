@@ -55,14 +55,22 @@ def check_optimizer(model: nn.Module, optimizer: Optimizer) -> None:
 
 
 def check_scheduler(scheduler: Scheduler | None, optimizer: Optimizer) -> None:
-    """Refuse a scheduler that changes the learning rate of another optimizer.
+    """Refuse a scheduler that changes the learning rate of another optimizer, or of one of several.
 
     Raises:
         ValueError: It does.
     """
     # Several are checked as they are put together.
-    if getattr(scheduler, "optimizer", optimizer) is not optimizer:
-        raise ValueError("the scheduler was built over another optimizer: build it over the trainer's")
+    over = getattr(scheduler, "optimizer", optimizer)
+    if over is optimizer:
+        return
+    for name, each in each_of(optimizer).items():
+        if over is each:
+            raise ValueError(
+                f"the scheduler is over optimizer {name!r}, one of {len(each_of(optimizer))}: give schedulers by "
+                f"name too, as scheduler={{{name!r}: …}}"
+            )
+    raise ValueError("the scheduler was built over another optimizer: build it over the trainer's")
 
 
 def bare_model(model: nn.Module) -> nn.Module:

@@ -194,6 +194,8 @@ class TestWhatDoesNotBelongTogether:
         trainer.optimizer = other
         with pytest.raises(ValueError, match="the scheduler was built over another optimizer"):
             trainer.fit(regression(8))
+        with pytest.raises(ValueError, match=r"over optimizer 'last', one of 2: .* as scheduler=\{'last': …\}"):
+            make_trainer(model=model, optimizer={"first": optimizer, "last": other}, scheduler=StepLR(other, 1))
         trainer.scheduler = StepLR(other, 1)
         assert trainer.fit(regression(8)).metrics["lr"] == pytest.approx(0.02)
 

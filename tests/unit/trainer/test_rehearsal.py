@@ -17,7 +17,10 @@ from trainer.callbacks import (
     CSVLogging,
     EarlyStopping,
     GradientAccumulation,
+    MetricSaver,
     StabilityMonitor,
+    StepMetrics,
+    WeightMerging,
 )
 from trainer.rehearsal import rehearse
 
@@ -62,6 +65,20 @@ def test_what_fails_late_fails_at_once_and_everything_is_put_back(tmp_path: Path
     trainer.fit(regression(), regression())
     with pytest.raises(ValueError, match="has trained already"):
         rehearse(trainer, regression())
+
+
+@pytest.mark.parametrize(
+    "callback",
+    [StepMetrics, lambda folder: MetricSaver(folder, every_n_steps=1), lambda folder: WeightMerging(folder, 2, 2)],
+    ids=["StepMetrics", "MetricSaver", "WeightMerging"],
+)
+def test_nothing_is_said_of_callbacks_that_are_left_out(callback: Any, tmp_path: Path, caplog: Any) -> None:
+    kept, left_out = EarlyStopping(), callback(tmp_path)
+    trainer, before = make_trainer([kept, left_out]), left_out.state_dict()
+    rehearse(trainer, regression(), regression())
+    assert caplog.text == ""
+    assert left_out.state_dict() == before
+    assert kept.state_dict() == EarlyStopping().state_dict()
 
 
 @pytest.mark.parametrize(

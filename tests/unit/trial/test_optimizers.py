@@ -134,7 +134,7 @@ def test_what_is_wrong_is_said_at_its_place(
         (
             STUDY[STUDY.index("lr_scheduler:") : STUDY.index("trainer:")],
             "lr_scheduler: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 1}\n",
-            "lr_scheduler: is one scheduler, and there are several optimizers",
+            r"lr_scheduler: is one scheduler, and there are several optimizers\n.*`lr_scheduler: \{one: \{",
         ),
     ],
 )
