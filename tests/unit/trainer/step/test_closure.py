@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import TensorDataset
 
 from tests.unit.trainer.support import (
     At,
@@ -100,6 +101,37 @@ def schedule_free(foreach: bool) -> Any:
     return lambda model: kind(model.parameters(), lr=0.05, foreach=foreach)
 
 
+class Alone:
+    """The model of a trainer that is not fitted yet, and its optimizer, with torch alone, on all data at once."""
+
+    def __init__(self, trainer: Trainer, make: Any, data: TensorDataset) -> None:
+        self.inputs, self.targets = data.tensors
+        self.model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+        self.model.load_state_dict(trainer.model.state_dict())
+        self.optimizer = make(self.model)
+
+    def loss(self) -> Tensor:
+        return nn.functional.mse_loss(self.model(self.inputs), self.targets)
+
+    def closure(self) -> Tensor:
+        self.optimizer.zero_grad()
+        with torch.enable_grad():
+            loss = self.loss()
+            loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def step(self) -> None:
+        self.optimizer.step(self.closure)
+
+
+def assert_fits_as(trainer: Trainer, alone: Alone, data: TensorDataset, expected: list[float]) -> None:
+    """A fit records the losses that are expected, which fall, and ends with the same weights."""
+    history = trainer.fit(data).history
+    assert [metrics["train_loss"] for metrics in history] == pytest.approx(expected)
+    assert_same(dict(trainer.model.state_dict()), dict(alone.model.state_dict()))
+    assert expected[-1] < expected[0]
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -115,50 +147,24 @@ def schedule_free(foreach: bool) -> Any:
 def test_what_is_changed_before_the_first_call_is_evaluated_anew(make: Any) -> None:
     data = regression(12)
     trainer = build(make=make, max_epochs=5, batching=WHOLE)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
-    model.load_state_dict(trainer.model.state_dict())
-    optimizer = make(model)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        with torch.enable_grad():
-            loss = nn.functional.mse_loss(model(data.tensors[0]), data.tensors[1])
-            loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
+    alone = Alone(trainer, make, data)
     expected = []
     for _ in range(5):
-        expected.append(float(closure()))
-        optimizer.step(closure)
-    history = trainer.fit(data).history
-    assert [metrics["train_loss"] for metrics in history] == pytest.approx(expected)
-    assert_same(dict(trainer.model.state_dict()), dict(model.state_dict()))
-    assert expected[-1] < expected[0]
+        expected.append(float(alone.closure()))
+        alone.step()
+    assert_fits_as(trainer, alone, data, expected)
 
 
 @pytest.mark.parametrize("make", [lbfgs, sam])
 def test_it_computes_what_torch_alone_does_and_records_the_loss_before_the_step(make: Any) -> None:
     data, expected = regression(12), []
     trainer = build(make=make, max_epochs=5, batching=WHOLE)
-    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
-    model.load_state_dict(trainer.model.state_dict())
-    optimizer = make(model)
-
-    def closure() -> Tensor:
-        optimizer.zero_grad()
-        with torch.enable_grad():
-            loss = nn.functional.mse_loss(model(data.tensors[0]), data.tensors[1])
-            loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
-
+    alone = Alone(trainer, make, data)
     for _ in range(5):
         with torch.no_grad():
-            expected.append(float(nn.functional.mse_loss(model(data.tensors[0]), data.tensors[1])))
-        optimizer.step(closure)
-    history = trainer.fit(data).history
-    assert [metrics["train_loss"] for metrics in history] == pytest.approx(expected)
-    assert_same(dict(trainer.model.state_dict()), dict(model.state_dict()))
-    assert expected[-1] < expected[0]
+            expected.append(float(alone.loss()))
+        alone.step()
+    assert_fits_as(trainer, alone, data, expected)
 
 
 @pytest.mark.parametrize("make", [lbfgs, sam])
