@@ -262,10 +262,12 @@ def _workers(reader: Reader) -> Findings:
 def _length(reader: Reader) -> Findings:
     """A budget of epochs of which each trial may take all that is left."""
     spec = reader.spec
-    if spec.study.epochs is None or spec.run.workers == 1 or (spec.trial_epochs or spec.longest_trial):
+    is_known = spec.trial_epochs or spec.longest_trial
+    # A scheduler grants epochs by the rung.
+    if spec.study.epochs is None or spec.run.workers == 1 or is_known or spec.study.scheduler is not None:
         return
     problem = "trials train one after another: how many epochs a trial has is not known, so each may take all"
-    fix = "give `trainer.max_epochs`, which no trial exceeds, and no `max_steps` or `validate_every`"
+    fix = "give `trainer.max_epochs`, which no trial exceeds, and no `max_steps` or `validate_every`; or `scheduler`"
     yield reader.warn(problem, "study.epochs", spec.study.epochs, fix)
 
 

@@ -76,6 +76,23 @@ def affordable(standing: Standing, done: int, goal: int) -> int:
 
 
 def until(standing: Standing, curves: Sequence[Curve], goal: int) -> int | None:
-    """A goal as a grant has it: None for the trial's end, which is certain only where the horizon is known."""
-    certain = standing.horizon is not None or any(curve.seen.whole for curve in curves)
-    return None if certain and goal >= horizon_of(standing, curves) else goal
+    """A goal as a grant has it; see `as_granted`."""
+    return as_granted(standing, horizon_of(standing, curves), goal, seen=any(curve.seen.whole for curve in curves))
+
+
+def as_granted(standing: Standing, horizon: int, goal: int, *, seen: bool) -> int | None:
+    """A goal as a grant has it: None for the trial's end, which is certain only where the horizon is known.
+
+    Where it is that of a trial that has trained to its end, another may be longer: None would claim all that a
+    budget of epochs has left. One epoch more than the horizon lets a trial of its length come to its end.
+
+    Args:
+        standing: The study.
+        horizon: Of `horizon_of`.
+        goal: The epoch.
+        seen: Whether a trial has trained to its end.
+    """
+    if goal < horizon or not (seen or standing.horizon is not None):
+        return goal
+    bounded = standing.horizon is not None or standing.longest is not None
+    return None if bounded or standing.n_epochs is None else horizon + 1

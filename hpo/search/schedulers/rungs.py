@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from hpo.search.schedulers.columns import PAUSED, Flags, Floats, Integers
-from hpo.search.schedulers.curves import Curve, affordable, horizon_by
+from hpo.search.schedulers.curves import Curve, affordable, as_granted, horizon_by
 from hpo.search.schedulers.scheduler import Resume, Standing, Why
 
 #: A rung this near the horizon is left out: a trial that has come so far trains to its end.
@@ -58,8 +58,7 @@ class Climbers:
 
     def until(self, standing: Standing, goal: int) -> int | None:
         """As `hpo.search.schedulers.curves.until`."""
-        certain = standing.horizon is not None or bool(self.whole.any())
-        return None if certain and goal >= self.horizon(standing) else goal
+        return as_granted(standing, self.horizon(standing), goal, seen=bool(self.whole.any()))
 
 
 def climbers_of(standing: Standing) -> Climbers:

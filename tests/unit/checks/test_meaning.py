@@ -260,6 +260,13 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
         ["study.scheduler={name: asha, first_rung: 9}", "study.pruner=none"],
         ["study.scheduler={name: asha, first_rung: 2}", "study.pruner=none", "trainer.max_epochs=1"],
         ["run.workers=40"],
+        [
+            "study.epochs=40",
+            "trainer.max_epochs=null",
+            "trainer.max_steps=99",
+            "study.pruner=none",
+            "study.scheduler=asha",
+        ],
     ],
 )
 def test_nothing_is_said_where_nothing_is_odd(file: Path, overrides: list[str]) -> None:

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 from hpo.search.schedulers.asha import Asha
-from hpo.search.schedulers.curves import curves_of, horizon_of
+from hpo.search.schedulers.curves import as_granted, curves_of, horizon_of
 from hpo.search.schedulers.freeze_thaw.scheduler import FreezeThaw
 from hpo.search.schedulers.hyperband import Hyperband
 from hpo.search.schedulers.rungs import climbers_of, ladder, promotion
-from hpo.search.schedulers.scheduler import New, Resume, Wait
+from hpo.search.schedulers.scheduler import New, Resume, Scheduler, Wait, within_epochs
 from tests.support.standings import after, seen, standing
 
 
@@ -139,6 +139,31 @@ def test_an_unknown_horizon_is_what_a_whole_trial_had_or_leaves_room() -> None:
     answer = Asha().next(standing([*nine, seen(3, [1.0] * 10, "ended", whole=True)], horizon=None))
     assert isinstance(answer, Resume)
     assert answer.until is None
+
+
+@pytest.mark.parametrize("scheduler", [Asha(), FreezeThaw(), Hyperband()])
+def test_where_no_length_is_known_a_way_to_the_end_leaves_epochs_for_other_workers(scheduler: Scheduler) -> None:
+    trials = [*(seen(k, [0.1 * k] * 9) for k in range(3)), seen(3, [1.0] * 10, "ended", whole=True)]
+    goals = []
+    for _ in range(3):
+        study = standing(trials, horizon=None, n_epochs=100)
+        answer = within_epochs(study, scheduler.next(study))
+        assert isinstance(answer, New | Resume)
+        goals.append(answer.until)
+        if isinstance(answer, New):
+            trials.append(seen(len(trials), [], "running", until=answer.until))
+        else:
+            trials[answer.number] = replace(trials[answer.number], state="running", until=answer.until)
+    assert None not in goals
+
+
+def test_a_way_to_an_end_that_others_came_to_is_one_epoch_longer_and_no_trial_pauses_at_it() -> None:
+    study = standing(horizon=None, n_epochs=100)
+    assert as_granted(study, 10, 10, seen=True) == 11
+    assert as_granted(study, 10, 9, seen=True) == 9
+    assert as_granted(study, 10, 10, seen=False) == 10
+    for certain in (replace(study, n_epochs=None), replace(study, longest=12), replace(study, horizon=10)):
+        assert as_granted(certain, 10, 10, seen=True) is None
 
 
 def test_a_trial_that_stops_early_does_not_end_those_that_have_paused_further_on() -> None:
