@@ -317,8 +317,10 @@ class Orders:
                 told = self._source.recv()
                 if isinstance(told, Command):
                     pass_on(told, self._request)
-                else:
-                    self._told.put(told)
+                    continue
+                if isinstance(told, Assignment):  # here, as what is asked of this attempt comes after it
+                    self._request.begin()
+                self._told.put(told)
         self._request.leave()
         self._told.put(None)
 

@@ -11,7 +11,8 @@ class StopRequest:
     """What others want of a worker. Any thread may set it, and a signal's handler inside of another one, so there
     is no lock; a trial's session looks after each batch.
 
-    A verdict or a lost lease is about one trial: it does nothing to the next one, should the trial end first.
+    A verdict or a lost lease is about one trial: it does nothing to the next one, should the trial end first. A
+    verdict is about one attempt, too: a trial that pauses first is not ended by it when it resumes.
     """
 
     def __init__(self) -> None:
@@ -35,6 +36,10 @@ class StopRequest:
     def verdict(self, number: int) -> Verdict | None:
         """How trial ``number`` is to end, if that was requested."""
         return self._verdicts.get(number)
+
+    def begin(self) -> None:
+        """An attempt begins: the verdicts on what ran before came too late."""
+        self._verdicts = {}
 
     def lose(self, lease: Lease) -> None:
         """Say that a lease is lost."""

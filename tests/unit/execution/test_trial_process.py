@@ -8,7 +8,10 @@ from multiprocessing import Pipe
 
 import pytest
 
-from hpo.execution.trial_process import Orders
+from hpo.execution.messages import Stop
+from hpo.execution.trial_process import Assignment, Extension, Orders
+from hpo.storage.ledger import Lease
+from hpo.storage.recovery import Verdict
 from hpo.trial.stopping import StopRequest
 
 
@@ -29,3 +32,21 @@ def test_without_a_worker_there_is_no_trial_and_no_grant_however_often_it_is_ask
         assert orders.assignment() is None
         assert request.leaving
         assert [orders.extend({1: 0.5}) for _ in range(3)] == [None] * 3
+
+
+@pytest.mark.usefixtures("_signals")
+def test_a_verdict_that_comes_once_the_trial_has_paused_does_not_end_it_when_it_resumes() -> None:
+    ours, theirs = Pipe()
+    request = StopRequest()
+    late, inside = (Verdict("timed_out", reason, final=True) for reason in ("late", "inside"))
+    with ours, theirs:
+        orders = Orders(theirs, request)
+        for told in (Stop(3, late), Assignment(Lease(4, 2), 0.0)):
+            ours.send(told)
+        assert orders.assignment() is not None
+        assert request.verdict(3) is None
+        assert not request.stops(3, Lease(4, 2))
+        for told in (Stop(3, inside), Extension(None)):
+            ours.send(told)
+        orders.extend({})
+        assert request.verdict(3) == inside
