@@ -28,13 +28,14 @@ from hpo.storage.attributes import BEST_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
 from hpo.storage.grants import grants_of
-from hpo.storage.lineage import epochs_reached, forked_from, trained_as
+from hpo.storage.lineage import epochs_reached, forked_from, inherited_epochs, trained_as
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outage import DatabaseError, first_line
 from hpo.storage.pausing import paused_at, pruned_at_end
 from hpo.study.checkpoint_files import HALF_WRITTEN, StoredFile, scan, total_size, unlink
 from hpo.study.folders import attempt_folders
-from hpo.study.outcome import outcome_of
+from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.standing import standing_of
 from hpo.study.status import own_trials, ranked_trials
 from hpo.wording import file_size
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
@@ -215,23 +216,45 @@ def held_for_forks(opened: OpenStudy) -> Mapping[int, Collection[int]]:
     """Ends of epochs whose checkpoints a fork begins with or may begin with, by trial.
 
     A fork needs its parent's until it has a result: before its first own checkpoint it begins anew, also where it
-    has failed and is retried. A new one begins where a grant has ended, no earlier than the unfinished trial with
-    the fewest epochs has come; one that the study's end has pruned is unfinished again with a larger budget.
+    has failed and is retried. A new one begins where a grant has ended, no earlier than the last such place of
+    each trial that it may replace: an unfinished one, and one that was lost and that no fork has replaced yet. One
+    that the study's end has pruned is unfinished again with a larger budget.
     """
     held: defaultdict[int, set[int]] = defaultdict(set)
     if not opened.scheduler.forks:
         return held
+    standing = standing_of(opened)  # before the trials are read: the last fork may be decided in between
+    is_open = standing.new_left != 0 and standing.epochs_left != 0
     trials = own_trials(opened)
-    unfinished = [trial for trial in trials if not trial.state.is_finished() or pruned_at_end(trial) is not None]
     for trial in trials:
         has_result = trial.state.is_finished() and trial.state not in _RESUMABLE
         if not has_result and (fork := forked_from(trial)) is not None:
             held[fork["parent"]].add(fork["epoch"])
-    least = min(map(epochs_reached, unfinished), default=math.inf)
+    unfinished = [trial for trial in trials if not trial.state.is_finished() or pruned_at_end(trial) is not None]
+    places = [*map(_last_end, unfinished), *(filter(None, map(_last_end, _lost(trials))) if is_open else ())]
+    least = min(places, default=math.inf)
     for trial in trials:
-        ends = (grant["until"] for grant in grants_of(trial))
-        held[trial.number].update(end for end in ends if end is not None and end >= least)
+        held[trial.number].update(end for end in _ends(trial) if end >= least)
     return held
+
+
+def _lost(trials: Sequence[FrozenTrial]) -> Iterator[FrozenTrial]:
+    """Trials that ended before their training did, and that no fork has replaced."""
+    replaced = {fork["replaces"] for trial in trials if (fork := forked_from(trial)) is not None}
+    for trial in trials:
+        ended = trial.state.is_finished() and pruned_at_end(trial) is None
+        if ended and outcome_of(trial) != Outcome.COMPLETE and trial.number not in replaced:
+            yield trial
+
+
+def _last_end(trial: FrozenTrial) -> int:
+    """The epoch of the last end of a grant that a trial has come to; that where it began if there is none."""
+    reached = epochs_reached(trial)
+    return max((end for end in _ends(trial) if end <= reached), default=inherited_epochs(trial))
+
+
+def _ends(trial: FrozenTrial) -> Iterator[int]:
+    return (end for grant in grants_of(trial) if (end := grant["until"]) is not None)
 
 
 def _as_of_now(opened: OpenStudy) -> OpenStudy:

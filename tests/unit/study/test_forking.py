@@ -43,7 +43,7 @@ from hpo.trial.trainer_code import TrainerCode
 from hpo.trial.training_code import FunctionCode, TrainingCode
 from hpo.wording import granted
 from tests.support.commands import hpo
-from tests.support.forking import RATE, ForkOnce
+from tests.support.forking import RATE, ForkLate, ForkOnce
 from tests.support.owners import forked
 from tests.support.plain_training import train as train_plainly
 from tests.support.studies import Studies, take
@@ -342,6 +342,26 @@ def test_the_parents_checkpoint_stays_as_long_as_the_fork_may_need_it(studies: S
         assert train(view, again).epochs == EPOCHS
         assert find_checkpoint(folders(view, 0), 2) is not None
         assert clean(forking(view)).removed, "when nothing can be forked any more, the checkpoints go as ever"
+        assert find_checkpoint(folders(view, 0), 2) is None
+
+
+def test_a_trial_that_is_lost_between_two_grants_is_replaced_from_a_checkpoint_before(studies: Studies) -> None:
+    """A clean keeps it, though all others have come further: while the trial trains on, and once it has failed."""
+    with studies.open(*OVERRIDES, views=2) as (view, other):
+        late = replace(view, scheduler=ForkLate())
+        run_all(late, most=3)
+        lost = take(replace(other, scheduler=ForkLate()))
+        assert isinstance(lost, optuna.Trial)
+        assert [epochs_reached(trial) for trial in trials_of(view)] == [4, 2]
+        lost.report(0.5, 3)
+        clean(late)
+        other.study.tell(lost, state=TrialState.FAIL)
+        clean(late)
+        taken = take(late)
+        assert isinstance(taken, optuna.Trial)
+        assert forked_from(taken) == {"parent": 0, "epoch": 2, "replaces": 1}
+        assert train(late, taken).outcome == "complete"
+        assert clean(late).removed, "no trial is left that could be a fork"
         assert find_checkpoint(folders(view, 0), 2) is None
 
 
