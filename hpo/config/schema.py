@@ -194,7 +194,7 @@ class TrainerSection(Section):
         ge=0,
         le=MAX_SEED,
         description="Seed from which each trial's own follows, with the trial's number; also that of the data. "
-        "`study.sampler.seed` when left out.",
+        "`study.sampler.seed` when left out. Searched, it is the trial's own, and not that of the data.",
         examples=[0],
     )
     device: Annotated[str | None, MAY_CHANGE] = Field(

@@ -103,7 +103,7 @@ def best_weights(opened: OpenStudy, which: str) -> BestWeights:
     epoch = int(checkpoint["state"]["epoch"])
     return BestWeights(
         trial.number,
-        opened.trial_seed(trained_as(trial)),
+        opened.trial_seed(trained_as(trial), trial.params),
         trial.params,
         opened.spec.resolve(trial.params),
         epoch,

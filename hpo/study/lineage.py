@@ -28,22 +28,24 @@ class Stage:
     until: int | None
 
 
-def lineage_of(trials: Sequence[FrozenTrial], trial: FrozenTrial, seed_of: Callable[[int], int]) -> list[Stage]:
+def lineage_of(
+    trials: Sequence[FrozenTrial], trial: FrozenTrial, seed_of: Callable[[int, Mapping[str, Any]], int]
+) -> list[Stage]:
     """The stages of a trial, the first one first; a trial that is no fork is the only one of its own.
 
     Args:
         trials: All trials of the study, by number.
         trial: One of them.
-        seed_of: The seed of a trial, by its number.
+        seed_of: The seed of a trial, by its number and parameters.
 
     Raises:
         ValueError: A trial of the lineage is not there.
     """
     by_number = {each.number: each for each in trials}
-    stages = [Stage(trial.number, trial.params, seed_of(trial.number), None)]
+    stages = [Stage(trial.number, trial.params, seed_of(trial.number, trial.params), None)]
     while (fork := forked_from(by_number.get(stages[0].trial, trial))) is not None:
         parent = by_number.get(fork["parent"])
         if parent is None or parent.number >= stages[0].trial:
             raise ValueError(f"trial {stages[0].trial} is a fork of trial {fork['parent']}, which is not there")
-        stages.insert(0, Stage(parent.number, parent.params, seed_of(parent.number), fork["epoch"]))
+        stages.insert(0, Stage(parent.number, parent.params, seed_of(parent.number, parent.params), fork["epoch"]))
     return stages

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import shlex
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -51,6 +51,8 @@ from hpo.study.widened import Widening, has_older_space, refuse_narrower, store_
 from trainer.data.seeding import derive_seed
 
 _TRAINING_STREAM: Final = 0x71
+#: The parameter that is the seed of a trial where it is searched.
+_SEED: Final = "trainer.seed"
 #: Seconds after which a worker looks again for trials that others have finished.
 MAX_AGE: Final = 0.2
 
@@ -91,8 +93,16 @@ class OpenStudy:
         """Optuna's id of the study."""
         return id_of_study(self.study)
 
-    def trial_seed(self, number: int) -> int:
-        """Seed of trial ``number``'s training, in [0, 2**32): from the study's seed and the number alone."""
+    def trial_seed(self, number: int, params: Mapping[str, Any]) -> int:
+        """Seed of a trial's training, in [0, 2**32): that which is searched, else from the study's and its number.
+
+        Args:
+            number: The trial's.
+            params: Its parameters.
+        """
+        searched = params.get(_SEED)
+        if searched is not None:
+            return int(searched)
         return derive_seed(self.spec.seed, _TRAINING_STREAM, number) % 2**32
 
     def budget(self) -> int:

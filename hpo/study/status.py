@@ -392,7 +392,7 @@ def _internals(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     return {
         "metrics": parted_metrics(opened.spec, _metrics(trial))[1],
         "prediction": finite(trial.user_attrs.get(PREDICTION_ATTR)),
-        "seed": opened.trial_seed(trial.number),
+        "seed": opened.trial_seed(trial.number, trial.params),
         "grants": list(grants_of(trial)),
         "fork": forked_from(trial),
     }

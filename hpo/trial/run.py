@@ -277,9 +277,9 @@ class TrialRun:
     def _session(self, folder: Path) -> Session:
         """What the trial offers to its code, at the point where an attempt begins."""
         opened, spec, trial = self.opened, self.opened.spec, self.trial
-        seed = opened.trial_seed(trial.number)
         with opened.storage.together(self._id):
             params = self._suggested()
+            seed = opened.trial_seed(trial.number, params)
             self._run_as_before(seed)
         reports: type[Reports] = GatheredReports
         if opened.scheduler.watches(opened.study):

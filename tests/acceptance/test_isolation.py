@@ -179,7 +179,7 @@ def leases(study: Path) -> list[Attempt]:
 
 def alone(study: Path, number: int, params: dict[str, Any]) -> list[float]:
     opened = load_study(load_spec(study))
-    seed = opened.trial_seed(number)
+    seed = opened.trial_seed(number, params)
     opened.storage.close()
     file = study.parent / f"alone-{number}.json"
     command = [sys.executable, "-c", ALONE, str(study), json.dumps(params), str(seed), str(file)]

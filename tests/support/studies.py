@@ -92,7 +92,7 @@ def session_of(
         config=spec.resolve(params),
         folder=folder,
         device=torch.device("cpu"),
-        seed=view.trial_seed(trial.number),
+        seed=view.trial_seed(trial.number, params),
         mode=spec.study.mode,
         reports=kind(trial, spec.study.metric, view.scheduler),
         checkpoints=Checkpoints(attempt_folders(spec, trial.number)),

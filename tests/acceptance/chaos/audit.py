@@ -273,7 +273,7 @@ class _Case:
             yield f"its worker died {deaths} times, which is {deaths - allowed} too many"
 
     def _parameters(self) -> Iterator[str]:
-        trial, seed = self.trial, self.opened.trial_seed(self.trial.number)
+        trial, seed = self.trial, self.opened.trial_seed(self.trial.number, self.trial.params)
         run = trial.user_attrs.get(RUN_ATTR)
         if run is None and self.outcome == Outcome.LOST and self.epochs == self.inherited:
             return  # no attempt came so far
@@ -369,7 +369,7 @@ class _Case:
                     yield f"{name} differs at epoch {at}"
             if state["inherited"] != self.inherited:
                 yield f"{name} has {state['inherited']} epochs of its parent, not {self.inherited}"
-            if held["seed"] != self.opened.trial_seed(self.trial.number):
+            if held["seed"] != self.opened.trial_seed(self.trial.number, self.trial.params):
                 yield f"{name} was made with another seed"
         yield from self.unreadable
         newest = self.checkpoints[-1][0] if self.checkpoints else None

@@ -95,13 +95,21 @@ def test_a_schedule_with_a_rate_for_each_group_is_said_by_the_first_one(
     assert "learning rate over 2 epochs, OneCycleLR: 0.406 (epoch 1), 2e-06 (epoch 2)" in capsys.readouterr().out
 
 
+def test_a_searched_seed_is_that_of_the_training(studies: Studies) -> None:
+    with studies.open("search_space={trainer.seed: {type: categorical, choices: [5]}}") as (view,):
+        value = run(view).value
+        start = start_of_trial(view, "0", from_scratch=True)
+        assert start.seed == 5
+        assert train(view, start)["value"] == value
+
+
 def test_a_trial_that_took_over_a_result_is_trained_as_the_one_that_has_it(studies: Studies) -> None:
     space = "search_space={model.hidden: {type: int, low: 4, high: 4}}"
     with studies.open("study.duplicates=reuse", space) as (view,):
         value = run(view).value
         run(view)
         start = start_of_trial(view, "1", from_scratch=True)
-        assert (start.trial, start.seed, start.value) == (1, view.trial_seed(0), value)
+        assert (start.trial, start.seed, start.value) == (1, view.trial_seed(0, {}), value)
         assert train(view, start)["value"] == value
 
 

@@ -104,7 +104,7 @@ def test_it_is_a_trial_of_optuna_with_what_a_session_has(studies: Studies) -> No
         assert stored(view).user_attrs["size"] == params["n"]
         assert (trial.number, trial.study.study_name) == (0, "script")
         assert trial.folder == view.spec.output_dir / "trials" / "0" / "attempt-1"
-        assert (trial.device, trial.seed) == (torch.device("cpu"), view.trial_seed(0))
+        assert (trial.device, trial.seed) == (torch.device("cpu"), view.trial_seed(0, {}))
         config = yaml.safe_load((trial.folder / "config.yaml").read_text())
         assert config["params"] == params
         assert (report.outcome, report.value) == (Outcome.COMPLETE, params["x"])

@@ -19,6 +19,7 @@ from hpo.storage.attributes import PAUSE_AT_ATTR, PRUNED_ATTR
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome
+from hpo.study.status import study_trials
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
 from hpo.trial.session import Session, TrainingStoppedError
@@ -54,8 +55,18 @@ def test_a_function_has_the_trials_parameters_config_folder_device_and_seed(stud
         assert session.config["optimizer"]["lr"] == trial.params["optimizer.lr"]
         assert session.folder == view.spec.output_dir / "trials" / "0" / "attempt-1"
         assert "lr:" in (session.folder / "config.yaml").read_text()
-        assert (session.device, session.seed) == (torch.device("cpu"), view.trial_seed(0))
+        assert (session.device, session.seed) == (torch.device("cpu"), view.trial_seed(0, {}))
         assert (session.max_epochs, session.history) == (3, [{"val_loss": loss} for loss in LOSSES])
+
+
+def test_a_searched_seed_is_the_trials(studies: Studies) -> None:
+    drawn: list[tuple[int, float]] = []
+    with studies.open("search_space={trainer.seed: {type: categorical, choices: [5]}}") as (view,):
+        for _ in range(2):
+            run(view, lambda session: (drawn.append((session.seed, float(torch.rand(())))), report_all(session)))
+        assert [seed for seed, _ in drawn] == [5, 5]
+        assert drawn[0] == drawn[1]
+        assert [each["internals"]["seed"] for each in study_trials(view)] == [5, 5]
 
 
 def test_a_kill_while_the_config_is_written_leaves_no_part_of_it(studies: Studies) -> None:
