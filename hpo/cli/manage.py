@@ -8,6 +8,7 @@ import typer
 
 from hpo.cli.confirm import Yes, ask, must_be_sure
 from hpo.cli.options import Debug, OutputDir, Overrides, Storage, StudyFile, read_spec
+from hpo.config.variables import TOKEN_ENV
 from hpo.errors import StudyError
 from hpo.wording import are
 
@@ -23,7 +24,7 @@ def dashboard(
     token: Annotated[
         str | None,
         typer.Option(
-            envvar="HPO_DASHBOARD_TOKEN",
+            envvar=TOKEN_ENV,
             help="Token that visitors must give. Other users of this machine see it in the list of processes, but "
             "not in the variable. Left out, one is made and printed as a link, unless --host is 127.0.0.1.",
             show_default=False,

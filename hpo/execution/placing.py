@@ -9,6 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hpo.config.spec import STORAGE_ENV, StudySpec, load_spec
+from hpo.config.variables import without_token
 from hpo.errors import InputError
 from hpo.execution.engines.by_name import Address, address_of, engine_of
 from hpo.execution.engines.engine import PLACEMENT_ENV, AgentOrder, Engine, Resources
@@ -218,4 +219,8 @@ def _sends_the_file(address: Address) -> bool:
 
 
 def _environment() -> tuple[str, ...]:
-    return tuple(sorted(name for name in os.environ if name.startswith(_FOR_AGENTS) and name != PLACEMENT_ENV))
+    return tuple(
+        sorted(
+            name for name in without_token(os.environ) if name.startswith(_FOR_AGENTS) and name != PLACEMENT_ENV
+        )
+    )

@@ -11,6 +11,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
+from hpo.config.variables import TOKEN_ENV, without_token
 from hpo.search.one_thread import THREADS_VARIABLE
 
 #: The environment variables that this process has had when it started others; what is none now was removed.
@@ -23,14 +24,16 @@ class MainlessProcess(ForkServerProcess):
     Python does that for the sake of what is pickled by its name there. Workers are sent nothing of the kind, and a
     script that starts a study on its top level would start it again in each worker.
 
-    It has the environment of the process that starts it, which may have changed since the fork server began.
+    It has the environment of the process that starts it, which may have changed since the fork server began, but
+    for the token of a dashboard.
     """
 
     def start(self) -> None:
         """As of `multiprocessing.Process`."""
-        self._environment = {name: text for name, text in os.environ.items() if name != THREADS_VARIABLE}
+        kept = without_token(os.environ)
+        self._environment = {name: text for name, text in kept.items() if name != THREADS_VARIABLE}
         _seen.update(self._environment)
-        self._removed = _seen - self._environment.keys()
+        self._removed = {TOKEN_ENV, *_seen} - self._environment.keys()
         super().start()
 
     def run(self) -> None:

@@ -387,6 +387,7 @@ def test_what_an_agent_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("HPO_STORAGE", raising=False)
     monkeypatch.setenv("PGPASSWORD", "word")
     monkeypatch.setenv("HPO_PLACEMENT", "the driver's own")
+    monkeypatch.setenv("HPO_DASHBOARD_TOKEN", "the dashboard's")
     study = make_study(tmp_path)
     given = ["run.on=slurm:partition=gpu", "run.resources={gpu: 0.5, memory: 1GiB}", "run.storage=" + SERVER]
     spec = load_spec(study, given).with_options(
@@ -395,7 +396,7 @@ def test_what_an_agent_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     order = placing_of(spec, given).order
     assert order.resources == Resources(gpu=2.0, cpu=None, memory=2**32)
     assert "PGPASSWORD" in order.environment
-    assert "HPO_PLACEMENT" not in order.environment
+    assert not {"HPO_PLACEMENT", "HPO_DASHBOARD_TOKEN"} & set(order.environment)
     assert order.command("hpo") == [
         *("hpo", "worker", str(study), "--workers", "4", *given[:2]),
         *("study.n_trials=9", "--devices", "cuda:0", "--output-dir", str(tmp_path / "out"), "--storage", SERVER),

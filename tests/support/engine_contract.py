@@ -25,7 +25,8 @@ for each in (signal.SIGTERM, signal.SIGUSR1):
     signal.signal(each, lambda number, _: heard.append(signal.Signals(number).name))
 if stat.S_ISFIFO(os.fstat(0).st_mode):
     threading.Thread(target=lambda: (os.read(0, 1), heard.append("the end of its input")), daemon=True).start()
-placement, secret = os.environ.get("HPO_PLACEMENT", "none"), os.environ.get("A_SECRET")
+placement = os.environ.get("HPO_PLACEMENT", "none")
+secret = os.environ.get("HPO_DASHBOARD_TOKEN", os.environ.get("A_SECRET"))  # the first one is not to be there
 print("pid", os.getpid(), placement, secret, *sys.argv[1:], flush=True)
 done = Path(__file__).with_name("done")
 while not heard and not done.exists():
@@ -62,6 +63,7 @@ class EngineContract:
         folder.mkdir()
         (folder / "agent.py").write_text(AGENT)
         monkeypatch.setenv("A_SECRET", "word")
+        monkeypatch.setenv("HPO_DASHBOARD_TOKEN", "not for agents")
         needed = self.put_in_place(folder / "agent.py", monkeypatch)
         return AgentOrder(
             folder / "study.yaml",

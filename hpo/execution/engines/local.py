@@ -18,6 +18,7 @@ from typing import Final
 
 import psutil
 
+from hpo.config.variables import without_token
 from hpo.errors import StudyError
 from hpo.execution.engines.by_name import Address
 from hpo.execution.engines.engine import (
@@ -220,7 +221,7 @@ def _start(command: list[str], log: Path, environment: Mapping[str, str]) -> int
         return os.posix_spawn(
             command[0],
             command,
-            {**os.environ, **environment},
+            {**without_token(os.environ), **environment},
             file_actions=[
                 (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
                 (os.POSIX_SPAWN_OPEN, 1, log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644),

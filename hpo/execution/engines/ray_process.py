@@ -18,6 +18,8 @@ from typing import IO, Final
 
 #: Seconds after which an actor leaves that no driver has asked to start: its driver died before that.
 _UNWANTED: Final = 120.0
+#: What the process does not get: Ray's own debugger, and a dashboard's token (`hpo.config.variables.TOKEN_ENV`).
+_LEFT_OUT: Final = ("PYTHONBREAKPOINT", "HPO_DASHBOARD_TOKEN")
 #: Seconds for which an actor stays after its process has ended, so that drivers hear of it.
 _HEARD: Final = 10.0
 
@@ -73,7 +75,7 @@ class HpoProcess:
             self._process.terminate()
 
     def _started(self, environment: Mapping[str, str], log: IO[bytes]) -> subprocess.Popen[bytes]:
-        kept = {key: value for key, value in os.environ.items() if key != "PYTHONBREAKPOINT"}  # Ray's own debugger
+        kept = {key: value for key, value in os.environ.items() if key not in _LEFT_OUT}
         # Nothing of its working folder is imported (-P), which may be the study's.
         # In a session of its own: Ray may end an actor with its process group, and workers have to requeue.
         return subprocess.Popen(

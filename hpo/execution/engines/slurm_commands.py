@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from hpo.config.variables import without_token
 from hpo.errors import StudyError
 from hpo.execution.engines.engine import PLACEMENT_ENV, EngineAwayError
 
@@ -174,11 +175,11 @@ class SlurmCommands:
 
 
 def _environment(given: Mapping[str, str]) -> dict[str, str]:
-    """This environment without what would change the meaning of a command."""
+    """This environment, which jobs get, without what would change the meaning of a command."""
     kept = ("SLURM_CONF", "SLURM_CLUSTERS", "SLURM_JWT")
     return {
         name: value
-        for name, value in given.items()
+        for name, value in without_token(given).items()
         if name in kept or not (name.startswith(_LEFT_OUT) or name == PLACEMENT_ENV)
     }
 

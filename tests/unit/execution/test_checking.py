@@ -86,6 +86,13 @@ def test_the_environment_is_that_of_now_and_not_of_the_first_run(
     assert (tmp_path / "said").read_text() == "here there nowhere "
 
 
+def test_the_token_of_a_dashboard_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HPO_DASHBOARD_TOKEN", "a token")
+    said = f"import os\nopen('{tmp_path}/said', 'a').write(os.environ.get('HPO_DASHBOARD_TOKEN', 'none'))\n{MODEL}"
+    check(tmp_path, code=said)
+    assert (tmp_path / "said").read_text() == "none"
+
+
 @pytest.mark.full
 def test_the_checks_of_a_driver_leave_no_process_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
