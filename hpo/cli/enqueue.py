@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import re
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -19,8 +20,15 @@ if TYPE_CHECKING:
 
 Params = Annotated[
     list[str],
-    typer.Argument(metavar="path=value…", help="Values of searched parameters.", show_default=False),
+    typer.Argument(
+        metavar="path=value…",
+        help="Values of searched parameters. What begins with study, run or search_space, where nothing is "
+        "searched, overrides the study file.",
+        show_default=False,
+    ),
 ]
+#: How an override of the study file begins here: in these sections nothing is searched.
+_OVERRIDE: Final = re.compile(r"\s*(study|run|search_space)[.\[]")
 
 
 def enqueue(
@@ -36,11 +44,12 @@ def enqueue(
     The sampler draws the other values when the trial starts. The trial counts towards `n_trials`. A
     study that does not exist yet is created; a running study takes the trial.
 
-    Example: hpo enqueue study.yaml optimizer.lr=1e-3 model.hidden=64
+    Example: hpo enqueue study.yaml optimizer.lr=1e-3 model.hidden=64 study.n_trials=50
     """
     del debug
-    given = _given(params)
-    spec = read_spec(study, None, require_search_space=True, storage=storage, output_dir=output_dir)
+    overrides = [text for text in params if _OVERRIDE.match(text)]
+    given = _given([text for text in params if text not in overrides])
+    spec = read_spec(study, overrides, require_search_space=True, storage=storage, output_dir=output_dir)
     import optuna
 
     from hpo.config.schema_space import label
@@ -86,6 +95,9 @@ def _unheard_of(opened: OpenStudy, given: Mapping[str, Any]) -> list[str]:
 
 
 def _given(params: list[str]) -> dict[str, Any]:
+    if not params:
+        fix = "add one, for example `optimizer.lr=1e-3`"
+        raise InputError("no value of a parameter is given", file="command line", path="enqueue", fix=fix)
     given: dict[str, Any] = {}
     for path, value in map(_parsed, params):
         if path in given:

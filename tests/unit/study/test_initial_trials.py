@@ -351,8 +351,21 @@ def test_an_enqueued_trial_runs_first(tmp_path: Path) -> None:
     assert [trial["params"]["model.hidden"] for trial in trials][:3] == [5, 5, 7]
     assert [trial["params"]["optimizer.lr"] for trial in trials][:2] == [0.01, 0.01]
     assert [trial["outcome"] for trial in trials] == ["complete"] * 4
-    full = hpo("enqueue", study, "model.hidden=7", "study.n_trials=3", code=2)
+    full = hpo("enqueue", study, "model.hidden=7", "trainer.max_epochs=3", code=2)
     assert "is not searched" in full.stderr
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_the_study_is_run_with_is_given_to_enqueue_too(tmp_path: Path) -> None:
+    study = make_study(tmp_path)
+    overrides = ("study.name=other", "search_space[model.hidden].high=16", f"run.output_dir={tmp_path / 'there'}")
+    assert hpo_json("enqueue", study, *overrides, "model.hidden=12")["params"] == {"model.hidden": 12}
+    hpo("run", study, *overrides, "--workers", 1, "--n-trials", 2)
+    assert hpo_json("trials", study, *overrides)[0]["params"]["model.hidden"] == 12
+    assert hpo_json("enqueue", study, *overrides, "study.n_trials=3", "model.hidden=12")["trial"] == 2
+    full = hpo("enqueue", study, *overrides, "study.n_trials=3", "model.hidden=12", code=3)
+    assert "study.n_trials" in full.stderr
+    assert not (tmp_path / "runs").exists()
 
 
 def test_the_budget_holds_for_enqueued_trials(tmp_path: Path) -> None:
@@ -371,6 +384,7 @@ def test_the_budget_holds_for_enqueued_trials(tmp_path: Path) -> None:
         ("model.hidden=many", "command line: model.hidden: is not in the search space", "from 2 to 8"),
         ("model.hidden", "command line: model.hidden: is not a parameter with its value", "path=value"),
         ("model.hidden=5 model.hidden=6", "command line: model.hidden: is given twice", "leave one"),
+        ("study.n_trials=9", "command line: enqueue: no value of a parameter is given", "add one"),
         ("model.hidden=[", "command line: model.hidden: not a YAML value", "quote"),
         (
             "optimizer.momentum=0.5",
