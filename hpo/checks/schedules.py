@@ -146,4 +146,18 @@ def _warmup(reader: Reader) -> Findings:
         yield reader.warn(problem, "lr_scheduler.warmup", steps, f"write less than {epochs}")
 
 
-SCHEDULES: Final[Collection[Check]] = (_schedule, _one_span_for_all, _milestones, _warmup)
+def _plateau(reader: Reader) -> Findings:
+    """A ReduceLROnPlateau, which follows the study's metric, in the other direction than the study."""
+    if reader.target("lr_scheduler") != "ReduceLROnPlateau":
+        return
+    if "lr_scheduler" in reader.space or "lr_scheduler.mode" in reader.space:
+        return
+    study = reader.spec.study
+    mode = reader.config["lr_scheduler"].get("mode", "min")
+    if mode in ("min", "max") and mode != study.mode:
+        effect = f"the learning rate falls while `{study.metric}` gets better"
+        problem = f"{effect}: ReduceLROnPlateau follows it, and the study has `direction: {study.direction}`"
+        yield reader.warn(problem, "lr_scheduler.mode", mode, f"write `mode: {study.mode}`")
+
+
+SCHEDULES: Final[Collection[Check]] = (_schedule, _one_span_for_all, _milestones, _warmup, _plateau)

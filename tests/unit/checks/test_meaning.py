@@ -81,6 +81,16 @@ def scheduler(name: str, arguments: str) -> str:
             "the learning rate never changes",
         ),
         (
+            [scheduler("ReduceLROnPlateau", "patience: 2"), "study.metric=val_acc", "study.direction=maximize"],
+            "lr_scheduler.mode",
+            "the learning rate falls while `val_acc` gets better",
+        ),
+        (
+            [scheduler("ReduceLROnPlateau", "patience: 2, mode: max")],
+            "lr_scheduler.mode",
+            "follows it, and the study has `direction: minimize`",
+        ),
+        (
             [scheduler("CosineAnnealingWarmRestarts", "T_0: 10")],
             "lr_scheduler.T_0",
             "the learning rate never restarts: 10 epochs",
@@ -248,6 +258,18 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
         [scheduler("LinearLR", "total_iters: 5")],
         [scheduler("StepLR", "step_size: 9")],
         [scheduler("MultiStepLR", "milestones: [5, 9]")],
+        [scheduler("ReduceLROnPlateau", "patience: 2")],
+        [
+            scheduler("ReduceLROnPlateau", "patience: 2, mode: max"),
+            "study.metric=val_acc",
+            "study.direction=maximize",
+        ],
+        [
+            scheduler("ReduceLROnPlateau", "patience: 2"),
+            "study.metric=val_acc",
+            "study.direction=maximize",
+            "search_space={lr_scheduler.mode: {type: categorical, choices: [min, max]}}",
+        ],
         ["callbacks={early_stopping: {patience: 9}}"],
         ["callbacks={early_stopping: false}"],
         ["optimizer._target_=torch.optim.SGD", "search_space[optimizer.lr].high=9.0"],
