@@ -267,7 +267,7 @@ def _length(reader: Reader) -> Findings:
     if spec.study.epochs is None or spec.run.workers == 1 or is_known or spec.study.scheduler is not None:
         return
     problem = "trials train one after another: how many epochs a trial has is not known, so each may take all"
-    fix = "give `trainer.max_epochs`, which no trial exceeds, and no `max_steps` or `validate_every`; or `scheduler`"
+    fix = "give `trainer.max_epochs`, which no trial exceeds, and no `max_steps`, `validate_every`; or a scheduler"
     yield reader.warn(problem, "study.epochs", spec.study.epochs, fix)
 
 
