@@ -2,7 +2,7 @@
 
     python benchmarks/search.py run OUT.jsonl --tasks lc:0 ce:0 --data FOLDER [--strategies freeze_thaw asha gp …]
                                 [--seeds 2] [--workers 4] [--epochs 1000 | --trials 60] [--earlier other]
-                                [--switch 8]
+                                [--switch 8] [--timed] [--recorded STUDY.yaml …]
     python benchmarks/search.py table OUT.jsonl [--tasks lc- ce-] [--ours freeze_thaw] [--workers 4]
                                 [--epochs 1000 | --trials 60]
     python benchmarks/search.py decisions [--trials 200 2000] [--epochs 50]
@@ -17,7 +17,9 @@ in; how many times fewer epochs ours needs for each one's end; and the CPU milli
 those of search_splits.py.
 
 With --switch, a start or a resumption takes so many of its trial's epochs of the budget. With --trials a study has
-so many trials, and the shares are those of the epochs that they take if each runs whole.
+so many trials, and the shares are those of the epochs that they take if each runs whole. With --timed the budget
+and a switch are virtual seconds of a worker, of which an epoch of the median trial takes about one: that counts where
+some trials' epochs take longer. With --recorded, tasks are studies that have been trained: see search_recorded.py.
 """
 
 import os
@@ -37,6 +39,7 @@ import optuna
 from numpy.typing import NDArray
 from optuna.distributions import BaseDistribution
 from search_peers import PEERS
+from search_recorded import Recorded
 from search_splits import split
 from search_study import SCHEDULERS, Floats, Plan, Running, Scheduled, Strategy, Study, earlier_trials, strategy_of
 from search_tasks import Task
@@ -61,13 +64,17 @@ def run(arguments: argparse.Namespace) -> None:
     out: Path = arguments.out
     known = {tuple(json.loads(line)["key"]) for line in out.open()} if out.exists() else set()
     tasks = [task for name in arguments.tasks for task in split(name, arguments.data)]
+    tasks += map(Recorded, arguments.recorded)
+    if not tasks:
+        raise SystemExit("no task is named: give --tasks or --recorded")
     for task, other in zip(tasks, tasks[1:] + tasks[:1], strict=True):
         epochs = arguments.trials * task.horizon if arguments.trials else arguments.epochs
-        plan = Plan(arguments.workers, epochs, arguments.switch, arguments.trials)
+        plan = Plan(arguments.workers, epochs, arguments.switch, arguments.trials, arguments.timed)
         for seed in range(arguments.seeds):
             for name in arguments.strategies:
                 label = f"{name} after {arguments.earlier}" if arguments.earlier else name
                 label += f" switch {plan.switch:g}" if plan.switch else ""
+                label += " timed" if plan.timed else ""
                 key = (task.name, label, seed, plan.workers, _budget(arguments))
                 if key in known:
                     continue
@@ -210,14 +217,16 @@ def parsed() -> argparse.Namespace:
     one.add_argument(
         "--tasks",
         nargs="+",
-        required=True,
+        default=[],
         metavar="SPLIT",
         help="lc, ce, ts, formula, rugged, …; lc:0, lc:1: half; formula-cross-1: one",
     )
     one.add_argument("--data", type=Path, help="folder with lcbench/ and learning_curves/")
+    one.add_argument("--recorded", type=Path, nargs="+", default=[], metavar="STUDY.yaml", help="recorded studies")
     one.add_argument("--strategies", nargs="+", default=list(STRATEGIES))
     one.add_argument("--seeds", type=int, default=2)
     one.add_argument("--switch", type=float, default=0.0, help="epochs that starting or resuming a trial takes")
+    one.add_argument("--timed", action="store_true", help="--epochs and --switch are virtual seconds of a worker")
     one.add_argument(
         "--earlier",
         choices=("same", "other", "inverted"),

@@ -96,6 +96,11 @@ class Plan:
     budget: int
     switch: float = 0.0
     trials: int | None = None
+    timed: bool = False
+
+    def switch_of(self, trained: Trained) -> float:
+        """Epochs of a trial that starting or resuming it takes."""
+        return self.switch / trained.seconds if self.timed else self.switch
 
 
 class Strategy(Protocol):
@@ -158,7 +163,7 @@ class Scheduled:
                 trial.until,
                 trial.kinds,
                 whole=trial.done == self._task.horizon,
-                switch=self._plan.switch,
+                switch=self._plan.switch_of(trial.trained),
             )
             for trial in trials
         ]
@@ -342,7 +347,7 @@ class Study:
         while self._events and self._used < self._plan.budget:
             now, worker, number = heapq.heappop(self._events)
             trial = self.trials[number]
-            self._used += 1
+            self._used = now * self._plan.workers if self._plan.timed else self._used + 1
             value, true = float(trial.trained.seen[trial.done]), float(trial.trained.true[trial.done])
             trial.values[trial.done + 1] = value
             self._best = min(self._best, (value, true))
@@ -382,7 +387,7 @@ class Study:
                 raise AssertionError(f"trial {number} has ended")
             trial.state, (trial.until, kind) = "running", self._strategy.granted
             trial.kinds.append(kind)
-            switch = 0.0 if number == self._last[worker] else self._plan.switch
+            switch = 0.0 if number == self._last[worker] else self._plan.switch_of(trial.trained)
             self._last[worker] = number
-            self._used += switch
+            self._used += 0.0 if self._plan.timed else switch
             heapq.heappush(self._events, (now + (1 + switch) * trial.trained.seconds, self._idle.pop(), number))
