@@ -18,7 +18,7 @@ those of search_splits.py.
 
 With --switch, a start or a resumption takes so many of its trial's epochs of the budget. With --trials a study has
 so many trials, and the shares are those of the epochs that they take if each runs whole. With --timed the budget
-and a switch are virtual seconds of a worker, of which an epoch of the median trial takes about one: that counts where
+and a switch are virtual seconds of a worker; an epoch of the median trial takes about one. That counts where
 some trials' epochs take longer. With --recorded, tasks are studies that have been trained: see search_recorded.py.
 """
 
