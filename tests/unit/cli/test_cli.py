@@ -10,22 +10,26 @@ import re
 import shlex
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
 import hpo as hpo_package
 from hpo.cli.app import main
 from hpo.config.spec import load_spec
 from hpo.console.lines import kept_arguments
+from hpo.storage.agents import AGENTS
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.storage.engines import normalize_url, sqlite_file
 from hpo.study.open_study import OpenStudy
 from tests.support.commands import hpo, hpo_json, make_study
 from tests.support.studies import Studies, ask
+from tests.unit.study.test_shared import joined
 
 pytestmark = pytest.mark.full
 
@@ -292,6 +296,17 @@ def test_two_studies_share_a_storage_and_one_can_be_deleted(studies: Studies) ->
 
 def test_a_study_that_runs_is_not_deleted(looked_at: Path) -> None:
     assert "1 trial is running" in hpo("delete", looked_at, "--yes", code=3).stderr
+
+
+def test_a_study_whose_workers_are_between_two_trials_is_not_deleted(studies: Studies) -> None:
+    with studies.open() as (view,):
+        played(view)
+        joined(view, "here", host="elsewhere")
+    study = studies.folder / "study.yaml"
+    assert "1 agent is at work on the study" in hpo("delete", study, "--yes", code=3).stderr
+    with studies.open() as (view,), view.storage.one_transaction() as conn:
+        conn.execute(sa.update(AGENTS).values(beat_at=time.time() - 600))  # that machine is gone
+    hpo("delete", study, "--yes")
 
 
 @pytest.mark.parametrize(
