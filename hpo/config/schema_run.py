@@ -100,7 +100,8 @@ class RunSection(Section):
     )
     lost_after: Seconds = Field(
         default=60.0,
-        description="Silence after which a worker on another machine counts as dead.",
+        description="Silence after which a worker on another machine counts as dead. Give all agents of a study "
+        "the same: one of less patience takes trials from others that live.",
         examples=["60s"],
     )
     background_reports: bool = Field(

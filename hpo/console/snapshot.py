@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial
 from hpo.storage import agents, ledger
 from hpo.storage.attributes import MAX_EPOCHS_ATTR
 from hpo.storage.grants import grants_of
-from hpo.storage.lineage import epochs_trained
+from hpo.storage.lineage import epochs_trained, inherited_epochs
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.outlines import KeptOutlines
 from hpo.storage.pausing import paused_at
@@ -31,9 +31,9 @@ class Look:
 
     Attributes:
         status: As `hpo.study.status.study_status`; each of its ``running_trials`` has more entries: ``epoch``, the
-            last that was reported (0 before the first), ``max_epochs`` where it is known, ``value`` after that
-            epoch, ``seconds`` that the attempt has taken, ``curve``, the values so far as pairs of epoch and
-            value (a long one is thinned out), and ``grants`` as `hpo trials --json` has them.
+            last that was reported (before the first, where it began), ``max_epochs`` where it is known, ``value``
+            after that epoch, ``seconds`` that the attempt has taken, ``curve``, the values so far as pairs of epoch
+            and value (a long one is thinned out), and ``grants`` as `hpo trials --json` has them.
         outcomes: The outcome of each finished trial, by number.
         paused: Numbers of the paused trials.
         epochs: How many each trial has trained, by number.
@@ -125,7 +125,7 @@ def _progress(trial: FrozenTrial, started: float | None) -> dict[str, Any]:
     """How far a running trial is."""
     steps = sorted(trial.intermediate_values)
     return {
-        "epoch": steps[-1] if steps else 0,
+        "epoch": steps[-1] if steps else inherited_epochs(trial),
         "value": trial.intermediate_values[steps[-1]] if steps else None,
         "seconds": None if started is None else max(0.0, time.time() - started),
         "grants": grants_of(trial),

@@ -282,7 +282,7 @@ def viewed(entry: dict[str, Any], *, with_host: bool) -> WorkerView:
         entry["value"],
         curve=tuple(value for _, value in entry["curve"]),
         seconds=entry["seconds"] or 0.0,
-        # Only the first attempt has done all its epochs in its own time.
-        resumed=0 if entry["attempt"] == 1 else None,
+        # Only the first attempt has done all its epochs in its own time, but for those of a fork's parent.
+        resumed=inherited_by(entry["grants"]) if entry["attempt"] == 1 else None,
         granted=GrantView.of(entry["grants"]),
     )

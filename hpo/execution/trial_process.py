@@ -35,6 +35,7 @@ from hpo.search.one_thread import allow_threads
 from hpo.storage.attributes import GRANTS_ATTR, RETRIED_ATTR
 from hpo.storage.grants import Extend, Granted
 from hpo.storage.ledger import Lease
+from hpo.storage.lineage import inherited_epochs
 from hpo.storage.optuna_private import id_of_trial, known_of, reports_of
 from hpo.study.folders import print_error
 from hpo.study.open_study import OpenStudy
@@ -215,7 +216,7 @@ class TrialProcess:
         grants = known_of(trial).user_attrs.get(GRANTS_ATTR, ())
         news = self._news = News(self.channel, trial.number, self.order.spec.study.metric, grants)
         self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
-        epochs = max(reports_of(trial), default=0)
+        epochs = max(reports_of(trial), default=inherited_epochs(trial))
         send(self.channel, Started(trial.number, self._spent(trial), epochs, grants))
         code = self._code(trial)
         said = partial(_said, extend, news)

@@ -15,9 +15,10 @@ from hpo.console.events import EventWriter
 from hpo.console.lines import Reporter
 from hpo.console.live import GrantView, picture
 from hpo.console.snapshot import Looks, has_ended
-from hpo.console.tally import Tally
+from hpo.console.tally import Tally, viewed
 from hpo.errors import StudyError
 from hpo.execution.messages import Extended, Started
+from hpo.storage.attributes import FORK_ATTR, GRANTS_ATTR
 from hpo.storage.grants import Grant, Granted
 from hpo.storage.recovery import Settled
 from hpo.storage.study_end import prune_paused
@@ -49,6 +50,16 @@ def view(studies: Studies) -> Iterator[OpenStudy]:
         view.storage.pause(trial._trial_id, 2)
         ask(view)
         yield view
+
+
+def test_a_fork_that_has_reported_nothing_is_where_it_began(view: OpenStudy) -> None:
+    trial, _ = ask(view)
+    trial.set_user_attr(FORK_ATTR, {"parent": 0, "epoch": 2, "replaces": None})
+    why = {"kind": "fork", "parent": 0, "epoch": 2}
+    trial.set_user_attr(GRANTS_ATTR, [{"until": 4, "why": why, "number": 0}])
+    (_, entry) = Looks(view).look().status["running_trials"]
+    shown = viewed(entry, with_host=False)
+    assert (entry["trial"], entry["epoch"], shown.resumed) == (2, 2, 2)
 
 
 def test_status_counts_it_apart(view: OpenStudy) -> None:
