@@ -104,15 +104,21 @@ def each_of(optimizer: Optimizer) -> Mapping[str, Optimizer]:
 def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     """Load the state of an optimizer, or of several, of which a copy is taken.
 
-    The counts of steps come to the CPU first. A fused or capturable optimizer takes them to its device; any other
-    leaves them where they were read to, and on a GPU would wait for each of them in every step.
+    The counts of steps of torch's own come to the CPU first. A fused or capturable optimizer takes them to its
+    device; any other leaves them where they were read to, and on a GPU would wait for each of them in every step.
     """
     own = deepcopy(dict(state))
-    for each in own.get("by_name", {"": own}).values():
-        for kept in each.get("state", {}).values():
-            if isinstance(kept, dict) and isinstance(count := kept.get("step"), Tensor):
-                kept["step"] = count.cpu()
+    states = own.get("by_name", {"": own})
+    for name, each in each_of(optimizer).items():
+        if type(each).__module__.startswith("torch.optim."):
+            _count_on_cpu(states.get(name, {}).get("state", {}))
     optimizer.load_state_dict(own)
+
+
+def _count_on_cpu(state: Mapping[Any, Any]) -> None:
+    for kept in state.values():
+        if isinstance(kept, dict) and isinstance(count := kept.get("step"), Tensor):
+            kept["step"] = count.cpu()
 
 
 def shared_parameters(optimizer: Optimizer) -> str:

@@ -29,6 +29,19 @@ def on_gpu(optimizer: Optimizer) -> dict[str, Any]:
     }
 
 
+class OwnAdamW(AdamW):
+    """An optimizer of somebody else, who may need the count where it was."""
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # by deepcopy
+def test_the_count_of_another_optimizer_stays_where_it_was_read_to() -> None:
+    with GPU():
+        optimizer = OwnAdamW([nn.Parameter(torch.zeros(3, device="cuda"))])
+        load_optimizer(optimizer, on_gpu(optimizer))
+        (kept,) = optimizer.state.values()
+        assert kept["step"].device.type == "cuda"
+
+
 @pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # by deepcopy
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize(
