@@ -261,7 +261,7 @@ class TrainState:
             KeyError: Nothing records it.
         """
         if self.is_unknown(name):
-            known = dict.fromkeys((*self.metrics, *self._latest_beside(name)))
+            known = dict.fromkeys((*self.metrics, *self._measured_beside(name)))
             raise KeyError(f"no metric is called {name!r}; {recorded_instead(name, known)}")
         return self.metrics.get(name)
 
@@ -269,20 +269,21 @@ class TrainState:
         """Whether nothing records a metric, as far as this epoch shows."""
         if name in self.metrics or self.validation_skipped:
             return False
-        if latest := self._latest_beside(name):
-            return name not in latest
-        return self._own_prefix(name) is None  # else nothing was measured yet
+        if (prefix := self._own_prefix(name)) is None:
+            return True
+        measured = self._measured_beside(name)
+        return f"{prefix}_loss" in measured and name not in measured  # without a loss nothing was measured yet
 
     def _own_prefix(self, name: str) -> str | None:
         """What a name begins with, of numbers that are measured at times of their own."""
         return next((prefix for prefix in self.own_times if name.startswith(f"{prefix}_")), None)
 
-    def _latest_beside(self, name: str) -> list[str]:
-        """Names of what was measured last with a metric that has times of its own; empty: nothing yet."""
-        if (prefix := self._own_prefix(name)) is None:
-            return []
-        found = ([other for other in epoch if other.startswith(f"{prefix}_")] for epoch in reversed(self.history))
-        return next(filter(None, found), [])
+    def _measured_beside(self, name: str) -> dict[str, None]:
+        """Names of what any epoch has recorded with a metric that has times of its own."""
+        prefix = self._own_prefix(name)
+        if prefix is None:
+            return {}
+        return dict.fromkeys(other for epoch in self.history for other in epoch if other.startswith(f"{prefix}_"))
 
     def forget_batch_skips(self) -> None:
         """Skips last one batch; that of the validation lasts until it is due."""

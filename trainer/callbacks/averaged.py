@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
 from trainer.distributed.parts import held, part_like
+from trainer.state import ERROR
 from trainer.step.optimizers import each_of
 from trainer.step.parts import bare_model
 
@@ -91,7 +92,7 @@ class AveragedWeights(AfterEachStep):
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """To the average again, where the run was stopped before an epoch's first batch."""
-        if not trainer.state.batch_index:
+        if not trainer.state.batch_index and trainer.state.stop_reason != ERROR:
             self._show_average()
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002

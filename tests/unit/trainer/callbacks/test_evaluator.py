@@ -268,8 +268,12 @@ def unchanged(*callbacks: Any, **options: Any) -> Trainer:
 
 
 def test_only_epochs_that_measure_a_metric_count_for_who_monitors_it() -> None:
+    def record(trainer: Trainer) -> None:  # each epoch, a number with the same beginning
+        trainer.state.metrics["val_hard_gap"] = 0.0
+
     watching = EarlyStopping("val_hard_loss", patience=2), BestWeights("val_hard_loss")
-    trainer = unchanged(Evaluator("hard", every_n_steps=5), *watching, max_epochs=9)
+    other = At("on_epoch_end", record)
+    trainer = unchanged(Evaluator("hard", every_n_steps=5), other, *watching, max_epochs=9)
     trainer.fit(regression(), SETS)
     measured = ["val_hard_loss" in epoch for epoch in trainer.state.history]
     assert measured == [False, True, False, True, True]  # steps 5, 10 and 15: the first is the best
