@@ -243,7 +243,8 @@ def _lost(trials: Sequence[FrozenTrial]) -> Iterator[FrozenTrial]:
     replaced = {fork["replaces"] for trial in trials if (fork := forked_from(trial)) is not None}
     for trial in trials:
         ended = trial.state.is_finished() and pruned_at_end(trial) is None
-        if ended and outcome_of(trial) != Outcome.COMPLETE and trial.number not in replaced:
+        is_stillborn = 0 < inherited_epochs(trial) == epochs_reached(trial)  # which is not replaced either
+        if ended and outcome_of(trial) != Outcome.COMPLETE and trial.number not in replaced and not is_stillborn:
             yield trial
 
 

@@ -95,4 +95,4 @@ def as_granted(standing: Standing, horizon: int, goal: int, *, seen: bool) -> in
     if goal < horizon or not (seen or standing.horizon is not None):
         return goal
     bounded = standing.horizon is not None or standing.longest is not None
-    return None if bounded or standing.n_epochs is None else horizon + 1
+    return None if bounded or standing.n_epochs is None else max(goal, horizon + 1)

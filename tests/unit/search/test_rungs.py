@@ -161,6 +161,7 @@ def test_a_way_to_an_end_that_others_came_to_is_one_epoch_longer_and_no_trial_pa
     study = standing(horizon=None, n_epochs=100)
     assert as_granted(study, 10, 10, seen=True) == 11
     assert as_granted(study, 10, 9, seen=True) == 9
+    assert as_granted(study, 10, 15, seen=True) == 15
     assert as_granted(study, 10, 10, seen=False) == 10
     for certain in (replace(study, n_epochs=None), replace(study, longest=12), replace(study, horizon=10)):
         assert as_granted(certain, 10, 10, seen=True) is None
