@@ -22,13 +22,13 @@ Params = Annotated[
     list[str],
     typer.Argument(
         metavar="path=value…",
-        help="Values of searched parameters. What begins with study, run or search_space, where nothing is "
-        "searched, overrides the study file.",
+        help="Values of searched parameters. Keys of study, run and search_space, where nothing is searched, "
+        "override the study file.",
         show_default=False,
     ),
 ]
-#: How an override of the study file begins here: in these sections nothing is searched.
-_OVERRIDE: Final = re.compile(r"\s*(study|run|search_space)[.\[]")
+#: Keys of sections in which nothing is searched.
+_KEY: Final = re.compile(r"\s*(study|run)\.(\w+)")
 
 
 def enqueue(
@@ -47,7 +47,7 @@ def enqueue(
     Example: hpo enqueue study.yaml optimizer.lr=1e-3 model.hidden=64 study.n_trials=50
     """
     del debug
-    overrides = [text for text in params if _OVERRIDE.match(text)]
+    overrides = [text for text in params if _is_override(text)]
     given = _given([text for text in params if text not in overrides])
     spec = read_spec(study, overrides, require_search_space=True, storage=storage, output_dir=output_dir)
     import optuna
@@ -92,6 +92,18 @@ def _unheard_of(opened: OpenStudy, given: Mapping[str, Any]) -> list[str]:
     known = list(dict.fromkeys(name for trial in trials for name in trial.params))
     new = [name for name in given if name not in known] if known else []
     return [f"no trial has drawn `{name}` so far: {suggest_name(name, known, what='known are')}" for name in new]
+
+
+def _is_override(text: str) -> bool:
+    """Whether a key of the file is meant. A function that draws its own parameters may call one `run.length`."""
+    from hpo.config.schema import RunSection, StudySection
+    from hpo.config.schema_types import Section
+
+    if text.lstrip().startswith(("search_space.", "search_space[")):
+        return True
+    sections: dict[str, type[Section]] = {"study": StudySection, "run": RunSection}
+    key = _KEY.match(text)
+    return key is not None and key[2] in sections[key[1]].model_fields
 
 
 def _given(params: list[str]) -> dict[str, Any]:

@@ -167,6 +167,11 @@ class StudySpec:
         plain = paths in ([], ["trainer.max_epochs"], [str(self._written("max_epochs"))[2:-1]])
         return max(ends) if plain and all(isinstance(end, int) for end in ends) else self.trial_epochs
 
+    @property
+    def seed_paths(self) -> list[str]:
+        """The searched paths that the seed of a trial is, or is made of."""
+        return self._searched_by("seed")
+
     def _searched_by(self, name: str) -> list[str]:
         """The searched paths by which a value of `trainer` differs from trial to trial."""
         written = str(self._written(name))

@@ -32,7 +32,7 @@ class Look:
     Attributes:
         status: As `hpo.study.status.study_status`; each of its ``running_trials`` has more entries: ``epoch``, the
             last that was reported (before the first, where it began), ``max_epochs`` where it is known, ``value``
-            after that epoch, ``seconds`` that the attempt has taken, ``curve``, the values so far as pairs of epoch
+            after that, ``seconds`` that the attempt has taken, ``curve``, the values so far as pairs of epoch
             and value (a long one is thinned out), and ``grants`` as `hpo trials --json` has them.
         outcomes: The outcome of each finished trial, by number.
         paused: Numbers of the paused trials.

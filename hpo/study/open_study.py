@@ -51,8 +51,6 @@ from hpo.study.widened import Widening, has_older_space, refuse_narrower, store_
 from trainer.data.seeding import derive_seed
 
 _TRAINING_STREAM: Final = 0x71
-#: The parameter that is the seed of a trial where it is searched.
-_SEED: Final = "trainer.seed"
 #: Seconds after which a worker looks again for trials that others have finished.
 MAX_AGE: Final = 0.2
 
@@ -100,9 +98,10 @@ class OpenStudy:
             number: The trial's.
             params: Its parameters.
         """
-        searched = params.get(_SEED)
-        if searched is not None:
-            return int(searched)
+        if any(path in params for path in self.spec.seed_paths):
+            searched = self.spec.resolve(params)["trainer"]["seed"]
+            if searched is not None:
+                return int(searched)
         return derive_seed(self.spec.seed, _TRAINING_STREAM, number) % 2**32
 
     def budget(self) -> int:

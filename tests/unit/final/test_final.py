@@ -103,6 +103,13 @@ def test_a_searched_seed_is_that_of_the_training(studies: Studies) -> None:
         assert train(view, start)["value"] == value
 
 
+def test_a_seed_that_is_made_of_a_parameter_is_that_of_the_training(studies: Studies) -> None:
+    space = "search_space={model.hidden: {type: categorical, choices: [5]}}"
+    with studies.open(space, "trainer.seed='${model.hidden}'") as (view,):
+        run(view)
+        assert start_of_trial(view, "0", from_scratch=True).seed == 5
+
+
 def test_a_trial_that_took_over_a_result_is_trained_as_the_one_that_has_it(studies: Studies) -> None:
     space = "search_space={model.hidden: {type: int, low: 4, high: 4}}"
     with studies.open("study.duplicates=reuse", space) as (view,):

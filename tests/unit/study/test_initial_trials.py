@@ -11,6 +11,7 @@ import optuna
 import pytest
 from optuna.trial import TrialState
 
+from hpo.cli.enqueue import _is_override
 from hpo.config.code import code_identity
 from hpo.config.schema_study import FARTHEST
 from hpo.config.space import SearchSpace
@@ -493,3 +494,12 @@ def test_a_stored_config_tells_no_password(studies: Studies) -> None:
     _keep_code_and_config(spec, study)
     assert study.user_attrs[CONFIG_ATTR]["run"]["storage"] == "postgresql://me:***@host/db"
     assert "s3cret" not in str(study.user_attrs)
+
+
+def test_only_keys_of_the_file_are_overrides() -> None:
+    overrides = ["study.n_trials=3", "run.storage=x", "search_space[a.b].low=1", "search_space.a=1"]
+    assert all(map(_is_override, overrides))
+        map(_is_override, ["study.n_trials=3", "run.storage=x", "search_space[a.b].low=1", "search_space.a=1"])
+    )
+    # A function may call its own parameters so.
+    assert not any(map(_is_override, ["run.length=3", "study.size=4", "model.hidden=4", "search_spaces.low=1"]))
