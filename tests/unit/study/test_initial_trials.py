@@ -499,7 +499,5 @@ def test_a_stored_config_tells_no_password(studies: Studies) -> None:
 def test_only_keys_of_the_file_are_overrides() -> None:
     overrides = ["study.n_trials=3", "run.storage=x", "search_space[a.b].low=1", "search_space.a=1"]
     assert all(map(_is_override, overrides))
-        map(_is_override, ["study.n_trials=3", "run.storage=x", "search_space[a.b].low=1", "search_space.a=1"])
-    )
     # A function may call its own parameters so.
     assert not any(map(_is_override, ["run.length=3", "study.size=4", "model.hidden=4", "search_spaces.low=1"]))
