@@ -26,6 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 import jsonschema
 import psutil
 
+from hpo.config.variables import without_token
 from hpo.execution.engines.engine import HPO
 
 Object = dict[str, Any]
@@ -76,7 +77,7 @@ class Pod:
             self.process = subprocess.Popen(
                 [*image, *(_expanded(word, values) for word in container["args"])],
                 cwd=container["workingDir"],
-                env={**os.environ, **values},
+                env={**without_token(os.environ), **values},  # a node has none of the driver's secrets
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
