@@ -90,6 +90,7 @@ class Plan:
         budget: Epochs that they train together.
         switch: Epochs of a trial that starting or resuming it takes, out of the same budget.
         trials: How many trials it has, where these are counted in place of epochs; None: any number.
+        timed: Whether budget and switch are virtual seconds, the budget's of all workers together.
     """
 
     workers: int

@@ -33,13 +33,8 @@ class ForkOnce(GrantScheduler):
 
 
 @dataclass(frozen=True)
-class ForkLate(GrantScheduler):
+class ForkLate(ForkOnce):
     """Two trials of two epochs and two more; a fork of the first after two epochs replaces the second, if lost."""
-
-    forks: ClassVar[bool] = True
-
-    def first(self, standing: Standing) -> int:
-        return 2
 
     def next(self, standing: Standing) -> Next:
         if standing.here is not None:
