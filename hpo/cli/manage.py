@@ -93,7 +93,7 @@ def delete(
 
 
 def _delete(opened: OpenStudy) -> list[str]:
-    from hpo.study.agents import agents_at_work
+    from hpo.study.agents import heard_of_lately
     from hpo.study.folders import refuse_output_of_others
     from hpo.study.removal import refuse_what_stays, remove_output
 
@@ -103,8 +103,7 @@ def _delete(opened: OpenStudy) -> list[str]:
     if running:
         raise StudyError(f"{are(running, 'trial')} running\n  fix: end the `hpo run` that runs them first")
     # Between two trials none is running; one that is not heard of any more may have died on another machine.
-    patience = opened.spec.run.lost_after
-    if at_work := sum(agent["last_beat_s"] < patience for agent in agents_at_work(opened)):
+    if at_work := heard_of_lately(opened):
         raise StudyError(f"{are(at_work, 'agent')} at work on the study\n  fix: `hpo stop --wait` first")
     refuse_what_stays(opened.spec)
     opened.storage.delete_study(opened.study_id)

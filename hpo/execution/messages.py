@@ -73,12 +73,14 @@ class Started:
 
     Attributes:
         number: The trial.
+        lease: This attempt at it.
         spent_s: Seconds that its earlier attempts took.
         epochs: Epochs that it had reported before.
         grants: What a scheduler has granted it, the latest last; empty without a scheduler.
     """
 
     number: int
+    lease: Lease
     spent_s: float = 0.0
     epochs: int = 0
     grants: Sequence[Granted] = ()
@@ -144,15 +146,15 @@ class Leaving:
 
 @dataclass(frozen=True)
 class Stop:
-    """To a worker: end trial ``number`` with a verdict; without one, requeue what runs and leave."""
+    """To a worker: requeue what runs, and leave."""
 
-    number: int = -1
-    verdict: Verdict | None = None
 
-    @property
-    def asks_to_leave(self) -> bool:
-        """Whether it is to end."""
-        return self.verdict is None
+@dataclass(frozen=True)
+class End:
+    """To a worker: end the trial that it holds under this lease with a verdict, and take another."""
+
+    lease: Lease
+    verdict: Verdict
 
 
 @dataclass(frozen=True)
@@ -160,11 +162,6 @@ class Lost:
     """To a worker: another attempt has the trial that it holds under this lease, so it drops the trial."""
 
     lease: Lease
-
-    @property
-    def asks_to_leave(self) -> bool:
-        """Whether it is to end."""
-        return False
 
 
 @dataclass(frozen=True)
@@ -235,7 +232,7 @@ class Tick:
 
 Message = Ready | Started | Extended | EpochsEnded | Warned | TrialReport | Failed | Leaving
 #: What a supervisor says to a worker.
-Command = Stop | Lost
+Command = Stop | End | Lost
 #: What a run says to its listener.
 Heard = Message | Settled | Notice | Tick | AgentNews
 

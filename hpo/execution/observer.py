@@ -14,7 +14,7 @@ from hpo.execution.messages import EpochsEnded, Extended, Message, Started
 from hpo.storage import ledger
 from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, REASON_ATTR, SAME_AS_ATTR
 from hpo.storage.grants import grants_of
-from hpo.storage.ledger import Attempt
+from hpo.storage.ledger import Attempt, Lease
 from hpo.storage.lineage import epochs_reached
 from hpo.storage.pausing import pruned_at_end
 from hpo.storage.reader import TrialRow
@@ -126,7 +126,7 @@ class Observer:
         if held is None:  # what the trial has by now is its earlier attempts', if it had any
             step = now.step if now.attempt > 1 else 0
             held = replace(now, step=step)
-            yield now.label, Started(trial.number, 0.0, step, grants_of(trial))
+            yield now.label, Started(trial.number, Lease(*lease[:2]), 0.0, step, grants_of(trial))
         if now.grants > held.grants:
             yield now.label, Extended(trial.number, grants_of(trial))
         if now.step > held.step:

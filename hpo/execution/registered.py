@@ -42,6 +42,7 @@ class Registered:
             code=code_identity(opened.spec).hash,
             config=opened.spec.config_hash(),
             mark=secrets.token_hex(8),
+            lost_after=opened.spec.run.lost_after,
         )
         with opened.storage.transaction() as session:
             self._agent = agents.register(session, opened.study_id, Owner.current(), joining)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from hpo.execution.launchers.launcher import Ended, Worker
 from hpo.execution.limits import Limits
-from hpo.execution.messages import EpochsEnded, Extended, Leaving, Message, Ready, Started, Stop, Warned
+from hpo.execution.messages import End, EpochsEnded, Extended, Leaving, Message, Ready, Started, Warned
+from hpo.storage.ledger import Lease
 from hpo.storage.recovery import LOST, STOPPED, Verdict
 
 _AT_ONCE = Verdict(STOPPED, "its worker was stopped immediately")
@@ -18,14 +19,14 @@ class Running:
     """A trial in a worker.
 
     Attributes:
-        number: The trial.
+        lease: The attempt at a trial.
         spent_s: Seconds that it has taken, over all attempts, until ``since``.
         since: The monotonic clock from which on its time counts.
         verdict: How it is to end, once a limit is broken.
         kill_at: The monotonic clock when patience with that ends.
     """
 
-    number: int
+    lease: Lease
     spent_s: float
     since: float
     verdict: Verdict | None = None
@@ -63,7 +64,7 @@ class Supervised:
         if isinstance(message, Ready):
             self.ready = True
         elif isinstance(message, Started):
-            self.running = Running(message.number, message.spent_s, time.monotonic())
+            self.running = Running(message.lease, message.spent_s, time.monotonic())
         elif isinstance(message, Leaving):
             self._gone_by = time.monotonic() + message.within_s
 
@@ -86,7 +87,7 @@ class Supervised:
             running.verdict = limits.broken(**pids, spent_s=spent, idle_s=idle)
             if running.verdict is not None:
                 running.kill_at = now + grace
-                self.worker.ask(Stop(running.number, running.verdict))
+                self.worker.ask(End(running.lease, running.verdict))
         if running.verdict is not None and now >= running.kill_at:
             self.kill(running.verdict)
 

@@ -28,7 +28,7 @@ from hpo.execution.beating import trial_heartbeat
 from hpo.execution.device import spare_contexts, start
 from hpo.execution.kept import release, room
 from hpo.execution.limits import death_of, oom_kills
-from hpo.execution.messages import Command, Failed, Lost, Message, Started, WorkerOrder, send
+from hpo.execution.messages import Command, End, Failed, Lost, Message, Started, WorkerOrder, send
 from hpo.execution.news import News
 from hpo.execution.pulse import ADVANCED, BEAT, Pulse, show_free, show_held
 from hpo.search.one_thread import allow_threads
@@ -162,7 +162,7 @@ class TrialProcess:
                 trial_heartbeat(storage, self.pulse, request, self.order.spec.run.lost_after),
                 contextlib.suppress(LeaseLostError),
             ):
-                has_paused = self._train(begin(self.opened, lease), request, extend, before_s).paused
+                has_paused = self._train(lease, request, extend, before_s).paused
         except Exception as error:  # noqa: BLE001 - every error is sent to the supervisor
             print_error(traceback.format_exc())
             fail(self.channel, error)
@@ -208,16 +208,17 @@ class TrialProcess:
 
     def _train(
         self,
-        trial: optuna.Trial,
+        lease: Lease,
         request: StopRequest,
         extend: Extend,
         before_s: float,
     ) -> TrialReport:
+        trial = begin(self.opened, lease)
         grants = known_of(trial).user_attrs.get(GRANTS_ATTR, ())
         news = self._news = News(self.channel, trial.number, self.order.spec.study.metric, grants)
         self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
         epochs = max(reports_of(trial), default=inherited_epochs(trial))
-        send(self.channel, Started(trial.number, self._spent(trial), epochs, grants))
+        send(self.channel, Started(trial.number, lease, self._spent(trial), epochs, grants))
         code = self._code(trial)
         said = partial(_said, extend, news)
         with news.of_trackers():
@@ -319,8 +320,6 @@ class Orders:
                 if isinstance(told, Command):
                     pass_on(told, self._request)
                     continue
-                if isinstance(told, Assignment):  # here, as what is asked of this attempt comes after it
-                    self._request.begin()
                 self._told.put(told)
         self._request.leave()
         self._told.put(None)
@@ -330,10 +329,10 @@ def pass_on(command: Command, request: StopRequest) -> None:
     """Pass one command on to a trial."""
     if isinstance(command, Lost):
         request.lose(command.lease)
-    elif command.verdict is None:
-        request.leave()
+    elif isinstance(command, End):
+        request.end(command.lease, command.verdict)
     else:
-        request.end(command.number, command.verdict)
+        request.leave()
 
 
 def end_forks_at_sigterm() -> None:

@@ -277,7 +277,7 @@ class _Worker:
             command = self._channel.recv()
         except (EOFError, OSError):  # the supervisor is gone
             command = Stop()
-        if command.asks_to_leave:
+        if isinstance(command, Stop):
             self._ask_to_leave(line)
         else:
             with contextlib.suppress(OSError):
@@ -294,7 +294,7 @@ class _Worker:
             self._leaving = True
         with contextlib.suppress(EOFError, OSError):
             while not self._leaving and self._channel.poll():
-                self._leaving = self._channel.recv().asks_to_leave
+                self._leaving = isinstance(self._channel.recv(), Stop)
             return self._leaving
         return True
 

@@ -48,6 +48,7 @@ AGENTS = sa.Table(
     sa.Column("beat_at", sa.Double, nullable=False),
     sa.Column("ended_at", sa.Double),
     sa.Column("ending", sa.String(64)),
+    sa.Column("lost_after", sa.Double),
 )
 
 #: Seconds in which an agent beats several times.
@@ -71,6 +72,8 @@ class Joining:
         code: Hash of the study's code that it runs.
         config: Hash of its study file's config.
         mark: Name of the file in the output folder by which others see that they share it.
+        lost_after: Seconds of silence after which a worker counts as dead, by its study file: it and its workers
+            give signs of life as often as that asks for.
     """
 
     placement: str
@@ -79,13 +82,15 @@ class Joining:
     code: str
     config: str
     mark: str
+    lost_after: float
 
 
 class Agent(NamedTuple):
     """A row; see `hpo.storage.ledger.Owner` and `Joining` for the fields of these names.
 
     ``number`` counts the study's agents from 1 and is never given out again. ``first_worker`` is the number of its
-    first worker: no two agents that live have workers of one number.
+    first worker: no two agents that live have workers of one number. ``lost_after`` is None in a row of an earlier
+    version.
     """
 
     agent_id: int
@@ -106,6 +111,11 @@ class Agent(NamedTuple):
     beat_at: float
     ended_at: float | None
     ending: str | None
+    lost_after: float | None
+
+    def patience(self, own: float) -> float:
+        """Seconds of silence after which it counts as gone, for who gives others ``own`` seconds."""
+        return max(own, self.lost_after or 0.0)
 
     def is_alive(self) -> bool | None:
         """Whether its process lives; None where that can't be known here, as on another machine."""
@@ -213,6 +223,13 @@ def open_agents(conn: Executor, study_id: int, *, not_since: float | None = None
     if not_since is not None:
         query = query.where(AGENTS.c.beat_at < not_since)
     return [Agent._make(cast("Any", row)) for row in conn.execute(query.order_by(AGENTS.c.number))]
+
+
+def patience_of(conn: Executor, study_id: int) -> dict[int, float]:
+    """`Joining.lost_after` of each agent that a study has had, by its id; those are left out that stored none."""
+    query = sa.select(AGENTS.c.agent_id, AGENTS.c.lost_after).where(AGENTS.c.study_id == study_id)
+    rows = conn.execute(query.where(AGENTS.c.lost_after.is_not(None))).all()
+    return dict(cast("list[tuple[int, float]]", rows))
 
 
 def last_ending(conn: Executor, study_id: int) -> str | None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Final, Self, cast
 
 import sqlalchemy as sa
 from optuna.trial import TrialState
@@ -26,6 +26,7 @@ from hpo.storage.attributes import (
     TRACEBACK_ATTR,
     WORKER_ATTR,
 )
+from hpo.storage.ledger import Executor
 from hpo.storage.optuna_private import TRIAL_USER_ATTRS, models, set_user_attr
 from hpo.storage.outage import patient
 from hpo.storage.pausing import lock_paused
@@ -109,6 +110,28 @@ class Sightings:
         return silent
 
 
+@dataclass(frozen=True)
+class Patience:
+    """How long a worker may be silent before it counts as dead.
+
+    Attributes:
+        own: Seconds, for who judges.
+        of_agents: Seconds of each agent, by its id: its workers beat as often as that asks for, and no more.
+    """
+
+    own: float
+    of_agents: Mapping[int, float]
+
+    @classmethod
+    def of(cls, conn: Executor, study_id: int, own: float) -> Self:
+        """With the agents that a study has had."""
+        return cls(own, agents.patience_of(conn, study_id))
+
+    def with_owner_of(self, lease: ledger.Attempt) -> float:
+        """Seconds that the owner of a lease may be silent."""
+        return max(self.own, self.of_agents.get(lease.agent, 0.0))
+
+
 @patient
 def requeue_dead(
     storage: StudyStorage,
@@ -124,7 +147,8 @@ def requeue_dead(
     """Take every RUNNING trial back whose owner is dead.
 
     An owner on this host is dead when its process is; one on another host when it has not beaten for ``grace``
-    seconds: as ``sightings`` have it, or else as the clock has it and half that time of watching confirms. A
+    seconds, or for as long as its own agent waits for others, where that is longer and it beats less often: as
+    ``sightings`` have it, or else as the clock has it and half that time of watching confirms. A
     RUNNING trial without a lease is taken back only in a study with a budget: others are not ours.
 
     Args:
@@ -140,11 +164,12 @@ def requeue_dead(
     ours = BUDGET_ATTR in storage.get_study_user_attrs(study_id)
     with storage.engine.connect() as conn:
         running = [trial for trial in ledger.running_trials(conn, study_id) if not _is_spared(trial, spare)]
+        patience = Patience.of(conn, study_id, grace)
     dead = [trial for trial in running if trial.lease is None and ours]
     leased = [trial for trial in running if trial.lease is not None]
-    found = _with_dead_owners(storage, leased, grace, sightings)
+    found = _with_dead_owners(storage, leased, patience, sightings)
     if sightings is None:
-        found = _watched(storage, study_id, found, grace / _WATCHED_SHARE)
+        found = _watched(storage, study_id, found, patience)
     dead += found
     dead.sort(key=lambda trial: trial.number)
     return _settle_all(storage, dead, GONE, max_retries, stop_note, dry_run=dry_run)
@@ -170,23 +195,23 @@ def _lives(storage: StudyStorage, lease: ledger.Attempt) -> bool | None:
 
 
 def _with_dead_owners(
-    storage: StudyStorage, trials: list[ledger.RunningTrial], grace: float, sightings: Sightings | None
+    storage: StudyStorage, trials: list[ledger.RunningTrial], patience: Patience, sightings: Sightings | None
 ) -> list[ledger.RunningTrial]:
     leases = [cast("ledger.Attempt", trial.lease) for trial in trials]
     if sightings is None:
         silent = [time.time() - lease.beat_at for lease in leases]
     else:
-        silent = sightings.look([(each.trial_id, each.attempt, each.beat_at) for each in leases], grace)
+        silent = sightings.look([(each.trial_id, each.attempt, each.beat_at) for each in leases], patience.own)
     alive = [_lives(storage, lease) for lease in leases]
     return [
         trial
-        for trial, lives, seconds in zip(trials, alive, silent, strict=True)
-        if (seconds > grace if lives is None else not lives)
+        for trial, lease, lives, seconds in zip(trials, leases, alive, silent, strict=True)
+        if (seconds > patience.with_owner_of(lease) if lives is None else not lives)
     ]
 
 
 def _watched(
-    storage: StudyStorage, study_id: int, trials: list[ledger.RunningTrial], seconds: float
+    storage: StudyStorage, study_id: int, trials: list[ledger.RunningTrial], patience: Patience
 ) -> list[ledger.RunningTrial]:
     """Those of these trials whose owners are dead processes of this host, or don't beat while they are watched.
 
@@ -194,7 +219,8 @@ def _watched(
     """
     here = [trial for trial in trials if trial.lease is not None and _lives(storage, trial.lease) is not None]
     elsewhere = [trial for trial in trials if trial not in here]
-    until = time.monotonic() + seconds
+    waits = [patience.with_owner_of(each.lease) for each in elsewhere if each.lease is not None]
+    until = time.monotonic() + max(waits, default=0.0) / _WATCHED_SHARE
     while elsewhere and (left := until - time.monotonic()) > 0:
         time.sleep(min(left, _WATCH_PAUSE))
         with storage.engine.connect() as conn:

@@ -4,13 +4,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import optuna
 import sqlalchemy as sa
 
 from hpo.errors import StudyError
 from hpo.storage import ledger
+from hpo.storage.agents import AGENTS
 from hpo.storage.attributes import HASH_ATTR
 from hpo.storage.changes import CHANGES
 from hpo.storage.engines import LOCK_SECONDS, display_url, engine_kwargs
@@ -42,7 +43,8 @@ def has_schema(url: sa.URL, pooler: Path | None = None) -> bool:
         connect_through(engine, pooler)
     try:
         with engine.connect() as conn:
-            if not sa.inspect(conn).has_table(CHANGES.name):  # the youngest of our tables
+            # The youngest of our tables, and of our columns.
+            if not sa.inspect(conn).has_table(CHANGES.name) or _missing_columns(conn, AGENTS):
                 return False
             revision = _revision(conn)
     finally:
@@ -165,6 +167,9 @@ def _create_missing(conn: sa.Connection, url: sa.URL) -> None:
         raise _wrong_revision(url, revision)
     models.BaseModel.metadata.create_all(conn)
     ledger.metadata.create_all(conn)
+    for column in _missing_columns(conn, AGENTS):
+        kind = column.type.compile(conn.dialect)
+        conn.execute(sa.text(f"ALTER TABLE {AGENTS.name} ADD COLUMN {column.name} {kind}"))
     info = models.VersionInfoModel.__table__
     if conn.execute(sa.select(info.c.version_info_id)).first() is None:
         row = {"schema_version": models.SCHEMA_VERSION, "library_version": optuna.__version__}
@@ -176,6 +181,12 @@ def _create_missing(conn: sa.Connection, url: sa.URL) -> None:
         config = Config()
         config.set_main_option("script_location", str(Path(models.__file__).parent / "alembic").replace("%", "%%"))
         MigrationContext.configure(conn).stamp(ScriptDirectory.from_config(config), OPTUNA_REVISION)
+
+
+def _missing_columns(conn: sa.Connection, table: sa.Table) -> list[sa.Column[Any]]:
+    """Columns that a table of an earlier version of ours is without; all of them may be null."""
+    there = {column["name"] for column in sa.inspect(conn).get_columns(table.name)}
+    return [column for column in table.columns if column.name not in there]
 
 
 def _keep_microseconds(conn: sa.Connection) -> None:

@@ -31,7 +31,7 @@ def agents_at_work(opened: OpenStudy) -> list[dict[str, Any]]:
     last heard of.
     """
     with opened.storage.engine.connect() as conn:
-        found = [each for each in agents.open_agents(conn, opened.study_id) if each.is_alive() is not False]
+        found = _not_dead(conn, opened.study_id)
         work = _work_of(conn, [each.agent_id for each in found])
     now = time.time()
     return [
@@ -50,6 +50,18 @@ def agents_at_work(opened: OpenStudy) -> list[dict[str, Any]]:
         for each in found
         for running, ended, last in (work.get(each.agent_id, (0, 0, 0.0)),)
     ]
+
+
+def heard_of_lately(opened: OpenStudy) -> int:
+    """How many agents are at work, as far as their last signs of life tell."""
+    now, own = time.time(), opened.spec.run.lost_after
+    with opened.storage.engine.connect() as conn:
+        found = _not_dead(conn, opened.study_id)
+    return sum(now - each.beat_at < each.patience(own) for each in found)
+
+
+def _not_dead(conn: sa.Connection, study_id: int) -> list[Agent]:
+    return [each for each in agents.open_agents(conn, study_id) if each.is_alive() is not False]
 
 
 def _work_of(conn: sa.Connection, of: Sequence[int]) -> dict[int, tuple[int, int, float]]:
@@ -78,7 +90,7 @@ def ask_all_to_leave(opened: OpenStudy) -> list[Agent]:
     """
     opened.storage.set_study_system_attr(opened.study_id, STOP_ATTR, agents.new_stop_request())
     with opened.storage.engine.connect() as conn:
-        return [each for each in agents.open_agents(conn, opened.study_id) if each.is_alive() is not False]
+        return _not_dead(conn, opened.study_id)
 
 
 @patient
@@ -88,7 +100,7 @@ def end_dead_agents(storage: StudyStorage, study_id: int, *, grace: float, sight
     Args:
         storage: Where the study is.
         study_id: Optuna's id of the study.
-        grace: Seconds of silence after which an agent on another machine counts as gone.
+        grace: Seconds of silence after which an agent on another machine counts as gone; its own, where longer.
         sightings: What this process has seen when it looked before.
 
     Returns:
@@ -102,7 +114,7 @@ def end_dead_agents(storage: StudyStorage, study_id: int, *, grace: float, sight
         (each, agents.SILENT if alive is None else agents.GONE)
         for each, seconds in zip(quiet, silent, strict=True)
         for alive in (each.is_alive(),)
-        if (seconds > grace if alive is None else not alive)
+        if (seconds > each.patience(grace) if alive is None else not alive)
     ]
     if ended:
         with storage.one_transaction() as conn:

@@ -17,7 +17,7 @@ from hpo.storage import ledger
 from hpo.storage.ledger import ATTEMPTS, Attempt
 from hpo.storage.optuna_private import TRIALS
 from hpo.storage.outage import patient
-from hpo.storage.recovery import requeue_dead
+from hpo.storage.recovery import Patience, requeue_dead
 from hpo.storage.study_storage import StudyStorage
 
 if TYPE_CHECKING:
@@ -88,8 +88,8 @@ def repair(opened: OpenStudy, *, dry_run: bool = False) -> RepairReport:
         for each in settled
     ]
     taken = {each.number for each in settled}
-    running, stale = _look(storage, opened.study_id)
-    left = [_left_alone(trial, run.lost_after) for trial in running if trial.number not in taken]
+    running, stale, patience = _look(storage, opened.study_id, run.lost_after)
+    left = [_left_alone(trial, patience) for trial in running if trial.number not in taken]
     ended = (_end_lease(storage, number, lease, dry_run=dry_run) for number, lease in stale)
     done += [each for each in ended if each is not None]
     done += _remove_orphans(storage, dry_run=dry_run)
@@ -97,12 +97,16 @@ def repair(opened: OpenStudy, *, dry_run: bool = False) -> RepairReport:
 
 
 @patient
-def _look(storage: StudyStorage, study_id: int) -> tuple[list[ledger.RunningTrial], list[tuple[int, Attempt]]]:
+def _look(
+    storage: StudyStorage, study_id: int, grace: float
+) -> tuple[list[ledger.RunningTrial], list[tuple[int, Attempt]], Patience]:
+    """The trials that run; open leases of others, with the trials' numbers; how long to wait for owners."""
     with storage.engine.connect() as conn:
-        return ledger.running_trials(conn, study_id), _stale_leases(conn, study_id)
+        running, stale = ledger.running_trials(conn, study_id), _stale_leases(conn, study_id)
+        return running, stale, Patience.of(conn, study_id, grace)
 
 
-def _left_alone(trial: ledger.RunningTrial, grace: float) -> Repair:
+def _left_alone(trial: ledger.RunningTrial, patience: Patience) -> Repair:
     lease = trial.lease
     if lease is None:
         return Repair(trial.number, 0, "", "it runs without a lease, in a study that was not started by `hpo run`")
@@ -112,7 +116,7 @@ def _left_alone(trial: ledger.RunningTrial, grace: float) -> Repair:
     else:
         reason = (
             f"{lease.worker} on {lease.host} is alive: last heard of {beat:.0f} s ago, "
-            f"counted dead after {grace:.0f} s of silence"
+            f"counted dead after {patience.with_owner_of(lease):.0f} s of silence"
         )
     return Repair(trial.number, lease.attempt, "", reason)
 

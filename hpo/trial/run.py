@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,7 +101,7 @@ class TrialRun:
         outcome: Outcome | None
         value: float | None
         try:
-            attempt = storage.attempt_of(self._id)
+            attempt = self._lease.attempt
             foreign = set_aside(self.opened.spec, number, attempt, self._attempts)
             folder = attempt_folder(self.opened.spec, number, attempt)
             with redirect_output(folder / "log.txt"):
@@ -148,6 +149,10 @@ class TrialRun:
     @property
     def _id(self) -> int:
         return id_of_trial(self.trial)
+
+    @cached_property
+    def _lease(self) -> Lease:
+        return Lease(self._id, self.opened.storage.attempt_of(self._id))
 
     @property
     def _attrs(self) -> Mapping[str, Any]:
@@ -214,7 +219,7 @@ class TrialRun:
         if reason == INTERRUPTED:
             if self._is_asked_to_leave:
                 return None
-            verdict = self.request.verdict(self.trial.number)
+            verdict = self.request.verdict(self._lease)
             if verdict is not None:
                 return self._failed(Outcome(verdict.outcome), verdict.reason)
         without = self._end.without_value(reason)
@@ -223,7 +228,7 @@ class TrialRun:
     @property
     def _is_asked_to_leave(self) -> bool:
         """Whether the worker is to leave, and the trial itself is not to end."""
-        return self.request.leaving and self.request.verdict(self.trial.number) is None
+        return self.request.leaving and self.request.verdict(self._lease) is None
 
     def _pause(self) -> Outcome | None:
         """Have the trial paused, where it can resume from its last epoch; an error of the trial's where not."""
@@ -296,7 +301,7 @@ class TrialRun:
             checkpoints=Checkpoints(attempt_folders(spec, trial.number), self.device, self._source()),
             inherited=inherited_epochs(trial),
             request=self.request,
-            lease=Lease(self._id, opened.storage.attempt_of(self._id)),
+            lease=self._lease,
             process=opened.storage.process,
             pulse=self.pulse,
             parts=int(self._attrs.get(PARTS_ATTR, 1)),

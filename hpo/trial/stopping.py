@@ -11,13 +11,13 @@ class StopRequest:
     """What others want of a worker. Any thread may set it, and a signal's handler inside of another one, so there
     is no lock; a trial's session looks after each batch.
 
-    A verdict or a lost lease is about one trial: it does nothing to the next one, should the trial end first. A
-    verdict is about one attempt, too: a trial that pauses first is not ended by it when it resumes.
+    A verdict or a lost lease is about one attempt at one trial: it does nothing to the next trial, should this one
+    end first, nor to this one when it resumes, should it pause first.
     """
 
     def __init__(self) -> None:
         self._leave = False
-        self._verdicts: dict[int, Verdict] = {}
+        self._verdicts: dict[Lease, Verdict] = {}
         self._lost: set[Lease] = set()
 
     def leave(self) -> None:
@@ -29,28 +29,24 @@ class StopRequest:
         """Whether the worker is to take no other trial."""
         return self._leave
 
-    def end(self, number: int, verdict: Verdict) -> None:
-        """Ask that trial ``number`` ends with a verdict."""
-        self._verdicts[number] = verdict
+    def end(self, lease: Lease, verdict: Verdict) -> None:
+        """Ask that an attempt, and its trial, ends with a verdict."""
+        self._verdicts[lease] = verdict
 
-    def verdict(self, number: int) -> Verdict | None:
-        """How trial ``number`` is to end, if that was requested."""
-        return self._verdicts.get(number)
-
-    def begin(self) -> None:
-        """An attempt begins: the verdicts on what ran before came too late."""
-        self._verdicts = {}
+    def verdict(self, lease: Lease) -> Verdict | None:
+        """How an attempt is to end, if that was requested."""
+        return self._verdicts.get(lease)
 
     def lose(self, lease: Lease) -> None:
         """Say that a lease is lost."""
         self._lost.add(lease)
 
     def stops(self, number: int, lease: Lease) -> bool:
-        """Whether trial ``number`` is to stop now.
+        """Whether this attempt at trial ``number`` is to stop now.
 
         Raises:
             LeaseLostError: Another attempt has it.
         """
         if lease in self._lost:
             raise LeaseLostError(f"trial {number} has been taken from this worker")
-        return self._leave or number in self._verdicts
+        return self._leave or lease in self._verdicts

@@ -37,7 +37,7 @@ from hpo.execution.supervisor import Ending, Supervisor
 from hpo.execution.upkeep import Upkeep
 from hpo.storage import agents
 from hpo.storage.agents import Joining
-from hpo.storage.ledger import Owner
+from hpo.storage.ledger import Lease, Owner
 from hpo.storage.outage import DatabaseAwayError
 from hpo.storage.recovery import Settled
 from hpo.study.agents import ask_all_to_leave
@@ -113,7 +113,7 @@ def order_of(view: OpenStudy, workers: int | None = 1) -> AgentOrder:
 
 def as_agent(view: OpenStudy, placement: str) -> None:
     """Let the view take trials as a worker of a registered agent."""
-    joining = Joining(placement, "cpu", 1, "", "", "")
+    joining = Joining(placement, "cpu", 1, "", "", "", 60.0)
     with view.storage.transaction() as session:
         row = agents.register(session, view.study_id, Owner.current(), joining)
     assert view.storage.owner is not None
@@ -134,7 +134,7 @@ def test_what_happens_is_seen_from_the_database_alone(studies: Studies) -> None:
         label = f"worker-1@{owner.host}"
         assert list(observer.look()) == [
             (label, EpochsEnded(0, 1, (2.0,), 3)),
-            (label, Started(1, 0.0, 0, ())),
+            (label, Started(1, Lease(first._trial_id, 1), 0.0, 0, ())),
             (label, EpochsEnded(1, 1, (3.0, 1.5), 3)),
         ]
         assert list(observer.look()) == []

@@ -23,7 +23,7 @@ from hpo.execution.beating import AgentBeats
 from hpo.execution.launchers.forkserver import start_fork_server
 from hpo.execution.launchers.launcher import Ended, Launcher, Said, Worker
 from hpo.execution.launchers.local import LocalLauncher
-from hpo.execution.messages import EpochsEnded, Failed, Leaving, Lost, Message, Order, Ready, Started, Stop
+from hpo.execution.messages import End, EpochsEnded, Failed, Leaving, Lost, Message, Order, Ready, Started, Stop
 from hpo.execution.supervisor import Ending, Supervisor
 from hpo.storage import machine
 from hpo.storage.ledger import Attempt
@@ -209,7 +209,8 @@ def test_a_verdict_ends_one_trial_and_not_the_worker(studies: Studies, kind: str
         (worker,) = watched.place(1)
         watched.until(lambda: watched.heard(EpochsEnded))
         before = worker.beat
-        worker.ask(Stop(0, Verdict(Outcome.TIMED_OUT, "it took too long", final=True)))
+        assert worker.held is not None
+        worker.ask(End(worker.held.lease, Verdict(Outcome.TIMED_OUT, "it took too long", final=True)))
         watched.until(lambda: len(watched.heard(Started)) == 2)
         assert worker.beat > before
         worker.ask(Stop())

@@ -2,7 +2,7 @@
 
 import contextlib
 import multiprocessing
-import time
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -71,9 +71,7 @@ def attempts(url: str) -> list[ledger.Attempt]:
 
 def dead_owner(**changes: Any) -> Owner:
     """An owner whose process has ended."""
-    process = forked.Process(target=time.sleep, args=(0,))
-    process.start()
-    owner = Owner(machine.host_name(), machine.boot_id(), process.pid or 0, 1.0, "dead")
-    process.join()
-    process.close()
+    process = subprocess.Popen(["true"])
+    process.wait()
+    owner = Owner(machine.host_name(), machine.boot_id(), process.pid, 1.0, "dead")
     return Owner(**(vars(owner) | changes))

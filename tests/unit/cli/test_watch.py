@@ -119,7 +119,7 @@ def test_a_study_has_ended_where_its_scheduler_starts_no_more_trials(studies: St
     with studies.open("study.n_trials=4") as (view,):
         view.study.tell(ask(view)[0], 0.5)
         for ending, ended in (("interrupted", False), ("done", True)):
-            joining = Joining("", "cpu", 1, "code", "config", "mark")
+            joining = Joining("", "cpu", 1, "code", "config", "mark", 60.0)
             with view.storage.transaction() as session:
                 agent = register(session, view.study_id, Owner.current(), joining)
             assert not Looks(view).look().ended  # it is at work

@@ -20,6 +20,7 @@ from hpo.errors import StudyError
 from hpo.execution.messages import Extended, Started
 from hpo.storage.attributes import FORK_ATTR, GRANTS_ATTR
 from hpo.storage.grants import Grant, Granted
+from hpo.storage.ledger import Lease
 from hpo.storage.recovery import Settled
 from hpo.storage.study_end import prune_paused
 from hpo.study.open_study import OpenStudy
@@ -87,7 +88,7 @@ def test_the_live_view_shows_how_many_there_are(view: OpenStudy) -> None:
     assert tally.view().paused == study_view(view, Looks(view).look()).paused == 1
     tally.heard("worker-1", TrialReport(1, None, 0.5, 2, 1.0, paused=True))
     assert (tally.view().paused, tally.finished) == (2, 0)
-    tally.heard("worker-1", Started(0))
+    tally.heard("worker-1", Started(0, Lease(1, 1)))
     assert tally.view().paused == 1
     assert "1 paused" in _picture(tally)
 
@@ -106,7 +107,7 @@ def test_the_live_view_counts_what_waits_as_it_happens(studies: Studies) -> None
         view.storage.requeue(trial._trial_id)
         tally = Tally(view)
         assert tally.view().waiting == 1
-        tally.heard("worker-1", Started(0))
+        tally.heard("worker-1", Started(0, Lease(1, 1)))
         assert tally.view().waiting == 0
         tally.heard("worker-1", TrialReport(0, None, None, 2, 1.0))
         assert tally.view().waiting == 1
@@ -220,10 +221,10 @@ _TO_ITS_END: Granted = {"number": 6, "until": None, "why": {"kind": "whole"}}
 def test_lines_say_why_a_trial_trains(given: OpenStudy, capsys: pytest.CaptureFixture[str]) -> None:
     first, *_ = study_trials(given)[0]["internals"]["grants"]
     reporter = Reporter(given)
-    reporter.heard("worker-1", Started(0, 0.0, 0, [first]))
-    reporter.heard("worker-1", Started(0, 0.0, 2, [first, _PROMOTED]))
+    reporter.heard("worker-1", Started(0, Lease(1, 1), 0.0, 0, [first]))
+    reporter.heard("worker-1", Started(0, Lease(1, 1), 0.0, 2, [first, _PROMOTED]))
     reporter.heard("worker-1", Extended(0, [first, _PROMOTED, _TO_ITS_END]))
-    reporter.heard("worker-1", Started(1))
+    reporter.heard("worker-1", Started(1, Lease(2, 1)))
     assert capsys.readouterr().out.splitlines() == [
         "trial 0 starts, to epoch 3: model, ends at 0.123 (0.1 to 0.2), best 0.15",
         "trial 0 resumes after epoch 2, to epoch 9: promotion, best 0.15",
@@ -234,7 +235,7 @@ def test_lines_say_why_a_trial_trains(given: OpenStudy, capsys: pytest.CaptureFi
 def test_the_live_view_shows_the_latest_grant(given: OpenStudy) -> None:
     tally = Tally(given)
     tally.begin({"worker-1": Slot("cpu", "cpu", None, 1)})
-    tally.heard("worker-1", Started(0, 0.0, 2, [_PROMOTED]))
+    tally.heard("worker-1", Started(0, Lease(1, 1), 0.0, 2, [_PROMOTED]))
     assert "promotion, best 0.15" in _picture(tally)
     tally.heard("worker-1", Extended(0, [_PROMOTED, _TO_ITS_END]))
     shown = tally.view().workers[0].granted

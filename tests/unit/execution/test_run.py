@@ -40,7 +40,7 @@ def test_workers_beside_another_agents_are_known_by_their_own_numbers(studies: S
     with studies.open("study.n_trials=1") as (view,):
         run(view)
         with view.storage.transaction() as session:
-            joining = Joining("", "cpu", 3, "code", "config", "mark")
+            joining = Joining("", "cpu", 3, "code", "config", "mark", 60.0)
             write_mark(view.spec, agents.register(session, view.study_id, Owner.current(), joining))
         begun = Begun()
         _supervised(view, begun, [Slot("cpu", "cpu", None, 1)] * 2, None)

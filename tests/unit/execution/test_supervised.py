@@ -14,9 +14,10 @@ import pytest
 from hpo.execution.launchers.launcher import Ended, Said
 from hpo.execution.launchers.local import LocalWorker
 from hpo.execution.limits import Limits
-from hpo.execution.messages import Command, EpochsEnded, Extended, Leaving, Message, Started, Stop
+from hpo.execution.messages import Command, End, EpochsEnded, Extended, Leaving, Message, Started
 from hpo.execution.pulse import BEAT, PULSE_LENGTH
 from hpo.execution.supervised import Running, Supervised
+from hpo.storage.ledger import Lease
 from hpo.storage.recovery import LOST, STOPPED, Verdict
 from tests.support.commands import PATIENCE
 from tests.support.owners import forked
@@ -66,11 +67,11 @@ def held() -> Iterator[Held]:
 
 def test_a_broken_limit_is_said_first_and_then_enforced(held: Held) -> None:
     now = time.monotonic()
-    held.supervised.running = Running(3, 0.0, now - 11)
+    held.supervised.running = Running(Lease(4, 1), 0.0, now - 11)
     held.supervised.hold_to(LATE, 5.0, now)
     said = held.theirs.recv()
-    assert isinstance(said, Stop)
-    assert (said.number, said.verdict and said.verdict.outcome) == (3, "timed_out")
+    assert isinstance(said, End)
+    assert (said.lease, said.verdict.outcome) == (Lease(4, 1), "timed_out")
     held.supervised.hold_to(LATE, 5.0, now + 4)
     assert not held.theirs.poll(), "said once"
     assert held.lives
@@ -81,20 +82,20 @@ def test_a_broken_limit_is_said_first_and_then_enforced(held: Held) -> None:
 
 def test_a_kill_does_not_blame_the_trial_that_came_after(held: Held) -> None:
     now = time.monotonic()
-    held.supervised.running = Running(3, 0.0, now - 11)
+    held.supervised.running = Running(Lease(4, 1), 0.0, now - 11)
     held.supervised.hold_to(LATE, 0.0, now)
-    held.supervised.running = Running(4, 0.0, now)
+    held.supervised.running = Running(Lease(5, 1), 0.0, now)
     verdict = held.verdict()
     assert verdict is not None
     assert (verdict.outcome, verdict.final) == (STOPPED, False)
 
 
 def test_messages_say_what_runs(held: Held) -> None:
-    held.theirs.send(Started(7, spent_s=3.0))
+    held.theirs.send(Started(7, Lease(8, 2), spent_s=3.0))
     assert held.hear() == [Started]
     running = held.supervised.running
     assert running is not None
-    assert (running.number, running.spent_s) == (7, 3.0)
+    assert (running.lease, running.spent_s) == (Lease(8, 2), 3.0)
     held.theirs.send(EpochsEnded(7, 1, (0.5,), 10))
     assert held.hear() == [EpochsEnded]
     held.theirs.send(Extended(7, ({"number": 0, "until": 9, "why": {}},)))
@@ -111,7 +112,7 @@ def test_messages_say_what_runs(held: Held) -> None:
 
 def test_a_time_without_a_database_is_not_the_trials(held: Held) -> None:
     began = time.monotonic() - 100
-    held.supervised.running = Running(3, 0.0, began)
+    held.supervised.running = Running(Lease(4, 1), 0.0, began)
     held.process.pulse[BEAT] = began + 4  # then the database went away
     for now in (began + 6, began + 50, began + 99):
         held.supervised.excuse(now)
@@ -133,7 +134,7 @@ def test_an_end_of_its_own_is_a_loss_only_if_it_held_something(held: Held) -> No
     assert (verdict.outcome, verdict.reason) == (LOST, "its worker was killed by SIGKILL")
     in_order = Ended(held.process, "its worker ended with exit code 0", in_order=True)
     assert held.supervised.verdict(in_order) is None
-    held.supervised.running = Running(3, 0.0, time.monotonic())
+    held.supervised.running = Running(Lease(4, 1), 0.0, time.monotonic())
     verdict = held.supervised.verdict(in_order)
     assert verdict is not None
     assert verdict.reason == "its worker ended with exit code 0"

@@ -8,7 +8,7 @@ from multiprocessing import Pipe
 
 import pytest
 
-from hpo.execution.messages import Stop
+from hpo.execution.messages import End
 from hpo.execution.trial_process import Assignment, Extension, Orders
 from hpo.storage.ledger import Lease
 from hpo.storage.recovery import Verdict
@@ -38,15 +38,19 @@ def test_without_a_worker_there_is_no_trial_and_no_grant_however_often_it_is_ask
 def test_a_verdict_that_comes_once_the_trial_has_paused_does_not_end_it_when_it_resumes() -> None:
     ours, theirs = Pipe()
     request = StopRequest()
+    paused, resumed = Lease(4, 1), Lease(4, 2)
     late, inside = (Verdict("timed_out", reason, final=True) for reason in ("late", "inside"))
     with ours, theirs:
         orders = Orders(theirs, request)
-        for told in (Stop(3, late), Assignment(Lease(4, 2), 0.0)):
+        # One is on its way when the trial resumes, the other arrives when it has resumed.
+        for told in (End(paused, late), Assignment(resumed, 0.0), End(paused, late), Extension(None)):
             ours.send(told)
         assert orders.assignment() is not None
-        assert request.verdict(3) is None
-        assert not request.stops(3, Lease(4, 2))
-        for told in (Stop(3, inside), Extension(None)):
+        orders.extend({})
+        assert request.verdict(resumed) is None
+        assert not request.stops(3, resumed)
+        for told in (End(resumed, inside), Extension(None)):
             ours.send(told)
         orders.extend({})
-        assert request.verdict(3) == inside
+        assert request.stops(3, resumed)
+        assert request.verdict(resumed) == inside

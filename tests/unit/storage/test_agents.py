@@ -19,7 +19,7 @@ from hpo.storage.study_storage import StudyStorage
 from hpo.study.agents import end_dead_agents
 from tests.support.owners import NAME, opened, study_id
 
-JOINING = Joining("slurm:7_0", "cpu", 2, "code", "config", "mark")
+JOINING = Joining("slurm:7_0", "cpu", 2, "code", "config", "mark", 60.0)
 
 
 @pytest.fixture
@@ -108,6 +108,41 @@ def test_a_study_is_deleted_with_its_agents(storage: StudyStorage) -> None:
     storage.delete_study(study)
     with storage.engine.connect() as conn:
         assert agents.open_agents(conn, study) == []
+
+
+def test_an_agent_that_waits_longer_for_others_beats_less_often_and_is_waited_for(
+    storage: StudyStorage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study, clock = study_id(storage), 100.0
+    monkeypatch.setattr(time, "monotonic", lambda: clock)
+    with storage.transaction() as session:
+        owner = replace(Owner.current(), boot_id="another")
+        patient, hasty = (
+            agents.register(session, study, owner, replace(JOINING, lost_after=seconds))
+            for seconds in (120.0, 6.0)
+        )
+    look = partial(end_dead_agents, storage, study, grace=60.0, sightings=Sightings())
+    monkeypatch.setattr(time, "time", lambda: patient.beat_at + 1000)
+    ended_at = {}
+    for _ in range(9):
+        ended_at |= {each.agent_id: clock for each in look()}
+        clock += 19.0
+    assert ended_at == {hasty.agent_id: 100.0 + 4 * 19.0, patient.agent_id: 100.0 + 7 * 19.0}
+
+
+def test_a_table_of_an_earlier_version_gets_its_new_column(ready_url: str) -> None:
+    with opened(ready_url) as storage:
+        optuna.create_study(study_name=NAME, storage=storage)
+        joined(storage)
+        with storage.engine.begin() as conn:
+            conn.exec_driver_sql("ALTER TABLE hpo_agents DROP COLUMN lost_after")
+    with opened(ready_url, create=True) as storage:
+        (earlier,) = open_agents(storage)
+        assert earlier.lost_after is None
+        assert earlier.patience(30.0) == 30.0
+        later = joined(storage)
+        with storage.engine.connect() as conn:
+            assert agents.patience_of(conn, study_id(storage)) == {later.agent_id: 60.0}
 
 
 def test_a_dead_agent_is_ended_by_who_notices(storage: StudyStorage, monkeypatch: pytest.MonkeyPatch) -> None:

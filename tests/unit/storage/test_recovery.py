@@ -8,7 +8,8 @@ import pytest
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
-from hpo.storage import recovery
+from hpo.storage import agents, recovery
+from hpo.storage.agents import Joining
 from hpo.storage.beats import Heartbeat
 from hpo.storage.ledger import Owner
 from hpo.storage.recovery import (
@@ -25,6 +26,8 @@ from hpo.storage.study_storage import StudyStorage
 from tests.support.owners import attempts, dead_owner, load, make_study, opened, running, study_id
 
 pytestmark = pytest.mark.full
+
+JOINING = Joining("", "cpu", 1, "code", "config", "mark", lost_after=60.0)
 
 
 def waits(number: int, attempt: int) -> Settled:
@@ -74,10 +77,33 @@ def test_another_hosts_owner_is_dead_after_the_grace(sqlite_url: str) -> None:
         assert requeue_dead(plain, study_id(plain), grace=0.04) == [waits(0, 1)]
 
 
-def _age(storage: StudyStorage) -> None:
-    """Let all beats be of an hour ago."""
+def test_a_worker_whose_agent_is_more_patient_beats_less_often_and_gets_that_time(ready_url: str) -> None:
+    """Its next sign of life may be due after the time that is enough for who looks."""
+    make_study(ready_url, 1)
+    with opened(ready_url) as plain:
+        owner = dead_owner(host="elsewhere")
+        with plain.transaction() as session:
+            agent = agents.register(session, study_id(plain), owner, JOINING)
+        with opened(ready_url, owner=replace(owner, agent=agent.agent_id)) as remote:
+            load(remote).ask()
+            _age(plain, 30.0)
+            assert requeue_dead(plain, study_id(plain), grace=0.04) == []
+            _age(plain, 40.0)
+            now, sightings = [0.0], Sightings()
+            look = partial(requeue_dead, plain, study_id(plain), grace=12.0, sightings=sightings)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(time, "monotonic", lambda: now[0])
+                seen = []
+                for _ in range(18):
+                    now[0] += 4.0
+                    seen.append(look())
+            assert seen.index([waits(0, 1)]) == 16, "more than 60 s since the first look, and not 12 s"
+
+
+def _age(storage: StudyStorage, seconds: float = 3600.0) -> None:
+    """Let all beats be older."""
     with storage.engine.begin() as conn:
-        conn.exec_driver_sql("UPDATE hpo_attempts SET beat_at = beat_at - 3600")
+        conn.exec_driver_sql(f"UPDATE hpo_attempts SET beat_at = beat_at - {seconds}")
 
 
 def test_a_file_is_one_machines_which_may_have_been_started_anew(ready_url: str) -> None:

@@ -21,7 +21,7 @@ from hpo.execution.messages import Started
 from hpo.report.grants import kinds
 from hpo.storage.attributes import BEST_ATTR, PAUSED_ATTR, REASON_ATTR
 from hpo.storage.grants import Grant, OldGrantError, grants_of
-from hpo.storage.ledger import Owner
+from hpo.storage.ledger import Lease, Owner
 from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
 from hpo.storage.study_end import prune_paused
 from hpo.study.folders import attempt_folders
@@ -220,7 +220,7 @@ def test_a_run_counts_its_own_epochs_only_and_the_trial_that_has_ended(
         assert (tally.finished, tally.view().paused, tally.progress[0]) == (0, 2, 4)
         taken = take(forking(view))
         assert isinstance(taken, optuna.Trial)
-        started = Started(2, grants=grants_of(trials_of(view)[2]))
+        started = Started(2, Lease(3, 1), grants=grants_of(trials_of(view)[2]))
         tally.heard("worker-1", started)
         assert (tally.finished, tally.view().paused) == (1, 1)
         tally.heard("worker-1", TrialReport(2, Outcome.COMPLETE, 0.5, EPOCHS, 1.0))

@@ -26,7 +26,7 @@ def opened(studies: Studies) -> Iterator[OpenStudy]:
 
 
 def joined(opened: OpenStudy, mark: str, **owner: Any) -> Agent:
-    joining = Joining("", "cpu", 1, "code", "config", mark)
+    joining = Joining("", "cpu", 1, "code", "config", mark, 60.0)
     with opened.storage.transaction() as session:
         return agents.register(session, opened.study_id, replace(Owner.current(), **owner), joining)
 

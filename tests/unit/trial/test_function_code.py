@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from hpo.storage.attributes import STARTED_AGAIN_ATTR
+from hpo.storage.ledger import Lease
 from hpo.storage.pausing import paused_at
 from hpo.storage.recovery import Verdict
 from hpo.study.open_study import OpenStudy
@@ -139,7 +140,7 @@ def test_an_error_after_a_request_to_leave_requeues_the_trial(studies: Studies) 
         (attempt,) = view.storage.attempts_of_trial(stored(view)._trial_id)
         assert (attempt.outcome, attempt.reason) == ("requeued", "interrupted")
         request = StopRequest()
-        request.end(0, Verdict(Outcome.TIMED_OUT, "it broke a limit", final=True))
+        request.end(Lease(stored(view)._trial_id, 2), Verdict(Outcome.TIMED_OUT, "it broke a limit", final=True))
         assert run(view, train, request).outcome == Outcome.ERROR
 
 

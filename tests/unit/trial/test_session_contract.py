@@ -270,10 +270,11 @@ class SessionContract(ABC):
             assert pruner.steps == sorted(set(pruner.steps)), "no step is asked about twice"
 
     def test_a_verdict_ends_the_trial(self, studies: Studies) -> None:
-        request = StopRequest()
-        request.end(0, Verdict("timed_out", "too long", final=True))
         with self.open(studies) as (view,):
-            report = self.run(view, request)
+            trial, request = view.study.ask(), StopRequest()
+            request.end(Lease(trial._trial_id, 1), Verdict("timed_out", "too long", final=True))
+            code, device = type(self).make(view), torch.device("cpu")
+            report = TrialRun(view, trial, code, device, request, lambda _: None).run()
             assert (report.outcome, report.reason) == (Outcome.TIMED_OUT, "too long")
             assert stored(view).user_attrs[REASON_ATTR] == "too long"
 
