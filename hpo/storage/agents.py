@@ -13,9 +13,9 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, Self, cast
 
 import sqlalchemy as sa
 from sqlalchemy import orm
@@ -225,11 +225,29 @@ def open_agents(conn: Executor, study_id: int, *, not_since: float | None = None
     return [Agent._make(cast("Any", row)) for row in conn.execute(query.order_by(AGENTS.c.number))]
 
 
-def patience_of(conn: Executor, study_id: int) -> dict[int, float]:
-    """`Joining.lost_after` of each agent that a study has had, by its id; those are left out that stored none."""
-    query = sa.select(AGENTS.c.agent_id, AGENTS.c.lost_after).where(AGENTS.c.study_id == study_id)
-    rows = conn.execute(query.where(AGENTS.c.lost_after.is_not(None))).all()
-    return dict(cast("list[tuple[int, float]]", rows))
+@dataclass(frozen=True)
+class Patience:
+    """How long a worker may be silent before it counts as dead.
+
+    Attributes:
+        own: Seconds, for who judges.
+        of_agents: Seconds of each agent, by its id: its workers beat as often as that asks for, and no more. One
+            that stored none is missing.
+    """
+
+    own: float
+    of_agents: Mapping[int, float]
+
+    @classmethod
+    def of(cls, conn: Executor, study_id: int, own: float) -> Self:
+        """With the agents that a study has had."""
+        query = sa.select(AGENTS.c.agent_id, AGENTS.c.lost_after).where(AGENTS.c.study_id == study_id)
+        rows = conn.execute(query.where(AGENTS.c.lost_after.is_not(None))).all()
+        return cls(own, dict(cast("list[tuple[int, float]]", rows)))
+
+    def with_owner_of(self, lease: ledger.Attempt) -> float:
+        """Seconds that the owner of a lease may be silent."""
+        return max(self.own, self.of_agents.get(lease.agent, 0.0))
 
 
 def last_ending(conn: Executor, study_id: int) -> str | None:

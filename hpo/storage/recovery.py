@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Final, Self, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.storage import agents, ledger, machine
+from hpo.storage.agents import Patience
 from hpo.storage.attributes import (
     BUDGET_ATTR,
     OUTCOME_ATTR,
@@ -26,7 +27,6 @@ from hpo.storage.attributes import (
     TRACEBACK_ATTR,
     WORKER_ATTR,
 )
-from hpo.storage.ledger import Executor
 from hpo.storage.optuna_private import TRIAL_USER_ATTRS, models, set_user_attr
 from hpo.storage.outage import patient
 from hpo.storage.pausing import lock_paused
@@ -108,28 +108,6 @@ class Sightings:
         silent = [self._silent[key] + passed if key in self._silent else 0.0 for key in keys]
         self._looked_at, self._silent = now, dict(zip(keys, silent, strict=True))
         return silent
-
-
-@dataclass(frozen=True)
-class Patience:
-    """How long a worker may be silent before it counts as dead.
-
-    Attributes:
-        own: Seconds, for who judges.
-        of_agents: Seconds of each agent, by its id: its workers beat as often as that asks for, and no more.
-    """
-
-    own: float
-    of_agents: Mapping[int, float]
-
-    @classmethod
-    def of(cls, conn: Executor, study_id: int, own: float) -> Self:
-        """With the agents that a study has had."""
-        return cls(own, agents.patience_of(conn, study_id))
-
-    def with_owner_of(self, lease: ledger.Attempt) -> float:
-        """Seconds that the owner of a lease may be silent."""
-        return max(self.own, self.of_agents.get(lease.agent, 0.0))
 
 
 @patient

@@ -14,10 +14,11 @@ import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.storage import ledger
+from hpo.storage.agents import Patience
 from hpo.storage.ledger import ATTEMPTS, Attempt
 from hpo.storage.optuna_private import TRIALS
 from hpo.storage.outage import patient
-from hpo.storage.recovery import Patience, requeue_dead
+from hpo.storage.recovery import requeue_dead
 from hpo.storage.study_storage import StudyStorage
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from hpo.storage import agents
-from hpo.storage.agents import AGENTS, GONE, SILENT, Agent, Joining
+from hpo.storage.agents import AGENTS, GONE, SILENT, Agent, Joining, Patience
 from hpo.storage.attributes import STOP_ATTR
 from hpo.storage.ledger import Owner
 from hpo.storage.recovery import Sightings
@@ -142,7 +142,7 @@ def test_a_table_of_an_earlier_version_gets_its_new_column(ready_url: str) -> No
         assert earlier.patience(30.0) == 30.0
         later = joined(storage)
         with storage.engine.connect() as conn:
-            assert agents.patience_of(conn, study_id(storage)) == {later.agent_id: 60.0}
+            assert Patience.of(conn, study_id(storage), 30.0).of_agents == {later.agent_id: 60.0}
 
 
 def test_a_dead_agent_is_ended_by_who_notices(storage: StudyStorage, monkeypatch: pytest.MonkeyPatch) -> None:
