@@ -24,6 +24,7 @@ from optuna.exceptions import StorageInternalError
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import StudyError
+from hpo.search.schedulers.places import left_early, replaced
 from hpo.storage.attributes import BEST_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.engines import display_url
@@ -34,8 +35,8 @@ from hpo.storage.outage import DatabaseError, first_line
 from hpo.storage.pausing import paused_at, pruned_at_end
 from hpo.study.checkpoint_files import HALF_WRITTEN, StoredFile, scan, total_size, unlink
 from hpo.study.folders import attempt_folders
-from hpo.study.outcome import Outcome, outcome_of
-from hpo.study.standing import standing_of
+from hpo.study.outcome import outcome_of
+from hpo.study.standing import seen, standing_of
 from hpo.study.status import own_trials, ranked_trials
 from hpo.wording import file_size
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
@@ -238,14 +239,11 @@ def held_for_forks(opened: OpenStudy) -> Mapping[int, Collection[int]]:
     return held
 
 
-def _lost(trials: Sequence[FrozenTrial]) -> Iterator[FrozenTrial]:
-    """Trials that ended before their training did, and that no fork has replaced."""
-    replaced = {fork["replaces"] for trial in trials if (fork := forked_from(trial)) is not None}
-    for trial in trials:
-        ended = trial.state.is_finished() and pruned_at_end(trial) is None
-        is_stillborn = 0 < inherited_epochs(trial) == epochs_reached(trial)  # which is not replaced either
-        if ended and outcome_of(trial) != Outcome.COMPLETE and trial.number not in replaced and not is_stillborn:
-            yield trial
+def _lost(trials: Sequence[FrozenTrial]) -> list[FrozenTrial]:
+    """Trials that ended before their training did, in whose places no fork stands, and one may."""
+    shown = [seen(trial) for trial in trials]
+    numbers = left_early(shown) - replaced(shown)
+    return [trial for trial in trials if trial.number in numbers]
 
 
 def _last_end(trial: FrozenTrial) -> int:

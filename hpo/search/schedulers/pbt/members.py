@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from hpo.search.schedulers.curves import Curve
+from hpo.search.schedulers.places import left_early, replaced
 
 
 @dataclass(frozen=True)
@@ -25,16 +26,22 @@ class Members:
     @cached_property
     def alive(self) -> int:
         """Members that train, wait or may resume, and those that have trained to their end."""
-        return sum(map(self._is_alive, self.curves))
+        return len(self.curves) - len(self._gone)
+
+    @cached_property
+    def _gone(self) -> set[int]:
+        """Members that can't train any more, and did not come to their end."""
+        diverged = {curve.number for curve in self.curves if curve.seen.state == "paused" and not curve.resumable}
+        return diverged | left_early([curve.seen for curve in self.curves])
 
     def lost(self) -> Iterator[Curve]:
         """Members that can't train any more and that no fork has replaced, the one that came furthest first.
 
         One that was lost when nothing could be forked yet stays among them: it is far behind by the next loss.
         """
-        replaced = {curve.seen.replaces for curve in self.curves}
+        lost = self._gone - replaced([curve.seen for curve in self.curves])
         for curve in sorted(self.curves, key=lambda each: (each.seen.epochs, each.number), reverse=True):
-            if not self._is_alive(curve) and curve.number not in replaced:
+            if curve.number in lost:
                 yield curve
 
     def resumable(self) -> Curve | None:
@@ -73,10 +80,3 @@ class Members:
         on_its_way = seen.state in ("waiting", "running") and seen.until == step
         sound = math.isfinite(curve.at(step)) and math.isfinite(curve.last)
         return sound and not on_its_way and not seen.taken_over
-
-    def _is_alive(self, curve: Curve) -> bool:
-        seen = curve.seen
-        if seen.state == "ended":
-            # A fork that failed before its first epoch is not tried again and again.
-            return seen.whole or (0 < seen.inherited == seen.epochs)
-        return seen.state != "paused" or curve.resumable
