@@ -10,14 +10,13 @@ from hpo.search.schedulers.seen import Seen
 def left_early(trials: Sequence[Seen]) -> set[int]:
     """Numbers of the trials that ended before their training did, and whose places a fork may take.
 
-    A fork that ended before its first epoch is not among them: what would take its place may fail as well, again
-    and again.
+    A fork that ended before its first epoch was perhaps lost, or its parameters did not fit the machine: another
+    one is tried in its place, with other parameters. Where that one ends so too, there is no third: code that
+    fails with each fork would use up the study.
     """
-    return {
-        each.number
-        for each in trials
-        if each.state == "ended" and not each.whole and not _has_failed_at_once(each)
-    }
+    at_once = {each.number for each in trials if _ended_at_once(each)}
+    given_up = {each.number for each in trials if each.number in at_once and each.replaces in at_once}
+    return {each.number for each in trials if each.state == "ended" and not each.whole} - given_up
 
 
 def replaced(trials: Sequence[Seen]) -> set[int]:
@@ -25,5 +24,6 @@ def replaced(trials: Sequence[Seen]) -> set[int]:
     return {each.replaces for each in trials if each.replaces is not None}
 
 
-def _has_failed_at_once(seen: Seen) -> bool:
+def _ended_at_once(seen: Seen) -> bool:
+    """Whether it is a fork that ended before its first epoch."""
     return seen.state == "ended" and 0 < seen.inherited == seen.epochs

@@ -170,10 +170,22 @@ def test_a_result_that_was_taken_over_is_never_forked() -> None:
     assert (fork.replaces, fork.parent) == (0, 1)
 
 
-def test_a_fork_that_fails_at_once_is_not_tried_again_for_ever() -> None:
-    failed = [seen(number, {}, "ended", until=6, inherited=3, replaces=0) for number in range(4, 8)]
-    trials = [*(replace(each, state="ended") for each in at_three(0.9, 0.8, 0.7, 0.6)), *failed]
-    assert pbt().next(standing(trials)) == Wait()
+def test_a_fork_that_ends_before_its_first_epoch_is_replaced_by_another_one() -> None:
+    """It may have been lost with its worker."""
+    ended = seen(4, {}, "ended", until=6, inherited=3, replaces=0)
+    trials = [replace(at_three(0.9)[0], state="ended"), *at_three(0.9, 0.2, 0.4, 0.3)[1:], ended]
+    fork = pbt().next(standing(trials))
+    assert isinstance(fork, Fork)
+    assert (fork.replaces, fork.parent, fork.epoch) == (4, 1, 3)
+
+
+def test_where_each_fork_fails_at_once_each_place_is_given_up_after_the_second() -> None:
+    trials = [replace(each, state="ended") for each in at_three(0.9, 0.8, 0.7, 0.6)]
+    while isinstance(fork := pbt().next(standing(trials)), Fork):
+        failed = seen(len(trials), {}, "ended", until=6, inherited=fork.epoch, replaces=fork.replaces)
+        trials.append(failed)
+    assert fork == Wait()
+    assert len(trials) == 4 + 2 * 4
 
 
 def test_where_no_trial_is_left_the_worst_train_on_too() -> None:

@@ -365,6 +365,18 @@ def test_a_trial_that_is_lost_between_two_grants_is_replaced_from_a_checkpoint_b
         assert find_checkpoint(folders(view, 0), 2) is None
 
 
+def test_what_a_second_fork_begins_with_stays_where_the_first_was_lost_at_once(studies: Studies) -> None:
+    with studies.open(*OVERRIDES, "study.n_trials=4") as (view,):
+        run_all(forking(view), most=2)
+        fork = take(forking(view))
+        assert isinstance(fork, optuna.Trial)
+        view.study.tell(fork, state=TrialState.FAIL)
+        run_all(forking(view))
+        assert [outcome_of(trial) for trial in trials_of(view)] == ["complete", "pruned", "error"]
+        clean(forking(view), keep_best=1)
+        assert find_checkpoint(folders(view, 1), 2) is not None
+
+
 def test_what_a_larger_budget_may_fork_stays_where_the_study_has_ended(studies: Studies) -> None:
     with studies.open(*OVERRIDES) as (view,):
         run_all(forking(view), most=2)
