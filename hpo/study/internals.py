@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from optuna.trial import FrozenTrial
+
+from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 
 #: Metrics that every trial of the Trainer has unasked: the learning rate, and those of the callbacks that run by
@@ -54,3 +57,13 @@ def parted(
     unasked = UNASKED - wanted
     asked = {name: value for name, value in metrics.items() if name not in unasked}
     return asked, {name: value for name, value in metrics.items() if name in unasked}
+
+
+def queued_with(space: SearchSpace, trial: FrozenTrial) -> dict[str, Any]:
+    """The parameters that a trial was queued with, and has before it starts.
+
+    Those that the space does not allow are left out: another tool may have queued it.
+    """
+    given: dict[str, Any] = trial.system_attrs.get("fixed_params") or {}
+    known = {path: value for path, value in given.items() if path in space.params}
+    return {path: value for path, value in known.items() if space.problem(path, value) is None}

@@ -39,7 +39,7 @@ from hpo.storage.pausing import pruned_at_end
 from hpo.study.agents import agents_at_work
 from hpo.study.code_record import CodeRecord, codes_of
 from hpo.study.goals import goal_reached
-from hpo.study.internals import parted_metrics
+from hpo.study.internals import parted_metrics, queued_with
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of, unasked
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
@@ -392,7 +392,7 @@ def _internals(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     return {
         "metrics": parted_metrics(opened.spec, _metrics(trial))[1],
         "prediction": finite(trial.user_attrs.get(PREDICTION_ATTR)),
-        "seed": opened.trial_seed(trial.number, trial.params),
+        "seed": opened.trial_seed(trial.number, queued_with(opened.space, trial) | trial.params),
         "grants": list(grants_of(trial)),
         "fork": forked_from(trial),
     }

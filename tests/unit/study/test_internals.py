@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import optuna
 import pytest
 
 from hpo.study.internals import UNASKED, parted_metrics, unasked_metrics, wanted_metrics
 from hpo.study.open_study import OpenStudy
+from hpo.study.status import study_trials
 from hpo.trial.callbacks import CALLBACKS
 from tests.support.commands import hpo, hpo_json
 from tests.support.finished import finished_study
-from tests.support.studies import Studies
+from tests.support.studies import Studies, take
 
 
 def test_unasked_is_what_the_default_callbacks_record() -> None:
@@ -71,3 +73,13 @@ def test_trials_has_them_in_a_second_table_on_demand(view: OpenStudy) -> None:
     assert UNASKED.isdisjoint(first["metrics"])
     assert (len(first["internals"]["attempts"]), "attempts" in first) == (1, False)
     assert "leave it out" in hpo("trials", view.spec.path, "--internals", "--json", code=2).stderr
+
+
+def test_the_seed_of_a_trial_that_waits_is_the_one_that_it_was_queued_with(studies: Studies) -> None:
+    with studies.open("search_space={trainer.seed: {type: int, low: 5, high: 9}}") as (view,):
+        view.study.enqueue_trial({"trainer.seed": 7})
+        view.study.enqueue_trial({"trainer.seed": 70, "trainer.sead": 7})  # by another tool, which knows no space
+        assert [entry["internals"]["seed"] for entry in study_trials(view)] == [7, view.trial_seed(1, {})]
+        taken = take(view)
+        assert isinstance(taken, optuna.Trial)
+        assert view.trial_seed(0, view.space.suggest(taken)) == 7
