@@ -11,7 +11,7 @@ from multiprocessing.process import BaseProcess
 from types import ModuleType
 from typing import Any
 
-from hpo.config.variables import TOKEN_ENV, without_token
+from hpo.config.variables import TOKEN_ENV, token_left_out, without_token
 from hpo.search.one_thread import THREADS_VARIABLE
 
 #: The environment variables that this process has had when it started others; what is none now was removed.
@@ -56,11 +56,11 @@ class MainlessContext(ForkServerContext):
 
 
 class LoneProcess(SpawnProcess):
-    """Such a process that is started anew, and needs no fork server."""
+    """Such a process that is started anew, and needs no fork server; it does not have the token either."""
 
     @staticmethod
     def _Popen(process_obj: BaseProcess) -> Any:  # noqa: N802 - multiprocessing's name
-        with _without_main():
+        with _without_main(), token_left_out():
             return SpawnProcess._Popen(process_obj)  # noqa: SLF001
 
 

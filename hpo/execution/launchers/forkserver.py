@@ -13,6 +13,7 @@ from multiprocessing import forkserver, resource_tracker
 from typing import Final
 
 from hpo.config.spec import StudySpec
+from hpo.config.variables import token_left_out
 from hpo.execution.launchers.imported_once import environment_of
 from hpo.execution.launchers.large_pages import large_pages
 from hpo.execution.messages import REQUESTS
@@ -34,7 +35,7 @@ def start_fork_server(spec: StudySpec) -> None:
     )
     _make_room_for_sockets()
     variables = {**environment_of(spec), THREADS_VARIABLE: "1"}
-    with ignored(*REQUESTS), large_pages(), _in_environment(variables):
+    with ignored(*REQUESTS), large_pages(), _in_environment(variables), token_left_out():
         forkserver.ensure_running()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import sys
 from pathlib import Path
 
@@ -86,11 +87,13 @@ def test_the_environment_is_that_of_now_and_not_of_the_first_run(
     assert (tmp_path / "said").read_text() == "here there nowhere "
 
 
-def test_the_token_of_a_dashboard_stays_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("here", [True, pytest.param(False, marks=pytest.mark.full)])
+def test_the_token_of_a_dashboard_stays_here(here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPO_DASHBOARD_TOKEN", "a token")
     said = f"import os\nopen('{tmp_path}/said', 'a').write(os.environ.get('HPO_DASHBOARD_TOKEN', 'none'))\n{MODEL}"
-    check(tmp_path, code=said)
+    checked(load_spec(make_study(tmp_path, code=said)), here=here)
     assert (tmp_path / "said").read_text() == "none"
+    assert os.environ["HPO_DASHBOARD_TOKEN"] == "a token"
 
 
 @pytest.mark.full

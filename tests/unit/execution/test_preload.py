@@ -1,6 +1,7 @@
 """The fork server does once what each trial's process would do again."""
 
 import multiprocessing
+import os
 import subprocess
 import sys
 import tempfile
@@ -46,3 +47,14 @@ def test_its_socket_has_room_where_the_folder_of_temporary_files_has_a_long_name
     start_fork_server(spec)
     assert opened
     assert tempfile.gettempdir() == str(long)
+
+
+def test_it_does_not_have_the_token_of_a_dashboard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inherited: list[str] = []
+    monkeypatch.setenv("HPO_DASHBOARD_TOKEN", "a token")
+    monkeypatch.setattr("multiprocessing.forkserver.set_forkserver_preload", lambda _: None)
+    monkeypatch.setattr("multiprocessing.forkserver.ensure_running", lambda: inherited.extend(os.environ))
+    start_fork_server(load_spec(make_study(tmp_path)))
+    assert "PATH" in inherited
+    assert "HPO_DASHBOARD_TOKEN" not in inherited
+    assert os.environ["HPO_DASHBOARD_TOKEN"] == "a token"
