@@ -10,7 +10,8 @@ from typing import Final, Protocol
 
 from hpo.storage.ledger import Lease
 
-#: The monotonic clock when the worker last finished a batch, or took a trial.
+#: The monotonic clock when the worker last finished a batch, or took a trial; infinite while it is decided whether
+#: the trial trains on where its grant ends.
 BEAT: Final = 0
 #: 1 when it has finished an epoch of its trial, else 0.
 ADVANCED: Final = 1

@@ -6,6 +6,7 @@ Where the trial has paused, it may be kept, and trains that trial again when it 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import queue
 import signal
@@ -220,9 +221,9 @@ class TrialProcess:
         epochs = max(reports_of(trial), default=inherited_epochs(trial))
         send(self.channel, Started(trial.number, lease, self._spent(trial), epochs, grants))
         code = self._code(trial)
-        said = partial(_said, extend, news)
+        asked = partial(self._asked, extend, news)
         with news.of_trackers():
-            report = TrialRun(self.opened, trial, code, self.device, request, self._beat, said, before_s).run()
+            report = TrialRun(self.opened, trial, code, self.device, request, self._beat, asked, before_s).run()
         news.finish()
         send(self.channel, report)
         return report
@@ -242,6 +243,17 @@ class TrialProcess:
         if self._news is not None:
             self._news.follow(state, now)
 
+    def _asked(self, extend: Extend, news: News, values: Mapping[int, float]) -> Granted | None:
+        """As ``extend``, reported; the time until the answer is none in which the trial could advance."""
+        self.pulse[BEAT] = math.inf
+        try:
+            granted = extend(values)
+        finally:
+            self.pulse[BEAT] = time.monotonic()
+        if granted is not None:
+            news.extend(granted)
+        return granted
+
     def _spent(self, trial: optuna.Trial) -> float:
         if self.order.spec.run.trial_timeout is None:
             return 0.0
@@ -254,14 +266,6 @@ def _died(struck_before: int, rank: int, exitcode: int) -> None:
     """A peer has died, and so does the trial: as it would on one device."""
     print_error(f"{death_of(exitcode, struck_before, who=f'rank {rank}')}, and so does the trial")
     die_like(exitcode)
-
-
-def _said(extend: Extend, news: News, values: Mapping[int, float]) -> Granted | None:
-    """As ``extend``, reported."""
-    granted = extend(values)
-    if granted is not None:
-        news.extend(granted)
-    return granted
 
 
 def fail(channel: Connection[Message, Command], error: Exception) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
+import time
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -77,6 +78,13 @@ class Losing(Granting):
             database.execute("UPDATE trials SET state = 'WAITING' WHERE state = 'RUNNING'")
 
 
+class Slow(Granting):
+    """The decision takes longer than a trial may go without a batch."""
+
+    def go_wrong(self) -> None:
+        time.sleep(8)
+
+
 @dataclass(frozen=True)
 class Terminating(Granting):
     """A worker gets a SIGTERM while it takes its first trial.
@@ -119,6 +127,13 @@ def test_it_is_the_trials_trouble_and_not_the_workers(
             assert (outcome_of(trial), sorted(trial.intermediate_values)) == ("complete", [1, 2, 3, 4])
         first = view.storage.attempts_of_trial(view.study.get_trials()[0]._trial_id)
         assert [each.outcome for each in first] == [outcome, "complete"]
+
+
+def test_the_time_of_a_decision_is_not_one_without_progress(studies: Studies) -> None:
+    with studies.open("study.n_trials=1", "trainer.max_epochs=4", "run.no_progress_timeout=4") as (view,):
+        assert run(view, Slow(view.spec.output_dir / "study.db")) == (Ending.DONE, [])
+        (trial,) = view.study.get_trials()
+        assert (outcome_of(trial), sorted(trial.intermediate_values)) == ("complete", [1, 2, 3, 4])
 
 
 def test_a_worker_that_trains_itself_hears_a_sigterm_that_came_while_it_took_the_trial(studies: Studies) -> None:

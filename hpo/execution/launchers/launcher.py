@@ -35,7 +35,7 @@ class Worker(Protocol):
 
     @property
     def beat(self) -> float:
-        """The monotonic clock when it last finished a batch, or took a trial."""
+        """The monotonic clock when it last finished a batch, or took a trial; infinite while it can't advance."""
 
     @property
     def advanced(self) -> bool:

@@ -60,7 +60,7 @@ class LocalWorker:
 
     @property
     def beat(self) -> float:
-        """The monotonic clock when it last finished a batch, or took a trial."""
+        """The monotonic clock when it last finished a batch, or took a trial; infinite while it can't advance."""
         return self.pulse[BEAT]
 
     @property
