@@ -12,12 +12,13 @@ from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFil
 from hpo.cli.show import looked_up, print_json
 from hpo.console.output import read_by_others
 from hpo.errors import InputError
-from hpo.wording import count_of, file_size
+from hpo.wording import count_of, file_size, listed
 
 if TYPE_CHECKING:
     from hpo.study.open_study import OpenStudy
     from hpo.study.repair import Repair
     from hpo.study.retention import CleanReport
+    from hpo.study.retry import Prospect, Reopened
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing, say what would be done.")]
 
@@ -84,9 +85,13 @@ def retry(
         fix = "`--failed` for all that have failed, or `--trial N`, repeated for several"
         raise InputError(problem, path="--failed, --trial", fix=fix)
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
-    from hpo.study.retry import failed_trials, reopen
+    from hpo.study.retry import failed_trials, prospect, reopen
 
-    done = looked_up(spec, lambda opened: reopen(opened, trial or failed_trials(opened), dry_run=dry_run))
+    def requeue(opened: OpenStudy) -> tuple[list[Reopened], Prospect]:
+        done = reopen(opened, trial or failed_trials(opened), dry_run=dry_run)
+        return done, prospect(opened, [entry.trial for entry in done])
+
+    done, expected = looked_up(spec, requeue)
     if json_:
         print_json({"study": spec.study.name, "dry_run": dry_run, "retried": [asdict(entry) for entry in done]})
         return
@@ -101,7 +106,23 @@ def retry(
         if not done:
             print("no trial has failed")
         elif not dry_run:
-            print("`hpo run` resumes them")
+            print(_next_run(expected, len(done)))
+
+
+def _next_run(expected: Prospect, count: int) -> str:
+    """What `hpo run` does about so many trials that wait again."""
+    left, cut = expected.without_epochs, expected.cut
+    if expected.reached is not None:
+        return f"`hpo run` resumes none of them: {expected.reached}"
+    end = f"; trial {cut[0]} trains up to epoch {cut[1]}, for `study.epochs` has no more" if cut else ""
+    if not left:
+        return f"`hpo run` resumes them{end}"
+    if len(left) == count:
+        return (
+            "`hpo run` resumes none of them: `study.epochs` leaves no epochs; it resumes them with a larger number"
+        )
+    some = f"trial{'s' * (len(left) > 1)} {listed(left)}"
+    return f"`hpo run` resumes the others, and {some} with larger `study.epochs`: no epochs are left{end}"
 
 
 def clean(

@@ -13,13 +13,14 @@ place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import StudyError
+from hpo.search.schedulers.columns import WAITING
 from hpo.storage import ledger
 from hpo.storage.attributes import IMPORTED_ATTR, REASON_ATTR, RETRIED_ATTR
 from hpo.storage.changes import lock_study_of, note_change
@@ -29,7 +30,10 @@ from hpo.storage.outage import patient
 from hpo.storage.pausing import PAUSED
 from hpo.storage.recovery import forget_failure
 from hpo.storage.study_storage import StudyStorage
+from hpo.study.goals import goal_reached
 from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.standing import standing_of
+from hpo.study.status import own_trials
 
 if TYPE_CHECKING:
     from hpo.study.open_study import OpenStudy
@@ -50,6 +54,34 @@ class Reopened:
     attempts: int
     outcome: str
     reason: str
+
+
+@dataclass(frozen=True)
+class Prospect:
+    """What `hpo run` will do about trials that wait again, by the study file as it is.
+
+    Attributes:
+        without_epochs: Numbers of those for which ``study.epochs`` leaves none, ascending: they stay waiting.
+        cut: One that it lets train in part only, and the epoch up to which; None: there is no such one.
+        reached: Why the study is done, whatever waits; None if it is not.
+    """
+
+    without_epochs: list[int]
+    cut: tuple[int, int] | None
+    reached: str | None
+
+
+def prospect(opened: OpenStudy, numbers: Iterable[int]) -> Prospect:
+    """What will become of trials that have been reopened, as far as none has been taken meanwhile."""
+    standing = replace(standing_of(opened), n_epochs=opened.spec.study.epochs)
+    every, asked = standing.columns, set(numbers)
+    waiting = asked & set(every.number[every.state == WAITING].tolist())
+    cut = standing.cut if standing.cut is not None and standing.cut[0] in waiting else None
+    return Prospect(
+        sorted(waiting - set(standing.takeable.tolist())),
+        cut,
+        goal_reached(opened.spec.study, own_trials(opened)),
+    )
 
 
 def failed_trials(opened: OpenStudy) -> list[int]:

@@ -16,7 +16,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.retry import reopen
 from hpo.study.standing import standing_of
 from hpo.study.taking import Taker, claimable
-from tests.support.commands import PATIENCE
+from tests.support.commands import PATIENCE, hpo
 from tests.support.standings import seen
 from tests.support.standings import standing as standing_with
 from tests.support.studies import Studies, at_once, take
@@ -88,6 +88,34 @@ def test_one_for_which_no_epoch_is_left_waits_for_a_larger_budget(studies: Studi
             run_all(fours(view))
             assert (epochs_of(view), claimable(fours(view))) == (trained, 0)
     assert [trial.state for trial in standing_of(view).paused] == ["paused"] * 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("study.epochs=6",), "resumes none of them: `study.epochs` leaves no epochs"),
+        (("study.epochs=9",), "resumes the others, and trial 1 with larger `study.epochs`: no epochs are left\n"),
+        (("study.epochs=11",), "resumes them; trial 1 trains up to epoch 3, for `study.epochs` has no more\n"),
+        (("study.epochs=12",), "resumes them\n"),
+        (
+            ("study.epochs=12", "study.target_value=9"),
+            "resumes none of them: trial 2 has reached target_value: 1 ",
+        ),
+    ],
+)
+def test_a_retry_says_what_the_budget_leaves_for_them(
+    overrides: tuple[str, ...], said: str, studies: Studies
+) -> None:
+    """Three epochs each are due to trials 0 and 1, and six are trained."""
+    with studies.open("study.n_trials=3", "study.epochs=12", "trainer.max_epochs=5") as (view,):
+        fail_one_epoch_each(view, 2)
+        taken = take(fours(view))
+        assert isinstance(taken, optuna.Trial)
+        for epoch in range(1, 5):
+            taken.report(1.0, epoch)
+        view.study.tell(taken, 1.0)
+    done = hpo("retry", view.spec.path, "study.n_trials=3", "trainer.max_epochs=5", *overrides, "--failed")
+    assert f"`hpo run` {said}" in done.stdout
 
 
 def test_workers_that_take_them_at_once_keep_to_the_budget(studies: Studies) -> None:
