@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Container, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import cast
+from functools import partial
+from typing import Final, cast
 
 import optuna
 from optuna.exceptions import UpdateFinishedTrialError
@@ -31,6 +32,9 @@ from hpo.storage.optuna_private import forget_cached_trials, id_of_study, id_of_
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
 from hpo.study.standing import standing_of
+
+#: Paused trials that are counted at most; a study of so many more is looked at again when these are taken.
+_COUNTED: Final = 64
 
 
 @dataclass
@@ -129,14 +133,31 @@ def begin(opened: OpenStudy, lease: Lease) -> optuna.Trial:
 
 
 def claimable(opened: OpenStudy) -> int:
-    """How many workers could take a trial now."""
+    """How many workers could take a trial now.
+
+    A scheduler that reads trials, which takes long, is asked once: where it has something to do, each paused trial
+    counts.
+    """
     standing = standing_of(opened)
     step = within_epochs(standing, opened.scheduler.next(standing))
     if isinstance(step, New) and not _is_grant(standing, step):
         return opened.claimable()
     if isinstance(step, Wait):
         return len(standing.takeable)
-    return len(standing.takeable) + standing.count("paused") + (standing.new_left or 0)
+    if standing.read_columns is None:
+        return len(standing.takeable) + standing.count("paused") + (standing.new_left or 0)
+    resumed, last = _resumed_in_turn(opened, standing, step)
+    return len(standing.takeable) + resumed + (standing.new_left or 0 if isinstance(last, New | Fork) else 0)
+
+
+def _resumed_in_turn(opened: OpenStudy, standing: Standing, step: Next) -> tuple[int, Next]:
+    """How many paused trials workers would resume that ask one after the other, and the answer after those."""
+    resumed: set[int] = set()
+    while isinstance(step, Resume) and step.number not in resumed and len(resumed) < _COUNTED:
+        resumed.add(step.number)
+        standing = replace(standing, read_columns=partial(standing.columns.with_resumed, step.number, step.until))
+        step = within_epochs(standing, opened.scheduler.next(standing))
+    return len(resumed), step
 
 
 def _carried_out(opened: OpenStudy, standing: Standing, step: Next) -> Lease | Wait | None:

@@ -107,6 +107,18 @@ class Columns:
             best=_changed(self.best, place, (min if minimize else max)(finite, default=math.nan)),
         )
 
+    def with_resumed(self, number: int, until: int | None) -> Columns:
+        """The same with this trial as if a worker had resumed it, granted up to an epoch, or to its end."""
+        place = self.place(number)
+        if place is None:
+            return self
+        return replace(
+            self,
+            state=_changed(self.state, place, RUNNING),
+            until=_changed(self.until, place, NONE if until is None else until),
+            grants=_changed(self.grants, place, self.grants[place] + 1),
+        )
+
     def _read_with(self, place: int, values: Mapping[int, float], epoch: int) -> Floats:
         read, last = self.read_at(epoch), int(self.last[place])
         if values and min(values) <= epoch:

@@ -8,6 +8,7 @@ import optuna
 import pytest
 import sqlalchemy as sa
 
+from hpo.search.schedulers.asha import Asha
 from hpo.search.schedulers.pruner import PrunerScheduler
 from hpo.search.schedulers.scheduler import New, Next, Resume, Standing, Wait
 from hpo.storage.ledger import Lease
@@ -62,12 +63,28 @@ def test_a_paused_trial_is_resumed_as_itself(studies: Studies) -> None:
     with studies.open("study.n_trials=3", views=2) as (view, other):
         paused(view)
         params = view.study.get_trials()[0].params
-        assert claimable(saying(other, Resume(0))) == 3  # it, and new ones
+        assert claimable(saying(other, Resume(0))) == 1
         taken = take(saying(other, Resume(0)))
         assert number_of(taken) == 0
         assert isinstance(taken, optuna.Trial)
         assert other.space.suggest(taken) == params
         assert paused_at(other.storage.get_trial(taken._trial_id)) is None
+
+
+@pytest.mark.parametrize(("n_trials", "new"), [(9, 0), (12, 3)])
+def test_of_the_paused_trials_those_count_that_the_scheduler_would_resume(
+    n_trials: int, new: int, studies: Studies
+) -> None:
+    """Of nine at the first rung the best three are promoted, and then one of them trains."""
+    with studies.open(f"study.n_trials={n_trials}", "trainer.max_epochs=9", "study.pruner=none") as (view,):
+        asha = replace(view, scheduler=Asha())
+        for value in range(9):
+            taken = view.study.ask()
+            taken.report(float(value), 1)
+            view.storage.pause(taken._trial_id, 1)
+        assert claimable(asha) == 3 + new
+        assert number_of(take(asha)) == 0
+        assert claimable(asha) == 2 + new
 
 
 def test_a_worker_that_was_slower_asks_again(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
