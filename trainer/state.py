@@ -57,6 +57,9 @@ class TrainState:
         data_batch: Finished batches of the running pass.
         cut_batches: Batches of the running pass that were trained when its batch size changed; 0 if it did not.
         cut_samples: Their samples.
+        batch_size: Samples a batch, as `set_batch_size` was asked for last; None where the trainer's own hold.
+        pass_batch_size: Samples a batch of the running pass, from its latest change of size on; 0 where the next
+            batch is the first of its size.
         history: The metrics of each finished epoch, the latest last (the same object as ``metrics``).
         inherited: Epochs at the beginning of the history that another run has trained: this one is its fork.
         user_state: Plain values that callbacks share; checkpointed.
@@ -111,6 +114,8 @@ class TrainState:
     data_batch: int = 0
     cut_batches: int = 0
     cut_samples: int = 0
+    batch_size: int | None = None
+    pass_batch_size: int = 0
     history: list[Metrics] = field(default_factory=list)
     inherited: int = 0
     user_state: dict[str, Any] = field(default_factory=dict)
@@ -300,6 +305,8 @@ class TrainState:
             "data_batch": self.data_batch,
             "cut_batches": self.cut_batches,
             "cut_samples": self.cut_samples,
+            "batch_size": self.batch_size,
+            "pass_batch_size": self.pass_batch_size,
             "history": [dict(metrics) for metrics in self.history],
             "inherited": self.inherited,
             "user_state": self.user_state,
@@ -319,6 +326,8 @@ class TrainState:
         self.data_epoch = state["data_epoch"]
         self.data_batch = state["data_batch"]
         self.cut_batches, self.cut_samples = state["cut_batches"], state["cut_samples"]
+        # Up to version 7 checkpoints had no sizes: a callback had to set what held.
+        self.batch_size, self.pass_batch_size = state.get("batch_size"), state.get("pass_batch_size", 0)
         self.history = [Metrics(metrics) for metrics in state["history"]]
         self.metrics = self.history[-1] if self.history else Metrics()
         self.inherited = state["inherited"]

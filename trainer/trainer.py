@@ -222,7 +222,7 @@ class Trainer:
         if self._stream is not None:
             self._stream.rebatch(batching, now=now)
             self.plan.lay_out(self.state, self._stream.length)
-        self.batching = batching
+        self.batching, self.state.batch_size = batching, batch_size
 
     # ---- what a checkpoint holds
 
@@ -253,6 +253,8 @@ class Trainer:
             found = self.group.from_first(lambda: find_start(ckpt, self.callbacks.callbacks, device))
             if found is not None:
                 self.load_state_dict(found)
+        if self.state.batch_size is not None:
+            self.batching = replace(self.batching, batch_size=self.state.batch_size)
         shard = self.group.shard(self.state)
         stream = self._stream = TrainStream(train, self.batching, self.device, self.state, self.seed, shard)
         self.evaluation.take(stream.validated(val))

@@ -11,6 +11,8 @@ from trainer.callbacks import GradientAccumulation
 
 _ACCUMULATION: Final = "gradient_accumulation"
 _SAVED: Final = "micro_batches"
+#: What a checkpoint's progress says of samples a batch; what no callback has set is None or 0.
+_SIZES: Final = ("batch_size", "pass_batch_size")
 
 
 def finer(config: Mapping[str, Any], parts: int, samples: int | None = None) -> int | None:
@@ -78,7 +80,9 @@ def state_in_parts(checkpoint: Mapping[str, Any], parts: int) -> dict[str, Any]:
         parts: Of the run that continues there.
     """
     state, saved = checkpoint["state"], checkpoint.get(_SAVED, 1)
-    return {**state, **{name: state[name] * parts // saved for name in ("batch_index", "data_batch")}}
+    batches = {name: state[name] * parts // saved for name in ("batch_index", "data_batch")}
+    sizes = {name: max(1, state[name] * saved // parts) for name in _SIZES if state.get(name)}
+    return {**state, **batches, **sizes}
 
 
 class MicroBatches(Callback):

@@ -23,9 +23,9 @@ from trainer.step.parts import bare_model, load_step, state_of_step
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_VERSION: Final = 7
-#: Formats that can be read. 6 has no parts of other ranks, since there was one process only.
-_READABLE: Final = (6, 7)
+CHECKPOINT_VERSION: Final = 8
+#: Formats that can be read. 6 has no parts of other ranks, since there was one process only; 7 no batch sizes.
+_READABLE: Final = (6, 7, 8)
 
 
 class Resumable(TrainerView, Protocol):

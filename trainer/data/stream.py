@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -35,7 +36,8 @@ class TrainStream:
         data: The training data, see `trainer.data.batches.make_batches`.
         options: How to batch it.
         device: Where the batches are to lie.
-        state: Says which pass and which batch are next; ``data_epoch`` and ``data_batch`` are kept up here.
+        state: Says which pass and which batch are next, and of what size; ``data_epoch``, ``data_batch`` and
+            ``pass_batch_size`` are kept up here.
         seed: The run's seed.
         shard: Which part of each batch is this process's, of several; each draws random numbers of its own.
     """
@@ -56,9 +58,9 @@ class TrainStream:
         self._shard = shard
         self._iterator: Iterator[Any] | None = None
         self._options = options
-        self._opened_size = options.batch_size
         self._handed: int | None = None  # ``data_batch`` when the latest batch was handed out
-        self._batches = self._made(options)
+        self._size = state.pass_batch_size or options.batch_size
+        self._batches = self._made()
         #: Batches of the running or next pass; None if unknown.
         self.length = self._length()
 
@@ -96,6 +98,7 @@ class TrainStream:
             raise no_batch()
         self._state.data_epoch += 1
         self._state.data_batch = self._state.cut_batches = self._state.cut_samples = 0
+        self._state.pass_batch_size = 0
         self._iterator = self._handed = None
 
     def skip_pass(self, plan: Plan) -> None:
@@ -107,27 +110,32 @@ class TrainStream:
         if plan.validate_every is not None:
             raise ValueError("skip('epoch') leaves out a whole pass, which with validate_every an epoch is not")
         self._state.data_epoch += 1
+        self._state.pass_batch_size = 0
         self._iterator = None
 
     def rebatch(self, options: BatchOptions, *, now: bool = False) -> None:
         """Batch the data in another way, from the next pass on; with ``now`` from the next batch on.
 
+        Before the first batch of a fit that resumes inside a pass, this pass keeps its size, too, but for ``now``.
+
         Raises:
             ValueError: The data comes in batches of its own, or it is to change ``now`` and has no length, a limit
                 that counts batches, or a batch under way; or a pass is being trained on and it is not.
         """
-        opened = self._iterator is not None
-        if opened and self._state.data_batch > 0 and not now:
+        state, opened = self._state, self._iterator is not None
+        if opened and state.data_batch > 0 and not now:
             raise ValueError("the batch size can't change inside a pass: set it in on_fit_start or on_epoch_end")
         if is_batched(self._data):
             raise ValueError("the training data comes in batches of its own: hand over its Dataset instead")
         if now:
             self._check_change()
-            if opened:
+            if state.pass_batch_size not in (0, options.batch_size):
                 self._cut()
+        elif not opened and not state.data_batch:
+            state.pass_batch_size = 0
         self._options = options
-        self._batches = self._made(options)
         if self._iterator is None:
+            self._resize()
             self.length = self._length()
 
     def validated(self, val: Any) -> Any:
@@ -164,17 +172,25 @@ class TrainStream:
     def _cut(self) -> None:
         """Note how far the pass is, and open it there again for the next batch."""
         state = self._state
-        state.cut_samples += (state.data_batch - state.cut_batches) * self._opened_size
-        state.cut_batches = state.data_batch
+        state.cut_samples += (state.data_batch - state.cut_batches) * state.pass_batch_size
+        state.cut_batches, state.pass_batch_size = state.data_batch, 0
         self._iterator = None
-        close_batches(self._batches)
+
+    def _resize(self) -> None:
+        """Make batches of the size that the next one has, where those there are have another."""
+        size = self._state.pass_batch_size or self._options.batch_size
+        if size != self._size:
+            close_batches(self._batches)
+            self._size = size
+            self._batches = self._made()
 
     def _length(self) -> int | None:
         if isinstance(self._batches, LoaderBatches | TensorBatches) and self._state.cut_samples:
             return self._state.cut_batches + self._batches.remaining(self._state.cut_samples)
         return pass_length(self._batches)
 
-    def _made(self, options: BatchOptions) -> Batches:
+    def _made(self) -> Batches:
+        options = replace(self._options, batch_size=self._size)
         return train_batches(self._data, options, self._device, seed=self._seed, shard=self._shard)
 
     def _seed_all(self, *parts: int) -> None:
@@ -191,9 +207,10 @@ class TrainStream:
 
     def _open(self) -> Iterator[Any]:
         if self._iterator is None:
+            self._resize()
             state, batches = self._state, self._batches
             state.absent = False  # who deals batches says otherwise for each; a ready DataLoader never does
-            self.length, self._opened_size = self._length(), self._options.batch_size
+            self.length, state.pass_batch_size = self._length(), self._size
             skip = state.data_batch - state.cut_batches
             if skip or not state.cut_batches:  # else the pass is at a cut: its random numbers continue
                 self._seed_all(state.data_epoch)

@@ -180,7 +180,7 @@ class TestSaved:
 
     def test_a_checkpoint_of_another_version_is_refused(self) -> None:
         checkpoint = make_trainer().state_dict() | {"version": 99}
-        with pytest.raises(ValueError, match="version 99, expected 7"):
+        with pytest.raises(ValueError, match="version 99, expected 8"):
             make_trainer().load_state_dict(checkpoint)
 
 
