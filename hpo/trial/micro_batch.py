@@ -80,7 +80,7 @@ def state_in_parts(checkpoint: Mapping[str, Any], parts: int) -> dict[str, Any]:
         parts: Of the run that continues there.
     """
     state, saved = checkpoint["state"], checkpoint.get(_SAVED, 1)
-    batches = {name: state[name] * parts // saved for name in ("batch_index", "data_batch")}
+    batches = {name: state[name] * parts // saved for name in ("batch_index", "data_batch", "cut_batches")}
     sizes = {name: max(1, state[name] * saved // parts) for name in _SIZES if state.get(name)}
     return {**state, **batches, **sizes}
 

@@ -196,3 +196,35 @@ def test_a_batch_of_which_a_part_was_trained_is_trained_again_by_a_fork() -> Non
     fork = plain_trainer(1, 6)
     fork.load_state_dict(checkpoint, fork=True)
     assert fork.state.data_batch == 1
+
+
+class Smaller(Callback):
+    """Changes the size of batches by hand, stops where it is to, and writes down the samples of each batch."""
+
+    def __init__(self, stop: int | None = None) -> None:
+        self.stop = stop
+        self.seen: list[float] = []
+
+    def on_before_forward(self, trainer: Any) -> None:
+        self.seen += trainer.state.batch[1].flatten().tolist()
+
+    def on_train_batch_end(self, trainer: Any) -> None:
+        if trainer.state.step == 1 and trainer.batching.batch_size == 8:
+            trainer.set_batch_size(4, now=True)
+        if trainer.state.step == self.stop:
+            trainer.state.stop("interrupted", now=True)
+
+
+def test_a_run_in_parts_goes_on_with_the_next_sample_of_a_pass_whose_size_changed() -> None:
+    data = torch.randn(24, 4), torch.arange(24.0)[:, None]
+    first, rest = Smaller(stop=2), Smaller()
+    trial = plain_trainer(1, 5, first)
+    trial.fit(data, data)
+    assert (trial.state.cut_batches, trial.state.data_batch) == (1, 2)
+    checkpoint = trial.state_dict()
+    trial.fire("on_save_checkpoint", checkpoint)
+    again = plain_trainer(2, 5, rest)
+    again.load_state_dict(checkpoint)
+    again.fit(data, data)
+    assert (again.batching.batch_size, again.state.step) == (2, 5)
+    assert first.seen + rest.seen == list(range(24))
