@@ -18,6 +18,7 @@ from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.config.targets import ARGS, TARGET, TargetResolver
 from hpo.errors import InputError
+from hpo.trial.optimizer import unmatched
 from hpo.trial.run_length import shortfall
 
 _SECTION: Final = "lr_scheduler"
@@ -33,6 +34,8 @@ _LIMITS: Final = ("trainer.max_epochs", "trainer.max_steps")
 def check_schedule(spec: StudySpec, *, search: bool = True) -> None:
     """Refuse a schedule that steps without its metric, sets what is searched, or ends before a trial does.
 
+    Of several optimizers it must be over one.
+
     Args:
         spec: The study.
         search: Also look at what the search space may set.
@@ -43,8 +46,13 @@ def check_schedule(spec: StudySpec, *, search: bool = True) -> None:
     space = SearchSpace.from_spec(spec) if search else None
     for forced in _variants(spec.search_space if search else {}):
         variant = _Variant(spec, space, forced)
-        node = variant.config()["lr_scheduler"]
-        if node is not None and not is_several(node):  # several are checked as they are built
+        config = variant.config()
+        node = config["lr_scheduler"]
+        if node is None:
+            continue
+        if is_several(config["optimizer"]):
+            variant.check_match(node, config["optimizer"])
+        if not is_several(node):  # what several do is checked as they are built
             variant.check()
 
 
@@ -74,6 +82,12 @@ class _Variant:
     def config(self, **values: Any) -> dict[str, Any]:
         """The config of such a trial."""
         return self.spec.resolve(self.point(**values))
+
+    def check_match(self, node: Mapping[str, Any], optimizers: Mapping[str, Any]) -> None:
+        """Refuse a scheduler that is over none of several optimizers."""
+        found = unmatched(node, optimizers)
+        if found is not None:
+            raise self._error(found.problem, found.path, fix=found.fix)
 
     def check(self) -> None:
         """Refuse what this scheduler can't do."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
 
 from torch import nn
 from torch.optim import Optimizer
@@ -58,26 +58,44 @@ def make_schedulers(
     """
     if node is None:
         return None, "epoch"
+    if isinstance(optimizer, Mapping) and (unfit := unmatched(node, optimizer)) is not None:
+        raise spec.error(unfit.problem, path=unfit.path, fix=unfit.fix)
     if not is_several(node):
-        if isinstance(optimizer, Mapping):
-            first = next(iter(optimizer))
-            fix = f"write `lr_scheduler: {{{first}: {{_target_: …}}}}`, by the names of the optimizers"
-            raise spec.error("is one scheduler, and there are several optimizers", path="lr_scheduler", fix=fix)
+        assert isinstance(optimizer, Optimizer)
         return make_scheduler(resolver, node, optimizer), node["interval"]
     made: dict[str, LRScheduler] = {}
     for name, own in node.items():
-        over = optimizer
-        if isinstance(over, Mapping):
-            chosen = own.get("optimizer", name)
-            if chosen not in over:
-                problem, fix = (
-                    f"no optimizer is called `{chosen}`",
-                    f"write `optimizer:` and one of {', '.join(over)}",
-                )
-                raise spec.error(problem, path=f"lr_scheduler.{name}", fix=fix)
-            over = over[chosen]
+        over = optimizer[own.get("optimizer", name)] if isinstance(optimizer, Mapping) else optimizer
         made[name] = make_scheduler(resolver, own, over)
     return made, {name: own["interval"] for name, own in node.items()}
+
+
+class Unmatched(NamedTuple):
+    """A scheduler that is over none of several optimizers.
+
+    Attributes:
+        path: Where it stands.
+        problem: Why it is over none.
+        fix: What to write.
+    """
+
+    path: str
+    problem: str
+    fix: str
+
+
+def unmatched(node: Mapping[str, Any], optimizers: Collection[str]) -> Unmatched | None:
+    """The first scheduler of an ``lr_scheduler`` section that is over none of several optimizers."""
+    if not is_several(node):
+        first = next(iter(optimizers))
+        fix = f"write `lr_scheduler: {{{first}: {{_target_: …}}}}`, by the names of the optimizers"
+        return Unmatched("lr_scheduler", "is one scheduler, and there are several optimizers", fix)
+    for name, own in node.items():
+        chosen = own.get("optimizer", name)
+        if chosen not in optimizers:
+            fix = f"write `optimizer:` and one of {', '.join(optimizers)}"
+            return Unmatched(f"lr_scheduler.{name}", f"no optimizer is called `{chosen}`", fix)
+    return None
 
 
 def make_scheduler(resolver: TargetResolver, node: Mapping[str, Any], optimizer: Optimizer) -> LRScheduler:

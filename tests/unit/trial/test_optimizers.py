@@ -9,6 +9,7 @@ import torch
 
 from hpo.checks.check import check_spec
 from hpo.checks.meaning import check_meaning
+from hpo.checks.schedule_errors import check_schedule
 from hpo.config.spec import StudySpec
 from hpo.errors import InputError
 from hpo.trial.builder import Builder, RunPlace
@@ -55,6 +56,21 @@ search_space:
   optimizer.one.lr: {type: float, low: 0.01, high: 1.0}
   lr_scheduler.late.gamma: {type: float, low: 0.5, high: 1.0}
 """
+
+
+#: Schedulers that are over none of the optimizers: what to replace, by what, and the error.
+UNMATCHED = [
+    (
+        "optimizer: one}",
+        "optimizer: oen}",
+        r"lr_scheduler\.late: no optimizer is called `oen`\n.*one of one, o",
+    ),
+    (
+        STUDY[STUDY.index("lr_scheduler:") : STUDY.index("trainer:")],
+        "lr_scheduler: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 1}\n",
+        r"lr_scheduler: is one scheduler, and there are several optimizers\n.*`lr_scheduler: \{one: \{",
+    ),
+]
 
 
 def build(spec: StudySpec, **params: Any) -> Trainer:
@@ -130,12 +146,7 @@ def test_what_is_wrong_is_said_at_its_place(
             '"tow.*"',
             r"optimizer\.other: no parameter .* 'tow\.\*': did you mean 'two'",
         ),
-        ("optimizer: one}", "optimizer: oen}", r"lr_scheduler\.late: no optimizer is called `oen`"),
-        (
-            STUDY[STUDY.index("lr_scheduler:") : STUDY.index("trainer:")],
-            "lr_scheduler: {_target_: torch.optim.lr_scheduler.StepLR, step_size: 1}\n",
-            r"lr_scheduler: is one scheduler, and there are several optimizers\n.*`lr_scheduler: \{one: \{",
-        ),
+        *UNMATCHED,
     ],
 )
 def test_what_the_model_does_not_have_is_said_as_it_is_built(
@@ -145,6 +156,15 @@ def test_what_the_model_does_not_have_is_said_as_it_is_built(
     text = text[: text.index("search_space")]
     with pytest.raises(InputError, match=message):
         build(studies.spec(text=text, code=PARTS))
+
+
+@pytest.mark.parametrize(("before", "after", "message"), UNMATCHED)
+def test_a_scheduler_over_no_optimizer_is_said_before_anything_is_built(
+    studies: Studies, before: str, after: str, message: str
+) -> None:
+    text = STUDY.replace(before, after, 1).replace("lr_scheduler.late.gamma", "optimizer.other.lr")
+    with pytest.raises(InputError, match=message):
+        check_schedule(studies.spec(text=text, code=PARTS))
 
 
 @pytest.mark.parametrize(
