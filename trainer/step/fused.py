@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from trainer.distributed.parts import is_part
+from trainer.step.optimizers import count_on_cpu
 
 logger = logging.getLogger(__name__)
 
@@ -55,12 +56,12 @@ def leave_fused(optimizer: Optimizer) -> None:
         if not group.get("fused"):
             continue
         if "dampening" in group and any(map(is_part, group["params"])):
-            _switch_off(group, "torch has no fused SGD of parameters that are split over processes")
+            _switch_off(optimizer, group, "torch has no fused SGD of parameters that are split over processes")
             continue
         for parameter in group["params"]:
             state = kept.get(parameter, {})
             if not _fits(parameter) or not all(_is_flat(value) for value in state.values()):
-                _switch_off(group, "a parameter or its state is not contiguous")
+                _switch_off(optimizer, group, "a parameter or its state is not contiguous")
                 break
 
 
@@ -72,10 +73,10 @@ def check_gradients(optimizer: Optimizer) -> None:
         for parameter in group["params"]:  # a plain loop, because it is part of every step
             gradient = parameter.grad
             if gradient is not None and (gradient.layout is not torch.strided or not gradient.is_contiguous()):
-                _switch_off(group, "a gradient is sparse or not contiguous")
+                _switch_off(optimizer, group, "a gradient is sparse or not contiguous")
                 break
         if group.get("momentum") and len(_begun(optimizer, group)) > 1:
-            _switch_off(group, "a parameter has its first gradient after others")
+            _switch_off(optimizer, group, "a parameter has its first gradient after others")
 
 
 def _has_a_form(group: Mapping[str, Any]) -> bool:
@@ -83,9 +84,13 @@ def _has_a_form(group: Mapping[str, Any]) -> bool:
     return bool(chosen or group.get("differentiable") or group.get("capturable"))
 
 
-def _switch_off(group: dict[str, Any], reason: str) -> None:
+def _switch_off(optimizer: Optimizer, group: dict[str, Any], reason: str) -> None:
+    """Leave the fused form, whose counts of steps are on the device, where any other step would wait for them."""
     logger.info("the optimizer's step is not fused for %d parameters: %s", len(group["params"]), reason)
     group["fused"] = None
+    if not group.get("capturable"):
+        for parameter in group["params"]:
+            count_on_cpu(optimizer.state.get(parameter))
 
 
 def _fits(parameter: Tensor) -> bool:

@@ -111,14 +111,15 @@ def load_optimizer(optimizer: Optimizer, state: Mapping[str, Any]) -> None:
     states = own.get("by_name", {"": own})
     for name, each in each_of(optimizer).items():
         if type(each).__module__.startswith("torch.optim."):
-            _count_on_cpu(states.get(name, {}).get("state", {}))
+            for kept in states.get(name, {}).get("state", {}).values():
+                count_on_cpu(kept)
     optimizer.load_state_dict(own)
 
 
-def _count_on_cpu(state: Mapping[Any, Any]) -> None:
-    for kept in state.values():
-        if isinstance(kept, dict) and isinstance(count := kept.get("step"), Tensor):
-            kept["step"] = count.cpu()
+def count_on_cpu(kept: Any) -> None:
+    """Bring the count of steps to the CPU in what an optimizer keeps of one parameter, if it has one."""
+    if isinstance(kept, dict) and isinstance(count := kept.get("step"), Tensor):
+        kept["step"] = count.cpu()
 
 
 def shared_parameters(optimizer: Optimizer) -> str:

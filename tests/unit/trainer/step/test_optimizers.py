@@ -10,6 +10,7 @@ from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.optim import AdamW, Optimizer
 
+from trainer.step.fused import check_gradients, leave_fused
 from trainer.step.optimizers import Optimizers, each_of, load_optimizer
 
 
@@ -63,6 +64,24 @@ def test_only_an_optimizer_that_counts_on_the_device_has_its_count_there(
                 "exp_avg": "cuda",
                 "exp_avg_sq": "cuda",
             }
+
+
+@pytest.mark.filterwarnings("ignore:Accessing the data pointer of FakeTensor")  # by deepcopy
+@pytest.mark.parametrize("cause", ["gradient", "state"])
+@pytest.mark.parametrize(("options", "device"), [({}, "cpu"), ({"capturable": True}, "cuda")])
+def test_a_count_leaves_the_device_with_the_fused_form(cause: str, options: dict[str, Any], device: str) -> None:
+    with GPU():
+        parameter = nn.Parameter(torch.zeros(2, 3, device="cuda"))
+        optimizer = AdamW([parameter], fused=True, **options)
+        across, along = torch.zeros(3, 2, device="cuda").T, torch.zeros(2, 3, device="cuda")
+        kept = optimizer.state[parameter] = {
+            "step": torch.ones((), device="cuda"),
+            "exp_avg": across if cause == "state" else along,
+        }
+        parameter.grad = across if cause == "gradient" else along
+        (check_gradients if cause == "gradient" else leave_fused)(optimizer)
+        assert optimizer.param_groups[0]["fused"] is None
+        assert {name: value.device.type for name, value in kept.items()} == {"step": device, "exp_avg": "cuda"}
 
 
 def test_the_state_is_copied() -> None:
