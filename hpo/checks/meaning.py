@@ -311,10 +311,11 @@ def _timeouts(reader: Reader) -> Findings:
 def _overridden(reader: Reader) -> Findings:
     if reader.spec.study.baseline:  # the base config is a trial, then
         return
-    for path in reader.space:
+    for path, entry in reader.space.items():
         value = lookup(reader.config, split_path(path), _ABSENT)
         if value is not _ABSENT and not reader.written(path):
-            fix = f"narrow the search itself, as `search_space[{path}].low=…`"
+            part = "choices=[…]" if isinstance(entry, CategoricalParam) else "low=…"
+            fix = f"narrow the search itself, as `search_space[{path}].{part}`"
             yield reader.warn("has no effect on trials: they draw it from search_space", path, value, fix)
 
 

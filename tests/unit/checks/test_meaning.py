@@ -339,3 +339,21 @@ def test_a_warning_reads_as_an_error_does(file: Path) -> None:
         f"{path}:11: search_space[optimizer.lr]: from 0.0001 to 0.1 in equal steps: small values are hardly ever "
         "tried\n  value: 0.0001 to 0.1\n  fix: add `log: true`"
     )
+
+
+@pytest.mark.parametrize(
+    ("override", "values", "shown"),
+    [
+        ("optimizer.lr=0.02", "0.001", "`search_space[optimizer.lr].low=…`"),
+        ("model.hidden=4", "3", "`search_space[model.hidden].low=…`"),
+        ("loader.batch_size=32", "[16]", "`search_space[loader.batch_size].choices=[…]`"),
+    ],
+)
+def test_a_search_is_narrowed_by_what_its_parameter_has(
+    file: Path, override: str, values: str, shown: str
+) -> None:
+    searched = "search_space[loader.batch_size]={type: categorical, choices: [16, 32]}"
+    (found,) = (each for each in warned(file, searched, override) if "has no effect on trials" in each.problem)
+    assert shown in found.fix
+    narrowed = shown.strip("`").partition("=")[0] + "=" + values
+    load_spec(file, [searched, narrowed])
