@@ -28,9 +28,13 @@ DEFAULT_PRIORITY = 50
 
 
 class EvaluationView(Protocol):
-    """The side of `trainer.evaluation.Evaluation` that callbacks see."""
+    """The side of `trainer.evaluation.Evaluation` that callbacks see.
 
-    own_times: set[str]
+    Attributes:
+        apart: Validation sets that the ends of epochs leave out, by what the names of their numbers begin with.
+    """
+
+    apart: set[str]
 
     @property
     def names(self) -> Mapping[str, str]:

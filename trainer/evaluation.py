@@ -43,13 +43,17 @@ class Evaluation:
 
     Args:
         trainer: Whose they are.
+
+    Attributes:
+        apart: Sets that ``validate`` leaves out, by what the names of their numbers begin with. Those that are
+            also measured while training, and may be missing from an epoch, are in ``state.own_times``.
     """
 
     def __init__(self, trainer: Evaluated) -> None:
         self._trainer = trainer
         self._sets: dict[str, Batches] = {}
         self._names: dict[str, str] = {}
-        self.own_times: set[str] = set()
+        self.apart: set[str] = set()
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -62,14 +66,14 @@ class Evaluation:
         given = val if isinstance(val, Mapping) else ()
         first = dict(zip(("",), self._sets, strict=False))
         self._names = {**first, **dict(zip(given, self._sets, strict=False))}
-        self.own_times.clear()
+        self.apart.clear()
         self._trainer.state.own_times.clear()
 
     def validate(self) -> None:
-        """Evaluate the validation data of the fit, set by set, without those that have times of their own."""
+        """Evaluate the validation data of the fit, set by set, without those that are evaluated apart."""
         self._trainer.recorder.forget("val_")  # of a validation that was broken off
         for prefix in self._sets:
-            if prefix not in self.own_times:
+            if prefix not in self.apart:
                 self._run(self._sets, prefix, "validation")
 
     def now(self, prefix: str, batches: int | None = None) -> dict[str, float]:

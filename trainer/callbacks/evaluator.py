@@ -114,7 +114,7 @@ class Evaluator(Callback):
             raise ValueError(f"no validation set is called {self.data!r}: fit was given {known}")
         self._prefix = names[self.data]
         if self._prefix != names[""] and not self.every_epoch:
-            trainer.evaluation.own_times.add(self._prefix)
+            trainer.evaluation.apart.add(self._prefix)
             if self.every_n_steps or self.at_steps or self.at_end:
                 trainer.state.own_times.add(self._prefix)
 
@@ -165,7 +165,7 @@ class Evaluator(Callback):
 
     def _is_apart(self, trainer: TrainerView) -> bool:
         """Whether the epochs' ends do not evaluate the set."""
-        return self._prefix in trainer.evaluation.own_times
+        return self._prefix in trainer.evaluation.apart
 
     def _evaluate_if_due(self, trainer: TrainerView) -> None:
         step, before = trainer.state.step, self._looked
