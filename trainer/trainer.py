@@ -346,7 +346,8 @@ class Trainer:
                 stream.skip_pass(self.plan)
                 return
         while not self._train_pass(stream):
-            pass
+            stream.start_pass()
+            self.plan.lay_out(state, stream.length)  # the batch size may have changed
 
     def _train_pass(self, stream: TrainStream) -> bool:
         """Train to the end of the pass or of the epoch; whether the epoch is over."""

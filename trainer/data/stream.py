@@ -76,6 +76,10 @@ class TrainStream:
                 self.end_pass()
                 self._open()
 
+    def start_pass(self) -> None:
+        """Begin a pass inside an epoch."""
+        self._open()
+
     def rest_of_pass(self) -> Iterator[Any]:
         """The batches that are left of this pass, which may be opened again after each of them."""
         reopened = True

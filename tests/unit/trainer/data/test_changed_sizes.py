@@ -125,6 +125,14 @@ def test_a_size_for_the_next_pass_leaves_the_running_one_its_own() -> None:
     assert_resumes_anywhere(changes, IN_MEMORY)
 
 
+def test_the_run_is_planned_anew_where_a_pass_of_another_size_begins_inside_an_epoch() -> None:
+    steps: list[int | None] = []
+    look = At("on_train_batch_start", lambda trainer: steps.append(trainer.state.total_steps))
+    ask = At("on_train_batch_end", lambda t: t.set_batch_size(2, now=True), lambda t: t.state.step == 3)
+    make_trainer([look, ask], model=nn.Linear(4, 1), max_epochs=EPOCHS, validate_every=3).fit(regression(SAMPLES))
+    assert steps == [8] * 4 + [4 + 7] * 7
+
+
 def test_epochs_of_a_few_steps_change_sizes_too() -> None:
     assert_resumes_anywhere(
         {"batch": {3: (3, True), 5: (5, True)}, "start": {2: (2, True)}}, IN_MEMORY, validate_every=2
