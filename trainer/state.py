@@ -58,8 +58,7 @@ class TrainState:
         cut_batches: Batches of the running pass that were trained when its batch size changed; 0 if it did not.
         cut_samples: Their samples.
         batch_size: Samples a batch, as `set_batch_size` was asked for last; None where the trainer's own hold.
-        pass_batch_size: Samples a batch of the running pass, from its latest change of size on; 0 where the next
-            batch is the first of its size.
+        pass_batch_size: Samples a batch of the running pass, from its latest change of size on; 0 between passes.
         history: The metrics of each finished epoch, the latest last (the same object as ``metrics``).
         inherited: Epochs at the beginning of the history that another run has trained: this one is its fork.
         user_state: Plain values that callbacks share; checkpointed.

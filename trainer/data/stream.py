@@ -134,7 +134,7 @@ class TrainStream:
         if now:
             self._check_change()
             if state.pass_batch_size not in (0, options.batch_size):
-                self._cut()
+                self._cut(options.batch_size)
         elif not opened and not state.data_batch:
             state.pass_batch_size = 0
         self._options = options
@@ -173,11 +173,11 @@ class TrainStream:
         if isinstance(self._batches, LoaderBatches):
             self._batches.remaining(0)
 
-    def _cut(self) -> None:
-        """Note how far the pass is, and open it there again for the next batch."""
+    def _cut(self, size: int) -> None:
+        """Note how far the pass is, and open it there again for the next batch, of another size."""
         state = self._state
         state.cut_samples += (state.data_batch - state.cut_batches) * state.pass_batch_size
-        state.cut_batches, state.pass_batch_size = state.data_batch, 0
+        state.cut_batches, state.pass_batch_size = state.data_batch, size
         self._iterator = None
 
     def _resize(self) -> None:

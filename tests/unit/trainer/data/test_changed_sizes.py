@@ -117,6 +117,10 @@ def test_each_batch_of_a_pass_may_change_the_size(batch: int, options: Any) -> N
     assert_resumes_anywhere({"batch": {batch: (3, True), batch + 1: (2, True)}}, options)
 
 
+def test_a_change_after_the_last_step_is_one_state_wherever_the_run_stopped() -> None:
+    assert_resumes_anywhere({"batch": {3: (5, True)}}, IN_MEMORY, max_steps=3)
+
+
 def test_a_size_for_the_next_pass_leaves_the_running_one_its_own() -> None:
     seen: list[list[float]] = []
     changes = {"start": {0: (6, False)}}
