@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import optuna
 import plotly.graph_objects as go
-from optuna.trial import FrozenTrial
+from optuna.distributions import CategoricalDistribution
+from optuna.trial import FrozenTrial, TrialState
 from optuna.visualization import plot_contour, plot_parallel_coordinate, plot_pareto_front, plot_slice
 
 from hpo.config.schema_study import Direction
@@ -27,6 +28,7 @@ from hpo.report.looks import (
     rounded,
 )
 from hpo.report.snapshot import drawn_text
+from hpo.study.ranking import is_feasible
 
 #: Yellow is good in it, dark blue bad; it fills the whole figure, and so looks alike on any background.
 _FILLED: Final = "Viridis"
@@ -115,22 +117,37 @@ def slices(study: optuna.Study, goals: Mapping[str, Direction], metric: str, par
         metric: The metric.
         param: The parameter, by its name in the study file.
     """
-    drawn = plot_slice(
-        study, params=[drawn_text(param)], target=target_of(goals, metric), target_name=drawn_text(metric)
-    )
-    values = [y for trace in drawn.data for y in trace.y]
-    for trace in drawn.data:
-        trace.update(y=[rounded(y) for y in trace.y], marker={"size": 6})
-        if trace.name == "Infeasible Trial":
-            trace.update(hovertemplate="%{x}: %{y:.6g}<extra>outside the bounds</extra>")
-            trace.marker.update(color=GREY, symbol="diamond-open")
-            continue
-        trace.update(
-            customdata=trace.marker.color, hovertemplate="trial %{customdata}<br>%{x}: %{y:.6g}<extra></extra>"
-        )
-        trace.marker.update(colorscale=list(SCALE), showscale=False, line={"width": 0})
+    name = drawn_text(param)
+    drawn = plot_slice(study, params=[name], target=target_of(goals, metric), target_name=drawn_text(metric))
+    place = list(goals).index(metric)
+    complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
+    trials = [trial for trial in complete if name in trial.params]
+    # Of a categorical parameter Optuna leaves out the trials outside the bounds.
+    drawn.data = []
+    for beyond in (False, True):
+        if some := [trial for trial in trials if is_feasible(trial) != beyond]:
+            drawn.add_trace(_slice_points(some, name, place, beyond=beyond))
+    values = [trial.values[place] for trial in trials]
     laid_out(drawn, param, metric, logarithmic=is_logarithmic(values, goals[metric]))
     return drawn.update_layout(margin={"l": 50, "r": 8, "t": 8, "b": 44})
+
+
+def _slice_points(trials: Sequence[FrozenTrial], name: str, place: int, *, beyond: bool) -> go.Scatter:
+    """Trials at their values of a parameter; choices as Optuna's axis has them."""
+    numbers = [trial.number for trial in trials]
+    values = [trial.params[name] for trial in trials]
+    choices = any(isinstance(trial.distributions[name], CategoricalDistribution) for trial in trials)
+    within = {"color": numbers, "colorscale": list(SCALE), "showscale": False, "line": {"width": 0}}
+    note = "outside the bounds" if beyond else ""
+    return go.Scatter(
+        x=[repr(value) for value in values] if choices else values,
+        y=[rounded(trial.values[place]) for trial in trials],
+        customdata=numbers,
+        mode="markers",
+        showlegend=False,
+        hovertemplate=f"trial %{{customdata}}<br>%{{x}}: %{{y:.6g}}<extra>{note}</extra>",
+        marker={"size": 6, **({"color": GREY, "symbol": "diamond-open"} if beyond else within)},
+    )
 
 
 #: Points of two parameters below which what lies between them would be made up.

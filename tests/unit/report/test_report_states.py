@@ -10,7 +10,7 @@ from pathlib import Path
 import optuna
 import pytest
 from matplotlib.figure import Figure
-from optuna.distributions import BaseDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from optuna.visualization.matplotlib import plot_intermediate_values
 
@@ -339,3 +339,18 @@ def test_a_space_that_changes_between_trials_is_right_and_said(
     lines = [each["y"] for each in shown.figures["parallel-0"]["data"] if each.get("mode") == "lines"]
     assert {len(line) for line in lines} == {6}, "every trial passes every axis"
     assert {path.stem for path in write_pictures(report, tmp_path)} >= {"slices", "parallel", "importances"}
+
+
+def test_a_slice_over_choices_shows_the_trials_outside_the_bounds(small_plotly: None) -> None:
+    choices = CategoricalDistribution(["relu", "tanh"])
+    trials = [
+        trial_of(number, {"kind": kind}, {"kind": choices}, value)
+        for number, (kind, value) in enumerate([("relu", 2.0), ("tanh", 1.0), ("relu", 3.0)])
+    ]
+    for trial, violation in zip(trials, (-1.0, 5.0, -2.0), strict=True):
+        trial.system_attrs["constraints:parameters"] = violation
+    data = Page(page(report_of(trials, bounds={"parameters": "<= 10"}))).figures["slice-0-0"]["data"]
+    assert [(each["customdata"], each["x"], each["y"]) for each in data] == [
+        ([0, 2], ["'relu'", "'relu'"], [2.0, 3.0]),
+        ([1], ["'tanh'"], [1.0]),
+    ]
