@@ -16,12 +16,14 @@ from hpo.storage.attributes import (
     BEST_ATTR,
     CONFIG_ATTR,
     OUTCOME_ATTR,
+    PAUSED_ATTR,
     PREFIX,
     REASON_ATTR,
     SAME_AS_ATTR,
     STARTED_AGAIN_ATTR,
     WORKER_ATTR,
 )
+from hpo.storage.lineage import forked_from
 from hpo.storage.optuna_private import TRIALS, CachedStorage, id_of_trial
 from hpo.storage.outlines import outlined_trials
 from hpo.study.internals import UNASKED, unasked_metrics
@@ -40,6 +42,7 @@ _SHOWN: Final = {
     SAME_AS_ATTR: "same as trial",
     STARTED_AGAIN_ATTR: "started again in attempt",
     BASELINE_ATTR: "values of the study file",
+    PAUSED_ATTR: "paused after epoch",
 }
 _DIGITS: Final = 6
 #: The key of earlier versions of Optuna, by which optuna-dashboard knows a trial outside the bounds.
@@ -50,8 +53,9 @@ class ShownStorage(CachedStorage):
     """A study's storage as the dashboard reads it: metrics in place of what hpo keeps for itself.
 
     A trial's attributes are the metrics of its best epoch that were asked for, its outcome where Optuna's state
-    does not say it, and whatever somebody else has stored. Of a study, what hpo stores is left out: the note has
-    the study file. Nothing that is stored changes, and what the dashboard writes is stored as it is.
+    does not say it, where it paused or was forked, and whatever somebody else has stored. Of a study, what hpo
+    stores is left out: the note has the study file. Nothing that is stored changes, and what the dashboard writes
+    is stored as it is.
 
     Args:
         storage: What it reads and writes.
@@ -125,10 +129,15 @@ def shown(trial: FrozenTrial, unasked: Container[str]) -> FrozenTrial:
     epoch = {"best epoch": best["epoch"]} if best else {}
     named = {name: stored[key] for key, name in _SHOWN.items() if key in stored}
     trial = copy.copy(trial)
-    trial.user_attrs = {**metrics, **epoch, **named, **_others(stored)}
+    trial.user_attrs = {**metrics, **epoch, **named, **_fork(trial), **_others(stored)}
     if violations := list(trial.constraints.values()):
         trial.system_attrs = {**trial.system_attrs, _VIOLATIONS: violations}
     return trial
+
+
+def _fork(trial: FrozenTrial) -> dict[str, str]:
+    fork = forked_from(trial)
+    return {} if fork is None else {"fork": f"of trial {fork['parent']} after epoch {fork['epoch']}"}
 
 
 def _others(attrs: Mapping[str, Any]) -> dict[str, Any]:

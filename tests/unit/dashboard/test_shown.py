@@ -12,7 +12,7 @@ from optuna.trial import TrialState
 
 from hpo.dashboard.serve import dashboard
 from hpo.dashboard.shown import ShownStorage
-from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR, REASON_ATTR
+from hpo.storage.attributes import BEST_ATTR, FORK_ATTR, OUTCOME_ATTR, PAUSED_ATTR, REASON_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.status import study_best
 from tests.support.commands import STUDY
@@ -49,6 +49,16 @@ def test_attributes_are_those_that_a_person_reads(studies: Studies) -> None:
         assert study.user_attrs == {}
         assert study.system_attrs["study:metric_names"] == ["val_loss"]
         assert view.study.trials[0].user_attrs[BEST_ATTR] == KEPT, "what is stored stays"
+
+
+def test_a_paused_trial_and_a_fork_say_so(studies: Studies) -> None:
+    with studies.open() as (view,):
+        paused, _ = ask(view)
+        paused.set_user_attr(PAUSED_ATTR, 4)
+        fork, _ = ask(view)
+        fork.set_user_attr(FORK_ATTR, {"parent": 0, "epoch": 4, "replaces": None})
+        attrs = [trial.user_attrs for trial in ShownStorage(view.storage).get_all_trials(view.study_id)]
+        assert attrs == [{"paused after epoch": 4}, {"fork": "of trial 0 after epoch 4"}]
 
 
 @pytest.mark.parametrize(("direction", "values"), [("minimize", (1.0, 3.0, 2.0)), ("maximize", (3.0, 1.0, 2.0))])
