@@ -248,6 +248,19 @@ def test_it_fits_a_phone(page: Page, report: Path, front: Path, console_errors: 
     assert console_errors == []
 
 
+@pytest.mark.parametrize("width", [1280, 390])
+def test_a_long_name_leaves_room_for_the_values_beside_it(page: Page, tmp_path: Path, width: int) -> None:
+    name = "model." + "a_name_without_an_end_" * 5
+    report = report_of([trial_of(0, {name: 0.5}, {name: FloatDistribution(0.0, 1.0)}, 1.0)])
+    path = tmp_path / "report.html"
+    write_report(report, path)
+    page.set_viewport_size({"width": width, "height": 844})
+    shown(page, path)
+    cells = page.locator("table.pairs").first.locator("td")
+    assert cells.last.evaluate("cell => cell.offsetWidth") >= 160
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_it_follows_the_light(page: Page, report: Path, console_errors: list[str]) -> None:
     page.emulate_media(color_scheme="light")
     shown(page, report)
