@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFile, read_spec, uncollected
+from hpo.cli.tables import print_table
 from hpo.console.output import read_by_others
 from hpo.console.slow import slow_steps
 from hpo.errors import InputError
@@ -283,40 +284,3 @@ cell = partial(shown, digits=4)
 def param_cell(params: Mapping[str, Any], name: str) -> str:
     """A trial's parameter; a dash where the trial has none of that name."""
     return parameter(params[name], digits=4) if name in params else "-"
-
-
-def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]], *, below: str = "") -> None:
-    """Print a table, with a line of text below it; no header where all its names are empty."""
-    names, cells = list(header), [list(row) for row in rows]
-    # Piped into a file or another program, a row stays a line.
-    piped = not sys.stdout.isatty()
-    simple = piped and all(cell.isascii() and cell.isprintable() for row in (names, *cells) for cell in row)
-    text = aligned(title, names, cells) if simple else _drawn(title, names, cells, 10_000 if piped else None)
-    with read_by_others():
-        print(text + below, end="")
-
-
-def aligned(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of printable ASCII, as `rich` draws it where there is room, in a fraction of its time."""
-    lines = [header, *rows] if any(header) else rows
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    total = sum(widths) + 2 * (len(widths) - 1)
-    drawn = ["  ".join(map(str.ljust, line, widths)) for line in lines]
-    return "".join(f"{line}\n" for line in (title.ljust(total), *drawn))
-
-
-def _drawn(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=title, title_justify="left", show_header=any(header), box=None, pad_edge=False)
-    for name in header:
-        table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    console = Console(width=width)
-    # Printed by the caller: the console would end the process where the reader has stopped.
-    with console.capture() as printed:
-        console.print(table)
-    return printed.get()

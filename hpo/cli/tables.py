@@ -1,0 +1,93 @@
+"""Tables for people: on a terminal no number is cut into two lines, however narrow that is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
+
+from hpo.console.output import read_by_others
+
+#: A longer cell may be broken.
+_WHOLE: Final = 24
+#: Spaces between two columns.
+_GAP: Final = 2
+
+
+def print_table(title: str, header: Iterable[str], rows: Iterable[Iterable[str]], *, below: str = "") -> None:
+    """Print a table, with a line of text below it; no header where all its names are empty.
+
+    On a terminal that is too narrow the columns follow in parts, each with the first column again.
+    """
+    names, cells = list(header), [list(row) for row in rows]
+    # Piped into a file or another program, a row stays a line.
+    piped = not sys.stdout.isatty()
+    simple = piped and all(cell.isascii() and cell.isprintable() for row in (names, *cells) for cell in row)
+    text = aligned(title, names, cells) if simple else drawn(title, names, cells, 10_000 if piped else None)
+    with read_by_others():
+        print(text + below, end="")
+
+
+def aligned(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table of printable ASCII, as `rich` draws it where there is room, in a fraction of its time."""
+    lines = [header, *rows] if any(header) else rows
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    total = sum(widths) + _GAP * (len(widths) - 1)
+    drawn = [(" " * _GAP).join(map(str.ljust, line, widths)) for line in lines]
+    return "".join(f"{line}\n" for line in (title.ljust(total), *drawn))
+
+
+def drawn(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:
+    """A table as `rich` draws it.
+
+    Args:
+        title: The line above it.
+        header: The columns' names; empty ones for none.
+        rows: A cell for each column.
+        width: Characters a line has; None: those of the terminal.
+    """
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(width=width)
+    names, widths = header, _widths(header, rows)
+    if _total(widths) > console.width:
+        names = [name.replace(".", ".\n") for name in header]
+        widths = _widths(names, rows)
+    # Printed by the caller: the console would end the process where the reader has stopped.
+    with console.capture() as printed:
+        for part in _parts(widths, console.width):
+            table = Table(title=title, title_justify="left", show_header=any(header), box=None, pad_edge=False)
+            for place in part:
+                table.add_column(names[place], overflow="fold", no_wrap=widths[place] < _WHOLE)
+            for row in rows:
+                table.add_row(*(Text(row[place]) for place in part))
+            console.print(table)
+    return printed.get()
+
+
+def _widths(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[int]:
+    """Characters that each column takes at least."""
+    from rich.cells import cell_len
+
+    columns = zip(*(header, *rows), strict=True)
+    longest = (
+        max(cell_len(line) for cell in column for line in (cell.splitlines() or [""])) for column in columns
+    )
+    return [min(each, _WHOLE) for each in longest]
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def _parts(widths: Sequence[int], room: int) -> Iterator[list[int]]:
+    """Places of columns that fit beside each other, the first one in each part."""
+    part = [0]
+    for place in range(1, len(widths)):
+        if len(part) > 1 and _total([widths[each] for each in (*part, place)]) > room:
+            yield part
+            part = [0]
+        part.append(place)
+    yield part
