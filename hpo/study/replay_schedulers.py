@@ -187,7 +187,7 @@ class _Goal:
             name = opened.spec.study.name
             raise StudyError(
                 f"the study {name} has fewer than {_FEWEST} complete or pruned trials with a finite value: "
-                f"there is nothing to replay{known.aside}\n  fix: finish more trials"
+                f"there is nothing to replay{known.aside}\n  fix: {known.fix('finish more trials')}"
             )
         # A study that pauses its trials may have no whole one, or only its best.
         medians = (_median(each, sign) for each in ([trial for trial in stored if trial.whole], stored))

@@ -125,10 +125,10 @@ def replay_study(
     curves = study_curves(known.trials)
     if sum(curve.whole and math.isfinite(curve.judged) for curve in curves) < 2:
         bounds = " within its constraints" if opened.spec.study.constraints else ""
+        usual = "finish more trials; without a pruner and a scheduler all of them run to their end"
         raise StudyError(
             f"the study {name} has fewer than 2 trials that ran to their end with a finite value{bounds}: there "
-            f"is nothing to judge pruners by{known.aside}\n"
-            "  fix: finish more trials; with `study.pruner=none` all of them run to their end"
+            f"is nothing to judge pruners by{known.aside}\n  fix: {known.fix(usual)}"
         )
     found = {
         shown: summarize([_replayed(opened, curves, spec, order, workers) for order in range(orders)])

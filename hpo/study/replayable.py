@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from optuna.trial import FrozenTrial
 
@@ -38,6 +39,13 @@ class Replayable:
         """What an error about too few trials ends with."""
         others = not_replayed(**self.others)
         return f"; left out are {others}" if others else ""
+
+    def fix(self, usual: str) -> str:
+        """What to do about too few trials: ``usual``, but more forks would not help where forks are left out."""
+        return _NO_FORKS if self.forks else usual
+
+
+_NO_FORKS: Final = "replay a study without a scheduler that forks: what a fork came to is also its parent's work"
 
 
 def replayable(opened: OpenStudy) -> Replayable:

@@ -199,6 +199,7 @@ def test_a_study_with_little_but_forks_says_that_they_do_not_count(studies: Stud
     name = {"--pruner": "none", "--scheduler": "asha"}[option]
     said = hpo("replay", studies.folder / "study.yaml", option, name, code=3).stderr
     assert "; left out are 2 forks of other trials\n" in said
+    assert "  fix: replay a study without a scheduler that forks" in said
 
 
 def test_more_orders_and_workers_are_the_same_each_time(finished: Path) -> None:
@@ -301,7 +302,7 @@ def test_nothing_to_judge_by_is_an_error(studies: Studies) -> None:
         play(view, math.nan, final=math.inf)
     printed = hpo("replay", studies.folder / "study.yaml", "--pruner", "none", code=3).stderr
     assert "fewer than 2 trials that ran to their end with a finite value" in printed
-    assert "fix: finish more trials" in printed
+    assert "fix: finish more trials; without a pruner and a scheduler all of them run" in printed
 
 
 def test_a_study_that_is_not_there_is_an_error(studies: Studies) -> None:
