@@ -84,11 +84,23 @@ def parallel_section(report: StudyReport) -> Section:
         )
         for place, metric in enumerate(report.goals)
     )
-    notes = ["A line is a trial, the best on top. `None` means that a trial does not have the parameter."]
-    notes[0] += sampled(kept, complete)
+    notes = ["A line is a trial, the best on top." + _what_none_means(kept, axes) + sampled(kept, complete)]
     if len(axes) < len(params):
         notes.append(f"Of {len(params)} parameters the {len(axes)} most important are shown.")
     return Section("parallel", title, drawn + note(" ".join(notes)))
+
+
+def _what_none_means(trials: Sequence[FrozenTrial], axes: Sequence[str]) -> str:
+    """What the page says of `None`, which also a choice may be; empty where every trial has each parameter.
+
+    A choice beside trials without the parameter is `None (value)`: Optuna tells them apart.
+    """
+    whole = [name for name in axes if all(name in trial.params for trial in trials)]
+    if len(whole) == len(axes):
+        return ""
+    chosen = [name for name in whole if any(str(trial.params[name]) == "None" for trial in trials)]
+    but = f"; of {', '.join(f'`{name}`' for name in chosen)} it is a choice" if chosen else ""
+    return f" `None` means that a trial does not have the parameter{but}."
 
 
 def slice_section(report: StudyReport) -> Section:

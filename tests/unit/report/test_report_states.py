@@ -354,3 +354,27 @@ def test_a_slice_over_choices_shows_the_trials_outside_the_bounds(small_plotly: 
         ([0, 2], ["'relu'", "'relu'"], [2.0, 3.0]),
         ([1], ["'tanh'"], [1.0]),
     ]
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ([{"a": "x"}, {"a": "y"}], None),
+        ([{"a": "x"}, {"a": None}], None),
+        ([{"a": "x", "b": "y"}, {"a": "y"}], "`None` means that a trial does not have the parameter."),
+        ([{"a": "x", "b": None}, {"a": "y"}], "`None` means that a trial does not have the parameter."),
+        (
+            [{"a": "x", "b": "y"}, {"a": None}],
+            "`None` means that a trial does not have the parameter; of a it is a choice.",
+        ),
+    ],
+)
+def test_lines_say_what_none_means_where_trials_lack_a_parameter(
+    values: list[dict[str, str | None]], said: str | None, small_plotly: None
+) -> None:
+    choices = CategoricalDistribution(["x", "y", None])
+    trials = [
+        trial_of(number, params, dict.fromkeys(params, choices), number) for number, params in enumerate(values)
+    ]
+    text = Page(page(report_of(trials))).text
+    assert said.replace("`", "") in text if said else "None means" not in text
