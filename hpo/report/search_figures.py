@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 import json
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
@@ -122,25 +123,43 @@ def slices(study: optuna.Study, goals: Mapping[str, Direction], metric: str, par
     place = list(goals).index(metric)
     complete = study.get_trials(deepcopy=False, states=[TrialState.COMPLETE])
     trials = [trial for trial in complete if name in trial.params]
-    # Of a categorical parameter Optuna leaves out the trials outside the bounds.
+    texts = _choice_texts(trials, name)
+    # Of a categorical parameter Optuna leaves out the trials outside the bounds, and it shows choices as code.
     drawn.data = []
+    if texts:
+        drawn.update_xaxes(categoryarray=list(texts.values()))
     for beyond in (False, True):
         if some := [trial for trial in trials if is_feasible(trial) != beyond]:
-            drawn.add_trace(_slice_points(some, name, place, beyond=beyond))
+            drawn.add_trace(_slice_points(some, name, place, texts, beyond=beyond))
     values = [trial.values[place] for trial in trials]
     laid_out(drawn, param, metric, logarithmic=is_logarithmic(values, goals[metric]))
     return drawn.update_layout(margin={"l": 50, "r": 8, "t": 8, "b": 44})
 
 
-def _slice_points(trials: Sequence[FrozenTrial], name: str, place: int, *, beyond: bool) -> go.Scatter:
-    """Trials at their values of a parameter; choices as Optuna's axis has them."""
+def _choice_texts(trials: Sequence[FrozenTrial], name: str) -> dict[str, str]:
+    """How choices stand on an axis, by how Python writes them; empty for numbers.
+
+    They stand as in tables, ``relu``, and those that would look alike as Python writes them, ``2`` and ``'2'``.
+    """
+    kinds = [trial.distributions[name] for trial in trials]
+    choices = [choice for kind in kinds if isinstance(kind, CategoricalDistribution) for choice in kind.choices]
+    if not choices:
+        return {}
+    texts = {repr(value): str(value) for value in (*choices, *(trial.params[name] for trial in trials))}
+    often = Counter(texts.values())
+    return {code: text if often[text] == 1 else code for code, text in texts.items()}
+
+
+def _slice_points(
+    trials: Sequence[FrozenTrial], name: str, place: int, texts: Mapping[str, str], *, beyond: bool
+) -> go.Scatter:
+    """Trials at their values of a parameter; ``texts`` are those of its choices."""
     numbers = [trial.number for trial in trials]
     values = [trial.params[name] for trial in trials]
-    choices = any(isinstance(trial.distributions[name], CategoricalDistribution) for trial in trials)
     within = {"color": numbers, "colorscale": list(SCALE), "showscale": False, "line": {"width": 0}}
     note = "outside the bounds" if beyond else ""
     return go.Scatter(
-        x=[repr(value) for value in values] if choices else values,
+        x=[texts[repr(value)] for value in values] if texts else values,
         y=[rounded(trial.values[place]) for trial in trials],
         customdata=numbers,
         mode="markers",
