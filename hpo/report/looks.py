@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -28,8 +29,8 @@ _WIDE: Final = 100.0
 _FEW: Final = 12
 #: Decades above which a logarithmic axis has ticks at the powers of ten alone.
 _TICKED: Final = 1.5
-#: A longer name on an axis is broken at its dots.
-_LONG_NAME: Final = 11
+#: A name on an axis that is as long as this is broken; no line of it is longer, a dot at its end aside.
+_LONG_NAME: Final = 12
 
 
 def laid_out(
@@ -75,10 +76,17 @@ def is_logarithmic(values: Iterable[float], direction: str) -> bool:
     return direction == "minimize" and bool(known) and min(known) > 0 and max(known) > _WIDE * min(known)
 
 
-def broken(name: str) -> str:
-    """A dotted name as text of a figure, on several lines where it is long."""
-    escaped = drawn_text(name)
-    return escaped.replace(".", ".<br>") if len(name) > _LONG_NAME else escaped
+def broken(name: str, width: int = _LONG_NAME) -> str:
+    """A dotted name as text of a figure, on several lines where it has ``width`` characters or more.
+
+    Each part between dots begins a line. One that is longer than a line is broken after an underscore, or where
+    the line is full.
+    """
+    if len(name) < width:
+        return drawn_text(name)
+    whole = rf"[^.]{{0,{width}}}\.|[^.]{{1,{width}}}\Z"
+    pieces = re.findall(rf"(?s:{whole}|[^.]{{0,{width - 1}}}_|.{{{width}}})", name)
+    return "<br>".join(map(drawn_text, pieces))
 
 
 def described(trial: FrozenTrial) -> str:

@@ -34,6 +34,8 @@ from hpo.study.ranking import is_feasible
 #: Yellow is good in it, dark blue bad; it fills the whole figure, and so looks alike on any background.
 _FILLED: Final = "Viridis"
 _TRIAL_TEXT: Final = "trial %{customdata}<br>%{x:.6g}, %{y:.6g}%{text}<extra></extra>"
+#: A title of an axis that has as many characters as this is broken: more than fits beside a slice.
+_TITLE: Final = 24
 #: A heading's worth of pixels that each axis takes.
 AXIS_WIDTH: Final = 84
 
@@ -133,6 +135,7 @@ def slices(study: optuna.Study, goals: Mapping[str, Direction], metric: str, par
             drawn.add_trace(_slice_points(some, name, place, texts, beyond=beyond))
     values = [trial.values[place] for trial in trials]
     laid_out(drawn, param, metric, logarithmic=is_logarithmic(values, goals[metric]))
+    drawn.update_xaxes(title_text=broken(param, _TITLE)).update_yaxes(title_text=broken(metric, _TITLE))
     return drawn.update_layout(margin={"l": 50, "r": 8, "t": 8, "b": 44})
 
 

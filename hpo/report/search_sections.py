@@ -9,7 +9,7 @@ import optuna
 from optuna.trial import FrozenTrial
 
 from hpo.report.data import StudyReport
-from hpo.report.looks import sampled, thinned
+from hpo.report.looks import broken, sampled, thinned
 from hpo.report.markup import Section, figure, note, tiles
 from hpo.report.search_figures import (
     AXIS_WIDTH,
@@ -33,6 +33,7 @@ MOST_CELLS: Final = 150
 MOST_AXES: Final = 12
 _TILE_HEIGHT: Final = 260
 _BAR_HEIGHT: Final = 34
+_LINE_HEIGHT: Final = 17
 
 
 def front_section(report: StudyReport) -> Section | None:
@@ -56,7 +57,8 @@ def importance_section(report: StudyReport) -> Section:
     found, title = report.importances, "Importance of the parameters"
     if found.missing is not None:
         return Section("importance", title, note(f"None: {found.missing}."))
-    height = 90 + _BAR_HEIGHT * len(found.shares)
+    lines = max(broken(name).count("<br>") + 1 for name in found.shares)
+    height = 90 + max(_BAR_HEIGHT, _LINE_HEIGHT * lines) * len(found.shares)
     drawn = figure("importance", importance_bars(found.shares), "importance by parameter", height=height)
     best = "near the Pareto front" if report.several else f"among the best tenth by {report.metric}"
     remark = f"How much each parameter decides whether a trial ends {best} (PED-ANOVA, Optuna's default)."

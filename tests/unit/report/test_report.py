@@ -12,11 +12,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 import pytest
+from optuna.distributions import FloatDistribution
 from optuna.trial import TrialState
 
 from hpo.report.data import study_report
 from hpo.report.figures import history, learning_curves, predictions_against_outcomes
-from hpo.report.looks import laid_out
+from hpo.report.looks import broken, laid_out
 from hpo.report.page import page, write_report
 from hpo.report.trial_table import trials_section
 from hpo.storage.attributes import OUTCOME_ATTR, PREDICTION_ATTR
@@ -24,6 +25,7 @@ from hpo.study.open_study import OpenStudy
 from hpo.study.pruning_summary import MIDDLE_80, ComparedPrediction
 from hpo.study.status import own_trials, study_trials
 from tests.support.commands import hpo, hpo_json
+from tests.support.reports import report_of, trial_of
 from tests.support.studies import Studies, ask
 from tests.unit.search.test_pruning import MAXIMIZE, play, play_all
 
@@ -333,3 +335,32 @@ def test_a_logarithmic_axis_has_a_tick_at_twelve_powers_of_ten_at_most(greatest:
     least = {0.3: 0.1, 1e300: 1e-300}.get(greatest, 1.0)
     drawn = laid_out(go.Figure(go.Scatter(x=[1, 2], y=[least, greatest])), "epoch", "loss", logarithmic=True)
     assert drawn.layout.yaxis.dtick == ticks
+
+
+@pytest.mark.parametrize(
+    ("name", "lines"),
+    [
+        ("batch_size", ["batch_size"]),
+        ("optimizer.lr", ["optimizer.", "lr"]),
+        ("optimizer.weight_decay", ["optimizer.", "weight_decay"]),
+        ("lr_scheduler.num_warmup_epochs", ["lr_scheduler.", "num_warmup_", "epochs"]),
+        ("model.averyverylongname.x", ["model.", "averyverylon", "gname.", "x"]),
+        ("a<b_with_long_name", ["a&lt;b_with_", "long_name"]),
+    ],
+)
+def test_a_long_name_is_broken_at_dots_and_underscores(name: str, lines: list[str]) -> None:
+    assert broken(name) == "<br>".join(lines)
+
+
+def test_a_slice_and_the_bars_have_room_for_long_names(small_plotly: None) -> None:
+    name, uniform = "number_of_hidden_units_in_the_first_layer", FloatDistribution(0, 1)
+    trials = [
+        trial_of(number, {name: number / 40, "b": number % 7 / 7}, dict.fromkeys((name, "b"), uniform), number)
+        for number in range(40)
+    ]
+    figures = Page(page(report_of(trials))).figures
+    titles = {figures[f"slice-0-{place}"]["layout"]["xaxis"]["title"]["text"] for place in range(2)}
+    assert titles == {"number_of_hidden_units_<br>in_the_first_layer", "b"}
+    assert {"number_of_<br>hidden_<br>units_in_<br>the_first_<br>layer", "b"} == {
+        *figures["importance"]["data"][0]["y"]
+    }
