@@ -24,6 +24,7 @@ from hpo.report.timeline import Timeline, Work
 from hpo.storage import ledger
 from hpo.storage.attributes import WIDENED_ATTR
 from hpo.storage.optuna_private import id_of_trial
+from hpo.storage.pausing import paused_at
 from hpo.study.internals import wanted_metrics
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, outcome_of
@@ -178,10 +179,10 @@ class StudyReport:
         return " ".join(said)
 
     def took(self, trial: FrozenTrial) -> float | None:
-        """Seconds that all attempts at a trial took together, as `hpo trials` has them; None before its end."""
-        if trial.duration is None:
-            return None
-        return self._worked.get(trial.number, trial.duration.total_seconds())
+        """Seconds that all attempts at a trial took, as `hpo trials` has them; None while it runs or waits."""
+        if trial.number in self._worked and (trial.state.is_finished() or paused_at(trial) is not None):
+            return self._worked[trial.number]
+        return None if trial.duration is None else trial.duration.total_seconds()
 
     @cached_property
     def _worked(self) -> dict[int, float]:

@@ -35,7 +35,7 @@ from hpo.storage.ledger import Attempt
 from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
 from hpo.storage.optuna_private import id_of_trial, user_attrs_of
 from hpo.storage.outlines import id_before_last, outlined_trials, trials_without_curves
-from hpo.storage.pausing import pruned_at_end
+from hpo.storage.pausing import paused_at, pruned_at_end
 from hpo.study.agents import agents_at_work
 from hpo.study.code_record import CodeRecord, codes_of
 from hpo.study.goals import goal_reached
@@ -241,7 +241,8 @@ def _whole(opened: OpenStudy, outline: FrozenTrial) -> FrozenTrial:
 def study_trials(opened: OpenStudy, last: int | None = None, *, brief: bool = False) -> list[dict[str, Any]]:
     """One entry a trial, in the order of their numbers; ``last``: of so many with the highest numbers.
 
-    ``duration_s`` is what all attempts at a trial took together, None before its end.
+    ``duration_s`` is what all attempts at a trial took together, of a paused one so far; None while it runs or
+    waits.
 
     ``brief`` leaves out ``metrics``, and of ``internals`` all but who ran it: a table of trials needs no more.
 
@@ -293,13 +294,13 @@ def _by_trial(attempts: list[Attempt]) -> defaultdict[int, list[Attempt]]:
 
 
 def _took(trial: FrozenTrial, attempts: Sequence[Attempt]) -> float | None:
-    """Seconds of work at a trial that has ended; Optuna's time from start to end of one without attempts.
+    """Seconds of work at a trial that does not run; Optuna's time from start to end of one without attempts.
 
     That time has all that a trial waited while it was paused, and after a requeue the last attempt alone.
     """
-    if trial.duration is None:
-        return None
-    return sum(each.seconds for each in attempts) if attempts else trial.duration.total_seconds()
+    if attempts and (trial.state.is_finished() or paused_at(trial) is not None):
+        return sum(each.seconds for each in attempts)
+    return None if trial.duration is None else trial.duration.total_seconds()
 
 
 def _cause(trial: FrozenTrial, fork: FrozenTrial | None) -> dict[str, Any]:

@@ -23,6 +23,7 @@ from hpo.errors import StudyError
 from hpo.report import tables
 from hpo.report.data import study_report
 from hpo.report.tables import Table, curves_table, table_text, trials_table, write_table
+from hpo.storage.attributes import PAUSE_AT_ATTR
 from hpo.storage.ledger import ATTEMPTS
 from hpo.storage.optuna_private import id_of_trial
 from hpo.study.open_study import OpenStudy
@@ -148,6 +149,21 @@ def test_a_trial_took_what_its_attempts_took(studies: Studies) -> None:
         assert [row["duration_s"] for row in trials_table(view).rows] == [83.0, None]
         report = study_report(view)
         assert list(map(report.took, report.trials)) == [83.0, None]
+
+
+def test_a_paused_trial_took_what_its_attempts_took_so_far(studies: Studies) -> None:
+    with studies.open() as (view,):
+        trial, _ = ask(view)
+        trial.report(1.0, 2)
+        trial.set_user_attr(PAUSE_AT_ATTR, 2)
+        view.storage.pause(id_of_trial(trial), 2)
+        with view.storage.engine.begin() as conn:
+            conn.execute(sa.update(ATTEMPTS).values(seconds=41.0))
+        (entry,) = study_trials(view)
+        assert (entry["outcome"], entry["duration_s"]) == ("paused", 41.0)
+        assert [row["duration_s"] for row in trials_table(view).rows] == [41.0]
+        report = study_report(view)
+        assert report.took(report.trials[0]) == 41.0
 
 
 def test_a_trial_that_begins_meanwhile_is_left_out(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
