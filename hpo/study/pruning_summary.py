@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.predicted_loss.audit import Condemned
 from hpo.storage.attributes import PREDICTION_ATTR, SAME_AS_ATTR
-from hpo.storage.lineage import epochs_reached, epochs_trained
+from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
 
 #: Standard deviations from a normal distribution's mean to the ends of its middle 80 %.
 MIDDLE_80: Final = statistics.NormalDist().inv_cdf(0.9)
@@ -36,7 +36,8 @@ class PruningSummary:
         horizon: Epochs of a trial that runs to its end; None where that is not known.
         epochs_saved: Epochs between the end of each pruned trial and the horizon, in all; None without a horizon.
             It is the most that was saved: some of those trials might have stopped early by themselves. One that
-            took over the result of a pruned trial saved nothing by it.
+            took over the result of a pruned trial saved nothing by it, nor did one whose place a fork took: the
+            fork trains those epochs.
         epochs_unpruned: Epochs used and saved together; None without a horizon.
         top_k: How many trials are "the best".
         audited: Audited trials that show whether the decision was right.
@@ -73,13 +74,17 @@ def summarize_pruning(
         horizon: Epochs of a trial that runs to its end. None: those of the longest complete trial.
         top_k: How many trials are "the best".
     """
+    trials = list(trials)
     ended = [trial for trial in trials if trial.state.is_finished()]
+    replaced = {fork["replaces"] for trial in trials if (fork := forked_from(trial)) is not None}
     complete = [trial for trial in ended if trial.state == TrialState.COMPLETE]
     if horizon is None:
         horizon = max(map(epochs_reached, complete), default=0) or None
     pruned = [trial for trial in ended if trial.state == TrialState.PRUNED]
     used = sum(map(epochs_trained, ended))
-    cut_short = (trial for trial in pruned if SAME_AS_ATTR not in trial.user_attrs)
+    cut_short = [
+        trial for trial in pruned if SAME_AS_ATTR not in trial.user_attrs and trial.number not in replaced
+    ]
     saved = None if horizon is None else sum(max(0, horizon - epochs_reached(trial)) for trial in cut_short)
     condemned = {trial.number: decision for trial in ended if (decision := Condemned.of(trial)) is not None}
     audits = {number: decision.epoch for number, decision in condemned.items() if decision.runs_on}

@@ -14,7 +14,7 @@ from scipy import stats
 
 from hpo.search.predicted_loss.audit import Condemned
 from hpo.search.predicted_loss.pruner import PredictedLossPruner
-from hpo.storage.attributes import CONDEMNED_ATTR, OUTCOME_ATTR, PREDICTION_ATTR, SAME_AS_ATTR
+from hpo.storage.attributes import CONDEMNED_ATTR, FORK_ATTR, OUTCOME_ATTR, PREDICTION_ATTR, SAME_AS_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.pruning_summary import (
     ComparedPrediction,
@@ -151,6 +151,21 @@ def test_a_result_that_was_taken_over_used_no_epochs_and_saved_none(studies: Stu
         ):
             assert (found.ended, found.pruned) == (4, 2)
             assert (found.epochs_used, found.epochs_saved, found.epochs_unpruned) == (10, 4, 14)
+
+
+def test_a_member_that_a_fork_replaced_saved_nothing(studies: Studies) -> None:
+    with studies.open("study.n_trials=20") as (view,):
+        play(view, [1.0] * 7)
+        play(view, [3.0] * 2, state=TrialState.PRUNED)
+        play(view, [3.0] * 4, state=TrialState.PRUNED)
+        fork, _ = ask(view)
+        fork.set_user_attr(FORK_ATTR, {"parent": 0, "epoch": 2, "replaces": 1})
+        for epoch in range(3, 8):
+            fork.report(1.0, epoch)
+        view.study.tell(fork, 1.0)
+        for trials in (own_trials(view), outlined(view)):
+            found = summarize_pruning(trials, ranked_trials(view), horizon=7)
+            assert (found.pruned, found.epochs_used, found.epochs_saved) == (2, 7 + 2 + 4 + 5, 3)
 
 
 def test_an_audit_by_the_real_pruner_is_found(studies: Studies) -> None:
