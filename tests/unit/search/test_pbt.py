@@ -85,6 +85,15 @@ def test_who_comes_first_is_compared_with_no_other_and_trains_on() -> None:
     assert pbt().next(standing(trials)) == Resume(0, 6, Why("survivor"))
 
 
+@pytest.mark.parametrize(("population", "replaced"), [(4, False), (5, True)])
+def test_with_two_workers_the_first_look_takes_three_more_members_than_workers(
+    population: int, replaced: bool
+) -> None:
+    """As docs/scheduling.md has it: the other worker still trains, and a quarter of three is no member."""
+    trials = [*at_three(9.0, *[1.0] * (population - 2)), seen(population - 1, [1.0], "running", until=3)]
+    assert isinstance(pbt(population=population).next(standing(trials)), Fork if replaced else Resume)
+
+
 def test_a_leader_is_forked_only_when_its_checkpoint_is_there() -> None:
     """Its last value is reported before the checkpoint of that epoch is written, and it has paused."""
     trials = at_three(0.9, 0.2, 0.4, 0.3)
