@@ -133,7 +133,7 @@ def _readable(log: Path) -> BinaryIO:
 def _outcome(opened: OpenStudy, number: int) -> str:
     """A trial's outcome, or what it is before its end; StudyError where the study has no such trial."""
     from hpo.study.outcome import outcome_of
-    from hpo.study.status import own_trials
+    from hpo.study.own_trials import own_trials
 
     outcomes = {trial.number: outcome_of(trial) for trial in own_trials(opened)}
     if number not in outcomes:

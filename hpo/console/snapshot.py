@@ -18,7 +18,8 @@ from hpo.storage.outlines import KeptOutlines
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, outcome_of
-from hpo.study.status import own_among, study_status
+from hpo.study.own_trials import own_among
+from hpo.study.status import study_status
 from hpo.wording import study_progress
 
 #: Points of a curve that are shown at most.

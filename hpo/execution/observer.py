@@ -21,7 +21,7 @@ from hpo.storage.reader import TrialRow
 from hpo.storage.recovery import LOST, STOPPED, Settled
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, outcome_of, unasked
-from hpo.study.status import trial_value
+from hpo.study.own_trials import trial_value
 from hpo.trial.report import TrialReport
 from hpo.wording import never_asked, paused_at_end, same_as
 

@@ -21,9 +21,9 @@ from hpo.storage.study_storage import StudyStorage
 from hpo.study.agents import end_dead_agents
 from hpo.study.goals import goal_reached
 from hpo.study.open_study import OpenStudy
+from hpo.study.own_trials import own_trials
 from hpo.study.retention import enforce_quota
 from hpo.study.shared import mark_file
-from hpo.study.status import own_trials
 from hpo.study.taking import claimable
 from hpo.wording import count_of
 

@@ -15,7 +15,7 @@ from hpo.config.yaml_dumper import to_yaml
 from hpo.final.models import BestWeights
 from hpo.study.environment import environment
 from hpo.study.open_study import OpenStudy
-from hpo.study.status import own_trials
+from hpo.study.own_trials import own_trials
 from hpo.trial.callbacks import CALLBACKS
 from hpo.wording import shown
 

@@ -19,7 +19,8 @@ from hpo.storage.lineage import trained_as
 from hpo.study.code_record import trial_codes
 from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy, load_study
-from hpo.study.status import best_trial, no_best, own_trials
+from hpo.study.own_trials import best_trial, own_trials
+from hpo.study.status import no_best
 from hpo.trial.builder import Builder
 from trainer.checkpoint.files import list_checkpoints
 from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint

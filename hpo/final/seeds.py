@@ -25,7 +25,8 @@ from hpo.final.seed_run import SeedRun, SeedTrainer
 from hpo.final.stamp import clear, write_json
 from hpo.final.training import Start, start_of_trial
 from hpo.study.open_study import OpenStudy
-from hpo.study.status import no_best, own_trials, ranked_trials
+from hpo.study.own_trials import own_trials, ranked_trials
+from hpo.study.status import no_best
 
 #: Confidence of the intervals.
 CONFIDENCE: Final = 0.95

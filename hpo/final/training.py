@@ -22,7 +22,7 @@ from hpo.storage.lineage import trained_as
 from hpo.study.code_record import trial_codes
 from hpo.study.lineage import Stage, lineage_of
 from hpo.study.open_study import OpenStudy
-from hpo.study.status import trial_value
+from hpo.study.own_trials import trial_value
 from hpo.trial.builder import Builder, RunPlace
 from hpo.trial.peer import Seat
 from hpo.trial.peers import Peers

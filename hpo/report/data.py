@@ -28,6 +28,7 @@ from hpo.storage.pausing import paused_at
 from hpo.study.internals import wanted_metrics
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, outcome_of
+from hpo.study.own_trials import own_trials
 from hpo.study.pruning_summary import (
     ComparedPrediction,
     PredictionSummary,
@@ -35,7 +36,7 @@ from hpo.study.pruning_summary import (
     summarize_predictions,
 )
 from hpo.study.ranking import best_of, ranked
-from hpo.study.status import own_trials, study_status
+from hpo.study.status import study_status
 
 
 @dataclass(frozen=True)

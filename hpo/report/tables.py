@@ -19,7 +19,8 @@ from hpo.errors import InputError, StudyError
 from hpo.storage.attributes import BEST_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import finite
-from hpo.study.status import own_trials, study_trials
+from hpo.study.own_trials import own_trials
+from hpo.study.status import study_trials
 from trainer.files import aside_of, replacing
 
 Kind = Literal["integer", "number", "text", "boolean", "time"]

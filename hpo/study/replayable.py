@@ -11,7 +11,7 @@ from optuna.trial import FrozenTrial
 from hpo.storage.attributes import SAME_AS_ATTR
 from hpo.storage.lineage import forked_from
 from hpo.study.open_study import OpenStudy
-from hpo.study.status import own_trials
+from hpo.study.own_trials import own_trials
 from hpo.wording import not_replayed
 
 

@@ -36,8 +36,8 @@ from hpo.storage.pausing import paused_at, pruned_at_end
 from hpo.study.checkpoint_files import HALF_WRITTEN, StoredFile, scan, total_size, unlink
 from hpo.study.folders import attempt_folders
 from hpo.study.outcome import outcome_of
+from hpo.study.own_trials import own_trials, ranked_trials
 from hpo.study.standing import seen, standing_of
-from hpo.study.status import own_trials, ranked_trials
 from hpo.wording import file_size
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, list_checkpoints
 

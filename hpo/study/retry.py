@@ -32,8 +32,8 @@ from hpo.storage.recovery import forget_failure
 from hpo.storage.study_storage import StudyStorage
 from hpo.study.goals import goal_reached
 from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.own_trials import own_trials
 from hpo.study.standing import standing_of
-from hpo.study.status import own_trials
 
 if TYPE_CHECKING:
     from hpo.study.open_study import OpenStudy

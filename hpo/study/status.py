@@ -5,7 +5,6 @@ All of it is read from the database: Optuna's tables, and the ledger beside them
 
 from __future__ import annotations
 
-import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +22,6 @@ from hpo.storage import ledger
 from hpo.storage.attributes import (
     BEST_ATTR,
     EPOCHS_ATTR,
-    IMPORTED_ATTR,
     MAX_EPOCHS_ATTR,
     PREDICTION_ATTR,
     REASON_ATTR,
@@ -34,7 +32,7 @@ from hpo.storage.grants import grants_of
 from hpo.storage.ledger import Attempt
 from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
 from hpo.storage.optuna_private import id_of_trial, user_attrs_of
-from hpo.storage.outlines import id_before_last, outlined_trials, trials_without_curves
+from hpo.storage.outlines import id_before_last, trials_without_curves
 from hpo.storage.pausing import paused_at, pruned_at_end
 from hpo.study.agents import agents_at_work
 from hpo.study.code_record import CodeRecord, codes_of
@@ -42,8 +40,9 @@ from hpo.study.goals import goal_reached
 from hpo.study.internals import parted_metrics, queued_with
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import UNFINISHED, Outcome, finite, leading_value, outcome_of, unasked
+from hpo.study.own_trials import outlined, own_among, trial_value
 from hpo.study.pruning_summary import PruningSummary, best_count, summarize_pruning
-from hpo.study.ranking import best_among, best_of, is_outside, judged, ranked
+from hpo.study.ranking import best_among, is_outside, judged, ranked
 from hpo.wording import (
     best_list,
     condemned,
@@ -352,36 +351,6 @@ def _instant(seconds: float | None) -> str | None:
     return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
 
 
-def best_trial(opened: OpenStudy) -> FrozenTrial | None:
-    """The complete trial with the best value, the earliest of equals; a diverged one is never it.
-
-    Raises:
-        StudyError: The study has several objectives, and so no single best.
-    """
-    best = best_of(own_trials(opened), opened.spec.study.goals)
-    if opened.spec.study.objectives:
-        listed = ", ".join(str(trial.number) for trial in best) or "none is complete yet"
-        raise StudyError(
-            f"the study {opened.spec.study.name} has several objectives, and so no single best trial\n"
-            f"  fix: choose one of its Pareto front: {listed}"
-        )
-    return next(iter(best), None)
-
-
-def ranked_trials(opened: OpenStudy) -> list[FrozenTrial]:
-    """The complete trials, the best first, the earlier of equals first; diverged ones are not among them."""
-    return ranked(own_trials(opened), opened.spec.study.goals)
-
-
-def trial_value(opened: OpenStudy, trial: FrozenTrial) -> float | None:
-    """A trial's best value so far; None where no epoch has a finite one."""
-    reported = [value for value in trial.intermediate_values.values() if math.isfinite(value)]
-    if outcome_of(trial) == Outcome.COMPLETE:
-        return leading_value(trial)
-    pick = min if opened.spec.study.direction == "minimize" else max
-    return pick(reported, default=None)
-
-
 def _metrics(trial: FrozenTrial) -> dict[str, float | None]:
     """The metrics of a trial's best epoch."""
     found: dict[str, float | None] = finite((trial.user_attrs.get(BEST_ATTR) or {}).get("metrics", {}))
@@ -431,18 +400,3 @@ def _values(opened: OpenStudy, trial: FrozenTrial) -> dict[str, Any]:
     if study.constraints:
         found["constraints"] = finite(trial.constraints)
     return found
-
-
-def own_trials(opened: OpenStudy) -> list[FrozenTrial]:
-    """The study's own trials; imported ones are the samplers' business only."""
-    return own_among(opened.study.get_trials(deepcopy=False))
-
-
-def outlined(opened: OpenStudy) -> list[FrozenTrial]:
-    """The same with what decides how each counts, and without parameters and curves: `hpo.storage.outlines`."""
-    return own_among(outlined_trials(opened.storage, opened.study_id))
-
-
-def own_among(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
-    """Those of a study's trials that were not imported."""
-    return [trial for trial in trials if IMPORTED_ATTR not in trial.system_attrs]

@@ -27,7 +27,7 @@ from hpo.storage.optuna_private import id_of_trial, known_of
 from hpo.study.folders import attempt_folders
 from hpo.study.open_study import OpenStudy
 from hpo.study.outcome import Outcome, finite, outcome_of
-from hpo.study.status import trial_value
+from hpo.study.own_trials import trial_value
 from hpo.trial.checkpoints import Checkpoints
 from hpo.trial.training_code import TrainingCode, came_to
 from hpo.wording import listed

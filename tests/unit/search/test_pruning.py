@@ -16,6 +16,7 @@ from hpo.search.predicted_loss.audit import Condemned
 from hpo.search.predicted_loss.pruner import PredictedLossPruner
 from hpo.storage.attributes import CONDEMNED_ATTR, FORK_ATTR, OUTCOME_ATTR, PREDICTION_ATTR, SAME_AS_ATTR
 from hpo.study.open_study import OpenStudy
+from hpo.study.own_trials import outlined, own_trials, ranked_trials
 from hpo.study.pruning_summary import (
     ComparedPrediction,
     PredictionSummary,
@@ -25,7 +26,7 @@ from hpo.study.pruning_summary import (
     summarize_pruning,
     wilson_interval,
 )
-from hpo.study.status import outlined, own_trials, ranked_trials, study_status, study_trials
+from hpo.study.status import study_status, study_trials
 from hpo.wording import condemned
 from tests.support.commands import hpo, hpo_json
 from tests.support.studies import Studies, ask

@@ -19,7 +19,8 @@ from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR, PREDICTION_ATTR, REA
 from hpo.storage.ledger import Lease, Owner
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.outcome import Outcome, outcome_of
-from hpo.study.status import best_trial, study_best, study_status, study_trials
+from hpo.study.own_trials import best_trial
+from hpo.study.status import study_best, study_status, study_trials
 from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun

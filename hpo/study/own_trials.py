@@ -1,0 +1,60 @@
+"""The study's own trials: which they are, what each is worth by now, and which is the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from optuna.trial import FrozenTrial
+
+from hpo.errors import StudyError
+from hpo.storage.attributes import IMPORTED_ATTR
+from hpo.storage.outlines import outlined_trials
+from hpo.study.open_study import OpenStudy
+from hpo.study.outcome import Outcome, leading_value, outcome_of
+from hpo.study.ranking import best_of, ranked
+
+
+def own_trials(opened: OpenStudy) -> list[FrozenTrial]:
+    """The study's own trials; imported ones are the samplers' business only."""
+    return own_among(opened.study.get_trials(deepcopy=False))
+
+
+def outlined(opened: OpenStudy) -> list[FrozenTrial]:
+    """The same with what decides how each counts, and without parameters and curves: `hpo.storage.outlines`."""
+    return own_among(outlined_trials(opened.storage, opened.study_id))
+
+
+def own_among(trials: Iterable[FrozenTrial]) -> list[FrozenTrial]:
+    """Those of a study's trials that were not imported."""
+    return [trial for trial in trials if IMPORTED_ATTR not in trial.system_attrs]
+
+
+def best_trial(opened: OpenStudy) -> FrozenTrial | None:
+    """The complete trial with the best value, the earliest of equals; a diverged one is never it.
+
+    Raises:
+        StudyError: The study has several objectives, and so no single best.
+    """
+    best = best_of(own_trials(opened), opened.spec.study.goals)
+    if opened.spec.study.objectives:
+        listed = ", ".join(str(trial.number) for trial in best) or "none is complete yet"
+        raise StudyError(
+            f"the study {opened.spec.study.name} has several objectives, and so no single best trial\n"
+            f"  fix: choose one of its Pareto front: {listed}"
+        )
+    return next(iter(best), None)
+
+
+def ranked_trials(opened: OpenStudy) -> list[FrozenTrial]:
+    """The complete trials, the best first, the earlier of equals first; diverged ones are not among them."""
+    return ranked(own_trials(opened), opened.spec.study.goals)
+
+
+def trial_value(opened: OpenStudy, trial: FrozenTrial) -> float | None:
+    """A trial's best value so far; None where no epoch has a finite one."""
+    reported = [value for value in trial.intermediate_values.values() if math.isfinite(value)]
+    if outcome_of(trial) == Outcome.COMPLETE:
+        return leading_value(trial)
+    pick = min if opened.spec.study.direction == "minimize" else max
+    return pick(reported, default=None)
