@@ -17,8 +17,13 @@ from hpo.storage.engines import (
     normalize_url,
     sqlite_file,
 )
-from hpo.storage.schema import has_schema
+from hpo.storage.schema import Tables, tables_of
 
+_SAID: Final = {
+    Tables.MISSING: "has no tables yet: `hpo run` makes them",
+    Tables.OUTDATED: "has the tables of an earlier version: `hpo run` brings them up to date",
+    Tables.PRESENT: "has the tables",
+}
 #: Seconds for a connection, and for an answer.
 _SECONDS: Final = 5
 
@@ -49,7 +54,7 @@ def ask(url: str) -> Answer:
         if file is not None and not file.exists():
             return _new_file(file, shown)
         version = _version(parsed)
-        tables = "has the tables" if has_schema(parsed) else "has no tables yet: `hpo run` makes them"
+        tables = _SAID[tables_of(parsed)]
     kind = network_file_system(url)
     if kind is not None:
         fix = "put the file on a local disk, or use a server: SQLite's locks work on one machine only"

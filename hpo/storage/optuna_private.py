@@ -40,7 +40,7 @@ class PreparedStorage(RDBStorage):
     """Optuna's relational storage on a database that is known to hold its tables, at its version.
 
     Optuna's own constructor looks for the tables and their version, for which it imports Alembic: a tenth of a
-    second in each command. Whoever makes this one has asked `hpo.storage.schema.has_schema`.
+    second in each command. Whoever makes this one has asked `hpo.storage.schema.tables_of`.
 
     Args:
         url: The database, with its driver.

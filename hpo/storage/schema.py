@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,8 +27,16 @@ _TRIES: Final = 3
 _LOCK: Final = 0x68706F  # "hpo"; any number that no other program of the database uses
 
 
-def has_schema(url: sa.URL, pooler: Path | None = None) -> bool:
-    """Whether the database holds Optuna's tables at our version, and all of ours.
+class Tables(Enum):
+    """What a database has of the tables: Optuna's, at our version of them, and ours."""
+
+    MISSING = "it lacks some, or all"
+    OUTDATED = "it has those of an earlier version of hpo"
+    PRESENT = "it has all of them"
+
+
+def tables_of(url: sa.URL, pooler: Path | None = None) -> Tables:
+    """What the database has of the tables.
 
     Args:
         url: The database's.
@@ -43,15 +52,16 @@ def has_schema(url: sa.URL, pooler: Path | None = None) -> bool:
         connect_through(engine, pooler)
     try:
         with engine.connect() as conn:
-            # The youngest of our tables, and of our columns.
-            if not sa.inspect(conn).has_table(CHANGES.name) or _missing_columns(conn, AGENTS):
-                return False
-            revision = _revision(conn)
+            if not sa.inspect(conn).has_table(CHANGES.name):  # the youngest of our tables
+                return Tables.MISSING
+            revision, is_outdated = _revision(conn), bool(_missing_columns(conn, AGENTS))
     finally:
         engine.dispose()
     if revision is not None and revision != OPTUNA_REVISION:
         raise _wrong_revision(url, revision)
-    return revision is not None
+    if revision is None:
+        return Tables.MISSING
+    return Tables.OUTDATED if is_outdated else Tables.PRESENT
 
 
 class PlainStudyError(StudyError):

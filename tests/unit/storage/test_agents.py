@@ -10,12 +10,13 @@ import optuna
 import pytest
 import sqlalchemy as sa
 
+from hpo.errors import StudyError
 from hpo.storage import agents
 from hpo.storage.agents import AGENTS, GONE, SILENT, Agent, Joining, Patience
 from hpo.storage.attributes import STOP_ATTR
 from hpo.storage.ledger import Owner
 from hpo.storage.recovery import Sightings
-from hpo.storage.study_storage import StudyStorage
+from hpo.storage.study_storage import StudyStorage, open_storage
 from hpo.study.agents import end_dead_agents
 from tests.support.owners import NAME, opened, study_id
 
@@ -136,6 +137,8 @@ def test_a_table_of_an_earlier_version_gets_its_new_column(ready_url: str) -> No
         joined(storage)
         with storage.engine.begin() as conn:
             conn.exec_driver_sql("ALTER TABLE hpo_agents DROP COLUMN lost_after")
+    with pytest.raises(StudyError, match="of an earlier version of hpo\n  fix: `hpo run` brings them up to date"):
+        open_storage(ready_url, create=False)
     with opened(ready_url, create=True) as storage:
         (earlier,) = open_agents(storage)
         assert earlier.lost_after is None
