@@ -10,8 +10,7 @@ from typing import Final, Protocol
 
 from hpo.storage.ledger import Lease
 
-#: The monotonic clock when the worker last finished a batch, or took a trial; infinite while it is decided whether
-#: the trial trains on where its grant ends.
+#: The monotonic clock when the worker last finished a batch, or took a trial.
 BEAT: Final = 0
 #: 1 when it has finished an epoch of its trial, else 0.
 ADVANCED: Final = 1
@@ -27,8 +26,10 @@ ALIVE: Final = 5
 BEATEN: Final = 6
 #: Process id of the process of the trial before, while it ends; 0 once it is gone.
 ENDING: Final = 7
+#: 1 while it is decided whether its trial trains on where its grant ends, else 0.
+DECIDING: Final = 8
 #: Numbers in a pulse.
-PULSE_LENGTH: Final = 8
+PULSE_LENGTH: Final = 9
 
 #: Attempts of a trial that fit into a lease's number, which a double holds exactly for any id of a trial.
 _ATTEMPTS: Final = 2**20

@@ -82,7 +82,7 @@ class Supervised:
         running = self.running
         if running.verdict is None:
             spent = running.spent_s + now - running.since
-            idle = now - max(running.since, self.worker.beat)
+            idle = 0.0 if self.worker.is_deciding else now - max(running.since, self.worker.beat)
             pids = {"pid": self.worker.pid, "trial_pid": self.worker.trial_pid}
             running.verdict = limits.broken(**pids, spent_s=spent, idle_s=idle)
             if running.verdict is not None:

@@ -6,7 +6,6 @@ Where the trial has paused, it may be kept, and trains that trial again when it 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import queue
 import signal
@@ -31,7 +30,7 @@ from hpo.execution.kept import release, room
 from hpo.execution.limits import death_of, oom_kills
 from hpo.execution.messages import Command, End, Failed, Lost, Message, Started, WorkerOrder, send
 from hpo.execution.news import News
-from hpo.execution.pulse import ADVANCED, BEAT, Pulse, show_free, show_held
+from hpo.execution.pulse import ADVANCED, BEAT, DECIDING, Pulse, show_free, show_held
 from hpo.search.one_thread import allow_threads
 from hpo.storage.attributes import GRANTS_ATTR, RETRIED_ATTR
 from hpo.storage.grants import Extend, Granted
@@ -217,7 +216,7 @@ class TrialProcess:
         trial = begin(self.opened, lease)
         grants = known_of(trial).user_attrs.get(GRANTS_ATTR, ())
         news = self._news = News(self.channel, trial.number, self.order.spec.study.metric, grants)
-        self.pulse[BEAT], self.pulse[ADVANCED] = time.monotonic(), 0.0
+        self.pulse[BEAT], self.pulse[ADVANCED], self.pulse[DECIDING] = time.monotonic(), 0.0, 0.0
         epochs = max(reports_of(trial), default=inherited_epochs(trial))
         send(self.channel, Started(trial.number, lease, self._spent(trial), epochs, grants))
         code = self._code(trial)
@@ -245,11 +244,11 @@ class TrialProcess:
 
     def _asked(self, extend: Extend, news: News, values: Mapping[int, float]) -> Granted | None:
         """As ``extend``, reported; the time until the answer is none in which the trial could advance."""
-        self.pulse[BEAT] = math.inf
+        self.pulse[DECIDING] = 1.0
         try:
             granted = extend(values)
         finally:
-            self.pulse[BEAT] = time.monotonic()
+            self.pulse[BEAT], self.pulse[DECIDING] = time.monotonic(), 0.0
         if granted is not None:
             news.extend(granted)
         return granted

@@ -126,7 +126,7 @@ class Upkeep:
 
     def is_claimable_or_unknown(self) -> bool:
         """Whether a worker could take a trial now, as far as is known."""
-        return self._try(lambda: claimable(self._opened)) != 0
+        return self._try(lambda: claimable(self._opened, most=1)) != 0
 
     def running(self) -> int | None:
         """How many trials run now, on any machine; None while that is unknown."""

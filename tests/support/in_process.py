@@ -28,7 +28,7 @@ from hpo.execution.checking import Checked
 from hpo.execution.launchers.launcher import Ended, Said
 from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.messages import Command, Leaving, Message, Ready, WorkerOrder, received, send
-from hpo.execution.pulse import ADVANCED, BEAT, BEATEN, PROCESS, PULSE_LENGTH, Held, held_by
+from hpo.execution.pulse import ADVANCED, BEAT, BEATEN, DECIDING, PROCESS, PULSE_LENGTH, Held, held_by
 from hpo.execution.trial_process import Ended as TrialEnded
 from hpo.execution.trial_process import TrialProcess, fail, pass_on
 from hpo.search.schedulers.scheduler import Wait
@@ -70,6 +70,10 @@ class InProcessWorker:
     @property
     def beat(self) -> float:
         return self._pulse[BEAT]
+
+    @property
+    def is_deciding(self) -> bool:
+        return bool(self._pulse[DECIDING])
 
     @property
     def advanced(self) -> bool:

@@ -35,7 +35,11 @@ class Worker(Protocol):
 
     @property
     def beat(self) -> float:
-        """The monotonic clock when it last finished a batch, or took a trial; infinite while it can't advance."""
+        """The monotonic clock when it last finished a batch, or took a trial."""
+
+    @property
+    def is_deciding(self) -> bool:
+        """Whether its trial waits for a decision, where its grant ends."""
 
     @property
     def advanced(self) -> bool:

@@ -19,7 +19,18 @@ from hpo.execution.launchers.slots import SlotLauncher
 from hpo.execution.launchers.start import work
 from hpo.execution.limits import death_of, kill_group, oom_kills
 from hpo.execution.messages import Command, Message, WorkerOrder, received
-from hpo.execution.pulse import ADVANCED, BEAT, BEATEN, ENDING, PROCESS, PULSE_LENGTH, Held, Pulse, held_by
+from hpo.execution.pulse import (
+    ADVANCED,
+    BEAT,
+    BEATEN,
+    DECIDING,
+    ENDING,
+    PROCESS,
+    PULSE_LENGTH,
+    Held,
+    Pulse,
+    held_by,
+)
 from hpo.storage.machine import process_start
 from hpo.trial.mainless import MainlessContext
 from hpo.trial.resources import Slot
@@ -60,8 +71,13 @@ class LocalWorker:
 
     @property
     def beat(self) -> float:
-        """The monotonic clock when it last finished a batch, or took a trial; infinite while it can't advance."""
+        """The monotonic clock when it last finished a batch, or took a trial."""
         return self.pulse[BEAT]
+
+    @property
+    def is_deciding(self) -> bool:
+        """Whether its trial waits for a decision, where its grant ends."""
+        return bool(self.pulse[DECIDING])
 
     @property
     def advanced(self) -> bool:

@@ -15,7 +15,7 @@ from hpo.execution.launchers.launcher import Ended, Said
 from hpo.execution.launchers.local import LocalWorker
 from hpo.execution.limits import Limits
 from hpo.execution.messages import Command, End, EpochsEnded, Extended, Leaving, Message, Started
-from hpo.execution.pulse import BEAT, PULSE_LENGTH
+from hpo.execution.pulse import BEAT, DECIDING, PULSE_LENGTH
 from hpo.execution.supervised import Running, Supervised
 from hpo.storage.ledger import Lease
 from hpo.storage.recovery import LOST, STOPPED, Verdict
@@ -110,10 +110,13 @@ def test_messages_say_what_runs(held: Held) -> None:
     assert not held.lives, "it said that it would be gone by then"
 
 
-def test_a_time_without_a_database_is_not_the_trials(held: Held) -> None:
+@pytest.mark.parametrize("deciding", [0.0, 1.0])
+def test_a_time_without_a_database_is_not_the_trials(held: Held, deciding: float) -> None:
+    """Nor is it where the trial waits for a decision meanwhile."""
     began = time.monotonic() - 100
     held.supervised.running = Running(Lease(4, 1), 0.0, began)
     held.process.pulse[BEAT] = began + 4  # then the database went away
+    held.process.pulse[DECIDING] = deciding
     for now in (began + 6, began + 50, began + 99):
         held.supervised.excuse(now)
         held.supervised.hold_to(IDLE, 0.0, now)
