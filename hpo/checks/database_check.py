@@ -21,7 +21,7 @@ from hpo.storage.schema import Tables, tables_of
 
 _SAID: Final = {
     Tables.MISSING: "has no tables yet: `hpo run` makes them",
-    Tables.OUTDATED: "has the tables of an earlier version: `hpo run` brings them up to date",
+    Tables.OUTDATED: "has the tables of an earlier version: the next command brings them up to date",
     Tables.PRESENT: "has the tables",
 }
 #: Seconds for a connection, and for an answer.

@@ -100,8 +100,8 @@ class RunSection(Section):
     )
     lost_after: Seconds = Field(
         default=60.0,
-        description="Silence after which a worker on another machine counts as dead; of the values of two agents "
-        "of a study the longer one holds between them.",
+        description="Silence after which a worker on another machine counts as dead. An agent waits for another "
+        "one as long as the longer of their two values.",
         examples=["60s"],
     )
     background_reports: bool = Field(

@@ -113,7 +113,7 @@ class Agent(NamedTuple):
     ending: str | None
     lost_after: float | None
 
-    def patience(self, own: float) -> float:
+    def allowed_silence(self, own: float) -> float:
         """Seconds of silence after which it counts as gone, for who gives others ``own`` seconds."""
         return max(own, self.lost_after or 0.0)
 
@@ -226,13 +226,13 @@ def open_agents(conn: Executor, study_id: int, *, not_since: float | None = None
 
 
 @dataclass(frozen=True)
-class Patience:
+class AllowedSilence:
     """How long a worker may be silent before it counts as dead.
 
     Attributes:
         own: Seconds, for who judges.
-        of_agents: Seconds of each agent, by its id: its workers beat as often as that asks for, and no more. One
-            that stored none is missing.
+        of_agents: Seconds of each agent, by its id: its workers beat as often as that asks for. One that stored
+            none is missing.
     """
 
     own: float
@@ -245,7 +245,7 @@ class Patience:
         rows = conn.execute(query.where(AGENTS.c.lost_after.is_not(None))).all()
         return cls(own, dict(cast("list[tuple[int, float]]", rows)))
 
-    def with_owner_of(self, lease: ledger.Attempt) -> float:
+    def of_owner(self, lease: ledger.Attempt) -> float:
         """Seconds that the owner of a lease may be silent."""
         return max(self.own, self.of_agents.get(lease.agent, 0.0))
 

@@ -18,7 +18,7 @@ import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.storage import agents, ledger, machine
-from hpo.storage.agents import Patience
+from hpo.storage.agents import AllowedSilence
 from hpo.storage.attributes import (
     BUDGET_ATTR,
     OUTCOME_ATTR,
@@ -125,8 +125,8 @@ def requeue_dead(
     """Take every RUNNING trial back whose owner is dead.
 
     An owner on this host is dead when its process is; one on another host when it has not beaten for ``grace``
-    seconds, or for as long as its own agent waits for others, where that is longer and it beats less often: as
-    ``sightings`` have it, or else as the clock has it and half that time of watching confirms. A
+    seconds, or for as long as its own agent waits for others, where that is longer: as ``sightings`` have it, or
+    else as the clock has it and half that time of watching confirms. A
     RUNNING trial without a lease is taken back only in a study with a budget: others are not ours.
 
     Args:
@@ -142,12 +142,12 @@ def requeue_dead(
     ours = BUDGET_ATTR in storage.get_study_user_attrs(study_id)
     with storage.engine.connect() as conn:
         running = [trial for trial in ledger.running_trials(conn, study_id) if not _is_spared(trial, spare)]
-        patience = Patience.of(conn, study_id, grace)
+        allowed = AllowedSilence.of(conn, study_id, grace)
     dead = [trial for trial in running if trial.lease is None and ours]
     leased = [trial for trial in running if trial.lease is not None]
-    found = _with_dead_owners(storage, leased, patience, sightings)
+    found = _with_dead_owners(storage, leased, allowed, sightings)
     if sightings is None:
-        found = _watched(storage, study_id, found, patience)
+        found = _watched(storage, study_id, found, allowed)
     dead += found
     dead.sort(key=lambda trial: trial.number)
     return _settle_all(storage, dead, GONE, max_retries, stop_note, dry_run=dry_run)
@@ -173,23 +173,23 @@ def _lives(storage: StudyStorage, lease: ledger.Attempt) -> bool | None:
 
 
 def _with_dead_owners(
-    storage: StudyStorage, trials: list[ledger.RunningTrial], patience: Patience, sightings: Sightings | None
+    storage: StudyStorage, trials: list[ledger.RunningTrial], allowed: AllowedSilence, sightings: Sightings | None
 ) -> list[ledger.RunningTrial]:
     leases = [cast("ledger.Attempt", trial.lease) for trial in trials]
     if sightings is None:
         silent = [time.time() - lease.beat_at for lease in leases]
     else:
-        silent = sightings.look([(each.trial_id, each.attempt, each.beat_at) for each in leases], patience.own)
+        silent = sightings.look([(each.trial_id, each.attempt, each.beat_at) for each in leases], allowed.own)
     alive = [_lives(storage, lease) for lease in leases]
     return [
         trial
         for trial, lease, lives, seconds in zip(trials, leases, alive, silent, strict=True)
-        if (seconds > patience.with_owner_of(lease) if lives is None else not lives)
+        if (seconds > allowed.of_owner(lease) if lives is None else not lives)
     ]
 
 
 def _watched(
-    storage: StudyStorage, study_id: int, trials: list[ledger.RunningTrial], patience: Patience
+    storage: StudyStorage, study_id: int, trials: list[ledger.RunningTrial], allowed: AllowedSilence
 ) -> list[ledger.RunningTrial]:
     """Those of these trials whose owners are dead processes of this host, or don't beat while they are watched.
 
@@ -197,7 +197,7 @@ def _watched(
     """
     here = [trial for trial in trials if trial.lease is not None and _lives(storage, trial.lease) is not None]
     elsewhere = [trial for trial in trials if trial not in here]
-    waits = [patience.with_owner_of(each.lease) for each in elsewhere if each.lease is not None]
+    waits = [allowed.of_owner(each.lease) for each in elsewhere if each.lease is not None]
     until = time.monotonic() + max(waits, default=0.0) / _WATCHED_SHARE
     while elsewhere and (left := until - time.monotonic()) > 0:
         time.sleep(min(left, _WATCH_PAUSE))

@@ -17,7 +17,7 @@ from hpo.storage.attributes import HASH_ATTR
 from hpo.storage.changes import CHANGES
 from hpo.storage.engines import LOCK_SECONDS, display_url, engine_kwargs
 from hpo.storage.optuna_private import STUDIES, STUDY_USER_ATTRS, TRIALS, models
-from hpo.storage.outage import DatabaseAwayError, tell_outages
+from hpo.storage.outage import DatabaseAwayError, first_line, tell_outages
 from hpo.storage.pooler import connect_through
 
 #: The head of Optuna 5.0's migrations. Asking Optuna for it loads every migration script.
@@ -133,6 +133,27 @@ def create_schema(url: sa.URL) -> None:
             engine.dispose()
 
 
+def bring_up_to_date(url: sa.URL) -> None:
+    """Add to tables of an earlier version of ours what they lack; nothing that is stored changes.
+
+    Raises:
+        StudyError: This user may not change the tables.
+    """
+    engine = sa.create_engine(url, **engine_kwargs(url))
+    try:
+        with engine.connect() as conn, _alone(conn):
+            _add_columns(conn)
+    except sa.exc.DBAPIError as error:
+        shown = display_url(url.render_as_string(hide_password=False))
+        raise StudyError(
+            f"{shown}: its tables are of an earlier version of hpo, and can't be changed here: "
+            f"{first_line(error)}\n"
+            "  fix: run `hpo status` once as a user who may change them, where they can be written"
+        ) from error
+    finally:
+        engine.dispose()
+
+
 def _use_wal(engine: sa.Engine) -> None:
     """Switch the file to a write-ahead log, which it keeps from then on."""
     deadline = time.monotonic() + LOCK_SECONDS
@@ -177,9 +198,7 @@ def _create_missing(conn: sa.Connection, url: sa.URL) -> None:
         raise _wrong_revision(url, revision)
     models.BaseModel.metadata.create_all(conn)
     ledger.metadata.create_all(conn)
-    for column in _missing_columns(conn, AGENTS):
-        kind = column.type.compile(conn.dialect)
-        conn.execute(sa.text(f"ALTER TABLE {AGENTS.name} ADD COLUMN {column.name} {kind}"))
+    _add_columns(conn)
     info = models.VersionInfoModel.__table__
     if conn.execute(sa.select(info.c.version_info_id)).first() is None:
         row = {"schema_version": models.SCHEMA_VERSION, "library_version": optuna.__version__}
@@ -191,6 +210,12 @@ def _create_missing(conn: sa.Connection, url: sa.URL) -> None:
         config = Config()
         config.set_main_option("script_location", str(Path(models.__file__).parent / "alembic").replace("%", "%%"))
         MigrationContext.configure(conn).stamp(ScriptDirectory.from_config(config), OPTUNA_REVISION)
+
+
+def _add_columns(conn: sa.Connection) -> None:
+    for column in _missing_columns(conn, AGENTS):
+        kind = column.type.compile(conn.dialect)
+        conn.execute(sa.text(f"ALTER TABLE {AGENTS.name} ADD COLUMN {column.name} {kind}"))
 
 
 def _missing_columns(conn: sa.Connection, table: sa.Table) -> list[sa.Column[Any]]:

@@ -54,7 +54,7 @@ from hpo.storage.optuna_private import (
 from hpo.storage.outage import Patience, all_patient
 from hpo.storage.pausing import PAUSED, forget_pause, lock_paused
 from hpo.storage.rehearsal import rehearse_a_life
-from hpo.storage.schema import Tables, create_schema, refuse_plain_study, tables_of
+from hpo.storage.schema import Tables, bring_up_to_date, create_schema, refuse_plain_study, tables_of
 from hpo.storage.together import GatheringStorage
 
 #: How an attempt ends that leaves its trial unfinished, by the state that it leaves it in.
@@ -412,12 +412,11 @@ def _reach(
 ) -> StudyStorage:
     text = url.render_as_string(hide_password=False)
     there = tables_of(url, pooler)
-    if there is not Tables.PRESENT:
-        if not create:
-            problem, fix = "the database has no study of hpo", "makes it"
-            if there is Tables.OUTDATED:
-                problem, fix = "its tables are those of an earlier version of hpo", "brings them up to date"
-            raise StudyError(f"{display_url(text)}: {problem}\n  fix: `hpo run` {fix}")
+    if there is Tables.MISSING and not create:
+        raise StudyError(f"{display_url(text)}: the database has no study of hpo\n  fix: `hpo run` makes it")
+    if there is Tables.OUTDATED:
+        bring_up_to_date(url)
+    elif there is Tables.MISSING:
         if study is not None:
             refuse_plain_study(url, study)
         create_schema(url)

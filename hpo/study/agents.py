@@ -57,7 +57,7 @@ def heard_of_lately(opened: OpenStudy) -> int:
     now, own = time.time(), opened.spec.run.lost_after
     with opened.storage.engine.connect() as conn:
         found = _not_dead(conn, opened.study_id)
-    return sum(now - each.beat_at < each.patience(own) for each in found)
+    return sum(now - each.beat_at < each.allowed_silence(own) for each in found)
 
 
 def _not_dead(conn: sa.Connection, study_id: int) -> list[Agent]:
@@ -114,7 +114,7 @@ def end_dead_agents(storage: StudyStorage, study_id: int, *, grace: float, sight
         (each, agents.SILENT if alive is None else agents.GONE)
         for each, seconds in zip(quiet, silent, strict=True)
         for alive in (each.is_alive(),)
-        if (seconds > each.patience(grace) if alive is None else not alive)
+        if (seconds > each.allowed_silence(grace) if alive is None else not alive)
     ]
     if ended:
         with storage.one_transaction() as conn:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from optuna.trial import TrialState
 
 from hpo.storage import ledger
-from hpo.storage.agents import Patience
+from hpo.storage.agents import AllowedSilence
 from hpo.storage.ledger import ATTEMPTS, Attempt
 from hpo.storage.optuna_private import TRIALS
 from hpo.storage.outage import patient
@@ -89,8 +89,8 @@ def repair(opened: OpenStudy, *, dry_run: bool = False) -> RepairReport:
         for each in settled
     ]
     taken = {each.number for each in settled}
-    running, stale, patience = _look(storage, opened.study_id, run.lost_after)
-    left = [_left_alone(trial, patience) for trial in running if trial.number not in taken]
+    running, stale, allowed = _look(storage, opened.study_id, run.lost_after)
+    left = [_left_alone(trial, allowed) for trial in running if trial.number not in taken]
     ended = (_end_lease(storage, number, lease, dry_run=dry_run) for number, lease in stale)
     done += [each for each in ended if each is not None]
     done += _remove_orphans(storage, dry_run=dry_run)
@@ -100,14 +100,14 @@ def repair(opened: OpenStudy, *, dry_run: bool = False) -> RepairReport:
 @patient
 def _look(
     storage: StudyStorage, study_id: int, grace: float
-) -> tuple[list[ledger.RunningTrial], list[tuple[int, Attempt]], Patience]:
+) -> tuple[list[ledger.RunningTrial], list[tuple[int, Attempt]], AllowedSilence]:
     """The trials that run; open leases of others, with the trials' numbers; how long to wait for owners."""
     with storage.engine.connect() as conn:
         running, stale = ledger.running_trials(conn, study_id), _stale_leases(conn, study_id)
-        return running, stale, Patience.of(conn, study_id, grace)
+        return running, stale, AllowedSilence.of(conn, study_id, grace)
 
 
-def _left_alone(trial: ledger.RunningTrial, patience: Patience) -> Repair:
+def _left_alone(trial: ledger.RunningTrial, allowed: AllowedSilence) -> Repair:
     lease = trial.lease
     if lease is None:
         return Repair(trial.number, 0, "", "it runs without a lease, in a study that was not started by `hpo run`")
@@ -117,7 +117,7 @@ def _left_alone(trial: ledger.RunningTrial, patience: Patience) -> Repair:
     else:
         reason = (
             f"{lease.worker} on {lease.host} is alive: last heard of {beat:.0f} s ago, "
-            f"counted dead after {patience.with_owner_of(lease):.0f} s of silence"
+            f"counted dead after {allowed.of_owner(lease):.0f} s of silence"
         )
     return Repair(trial.number, lease.attempt, "", reason)
 

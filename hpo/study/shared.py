@@ -83,7 +83,7 @@ def _lives(opened: OpenStudy, other: Agent, say: Callable[[str], None]) -> bool:
     alive = other.is_alive()
     if alive is not None:
         return alive
-    patience = other.patience(opened.spec.run.lost_after) / _WATCHED_SHARE
+    patience = other.allowed_silence(opened.spec.run.lost_after) / _WATCHED_SHARE
     say(f"waiting up to {patience:.0f} s to see whether agent {other.number} on {other.host} is at work")
     until = time.monotonic() + patience
     while time.monotonic() < until:

@@ -64,3 +64,14 @@ def test_a_write_is_refused_with_what_to_do(file: Path) -> None:
     found = on_a_read_only_disk(WRITE, file)
     assert found.returncode
     assert "the file can't be written to\n  fix: see its permissions and its folder's" in found.stderr
+
+
+def test_tables_of_an_earlier_version_are_refused_with_what_helps(file: Path) -> None:
+    with opened(f"sqlite:///{file}") as storage, storage.engine.begin() as conn:
+        conn.exec_driver_sql("ALTER TABLE hpo_agents DROP COLUMN lost_after")
+    found = on_a_read_only_disk(READ, file)
+    assert "its tables are of an earlier version of hpo, and can't be changed here" in found.stderr
+    assert "fix: run `hpo status` once as a user who may change them" in found.stderr
+    with opened(f"sqlite:///{file}"):
+        pass
+    assert on_a_read_only_disk(READ, file).stdout == f"{NAME} None\n"

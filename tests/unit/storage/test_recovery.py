@@ -77,8 +77,8 @@ def test_another_hosts_owner_is_dead_after_the_grace(sqlite_url: str) -> None:
         assert requeue_dead(plain, study_id(plain), grace=0.04) == [waits(0, 1)]
 
 
-def test_a_worker_whose_agent_is_more_patient_beats_less_often_and_gets_that_time(ready_url: str) -> None:
-    """Its next sign of life may be due after the time that is enough for who looks."""
+def test_a_worker_may_be_silent_for_as_long_as_its_own_agent_waits_for_others(ready_url: str) -> None:
+    """It beats as often as that asks for: its next sign of life may be due after the time of who looks."""
     make_study(ready_url, 1)
     with opened(ready_url) as plain:
         owner = dead_owner(host="elsewhere")
