@@ -212,7 +212,9 @@ class Trainer:
         self._guarded(work, training=False)
 
     def set_batch_size(self, batch_size: int, *, now: bool = False) -> None:
-        """Samples per training batch from the next pass on, with ``now`` the next batch; at once before the first.
+        """Samples per training batch from the next pass on, with ``now`` from the next batch on.
+
+        A checkpoint holds the size.
 
         Raises:
             ValueError: The training data comes in batches of its own, or a pass is being trained on, or with

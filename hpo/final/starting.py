@@ -46,8 +46,9 @@ def start_from(trainer: Trainer, checkpoint: dict[str, Any], *, of: str) -> None
             f"the checkpoint of {of} does not fit the model and optimizer here: {error}\n"
             "  fix: undo what has changed since the trial ran, or train it anew with `--from-scratch`"
         ) from error
-    # The trial's batches may have been cut; here they are whole.
-    trainer.state.load_state_dict({**state_in_parts(checkpoint, 1), "stop_reason": None})
+    # The trial's batches may have been cut; here they are whole. What a callback had set of them is as built, too.
+    state = {**state_in_parts(checkpoint, 1), "stop_reason": None, "batch_size": None}
+    trainer.state.load_state_dict(state)
 
 
 def _as_built(optimizer: Optimizer, fresh: list[dict[str, Any]]) -> None:

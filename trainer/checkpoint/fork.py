@@ -51,7 +51,8 @@ def forked(checkpoint: Mapping[str, Any], built: Built, seed: int) -> dict[str, 
         **checkpoint,
         "optimizer": _optimizer(checkpoint["optimizer"], iter(pairs)),
         "scheduler": _schedule(checkpoint["scheduler"], [(_rate(then), _rate(now)) for then, now in pairs]),
-        "state": {**state, "inherited": state["epoch"], "stop_reason": None},
+        # A size that a callback had set is the other run's; the fork's own holds from its next pass on.
+        "state": {**state, "inherited": state["epoch"], "stop_reason": None, "batch_size": None},
         "seed": seed,
         "built": built,
     }

@@ -183,7 +183,7 @@ class TrainStream:
     def _resize(self) -> None:
         """Make batches of the size that the next one has, where those there are have another."""
         size = self._state.pass_batch_size or self._options.batch_size
-        if size != self._size:
+        if size != self._size and not is_batched(self._data):
             close_batches(self._batches)
             self._size = size
             self._batches = self._made()

@@ -24,6 +24,7 @@ from torch.optim.lr_scheduler import (
 )
 
 from tests.unit.trainer.support import (
+    At,
     assert_same,
     frozen,
     interrupt_at,
@@ -175,6 +176,15 @@ def test_another_batch_size_holds_from_its_first_epoch() -> None:
     fork.load_state_dict(parent(), fork=True)
     fitted(fork)
     assert fork.state.step == FORKED * STEPS + (EPOCHS - FORKED) * 2
+
+
+def test_a_size_that_a_hook_of_the_parent_set_is_not_the_forks() -> None:
+    set_by_hand = At("on_epoch_end", lambda trainer: trainer.set_batch_size(3))
+    checkpoint = parent(callbacks=[set_by_hand])
+    assert checkpoint["state"]["batch_size"] == 3
+    fork = made(batching=BatchOptions(batch_size=6))
+    fork.load_state_dict(checkpoint, fork=True)
+    assert fitted(fork).batching.batch_size == 6
 
 
 def test_it_resumes_to_the_bit_from_any_batch() -> None:
