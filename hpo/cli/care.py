@@ -87,9 +87,10 @@ def retry(
     spec = read_spec(study, overrides, storage=storage, output_dir=output_dir)
     from hpo.study.retry import failed_trials, prospect, reopen
 
-    def requeue(opened: OpenStudy) -> tuple[list[Reopened], Prospect]:
+    def requeue(opened: OpenStudy) -> tuple[list[Reopened], Prospect | None]:
         done = reopen(opened, trial or failed_trials(opened), dry_run=dry_run)
-        return done, prospect(opened, [entry.trial for entry in done])
+        is_said = done and not dry_run and not json_
+        return done, prospect(opened, [entry.trial for entry in done]) if is_said else None
 
     done, expected = looked_up(spec, requeue)
     if json_:
@@ -105,7 +106,7 @@ def retry(
             )
         if not done:
             print("no trial has failed")
-        elif not dry_run:
+        elif expected is not None:
             print(_next_run(expected, len(done)))
 
 
@@ -121,8 +122,8 @@ def _next_run(expected: Prospect, count: int) -> str:
         return (
             "`hpo run` resumes none of them: `study.epochs` leaves no epochs; it resumes them with a larger number"
         )
-    some = f"trial{'s' * (len(left) > 1)} {listed(left)}"
-    return f"`hpo run` resumes the others, and {some} with larger `study.epochs`: no epochs are left{end}"
+    who = f"trials {listed(left)} wait" if len(left) > 1 else f"trial {left[0]} waits"
+    return f"`hpo run` resumes the others; {who} for larger `study.epochs`{end}"
 
 
 def clean(

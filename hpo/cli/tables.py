@@ -60,7 +60,7 @@ def drawn(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], widt
         for part in _parts(widths, console.width):
             table = Table(title=title, title_justify="left", show_header=any(header), box=None, pad_edge=False)
             for place in part:
-                table.add_column(names[place], overflow="fold", no_wrap=widths[place] < _WHOLE)
+                table.add_column(Text(names[place]), overflow="fold", no_wrap=widths[place] < _WHOLE)
             for row in rows:
                 table.add_row(*(Text(row[place]) for place in part))
             console.print(table)

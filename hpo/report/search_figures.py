@@ -150,7 +150,8 @@ def _choice_texts(trials: Sequence[FrozenTrial], name: str) -> dict[str, str]:
         return {}
     texts = {repr(value): str(value) for value in (*choices, *(trial.params[name] for trial in trials))}
     often = Counter(texts.values())
-    return {code: text if often[text] == 1 else code for code, text in texts.items()}
+    # Nor would an empty text be seen.
+    return {code: text if often[text] == 1 and text.strip() else code for code, text in texts.items()}
 
 
 def _slice_points(

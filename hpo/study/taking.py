@@ -132,8 +132,12 @@ def begin(opened: OpenStudy, lease: Lease) -> optuna.Trial:
     return optuna.Trial(opened.study, lease.trial_id)
 
 
-def claimable(opened: OpenStudy) -> int:
+def claimable(opened: OpenStudy, most: int = _COUNTED) -> int:
     """How many workers could take a trial now.
+
+    Args:
+        opened: The study.
+        most: Paused trials that are counted at most.
 
     A scheduler that reads trials, which takes long, is asked once: where it has something to do, each paused trial
     counts.
@@ -146,14 +150,14 @@ def claimable(opened: OpenStudy) -> int:
         return len(standing.takeable)
     if standing.read_columns is None:
         return len(standing.takeable) + standing.count("paused") + (standing.new_left or 0)
-    resumed, last = _resumed_in_turn(opened, standing, step)
+    resumed, last = _resumed_in_turn(opened, standing, step, most)
     return len(standing.takeable) + resumed + (standing.new_left or 0 if isinstance(last, New | Fork) else 0)
 
 
-def _resumed_in_turn(opened: OpenStudy, standing: Standing, step: Next) -> tuple[int, Next]:
+def _resumed_in_turn(opened: OpenStudy, standing: Standing, step: Next, most: int) -> tuple[int, Next]:
     """How many paused trials workers would resume that ask one after the other, and the answer after those."""
     resumed: set[int] = set()
-    while isinstance(step, Resume) and step.number not in resumed and len(resumed) < _COUNTED:
+    while isinstance(step, Resume) and step.number not in resumed and len(resumed) < most:
         resumed.add(step.number)
         standing = replace(standing, read_columns=partial(standing.columns.with_resumed, step.number, step.until))
         step = within_epochs(standing, opened.scheduler.next(standing))

@@ -191,6 +191,7 @@ def test_a_fork_that_ends_before_its_first_epoch_is_replaced_by_another_one() ->
 def test_where_each_fork_fails_at_once_each_place_is_given_up_after_the_second() -> None:
     trials = [replace(each, state="ended") for each in at_three(0.9, 0.8, 0.7, 0.6)]
     while isinstance(fork := pbt().next(standing(trials)), Fork):
+        assert len(trials) < 100, "it ends"
         failed = seen(len(trials), {}, "ended", until=6, inherited=fork.epoch, replaces=fork.replaces)
         trials.append(failed)
     assert fork == Wait()

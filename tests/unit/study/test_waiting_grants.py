@@ -94,7 +94,7 @@ def test_one_for_which_no_epoch_is_left_waits_for_a_larger_budget(studies: Studi
     ("overrides", "said"),
     [
         (("study.epochs=6",), "resumes none of them: `study.epochs` leaves no epochs"),
-        (("study.epochs=9",), "resumes the others, and trial 1 with larger `study.epochs`: no epochs are left\n"),
+        (("study.epochs=9",), "resumes the others; trial 1 waits for larger `study.epochs`\n"),
         (("study.epochs=11",), "resumes them; trial 1 trains up to epoch 3, for `study.epochs` has no more\n"),
         (("study.epochs=12",), "resumes them\n"),
         (
