@@ -207,9 +207,9 @@ def test_a_trial_that_is_taken_while_all_are_counted_keeps_the_study_open(
 ) -> None:
     with studies.open("study.n_trials=1", views=2) as (watching, working):
 
-        def taken_meanwhile(opened: OpenStudy) -> int:
+        def taken_meanwhile(opened: OpenStudy, most: int) -> int:
             ask(working)
-            return claimable(opened)
+            return claimable(opened, most)
 
         monkeypatch.setattr("hpo.execution.upkeep.claimable", taken_meanwhile)
         assert Upkeep(watching, lambda *_: None).is_more_to_come()

@@ -473,7 +473,7 @@ def test_who_ends_a_study_prunes_nothing_that_a_larger_budget_has_paused_again(s
 def test_a_study_is_not_ended_while_nobody_knows_what_is_left(
     studies: Studies, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def away(_: OpenStudy) -> int:
+    def away(_: OpenStudy, **_limit: int) -> int:
         raise DatabaseAwayError("the connection broke")
 
     with studies.open("study.n_trials=3", "trainer.max_epochs=6", "study.epochs=6") as (view,):
