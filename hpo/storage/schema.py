@@ -17,7 +17,7 @@ from hpo.storage.attributes import HASH_ATTR
 from hpo.storage.changes import CHANGES
 from hpo.storage.engines import LOCK_SECONDS, display_url, engine_kwargs
 from hpo.storage.optuna_private import STUDIES, STUDY_USER_ATTRS, TRIALS, models
-from hpo.storage.outage import DatabaseAwayError, first_line, tell_outages
+from hpo.storage.outage import DatabaseAwayError, DatabaseError, first_line, tell_outages
 from hpo.storage.pooler import connect_through
 
 #: The head of Optuna 5.0's migrations. Asking Optuna for it loads every migration script.
@@ -148,7 +148,7 @@ def bring_up_to_date(url: sa.URL) -> None:
     try:
         with engine.connect() as conn, _alone(conn):
             _add_columns(conn)
-    except sa.exc.DBAPIError as error:
+    except (sa.exc.DBAPIError, DatabaseError) as error:
         raise StudyError(
             f"{shown}: its tables are of an earlier version of hpo, and can't be changed here: "
             f"{first_line(error)}\n"
