@@ -33,8 +33,8 @@ def aligned(title: str, header: Sequence[str], rows: Sequence[Sequence[str]]) ->
     lines = [header, *rows] if any(header) else rows
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     total = sum(widths) + _GAP * (len(widths) - 1)
-    drawn = [(" " * _GAP).join(map(str.ljust, line, widths)) for line in lines]
-    return "".join(f"{line}\n" for line in (title.ljust(total), *drawn))
+    body = [(" " * _GAP).join(map(str.ljust, line, widths)) for line in lines]
+    return "".join(f"{line}\n" for line in (title.ljust(total), *body))
 
 
 def drawn(title: str, header: Sequence[str], rows: Sequence[Sequence[str]], width: int | None) -> str:

@@ -54,7 +54,7 @@ def tables_of(url: sa.URL, pooler: Path | None = None) -> Tables:
         with engine.connect() as conn:
             if not sa.inspect(conn).has_table(CHANGES.name):  # the youngest of our tables
                 return Tables.MISSING
-            revision, is_outdated = _revision(conn), bool(_missing_columns(conn, AGENTS))
+            revision, is_outdated = _revision(conn), bool(_missing_columns(conn))
     finally:
         engine.dispose()
     if revision is not None and revision != OPTUNA_REVISION:
@@ -140,10 +140,8 @@ def bring_up_to_date(url: sa.URL) -> None:
         StudyError: This user may not change the tables.
         DatabaseAwayError: It can't be reached now.
     """
-    engine, shown = (
-        sa.create_engine(url, **engine_kwargs(url)),
-        display_url(url.render_as_string(hide_password=False)),
-    )
+    shown = display_url(url.render_as_string(hide_password=False))
+    engine = sa.create_engine(url, **engine_kwargs(url))
     tell_outages(engine, shown)
     try:
         with engine.connect() as conn, _alone(conn):
@@ -217,16 +215,16 @@ def _create_missing(conn: sa.Connection, url: sa.URL) -> None:
 
 
 def _add_columns(conn: sa.Connection) -> None:
-    for column in _missing_columns(conn, AGENTS):
+    for column in _missing_columns(conn):
         kind = column.type.compile(conn.dialect)
         conn.execute(sa.text(f"ALTER TABLE {AGENTS.name} ADD COLUMN {column.name} {kind}"))
 
 
-def _missing_columns(conn: sa.Connection, table: sa.Table) -> list[sa.Column[Any]]:
-    """Columns that a table of an earlier version of ours is without; all of them may be null."""
+def _missing_columns(conn: sa.Connection) -> list[sa.Column[Any]]:
+    """Columns that the agents' table of an earlier version is without; all of them may be null."""
     # What SQLAlchemy's inspection asks of MariaDB passes over `tell_outages`.
-    there = set(conn.execute(sa.text(f"SELECT * FROM {table.name} LIMIT 0")).keys())
-    return [column for column in table.columns if column.name not in there]
+    there = set(conn.execute(sa.text(f"SELECT * FROM {AGENTS.name} LIMIT 0")).keys())
+    return [column for column in AGENTS.columns if column.name not in there]
 
 
 def _keep_microseconds(conn: sa.Connection) -> None:

@@ -135,12 +135,12 @@ def begin(opened: OpenStudy, lease: Lease) -> optuna.Trial:
 def claimable(opened: OpenStudy, most: int = _COUNTED) -> int:
     """How many workers could take a trial now.
 
-    Args:
-        opened: The study.
-        most: Paused trials that are counted at most.
-
     A scheduler that reads trials, which takes long, is asked once: where it has something to do, each paused trial
     counts.
+
+    Args:
+        opened: The study.
+        most: Trials at most that are counted as such that a scheduler would resume.
     """
     standing = standing_of(opened)
     step = within_epochs(standing, opened.scheduler.next(standing))
