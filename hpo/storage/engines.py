@@ -10,7 +10,7 @@ transactions whose client has stopped or vanished, and their locks with them.
 
 import os
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -102,7 +102,7 @@ def engine_kwargs(url: sa.URL) -> dict[str, Any]:
     if backend == "sqlite":
         # isolation_level None: Python's sqlite3 begins no transaction by itself; `begin_immediate` does.
         connect = {"timeout": float(LOCK_SECONDS), "isolation_level": None}
-        kwargs: dict[str, Any] = {"connect_args": connect, "pool_events": [(_tune_sqlite, "connect")]}
+        kwargs: dict[str, Any] = {"connect_args": connect, "pool_events": [(_own(_tune_sqlite), "connect")]}
         file = Path(url.database or "").absolute()
         return kwargs | ({"creator": lambda: _read_only(file, connect)} if _is_read_only(file) else {})
     # A server has few connections. A process keeps one; another, for two threads at once, is closed after its use.
@@ -110,7 +110,7 @@ def engine_kwargs(url: sa.URL) -> dict[str, Any]:
     if backend == "mysql":
         # The default REPEATABLE READ locks gaps between rows: deadlocks among inserting workers.
         return small | {"connect_args": _mysql_options(url), "isolation_level": "READ COMMITTED"}
-    return small | {"connect_args": _postgres_options(url), "pool_events": [(_tune_postgres, "connect")]}
+    return small | {"connect_args": _postgres_options(url), "pool_events": [(_own(_tune_postgres), "connect")]}
 
 
 def _is_read_only(file: Path) -> bool:
@@ -166,6 +166,21 @@ def session_limits() -> str:
     """Statements for a new connection to PostgreSQL: what the server breaks off by itself."""
     limits = {"lock_timeout": LOCK_SECONDS, "idle_in_transaction_session_timeout": SILENCE_SECONDS}
     return "; ".join(f"SET {name} = '{seconds}s'" for name, seconds in limits.items())
+
+
+def _own(tune: Callable[[Any, object], None]) -> Callable[[Any, object], None]:
+    """The same function, as another object for each engine.
+
+    SQLAlchemy's registry knows a listener by the addresses of the function and of what it listens to. A disposed
+    engine's listeners stay under the address of a pool that is gone, and another engine's pool may come to lie
+    there. With one function for both, a garbage collection at the wrong moment leaves the registry with a
+    KeyError, which Python prints ("Exception ignored in: _collection_gced").
+    """
+
+    def listener(connection: Any, record: object) -> None:
+        tune(connection, record)
+
+    return listener
 
 
 def _tune_postgres(connection: "psycopg.Connection[Any]", _: object) -> None:

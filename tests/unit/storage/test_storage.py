@@ -444,3 +444,12 @@ def test_readers_do_not_wait_for_writers(sqlite_url: str) -> None:
         begun = time.monotonic()
         assert load(reader).trials == []
         assert time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{folder}/hpo.db", "postgresql+psycopg://localhost/hpo"])
+def test_two_engines_share_no_listener(url: str, tmp_path: Path) -> None:
+    # SQLAlchemy tells listeners apart by addresses, and a pool's may have been another pool's before.
+    kwargs = [database.engine_kwargs(sa.make_url(url.format(folder=tmp_path))) for _ in range(2)]
+    (first, event), (second, _) = (each["pool_events"][0] for each in kwargs)
+    assert event == "connect"
+    assert first is not second
