@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from hpo.checks.findings import Finding, finding
 from hpo.config.schema_space import CategoricalParam
-from hpo.config.schema_study import NO_PRUNER
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.config.targets import PARTIAL, TARGET, TargetResolver
@@ -100,12 +99,12 @@ def _without_effect(spec: StudySpec, name: str, function: Callable[..., Any]) ->
     names = names_in(function)
     if takes_session(function) and any(each.endswith(_CALLBACK) for each in names):
         return  # a callback of a framework reports and saves
-    pruner = spec.study.pruner.name
-    written = spec.is_written("study.pruner") and pruner not in (NO_PRUNER, "NopPruner")
+    pruner = spec.study.pruner
+    written = spec.is_written("study.pruner") and pruner.prunes
     if written and not (takes_session(function) and "report" in names):
         problem = f"has no effect: `{name}` reports no epochs, so none of its trials is pruned"
         fix = f"call `{SESSION}.report(…)` after each epoch, or leave the pruner out"
-        yield finding(spec, problem, path="study.pruner", value=pruner, fix=fix)
+        yield finding(spec, problem, path="study.pruner", value=pruner.name, fix=fix)
     section = spec.study.scheduler
     if section is not None and "save_checkpoint" not in names:
         problem = f"pauses trials, and `{name}` calls no `{SESSION}.save_checkpoint(…)` to resume them from"

@@ -155,6 +155,11 @@ class PrunerSection(Section):
         """The further arguments of the Optuna pruner."""
         return dict(self.model_extra or {})
 
+    @property
+    def prunes(self) -> bool:
+        """Whether it is not ``none``, by whichever of its names."""
+        return self.name.lower() != NO_PRUNER and self.name != "NopPruner"
+
 
 class SchedulerSection(Section):
     """Which scheduler pauses and resumes trials; further keys are its arguments."""
@@ -274,7 +279,7 @@ class StudySection(Section):
     def _one_best_value_only(self) -> Self:
         if self.objectives is not None and self.target_value is not None:
             raise fail("needs a single metric", "leave it out where a study has `objectives`", "target_value")
-        if self.objectives is not None and self.pruner.name not in (NO_PRUNER, "NopPruner"):
+        if self.objectives is not None and self.pruner.prunes:
             fix = "write `pruner: none`: a pruner compares trials by one value"
             raise fail("can't be used with several objectives", fix, "pruner")
         return self
@@ -286,7 +291,7 @@ class StudySection(Section):
         if self.objectives is not None:
             fix = "leave it out: a scheduler compares trials by one value"
             raise fail("can't be used with several objectives", fix, "scheduler")
-        if self.pruner.name not in (NO_PRUNER, "NopPruner"):
+        if self.pruner.prunes:
             fix = "leave one of the two out: a scheduler decides by itself which trials are worth more epochs"
             raise fail("can't stand beside `scheduler`", fix, "pruner")
         return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Sequence
 
 from optuna import Study
@@ -11,6 +10,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.search.schedulers.freeze_thaw.encoding import Encoding
+from hpo.search.trial_curves import curves_of_trials, has_diverged
 from hpo.storage.optuna_private import all_trials, showing
 from hpo.storage.pausing import paused_at
 
@@ -34,15 +34,15 @@ def as_predicted(study: Study, encoding: Encoding) -> Study:
     trials = all_trials(study)
     names = {name for trial in trials for name in trial.constraints}
     stopped = [trial for trial in trials if _is_stopped(trial) and trial.constraints.keys() == names]
-    if not stopped and all(map(_is_plain, trials)):
+    diverged = [trial for trial in trials if has_diverged(trial)]
+    if not stopped and not diverged:
         return study
-    maximize = study.direction == StudyDirection.MAXIMIZE
-    values = _values(study, trials, encoding, maximize=maximize)
+    values = _values(study, trials, stopped, encoding)
     if not values:
         return study
-    worst = (min if maximize else max)(values.values())
+    worst = (min if study.direction == StudyDirection.MAXIMIZE else max)(values.values())
     shown = {trial.number: _complete(trial, values.get(trial.number, worst)) for trial in stopped}
-    shown |= {trial.number: _complete(trial, worst) for trial in trials if not _is_plain(trial)}
+    shown |= {trial.number: _complete(trial, worst) for trial in diverged}
     return showing(study, [shown.get(trial.number, trial) for trial in trials])
 
 
@@ -51,28 +51,23 @@ def _is_stopped(trial: FrozenTrial) -> bool:
     return ended and bool(trial.intermediate_values)
 
 
-def _is_plain(trial: FrozenTrial) -> bool:
-    """Whether a trial is not one that has ended by diverging."""
-    return trial.state != TrialState.COMPLETE or trial.value is None or math.isfinite(trial.value)
-
-
 def _values(
-    study: Study, trials: Sequence[FrozenTrial], encoding: Encoding, *, maximize: bool
+    study: Study, trials: Sequence[FrozenTrial], stopped: Sequence[FrozenTrial], encoding: Encoding
 ) -> dict[int, float]:
     """By number, the finite values of complete trials, and the predicted ones of those that were stopped."""
     # SciPy takes a quarter of a second to import, which opening a study needs not wait for.
     from hpo.search.one_thread import one_thread
     from hpo.search.predicted_ends import predicted_ends
-    from hpo.search.trial_curves import curves_of_trials
 
-    complete = (trial for trial in trials if trial.state == TrialState.COMPLETE and _is_plain(trial))
+    complete = (trial for trial in trials if trial.state == TrialState.COMPLETE and not has_diverged(trial))
     values = {trial.number: trial.value for trial in complete if trial.value is not None}
     known = curves_of_trials(study, trials, bounded=False)
+    ends: dict[int, float] = {}
     with one_thread():
         for curves in (known.curves, *known.earlier.values()):
-            ends = predicted_ends(curves, encoding, known.horizon)
-            values |= {number: -loss if maximize else loss for number, loss in ends.items()}
-    return values
+            ends |= predicted_ends(curves, encoding, known.horizon)
+    sign = -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
+    return values | {trial.number: sign * ends[trial.number] for trial in stopped if trial.number in ends}
 
 
 def _complete(trial: FrozenTrial, value: float) -> FrozenTrial:

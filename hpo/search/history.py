@@ -5,19 +5,37 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from optuna import pruners, samplers
+
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.search.auto_sampler import chosen_sampler
+from hpo.search.by_name import known_class
+from hpo.search.curve_sampler import CurveGPSampler
+from hpo.search.pruners import PRUNERS
+from hpo.search.samplers import SAMPLERS
 from hpo.search.schedulers.by_name import make_scheduler
 
 #: Finished and paused trials that a worker holds at most, beside the best; a study of fewer is shown whole.
 MOST: Final = 4_000
 #: They learn from an even sample what they learn from all. The others keep what they have to find again (a
 #: population, a grid's order, rungs) in single trials.
-_SAMPLERS: Final = frozenset({"tpe", "random", "qmc", "gp", "curve_gp"})
+_LEARN: Final = (
+    samplers.TPESampler,
+    samplers.RandomSampler,
+    samplers.QMCSampler,
+    samplers.GPSampler,
+    CurveGPSampler,
+)
 #: Or they compare with the best trial, which is in the sample, or with what is read without the trials.
-_PRUNERS: Final = frozenset(
-    {"none", "median", "percentile", "threshold", "wilcoxon", "successive_halving", "hyperband"}
+_COMPARE: Final = (
+    pruners.NopPruner,
+    pruners.MedianPruner,
+    pruners.PercentilePruner,
+    pruners.ThresholdPruner,
+    pruners.WilcoxonPruner,
+    pruners.SuccessiveHalvingPruner,
+    pruners.HyperbandPruner,
 )
 
 
@@ -35,7 +53,7 @@ def most_shown(spec: StudySpec, space: SearchSpace) -> int | None:
         or bool(study.constraints)
         or study.duplicates == "reuse"
         or (study.duplicates == "resample" and not (spec.defines_by_run or space.is_continuous))
-        or chosen_sampler(spec).name not in _SAMPLERS
+        or known_class(chosen_sampler(spec).name, SAMPLERS) not in _LEARN
         or not _suffices(study.pruner.name, study.pruner.kwargs)
     )
     return None if whole else MOST
@@ -43,9 +61,10 @@ def most_shown(spec: StudySpec, space: SearchSpace) -> int | None:
 
 def _suffices(pruner: str, arguments: Mapping[str, Any]) -> bool:
     """Whether a sample is enough to a pruner of a study file, and to the one that it wraps."""
-    if pruner != "patient":
-        return pruner in _PRUNERS
+    kind = known_class(pruner, PRUNERS)
+    if kind is not pruners.PatientPruner:
+        return kind in _COMPARE
     wrapped = arguments.get("wrapped_pruner")
     if isinstance(wrapped, Mapping):
         return _suffices(str(wrapped.get("name")), wrapped)
-    return wrapped is None or wrapped in _PRUNERS
+    return wrapped is None or _suffices(str(wrapped), {})

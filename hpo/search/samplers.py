@@ -14,7 +14,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution
 from optuna.trial import FrozenTrial
 
 from hpo.config.paths import suggest_name
-from hpo.config.schema_study import AUTO, NO_PRUNER
+from hpo.config.schema_study import AUTO
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
@@ -195,11 +195,10 @@ def import_models(spec: StudySpec) -> None:
     section, kind = spec.study, SAMPLERS.get(chosen_sampler(spec).name)
     if kind is CurveGPSampler:
         import hpo.search.curve_proposal
-    stops = section.scheduler is not None or section.pruner.name not in (NO_PRUNER, "NopPruner")
+    stops = section.scheduler is not None or section.pruner.prunes
     shown = section.objectives is None and not spec.defines_by_run
     if stops and shown and kind not in (*_NO_VALUES, *_EXHAUSTIVE):
-        import hpo.search.predicted_ends
-        import hpo.search.trial_curves  # noqa: F401
+        import hpo.search.predicted_ends  # noqa: F401
 
 
 def _as_it_is(study: Study) -> Study:

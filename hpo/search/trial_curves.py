@@ -61,6 +61,11 @@ def curves_of_trials(study: Study, trials: Sequence[FrozenTrial], *, bounded: bo
     return TrialCurves(as_learnt(curves), earlier, horizon_of(standing, every))
 
 
+def has_diverged(trial: FrozenTrial) -> bool:
+    """Whether a trial of a study with one objective has ended by diverging: its value is no number."""
+    return trial.state == TrialState.COMPLETE and trial.value is not None and not math.isfinite(trial.value)
+
+
 def _lasting(trials: Sequence[FrozenTrial]) -> set[str]:
     mending = Mending()
     for trial in trials:
@@ -81,7 +86,7 @@ def _seen(trial: FrozenTrial, horizon: int | None, lasting: Collection[str] | No
         values=values,
         state=state,
         until=granted_until(trial),
-        whole=trial.state == TrialState.COMPLETE,
+        whole=trial.state == TrialState.COMPLETE and not has_diverged(trial),
         failed=trial.state == TrialState.FAIL,
         imported=IMPORTED_ATTR in trial.system_attrs,
         source=trial.system_attrs.get(ORIGIN_ATTR, (None,))[0],

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 from optuna.trial import FrozenTrial, TrialState
 
+from hpo.search.by_name import known_class
 from hpo.search.predicted_loss.audit import Condemned
+from hpo.search.pruners import PRUNERS, PredictedLossPruner
 from hpo.storage.attributes import PREDICTION_ATTR, SAME_AS_ATTR
 from hpo.storage.lineage import epochs_reached, epochs_trained, forked_from
 
@@ -140,8 +142,7 @@ def best_count(name: str, arguments: Mapping[str, Any]) -> int:
     wrapped = arguments.get("wrapped_pruner")
     if isinstance(wrapped, Mapping):
         return best_count(str(wrapped.get("name")), {key: wrapped[key] for key in wrapped if key != "name"})
-    is_ours = name.lower() == "predicted_loss" or name == "PredictedLossPruner"
-    return int(arguments.get("top_k", 1)) if is_ours else 1
+    return int(arguments.get("top_k", 1)) if known_class(name, PRUNERS) is PredictedLossPruner else 1
 
 
 @dataclass(frozen=True)

@@ -175,6 +175,28 @@ def test_a_trial_that_diverged_has_the_worst_value_that_is_shown() -> None:
     assert values[2] == values[3] == max(value for value in values[:2] if value is not None)
 
 
+def test_the_worst_value_that_is_shown_is_none_of_a_running_trial() -> None:
+    lost = trial(0.5, 2.0, math.inf, state=TrialState.COMPLETE)
+    study = study_of(whole(0.2, 1.0), trial(0.3, 3.0, 2.0), lost)
+    before = [each.value for each in shown(study)]
+    running = study.ask(SPACE)
+    running.report(900.0, 1)
+    values = [each.value for each in shown(study)[:3]]
+    assert values[2] == max(value for value in values[:2] if value is not None)
+    assert values[2] is not None
+    assert before[2] is not None
+    assert values[2] < 2 * before[2]
+
+
+def test_a_trial_that_diverged_is_no_measure_of_how_long_trials_are() -> None:
+    lost = trial(0.5, 2.0, 1.0, math.inf, state=TrialState.COMPLETE)
+    stopped = trial(0.3, *falling(1.0, 3))
+    study = study_of(lost, stopped, horizon=None)
+    assert curves_of_trials(study, study.trials, bounded=False).horizon == 9  # three times the longest
+    study = study_of(lost, stopped, trial(0.4, *falling(1.0, 5), state=TrialState.COMPLETE), horizon=None)
+    assert curves_of_trials(study, study.trials, bounded=False).horizon == 5
+
+
 def test_a_paused_trial_is_shown_at_its_end_and_a_running_one_as_it_runs() -> None:
     study = study_of(whole(0.2, 1.0))
     numbers = []

@@ -123,6 +123,12 @@ def test_patient_wraps_a_pruner_by_name_or_with_arguments_or_none(studies: Studi
     assert wrapped("null") is None
 
 
+@pytest.mark.parametrize("name", ["none", "None", "NopPruner", "median", "MedianPruner"])
+def test_a_pruner_prunes_unless_it_is_none_by_any_of_its_names(studies: Studies, name: str) -> None:
+    spec = studies.spec(f"study.pruner={{name: '{name}'}}")
+    assert spec.study.pruner.prunes is not isinstance(make_pruner(spec), pruners.NopPruner)
+
+
 @pytest.mark.parametrize(
     ("options", "path", "problem", "fix"),
     [

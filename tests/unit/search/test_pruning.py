@@ -125,6 +125,12 @@ def test_other_pruners_have_one_best() -> None:
     assert best_count("predicted_loss", {}) == 1
 
 
+@pytest.mark.parametrize("name", ["predicted_loss", "Predicted_Loss", "PredictedLossPruner"])
+def test_predicted_loss_has_its_best_by_each_of_its_names(name: str) -> None:
+    assert best_count(name, {"top_k": 5}) == 5
+    assert best_count("PatientPruner", {"wrapped_pruner": {"name": name, "top_k": 3}}) == 3
+
+
 def test_without_a_known_length_the_longest_complete_trial_is_the_horizon(studies: Studies) -> None:
     with studies.open("study.n_trials=20") as (view,):
         play(view, [1.0, 1.0], state=TrialState.PRUNED)

@@ -169,7 +169,12 @@ def test_looks_of_many_workers_cost_in_proportion_to_them() -> None:
     [
         ("study.n_trials=7", False),
         ("study.sampler.name=random", False),
+        ("study.sampler.name=TPESampler", False),
+        ("study.sampler.name=NSGAIISampler", True),
         ("study.pruner={name: none}", False),
+        ("study.pruner={name: NopPruner}", False),
+        ("study.pruner={name: MedianPruner}", False),
+        ("study.pruner={name: PatientPruner, patience: 3, wrapped_pruner: Median}", False),
         ("study.pruner={name: hyperband}", False),
         ("study.pruner={name: successive_halving}", False),
         ("study.pruner={name: wilcoxon}", False),
