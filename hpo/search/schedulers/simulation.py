@@ -20,7 +20,7 @@ class Known:
         params: Dotted path → value.
         values: Epochs → the metric as it was reported after them.
         whole: It ended after the last of them by itself; False: what came after is not known.
-        feasible: As of `Seen`.
+        feasible: As of `Seen`, at its end: how far it violated a bound before is not kept.
         counts: Its values may be the best of a study; those of a trial that diverged or failed are no result.
         pace: Virtual time that an epoch takes.
     """
@@ -82,7 +82,7 @@ class SimulatedTrial:
             self.until,
             tuple(self.kinds),
             whole=self.state == "ended" and self.known.whole,
-            feasible=self.known.feasible,
+            feasible=self.known.feasible or self.state != "ended",
         )
 
 

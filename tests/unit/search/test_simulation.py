@@ -116,6 +116,14 @@ def test_one_that_is_paused_where_it_was_cut_short_is_no_edge() -> None:
     assert [(trial.state, trial.at_edge) for trial in trials] == [("paused", False)] * 2
 
 
+def test_that_a_trial_violates_a_bound_is_seen_at_its_end_only() -> None:
+    trials = simulated(Asha(), [replace(known(0.1), feasible=False), known(0.5), known(0.6)]).trials
+    assert [(trial.done, trial.state) for trial in trials] == [(3, "paused"), (1, "paused"), (1, "paused")]
+    assert trials[0].seen().feasible
+    trials[0].end()
+    assert not trials[0].seen().feasible
+
+
 @dataclass
 class Alone(GrantScheduler):
     """One trial, three epochs at a time; keeps what it was shown."""
