@@ -34,7 +34,7 @@ _PART = re.compile(
     r"^(<!-- made by `make reference`: ([a-z ]+) -->\n).*?^(<!-- end -->)$", re.MULTILINE | re.DOTALL
 )
 #: Kinds of numbers, as the command line shows them.
-_VALUES = {"<int range>": "N", "<float range>": "X", "<int>": "N", "<float>": "X"}
+_VALUES = {"<int range>": "N", "<float range>": "X", "<int>": "N", "<float>": "X", "<str>": "TEXT"}
 #: Arguments whose values no YAML file can hold.
 _NOT_YAML = re.compile("Callable|Crossover|Mutation|FrozenTrial|ndarray")
 _STARRED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
@@ -103,7 +103,7 @@ def study_file() -> str:
         kind = node.get("$ref", "").rpartition("/")[2]
         if kind in definitions:
             known = definitions[kind]
-            parts += [_escaped(known.get("description", "")), "", _keys(known, changeable(name)), ""]
+            parts += [_escaped(known.get("description", "")), "", _keys(known, definitions, changeable(name)), ""]
             continue
         parts += [_free(name, node), ""]
         if name == "search_space":
@@ -127,15 +127,29 @@ def changeable(section: str) -> set[str]:
     return {name for name, field in model.model_fields.items() if MAY_CHANGE in field.metadata} if model else set()
 
 
-def _keys(definition: Mapping[str, Any], may_change: Collection[str] = ()) -> str:
+def _keys(definition: Mapping[str, Any], definitions: Mapping[str, Any], may_change: Collection[str] = ()) -> str:
     needed = definition.get("required", ())
     rows = []
-    for key, node in definition["properties"].items():
+    for key, node in _nested(definition["properties"], definitions):
         default = "required" if key in needed else _shown(node.get("default"))
         example = ", ".join(f"`{json.dumps(each)}`" for each in node.get("examples", ()))
-        text = node.get("description", "") + (" May change in a started study." if key in may_change else "")
+        text = node.get("description", "")
+        if key.partition(".")[0] in may_change:
+            text += " May change in a started study."
         rows.append((f"`{key}`", _kind(node), default, _escaped(text), example))
     return _table(("key", "type", "default", "what it is", "example"), rows)
+
+
+def _nested(
+    properties: Mapping[str, Any], definitions: Mapping[str, Any]
+) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The keys of a section; in place of one that says nothing of itself, those of the section that it is."""
+    for key, node in properties.items():
+        inner = definitions.get(node.get("$ref", "").rpartition("/")[2], {})
+        if "description" in node or "properties" not in inner:
+            yield key, node
+        else:
+            yield from ((f"{key}.{name}", each) for name, each in inner["properties"].items())
 
 
 def _entries(definitions: Mapping[str, Any]) -> str:
@@ -143,7 +157,14 @@ def _entries(definitions: Mapping[str, Any]) -> str:
     for name in ("FloatParam", "IntParam", "CategoricalParam"):
         definition = definitions[name]
         kind = definition["properties"]["type"]["const"]
-        parts += [f"### type: {kind}", "", _escaped(definition.get("description", "")), "", _keys(definition), ""]
+        parts += [
+            f"### type: {kind}",
+            "",
+            _escaped(definition.get("description", "")),
+            "",
+            _keys(definition, {}),
+            "",
+        ]
     return "\n".join(parts)
 
 

@@ -9,7 +9,7 @@ import math
 import re
 from decimal import Decimal
 from functools import partial
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, Final, Literal, Self, cast
 
 from pydantic import (
     BaseModel,
@@ -155,14 +155,21 @@ Whole = Annotated[
 ]
 
 
+_TYPE: Final = "The kind of parameter."
+_LOW: Final = "The least value."
+_HIGH: Final = "The greatest value."
+_LOG: Final = "Whether it is drawn evenly by its logarithm; `low` is above 0 then, and there is no `step`."
+_STEP: Final = "Distance between two values, counted from `low`; `high` is one of them."
+
+
 class FloatParam(_Range):
     """A real number between `low` and `high`, both included; each a number or an expression over parameters."""
 
-    type: Literal["float"]
-    low: Real = Field(examples=[1e-5])
-    high: Real = Field(examples=[0.1])
-    log: bool = Field(default=False, examples=[True])
-    step: float | None = Field(default=None, gt=0, examples=[0.1])
+    type: Literal["float"] = Field(description=_TYPE)
+    low: Real = Field(description=_LOW, examples=[1e-5])
+    high: Real = Field(description=_HIGH, examples=[0.1])
+    log: bool = Field(default=False, description=_LOG, examples=[True])
+    step: float | None = Field(default=None, gt=0, description=_STEP, examples=[0.1])
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -173,11 +180,11 @@ class FloatParam(_Range):
 class IntParam(_Range):
     """A whole number between `low` and `high`, both included; each a number or an expression over parameters."""
 
-    type: Literal["int"]
-    low: Whole = Field(examples=[8])
-    high: Whole = Field(examples=[256])
-    log: bool = Field(default=False, examples=[True])
-    step: int = Field(default=1, ge=1, examples=[8])
+    type: Literal["int"] = Field(description=_TYPE)
+    low: Whole = Field(description=_LOW, examples=[8])
+    high: Whole = Field(description=_HIGH, examples=[256])
+    log: bool = Field(default=False, description=_LOG, examples=[True])
+    step: int = Field(default=1, ge=1, description=_STEP, examples=[8])
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -188,8 +195,10 @@ class IntParam(_Range):
 class CategoricalParam(_Param):
     """One of some plain values, lists or mappings."""
 
-    type: Literal["categorical"]
-    choices: Choices = Field(examples=[[32, 64, 128], [[8, 16], [16, 32]]])
+    type: Literal["categorical"] = Field(description=_TYPE)
+    choices: Choices = Field(
+        description="The values to choose from.", examples=[[32, 64, 128], [[8, 16], [16, 32]]]
+    )
 
     def choice(self, value: Any) -> Any:
         """The choice that a parameter's value stands for; the value itself where it is the label of none."""

@@ -78,8 +78,14 @@ def check_arguments(
     refuse_wrong_types(spec, path, kind, arguments)
 
 
-_OPTUNAS: Final = "see the class of that name in Optuna's documentation, or predicted_loss in docs/pruning.md"
-_SCHEDULERS: Final = "see its arguments in docs/reference/samplers.md"
+_REFERENCE: Final = "see its arguments in docs/reference/samplers.md"
+
+
+def page_of(path: str, name: str) -> str:
+    """Where a person reads what the arguments of that name mean, to be said as a fix."""
+    if name.startswith(PREFIX):
+        return "see the package's page on OptunaHub"
+    return _REFERENCE if path == "study.scheduler" else f"{_REFERENCE}; Optuna's documentation explains its own"
 
 
 def construct(
@@ -96,5 +102,5 @@ def construct(
             f"{written['name']} refuses its arguments: {error}",
             path=path,
             value={name: value for name, value in written.items() if name != "name"},
-            fix=_SCHEDULERS if path == "study.scheduler" else _OPTUNAS,
+            fix=page_of(path, str(written["name"])),
         ) from error

@@ -14,7 +14,7 @@ from optuna.pruners import BasePruner
 from hpo.config.space import SearchSpace
 from hpo.config.spec import StudySpec
 from hpo.errors import HpoError
-from hpo.search.by_name import arguments_of, known_class
+from hpo.search.by_name import arguments_of, known_class, page_of
 from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.samplers import SAMPLERS
 from trainer.error_text import error_text
@@ -83,6 +83,7 @@ def _first_trials(node: Mapping[str, Any]) -> int:
 @contextlib.contextmanager
 def _refused(spec: StudySpec, part: str) -> Iterator[None]:
     """What a sampler or a pruner raises inside, as an error about its section."""
+    section = getattr(spec.study, part)
     try:
         yield
     except HpoError:
@@ -91,6 +92,6 @@ def _refused(spec: StudySpec, part: str) -> Iterator[None]:
         raise spec.error(
             f"can't be used with these arguments: {error_text(error)}",
             path=f"study.{part}",
-            value=getattr(spec.study, part).model_dump(exclude_unset=True),
-            fix="see the class of that name in Optuna's documentation",
+            value=section.model_dump(exclude_unset=True),
+            fix=page_of(f"study.{part}", section.name),
         ) from error

@@ -175,8 +175,9 @@ def test_an_enqueued_point_is_taken_as_it_is(studies: Studies) -> None:
 )
 def test_what_it_refuses(studies: Studies, options: str, problem: str) -> None:
     spec = studies.spec(*sampler(options))
-    with pytest.raises(InputError, match=problem):
+    with pytest.raises(InputError, match=problem) as refused:
         make_sampler(spec, SearchSpace.from_spec(spec))
+    assert refused.value.fix.startswith(("see its arguments in docs/reference/samplers.md", "it takes"))
 
 
 def test_it_refuses_several_objectives(studies: Studies) -> None:
