@@ -8,7 +8,7 @@ from hpo.config.spec import StudySpec, diff_configs
 from hpo.storage.attributes import CONFIG_ATTR, HASH_ATTR
 from hpo.storage.optuna_private import user_attrs_of
 from hpo.study.code_record import CodeRecord, code_fix, code_problem
-from hpo.study.open_study import OpenStudy, load_study
+from hpo.study.open_study import OpenStudy, closing_on_error, load_study
 
 
 def join_study(spec: StudySpec) -> OpenStudy:
@@ -22,12 +22,9 @@ def join_study(spec: StudySpec) -> OpenStudy:
         StudyError: There is no such study.
     """
     opened = load_study(spec)
-    try:
+    with closing_on_error(opened.storage):
         _refuse_other_config(opened)
         _refuse_other_code(opened)
-    except BaseException:
-        opened.storage.close()
-        raise
     return opened
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import shlex
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -167,6 +168,16 @@ class OpenStudy:
         return stop_note(self.spec, number, attempt)
 
 
+@contextlib.contextmanager
+def closing_on_error(storage: StudyStorage) -> Iterator[None]:
+    """Close a storage where what happens inside fails: who asked for it does not get it."""
+    try:
+        yield
+    except BaseException:
+        storage.close()
+        raise
+
+
 def start_study(
     spec: StudySpec, *, keep_budget: bool = False, accept_code_change: bool = False, widen: bool = False
 ) -> OpenStudy:
@@ -192,37 +203,38 @@ def start_study(
     try_out(spec, space, sampler, pruner)
     check_initial_trials(spec, space)
     storage = _opened_storage(spec, create=True)
-    is_new, wider = False, None
-    try:
-        study = optuna.create_study(
-            storage=StudyCache(storage),
-            study_name=spec.study.name,
-            directions=study_directions(spec.study.goals),
-            sampler=sampler,
-            pruner=pruner,
-        )
-        is_new = True
-        _keep_code_and_config(spec, study)
-    except optuna.exceptions.DuplicatedStudyError:
-        study = optuna.load_study(
-            storage=StudyCache(storage), study_name=spec.study.name, sampler=sampler, pruner=pruner
-        )
-        wider = _wider_config(spec, study, widen=widen)
-    opened = OpenStudy(spec, space, storage, study, scheduler=scheduler)
-    accepted = [] if is_new or keep_budget else _settle_code(opened, accept=accept_code_change)
-    widened = [] if wider is None else [store_wider(spec, study, storage, _stored_config(spec), wider)]
-    _show_widened(study, space)
-    set_budget = not keep_budget or BUDGET_ATTR not in study.user_attrs
-    if set_budget:  # before the first trial is added
-        _set_budgets(opened)
-    if is_new:
-        write_note(opened)
-    opened = replace(opened, notes=[*widened, *accepted, *begin(spec, space, storage, study)])
-    if set_budget and isinstance(sampler, ExhaustiveSampler):  # trials were enqueued beside the grid's points
-        storage.set_budget(opened.study_id, budget_of(spec, study))
-    if study.user_attrs.get(MAX_EPOCHS_ATTR) != spec.trial_epochs:
-        study.set_user_attr(MAX_EPOCHS_ATTR, spec.trial_epochs)
-    return opened
+    with closing_on_error(storage):
+        is_new, wider = False, None
+        try:
+            study = optuna.create_study(
+                storage=StudyCache(storage),
+                study_name=spec.study.name,
+                directions=study_directions(spec.study.goals),
+                sampler=sampler,
+                pruner=pruner,
+            )
+            is_new = True
+            _keep_code_and_config(spec, study)
+        except optuna.exceptions.DuplicatedStudyError:
+            study = optuna.load_study(
+                storage=StudyCache(storage), study_name=spec.study.name, sampler=sampler, pruner=pruner
+            )
+            wider = _wider_config(spec, study, widen=widen)
+        opened = OpenStudy(spec, space, storage, study, scheduler=scheduler)
+        accepted = [] if is_new or keep_budget else _settle_code(opened, accept=accept_code_change)
+        widened = [] if wider is None else [store_wider(spec, study, storage, _stored_config(spec), wider)]
+        _show_widened(study, space)
+        set_budget = not keep_budget or BUDGET_ATTR not in study.user_attrs
+        if set_budget:  # before the first trial is added
+            _set_budgets(opened)
+        if is_new:
+            write_note(opened)
+        opened = replace(opened, notes=[*widened, *accepted, *begin(spec, space, storage, study)])
+        if set_budget and isinstance(sampler, ExhaustiveSampler):  # trials were enqueued beside the grid's points
+            storage.set_budget(opened.study_id, budget_of(spec, study))
+        if study.user_attrs.get(MAX_EPOCHS_ATTR) != spec.trial_epochs:
+            study.set_user_attr(MAX_EPOCHS_ATTR, spec.trial_epochs)
+        return opened
 
 
 def _set_budgets(opened: OpenStudy) -> None:
@@ -251,28 +263,26 @@ def load_study(spec: StudySpec, owner: Owner | None = None, pooler: Path | None 
         cache = StudyCache(storage)
     else:
         cache = StudyCache(storage, max_age=MAX_AGE, most=most_shown(spec, space))
-    try:
-        study = optuna.load_study(
-            storage=cache,
-            study_name=spec.study.name,
-            sampler=make_sampler(spec, space),
-            pruner=make_pruner(spec),
-        )
-        opened = OpenStudy(spec, space, storage, study, scheduler=make_scheduler(spec))
-        opened.refuse_other_code()
-        cache.expect(opened.study_id, space.distributions)
-        _show_widened(study, space)
-        if owner is not None:
-            import_models(spec)
-    except KeyError:
-        storage.close()
-        raise StudyError(
-            f"no study named {spec.study.name} in {display_url(spec.storage_url)}\n  fix: start it with `hpo run`"
-        ) from None
-    except OtherCodeError:
-        storage.close()
-        raise
-    return opened
+    with closing_on_error(storage):
+        try:
+            study = optuna.load_study(
+                storage=cache,
+                study_name=spec.study.name,
+                sampler=make_sampler(spec, space),
+                pruner=make_pruner(spec),
+            )
+            opened = OpenStudy(spec, space, storage, study, scheduler=make_scheduler(spec))
+            opened.refuse_other_code()
+            cache.expect(opened.study_id, space.distributions)
+            _show_widened(study, space)
+            if owner is not None:
+                import_models(spec)
+        except KeyError:
+            where = display_url(spec.storage_url)
+            raise StudyError(
+                f"no study named {spec.study.name} in {where}\n  fix: start it with `hpo run`"
+            ) from None
+        return opened
 
 
 def _opened_storage(
