@@ -40,8 +40,7 @@ class Failures:
         self._deaths_allowed = max(_DEATHS, opened.spec.run.max_retries + 1) * workers
         self._deaths = 0
         self._succeeded = opened.count(TrialState.COMPLETE, TrialState.PRUNED) > 0 or opened.has_paused()
-        self._first = ""
-        self._alike = 0
+        self._first: dict[str, list[str]] = {"workers": [], "trials": []}
 
     def hear(self, message: Message, log: Path) -> None:
         """Take note of a worker's message.
@@ -97,15 +96,13 @@ class Failures:
             )
 
     def _failed(self, what: str, reason: str, where: str) -> None:
-        if self._succeeded:
+        first = self._first[what]
+        if self._succeeded or len(first) == _ALIKE:
             return
-        if self._alike and _NUMBER.sub("#", reason) != _NUMBER.sub("#", self._first):
-            self._succeeded = True  # different errors are trials' own
-            return
-        self._first = self._first or reason
-        self._alike += 1
-        if self._alike == _ALIKE:
+        first.append(reason)
+        # Different errors are the trials' or workers' own.
+        if len(first) == _ALIKE and len({_NUMBER.sub("#", each) for each in first}) == 1:
             raise StudyError(
-                f"the first {_ALIKE} {what} failed alike:\n  {self._first}\n"
+                f"the first {_ALIKE} {what} failed alike:\n  {first[0]}\n"
                 f"  fix: see {where}; `hpo retry --failed` requeues failed trials"
             )

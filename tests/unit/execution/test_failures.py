@@ -9,6 +9,7 @@ import pytest
 
 from hpo.errors import StudyError
 from hpo.execution.failures import Failures
+from hpo.execution.messages import Failed
 from hpo.study.outcome import Outcome
 from hpo.trial.report import TrialReport
 from tests.support.studies import Studies, ask
@@ -47,6 +48,16 @@ def test_the_third_that_fails_alike_ends_the_study(studies: Studies) -> None:
         # One that waits again says nothing.
         hear_all(failures, failed(0), TrialReport(1, None, None, 0, 0.1), failed(1))
         with pytest.raises(StudyError, match="the first 3 trials failed alike:\n  ValueError: so much dropout"):
+            failures.hear(failed(2), LOG)
+
+
+@pytest.mark.parametrize("reason", ["ImportError: no module named gone", failed(0).reason], ids=["other", "same"])
+def test_a_worker_that_fails_is_none_of_the_trials(studies: Studies, reason: str) -> None:
+    with studies.open(*SCHEDULED) as (view,):
+        failures = Failures(view, 1)
+        failures.hear(Failed(reason), LOG)
+        hear_all(failures, failed(0), failed(1))
+        with pytest.raises(StudyError, match="the first 3 trials failed alike"):
             failures.hear(failed(2), LOG)
 
 
