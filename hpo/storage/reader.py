@@ -176,7 +176,7 @@ class ReadingStorage(TransactionalStorage):
             The latest change, the trials that have changed, and what `read_changes` returns.
         """
         with self.single_statements() as conn:
-            change, changed, rows = _rows_since(conn, study_id, change, after=after, among=among)
+            change, changed, rows = rows_since(conn, study_id, change, after=after, among=among)
             return change, changed, rows, whole_trials(conn, [row for row in rows if row.state in states])
 
     @patient
@@ -275,7 +275,7 @@ def trial_rows(conn: sa.Connection, study_id: int, *, after: int, among: Collect
     return [row for row in map(TrialRow._make, rows) if row.trial_id > after or row.trial_id in among]
 
 
-def _rows_since(
+def rows_since(
     conn: sa.Connection, study_id: int, change: int, *, after: int, among: Collection[int]
 ) -> tuple[int, set[int], list[TrialRow]]:
     """The latest change, the trials that have changed after one, and their rows with those of `trial_rows`."""

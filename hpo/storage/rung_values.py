@@ -13,7 +13,7 @@ from optuna.trial import TrialState
 from hpo.storage.id_lists import in_list
 from hpo.storage.optuna_private import REPORTS, TRIAL_SYSTEM_ATTRS, TRIALS
 from hpo.storage.outage import patient
-from hpo.storage.reader import ReadingStorage, TrialRow, trial_rows
+from hpo.storage.reader import ReadingStorage, TrialRow, rows_since
 
 #: The attributes in which Optuna's successive halving keeps a trial's value at each rung that it came to.
 RUNG_ATTR: Final = "completed_rung_"
@@ -53,7 +53,7 @@ class AtRungs:
 
 
 class RungValues:
-    """The trials of a study that have come to a rung.
+    """The trials of a study that have come to a rung; an ended one is read again where it waits again.
 
     Args:
         storage: Where the study is.
@@ -62,34 +62,36 @@ class RungValues:
 
     def __init__(self, storage: ReadingStorage, study_id: int) -> None:
         self._reader, self._study = storage, study_id
-        self._last_id = -1
+        self._last_id, self._change = -1, 0
         self._open: set[int] = set()
         self._kept: dict[int, AtRungs] = {}
 
     def look(self) -> Iterable[AtRungs]:
         """What is stored now."""
-        rows, read = _look(self._reader, self._study, self._last_id, self._open)
+        self._change, rows, read = _look(self._reader, self._study, self._change, self._last_id, self._open)
         for row in rows:
             self._kept.pop(row.number, None)
         for number, key, text in read:
             self._kept.setdefault(number, AtRungs(number)).system_attrs[key] = json.loads(text)
-        self._last_id = max((row.trial_id for row in rows), default=self._last_id)
+        self._last_id = max([self._last_id, *(row.trial_id for row in rows)])
         self._open = {row.trial_id for row in rows if not row.state.is_finished()}
         return self._kept.values()
 
 
 @patient
-def _look(storage: ReadingStorage, study_id: int, after: int, among: set[int]) -> tuple[list[TrialRow], list[Any]]:
-    """The rows of the trials after one or among others, and what these had at rungs."""
+def _look(
+    storage: ReadingStorage, study_id: int, change: int, after: int, among: set[int]
+) -> tuple[int, list[TrialRow], list[Any]]:
+    """The latest change; rows of trials changed since, above an id or among others; what these had at rungs."""
     with storage.single_statements() as conn:
-        # The rows come first: what belongs to one that was finished by then changes no more.
-        rows = trial_rows(conn, study_id, after=after, among=among)
+        # The rows come first: what belongs to one that was finished by then changes no more, unless that is noted.
+        change, _, rows = rows_since(conn, study_id, change, after=after, among=among)
         if after < 0:
-            return rows, list(conn.execute(_OF_ALL, {"study": study_id}).all())
+            return change, rows, list(conn.execute(_OF_ALL, {"study": study_id}).all())
         ids, read = [row.trial_id for row in rows], list[Any]()
         for start in range(0, len(ids), _AT_ONCE):
             read += conn.execute(_OF_SOME, {"trials": ids[start : start + _AT_ONCE]}).all()
-    return rows, read
+    return change, rows, read
 
 
 @patient

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import cast
 
 import pytest
 from optuna.trial import FrozenTrial, TrialState
 
 from hpo.errors import LeaseLostError, StudyError
+from hpo.search.halving_pruners import at_rungs
 from hpo.storage import ledger
 from hpo.storage.attributes import RETRIED_ATTR
 from hpo.storage.grants import Grant
 from hpo.storage.ledger import Lease, Owner
 from hpo.storage.recovery import requeue_dead
+from hpo.storage.rung_values import RUNG_ATTR, AtRungs
 from hpo.study import retry
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.retry import Reopened, failed_trials, reopen
@@ -202,3 +205,25 @@ def test_a_worker_that_has_seen_the_failure_counts_what_the_trial_is_granted_aft
         other.storage.extend(failed.trial_id, grant, {})
         assert standing_of(worker).decision == decision + 1
         assert isinstance(taker.take(), Lease)
+
+
+def test_a_pruner_that_halves_and_has_seen_the_failure_sees_the_trials_later_rungs(view: OpenStudy) -> None:
+    def rungs() -> dict[int, dict[str, float]]:
+        return {
+            each.number: each.system_attrs for each in cast("list[AtRungs]", at_rungs(other.study).get_trials())
+        }
+
+    first, second = f"{RUNG_ATTR}0", f"{RUNG_ATTR}1"
+    trial, _ = ask(view)
+    view.storage.set_trial_system_attr(trial._trial_id, first, 3.0)
+    view.study.tell(trial, state=TrialState.FAIL)
+    ask(view)  # a later one, which runs all the time
+    other = load_study(view.spec)
+    assert rungs() == {0: {first: 3.0}}
+    reopen(view, [0])
+    again, _ = ask(view)
+    view.storage.set_trial_system_attr(again._trial_id, second, 2.0)
+    assert rungs() == {0: {first: 3.0, second: 2.0}}
+    view.study.tell(again, 1.0)
+    assert rungs() == {0: {first: 3.0, second: 2.0}}
+    other.storage.close()
