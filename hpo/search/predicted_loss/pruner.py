@@ -55,7 +55,7 @@ class PredictedLossPruner(BasePruner):
         n_startup_trials: So many complete trials come before the first decision, or running ones that are as far
             where the last step is known beforehand; and as many of the lowest numbers are never pruned by one.
         n_warmup_epochs: No decision up to this epoch.
-        min_epochs: Reports of a trial before its first decision.
+        min_epochs: Reports of a trial before its first decision; one alone is never decided on.
         audit_fraction: Share of the trials to be pruned that run on to their end instead, to measure how often
             pruning is wrong; it falls with audits that find no error, and rises where they find many. 0: no
             audit, and ``alpha`` stays. The first decision against a trial is stored with it as ``hpo:condemned``.
@@ -112,7 +112,7 @@ class PredictedLossPruner(BasePruner):
 
     def force(self, study: optuna.Study) -> Force:
         """The ``alpha`` and the share of audited trials that are in force in a study."""
-        return self._in_force(self._memo.ended(study, _sign(study)))
+        return self._in_force(self._memo.ended(study))
 
     def _in_force(self, ended: EndedCurves) -> Force:
         return in_force(self._alpha, self._audit_fraction, *ended.audit())
@@ -132,8 +132,7 @@ class PredictedLossPruner(BasePruner):
         step = trial.last_step
         if step is None or step < 1 or len(trial.intermediate_values) < 2 or trial.number < self._n_startup_trials:
             return None
-        sign = _sign(study)
-        ended = known = self._memo.ended(study, sign)
+        ended = known = self._memo.ended(study)
         written = self._max_epochs or self._memo.written(study, len(ended))
         horizon = written or ended.longest
         if step >= horizon:
@@ -144,7 +143,7 @@ class PredictedLossPruner(BasePruner):
             ended = self._with_running(study, trial, ended, horizon)
             if ended.complete < max(self._n_startup_trials, _FEW):
                 return None
-        curve = _curve(trial, sign)
+        curve = _curve(trial, ended.sign)
         prediction = self._memo.prediction(curve, step, horizon)
         among = ended.at(step, self._top_k)
         return promise(curve, prediction, among, step, horizon, top_k=self._top_k), known
@@ -191,18 +190,18 @@ class _Memo:
     def __reduce__(self) -> tuple[type[_Memo], tuple[()]]:
         return _Memo, ()
 
-    def ended(self, study: optuna.Study, sign: int) -> EndedCurves:
+    def ended(self, study: optuna.Study) -> EndedCurves:
         """The curves of the study's complete and pruned trials."""
-        known = self._of(study, sign)
+        known = self._of(study)
         trials = study.get_trials(deepcopy=False, states=_ENDED)
         if not known.curves.update(trials):
-            known.curves = EndedCurves(sign)
+            known.curves = EndedCurves(known.curves.sign)
             known.curves.update(trials)
         return known.curves
 
     def written(self, study: optuna.Study, ended: int) -> int | None:
         """The last step that `hpo run` has written; looked up again with every ended trial, not at every epoch."""
-        known = self._of(study, 1)
+        known = self._of(study)
         if known.looked_at != ended:
             known.looked_at, known.max_epochs = ended, study.user_attrs.get(MAX_EPOCHS_ATTR)
         return known.max_epochs
@@ -217,9 +216,11 @@ class _Memo:
             self._predictions[key] = predict_final_loss(curve, reports, min_epochs=1)
         return self._predictions[key]
 
-    def _of(self, study: optuna.Study, sign: int) -> _Study:
-        studies = self._studies.setdefault(storage_of(study), {})
-        return studies.setdefault(id_of_study(study), _Study(EndedCurves(sign)))
+    def _of(self, study: optuna.Study) -> _Study:
+        studies, key = self._studies.setdefault(storage_of(study), {}), id_of_study(study)
+        if key not in studies:
+            studies[key] = _Study(EndedCurves(_sign(study)))
+        return studies[key]
 
 
 @dataclass

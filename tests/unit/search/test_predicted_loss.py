@@ -88,6 +88,17 @@ def probability(study: optuna.Study) -> float:
     return found
 
 
+def test_which_of_a_studys_parts_is_read_first_turns_no_curve() -> None:
+    study = study_of(SOME, "maximize")
+    trial = study.ask()
+    for step, value in enumerate(falling(0.45)[:8], 1):
+        trial.report(-value, step)
+    expected = probability(study)
+    study.pruner = pruner = PredictedLossPruner()
+    pruner._memo.written(study, 0)
+    assert probability(study) == expected
+
+
 @given(st.sampled_from([1e-6, 1e-2, 1e3, 1e7, 1e200]))
 @settings(max_examples=5, deadline=None)
 def test_the_unit_of_the_loss_says_nothing(unit: float) -> None:
