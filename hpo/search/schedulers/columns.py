@@ -51,7 +51,7 @@ class Columns:
         taken_over: It has trained nothing: its result is another trial's.
         inherited: Epochs that its parent has trained.
         read_at: Returns, for an epoch, the value at the last report up to it, of each trial that has come so far;
-            NaN where there is none, anything for the others.
+            NaN where there is none, anything for the others. It is asked before the next look at the study.
     """
 
     number: Integers
