@@ -95,15 +95,15 @@ class Reports:
         Args:
             step: The number of finished epochs.
             value: The metric's.
-            ask: Whether the scheduler may be asked about it.
+            ask: Whether the scheduler may be asked about it, and where its grant ends: the trial may train on.
 
         Returns:
             What the trial is to do now.
         """
         # With a decision the checkpoint lay before the epoch of it: the trial gets there again.
-        ask = ask and self._decided is Decision.CONTINUE and step > self._asked
-        decision = self._send(step, value, ask=ask)
-        return self._due(step) if decision is Decision.CONTINUE else decision
+        undecided = self._decided is Decision.CONTINUE and step > self._asked
+        decision = self._send(step, value, ask=ask and undecided)
+        return self._due(step) if ask and decision is Decision.CONTINUE else decision
 
     def passed(self, step: int) -> Decision:
         """What the trial is to do after a step that has no value."""

@@ -36,8 +36,10 @@ from hpo.trial import reports
 from hpo.trial.builder import Builder
 from hpo.trial.report import TrialReport
 from hpo.trial.run import TrialRun
+from hpo.trial.session import Session
 from hpo.trial.stopping import StopRequest
 from hpo.trial.trainer_code import TrainerCode
+from hpo.trial.training_code import FunctionCode, TrainingCode
 from tests.support.commands import PATIENCE, STUDY
 from tests.support.studies import Studies, ask, at_once, take
 
@@ -62,8 +64,8 @@ def two_by_two(view: OpenStudy) -> OpenStudy:
     return replace(view, scheduler=TwoByTwo())
 
 
-def train(view: OpenStudy, trial: optuna.Trial) -> TrialReport:
-    code, device = TrainerCode(Builder(view.spec)), torch.device("cpu")
+def train(view: OpenStudy, trial: optuna.Trial, code: TrainingCode | None = None) -> TrialReport:
+    code, device = code or TrainerCode(Builder(view.spec)), torch.device("cpu")
     extend = partial(Taker(view).extended, trial._trial_id)
     return TrialRun(view, trial, code, device, StopRequest(), lambda _: None, extend).run()
 
@@ -145,6 +147,39 @@ def test_a_trial_that_would_resume_first_trains_on_without_a_pause(studies: Stud
         assert [each["until"] for each in grants_of(trial)] == [2, 4, 6]
         assert [each.outcome for each in view.storage.attempts_of_trial(trial._trial_id)] == ["complete"]
         assert len(trial.intermediate_values) == 5
+
+
+@dataclass(frozen=True)
+class OneByOne(PrunerScheduler):
+    """One trial, an epoch at a time, which would always train on."""
+
+    def first(self, standing: Standing) -> int:
+        return 1
+
+    def next(self, standing: Standing) -> Next:
+        if standing.new_left:
+            return New(until=1, why=Why("breadth"))
+        return Resume(0, int(standing.columns.epochs[0]) + 1, Why("promotion"))
+
+
+def diverge(session: Session) -> None:
+    """With a metric that does not show it."""
+    session.diverge()
+    session.report(1, val_loss=0.5)
+
+
+@pytest.mark.parametrize("function", [lambda _: 0.5, diverge], ids=["returned", "diverged"])
+def test_a_trial_that_has_ended_where_its_grant_ends_is_granted_nothing_more(
+    studies: Studies, function: Callable[[Session], object]
+) -> None:
+    with studies.open("study.n_trials=1", "trainer.max_epochs=5") as (view,):
+        view = replace(view, scheduler=OneByOne())
+        trial = take(view)
+        assert isinstance(trial, optuna.Trial)
+        assert train(view, trial, FunctionCode(function)).outcome is not None
+        (stored,) = view.study.get_trials()
+        assert [each["until"] for each in grants_of(stored)] == [1]
+        assert stored.intermediate_values == {1: 0.5}
 
 
 @pytest.mark.parametrize(("ends", "asked"), [(TrialState.RUNNING, [0]), (TrialState.FAIL, [0, None])])
