@@ -34,9 +34,8 @@ def goal_reached(study: StudySection, trials: Sequence[FrozenTrial]) -> str | No
         if value is not None and sign * value <= sign * study.target_value:
             return f"trial {best[0].number} has reached target_value: {value:.6g} (asked {study.target_value:g})"
     if study.stop_after_no_improvement is not None:
-        first: dict[
-            tuple[float, ...], datetime
-        ] = {}  # one as good as another (a result taken over) brings nothing
+        # One as good as another (a result taken over) brings nothing.
+        first: dict[tuple[float, ...], datetime] = {}
         for trial in best:
             values = tuple(trial.values)
             first[values] = min(first.get(values, datetime.max), _ended(trial))

@@ -164,8 +164,7 @@ def _reopen(storage: StudyStorage, failed: FrozenTrial) -> Reopened | None:
         note_change(session, study_id, trial_id)
         note_retry(session, study_id)
         forget_failure(session, trial_id)
-        values = VALUES
-        session.execute(sa.delete(values).where(values.c.trial_id == trial_id))
+        session.execute(sa.delete(VALUES).where(VALUES.c.trial_id == trial_id))
         last = max((attempt.attempt for attempt in history), default=0)
         set_user_attr(storage, session, trial_id, RETRIED_ATTR, last)
         return _described(failed, history)

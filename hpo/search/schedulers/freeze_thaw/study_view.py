@@ -56,7 +56,7 @@ class StudyView:
 
     @cached_property
     def learnt(self) -> Earlier:
-        """What was learnt from them."""
+        """What was learnt from the trials of earlier studies."""
         return earlier_of(self.earlier, self.encoding, self.horizon, self.standing.state.get("earlier", {}))
 
     @cached_property
