@@ -80,7 +80,7 @@ class Supervisor:
         self._opened = opened
         self._launcher = launcher
         self._reporter = report
-        self._deadline = None if timeout is None else time.monotonic() + timeout
+        self._deadline = math.inf if timeout is None else time.monotonic() + timeout
         self._grace = grace
         self._limits = Limits.of(opened.spec.run)
         self._registered = registered
@@ -143,9 +143,7 @@ class Supervisor:
 
     def _wait(self, signals: Signals) -> None:
         """Wait for the next thing to happen, and deal with all that has."""
-        now = time.monotonic()
-        until = self._next_tick if self._deadline is None else min(self._next_tick, self._deadline)
-        if self._launcher.wait(max(0.0, until - now), signals.wake):
+        if self._launcher.wait(max(0.0, self._next_tick - time.monotonic()), signals.wake):
             self._hear_signals(signals)
         self._take_changes()
         if self._ended_one:
@@ -157,8 +155,7 @@ class Supervisor:
         """Check what no message reports: limits, the deadline, workers elsewhere."""
         now = time.monotonic()
         self._next_tick = now + min(_TICK, self._upkeep.interval)
-        if self._deadline is not None and now >= self._deadline:
-            self._deadline = None
+        if self._ending is Ending.DONE and now >= self._deadline:
             self._ask_to_stop(Ending.TIMEOUT)
         if now >= self._kill_at:
             self._kill_all()

@@ -481,6 +481,18 @@ def test_a_timeout_puts_running_trials_down(studies: Studies) -> None:
     assert (shown["running"], shown["finished"]) == (0, 0)
 
 
+@pytest.mark.parametrize("ending", [Ending.INTERRUPTED, Ending.STOPPED, Ending.GOAL, Ending.IDLE])
+def test_a_time_limit_that_passes_while_workers_leave_is_not_why_they_leave(
+    studies: Studies, ending: Ending
+) -> None:
+    with studies.open() as (view,):
+        launcher = LocalLauncher(deal(["cpu"], 1), worker_logs(view.spec))
+        supervisor = Supervisor(view, launcher, lambda *_: None, timeout=0.0)
+        supervisor._ask_to_stop(ending)
+        supervisor._tick()
+        assert supervisor._ending is ending
+
+
 def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "hpo.execution.launchers.preload", raising=False)
     with pytest.raises(RuntimeError, match="could not import its preload"):
