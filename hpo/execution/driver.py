@@ -97,8 +97,8 @@ class Driver:
 
     def _step(self, signals: Signals) -> None:
         self._take_changes()
-        now = time.monotonic()
-        self._upkeep.look(now)
+        self._upkeep.look(time.monotonic())
+        now = time.monotonic()  # upkeep may have taken long
         if now >= self._next_look:
             self._observe()
             self._next_look = time.monotonic() + max(_TICK, _LOOK_SHARE * (time.monotonic() - now))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,6 +35,7 @@ from hpo.execution.messages import AgentNews, EpochsEnded, Notice, Started
 from hpo.execution.observer import Observer
 from hpo.execution.placing import placing_of
 from hpo.execution.registered import Registered
+from hpo.execution.signals import Signals
 from hpo.execution.supervisor import Ending, Supervisor
 from hpo.execution.upkeep import Upkeep
 from hpo.storage import agents
@@ -258,6 +261,27 @@ def test_agents_that_die_with_nothing_done_end_the_run(studies: Studies, monkeyp
     assert "fix: see paper logs paper:" in str(raised.value)
     assert len(engine.placed) == 6
     assert engine.asked[-1][0] == "close"
+
+
+def test_upkeep_that_takes_long_does_not_put_off_the_looks_at_the_study(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does where the quota walks through a large folder."""
+    now, looks = 0.0, list[float]()
+
+    def long(_: float) -> None:
+        nonlocal now
+        now += 30.0
+
+    with studies.open() as (view,), closing(Signals()) as signals:
+        driver = Driver(view, PaperEngine(), order_of(view), (1, 1), lambda *_: None)
+        monkeypatch.setattr("hpo.execution.driver.time", SimpleNamespace(monotonic=lambda: now))
+        monkeypatch.setattr("hpo.execution.driver._TICK", 0.0)
+        monkeypatch.setattr(driver._upkeep, "look", long)
+        monkeypatch.setattr(driver, "_observe", lambda: looks.append(now))
+        for _ in range(3):
+            driver._step(signals)
+    assert looks == [30.0, 60.0, 90.0]
 
 
 @pytest.mark.parametrize(
