@@ -15,7 +15,7 @@ from hpo.storage import ledger
 from hpo.storage.attributes import IMPORTED_ATTR, MAX_EPOCHS_ATTR, REASON_ATTR, SAME_AS_ATTR
 from hpo.storage.grants import grants_of
 from hpo.storage.ledger import Attempt, Lease
-from hpo.storage.lineage import epochs_reached
+from hpo.storage.lineage import epochs_reached, inherited_epochs
 from hpo.storage.pausing import pruned_at_end
 from hpo.storage.reader import TrialRow
 from hpo.storage.recovery import LOST, STOPPED, Settled
@@ -38,7 +38,7 @@ class _Held:
     Attributes:
         label: Its worker.
         attempt: Its number.
-        step: The last step that was said to be reported.
+        step: The last epoch that was said to be reached, by its parent too.
         grants: How many grants were said.
     """
 
@@ -123,8 +123,8 @@ class Observer:
         if held is not None and held.attempt != now.attempt:
             yield held.label, self._given_up(lease.trial_id, trial.number, held)
             held = None
-        if held is None:  # what the trial has by now is its earlier attempts', if it had any
-            step = now.step if now.attempt > 1 else 0
+        if held is None:  # what the trial has by now is its earlier attempts', if it had any; else its parent's
+            step = now.step if now.attempt > 1 else inherited_epochs(trial)
             held = replace(now, step=step)
             yield now.label, Started(trial.number, Lease(*lease[:2]), 0.0, step, grants_of(trial))
         if now.grants > held.grants:
@@ -180,5 +180,4 @@ def _label(attempt: Attempt) -> str:
 
 
 def _held(trial: FrozenTrial, lease: Attempt) -> _Held:
-    step = max(trial.intermediate_values, default=0)
-    return _Held(_label(lease), lease.attempt, step, len(grants_of(trial)))
+    return _Held(_label(lease), lease.attempt, epochs_reached(trial), len(grants_of(trial)))

@@ -17,7 +17,8 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.config.spec import load_spec
 from hpo.console.lines import Reporter
 from hpo.console.tally import Tally
-from hpo.execution.messages import Started
+from hpo.execution.messages import EpochsEnded, Started
+from hpo.execution.observer import Observer
 from hpo.report.grants import kinds
 from hpo.storage.attributes import BEST_ATTR, PAUSED_ATTR, REASON_ATTR
 from hpo.storage.grants import Grant, OldGrantError, grants_of
@@ -229,6 +230,24 @@ def test_a_run_counts_its_own_epochs_only_and_the_trial_that_has_ended(
         capsys.readouterr()
         reporter.heard("worker-1", started)
         assert "trial 2 starts, to its end: fork of trial 0 after epoch 2" in capsys.readouterr().out
+
+
+def test_a_driver_sees_a_fork_resume_after_the_epochs_of_its_parent(studies: Studies) -> None:
+    with studies.open(*OVERRIDES, views=2) as (watching, working):
+        run_all(forking(working), most=2)
+        late, observer = Observer(watching), Observer(watching)
+        fork = take(forking(working))
+        assert isinstance(fork, optuna.Trial)
+        started = Started(2, Lease(fork._trial_id, 1), 0.0, 2, grants_of(trials_of(watching)[2]))
+        epoch = EpochsEnded(2, 3, (0.5,), EPOCHS)
+        assert seen_of_running(observer) == [started]
+        fork.report(0.5, 3)
+        assert seen_of_running(observer) == [epoch]
+        assert seen_of_running(late) == [started, epoch]
+
+
+def seen_of_running(observer: Observer) -> list[Started | EpochsEnded]:
+    return [said for _, said in observer.look() if isinstance(said, Started | EpochsEnded)]
 
 
 # ---- training
