@@ -67,13 +67,13 @@ class Registered:
 
         Raises:
             InputError: As `hpo.study.shared.refuse_unshared`.
-            StudyError: The output folder can't be written to.
+            StudyError: The output folder can't be written to, or does not answer.
         """
         try:
             write_mark(self._opened.spec, self._agent)
+            refuse_unshared(self._opened, self._agent, say)
         except OSError as error:
             raise unwritable(self._opened.spec, error) from error
-        refuse_unshared(self._opened, self._agent, say)
 
     def look(self, conn: Executor) -> None:
         """Beat, and see whether agents are to leave; in the caller's transaction."""
@@ -82,8 +82,8 @@ class Registered:
 
     def keep_mark(self) -> None:
         """See that the file in the output folder is there: others may have taken this agent for gone."""
-        if not mark_file(self._opened.spec, self._agent).exists():
-            with contextlib.suppress(OSError):  # a folder that fails is said where trials write there
+        with contextlib.suppress(OSError):  # a folder that fails is said where trials write there
+            if not mark_file(self._opened.spec, self._agent).exists():
                 write_mark(self._opened.spec, self._agent)
 
     def end(self, ending: str) -> None:

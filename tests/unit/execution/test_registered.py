@@ -1,0 +1,46 @@
+"""An agent's file in an output folder that is on a disk of several machines."""
+
+from __future__ import annotations
+
+import errno
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from hpo.errors import StudyError
+from hpo.execution.registered import Registered
+from hpo.execution.upkeep import Upkeep
+from hpo.study.shared import mark_file, write_mark
+from tests.support.studies import Studies
+
+
+def stale(_: Path) -> bool:
+    raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+
+def test_a_folder_that_does_not_answer_for_a_moment_ends_no_agent(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with studies.open() as (view,):
+        agent = Registered(view, [])
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "exists", stale)
+            Upkeep(view, lambda *_: None, agent).look(time.monotonic())
+        assert not mark_file(view.spec, agent.agent).exists()
+        Upkeep(view, lambda *_: None, agent).look(time.monotonic())
+        assert mark_file(view.spec, agent.agent).exists()
+
+
+def test_an_agent_does_not_join_in_a_folder_that_does_not_answer(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with studies.open() as (view,):
+        write_mark(view.spec, Registered(view, []).agent)
+        second = Registered(view, [])
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "exists", stale)
+            with pytest.raises(StudyError, match=r"can't make the output folder: Stale file handle\n  fix: give "):
+                second.join(lambda _: None)
+        second.join(lambda _: None)
