@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -51,8 +52,8 @@ class Placing:
 
     def script(self) -> str:
         """A script or manifest that places the agents without a driver."""
-        engine = engine_of(self.address)
-        return engine.script(self.order, self.agents(engine)[1])
+        with contextlib.closing(engine_of(self.address)) as engine:
+            return engine.script(self.order, self.agents(engine)[1])
 
 
 def placing_of(
@@ -137,12 +138,12 @@ def run_on(
         opened = start_study(spec, accept_code_change=accept_code_change, widen=widen)
         try:
             make_output_folder(spec)
-            engine = engine_of(address)
-            agents = placing.agents(engine)
-            listener = listen(opened)
-            driver = Driver(opened, engine, placing.order, agents, listener.heard, detach=detach)
-            placed = Placed(address.text, *agents)
-            return listened_to(opened, listener, lambda: listener.begin({}, placed), driver.run)
+            with contextlib.closing(engine_of(address)) as engine:
+                agents = placing.agents(engine)
+                listener = listen(opened)
+                driver = Driver(opened, engine, placing.order, agents, listener.heard, detach=detach)
+                placed = Placed(address.text, *agents)
+                return listened_to(opened, listener, lambda: listener.begin({}, placed), driver.run)
         finally:
             opened.storage.close()
 
@@ -150,17 +151,14 @@ def run_on(
 def submit(placing: Placing, *, dry_run: bool) -> str:
     """Start the driver as a job of the engine; its id, or the script that would start it."""
     spec, order = placing.spec, placing.order
-    engine = engine_of(placing.address)
-    fewest, most = placing.agents(engine)
-    workers = () if order.workers is None else ("--workers", str(order.workers))
-    command = ["run", str(order.study), *order.arguments, *workers]
-    command += ["--on", placing.address.text, "--agents", f"{fewest}..{most}"]
-    if spec.run.timeout is not None:
-        command += ["--timeout", f"{spec.run.timeout:.0f}"]
-    try:
+    with contextlib.closing(engine_of(placing.address)) as engine:
+        fewest, most = placing.agents(engine)
+        workers = () if order.workers is None else ("--workers", str(order.workers))
+        command = ["run", str(order.study), *order.arguments, *workers]
+        command += ["--on", placing.address.text, "--agents", f"{fewest}..{most}"]
+        if spec.run.timeout is not None:
+            command += ["--timeout", f"{spec.run.timeout:.0f}"]
         return engine.driver_script(command, order) if dry_run else engine.submit(command, order)
-    finally:
-        engine.close()
 
 
 def _order(spec: StudySpec, overrides: Sequence[str], read: Callable[[Sequence[str]], StudySpec]) -> AgentOrder:

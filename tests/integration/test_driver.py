@@ -33,8 +33,9 @@ from hpo.execution.fleet import Fleet
 from hpo.execution.launchers.local import LocalLauncher
 from hpo.execution.messages import AgentNews, EpochsEnded, Notice, Started
 from hpo.execution.observer import Observer
-from hpo.execution.placing import placing_of
+from hpo.execution.placing import placing_of, run_on
 from hpo.execution.registered import Registered
+from hpo.execution.run import Listener
 from hpo.execution.signals import Signals
 from hpo.execution.supervisor import Ending, Supervisor
 from hpo.execution.upkeep import Upkeep
@@ -425,6 +426,21 @@ def test_what_an_agent_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         *("hpo", "worker", str(study), "--workers", "4", *given[:2]),
         *("study.n_trials=9", "--devices", "cuda:0", "--output-dir", str(tmp_path / "out"), "--storage", SERVER),
     ]
+
+
+def test_an_engine_is_closed_though_no_driver_has_run(studies: Studies, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: OpenStudy) -> Listener:
+        raise StudyError("nothing listens")
+
+    engine = PaperEngine()
+    monkeypatch.setattr("hpo.execution.placing.engine_of", lambda _: engine)
+    monkeypatch.setattr("hpo.execution.run.prepared", lambda *_, **__: [])
+    with studies.open("run.on=local"):
+        placing = placing_of(studies.spec("run.on=local"))
+        placing.script()
+        with pytest.raises(StudyError, match="nothing listens"):
+            run_on(placing, refuse, lambda _: None)
+    assert [what for what, _ in engine.asked] == ["close", "close"]
 
 
 def test_a_password_reaches_agents_by_the_environment_alone(
