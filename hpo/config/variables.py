@@ -25,3 +25,18 @@ def token_left_out() -> Iterator[None]:
     finally:
         if token is not None:
             os.environ[TOKEN_ENV] = token
+
+
+@contextlib.contextmanager
+def in_environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Variables that a process started inside inherits."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ |= variables
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

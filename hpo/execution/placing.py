@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from hpo.config.spec import STORAGE_ENV, StudySpec, load_spec
-from hpo.config.variables import without_token
+from hpo.config.variables import in_environment, without_token
 from hpo.errors import InputError
 from hpo.execution.engines.by_name import Address, address_of, engine_of
 from hpo.execution.engines.engine import PLACEMENT_ENV, AgentOrder, Engine, Resources
@@ -40,11 +40,14 @@ class Placing:
         spec: The study, with the options of the command.
         address: The engine.
         order: What each agent is to do.
+        variables: What the environment is to have while the engine is at work, beside what it has: the URL of the
+            database, where an option gives it with a password.
     """
 
     spec: StudySpec
     address: Address
     order: AgentOrder
+    variables: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def agents(self, engine: Engine) -> tuple[int, int]:
         """The fewest and the most agents."""
@@ -93,7 +96,7 @@ def placing_of(
             path="run.storage",
             fix=_LEAVE_OUT,
         )
-    return Placing(spec, address, _order(spec, overrides, read))
+    return Placing(spec, address, *_order(spec, overrides, read))
 
 
 def run_on(
@@ -138,7 +141,7 @@ def run_on(
         opened = start_study(spec, accept_code_change=accept_code_change, widen=widen)
         try:
             make_output_folder(spec)
-            with contextlib.closing(engine_of(address)) as engine:
+            with in_environment(placing.variables), contextlib.closing(engine_of(address)) as engine:
                 agents = placing.agents(engine)
                 listener = listen(opened)
                 driver = Driver(opened, engine, placing.order, agents, listener.heard, detach=detach)
@@ -151,7 +154,7 @@ def run_on(
 def submit(placing: Placing, *, dry_run: bool) -> str:
     """Start the driver as a job of the engine; its id, or the script that would start it."""
     spec, order = placing.spec, placing.order
-    with contextlib.closing(engine_of(placing.address)) as engine:
+    with in_environment(placing.variables), contextlib.closing(engine_of(placing.address)) as engine:
         fewest, most = placing.agents(engine)
         workers = () if order.workers is None else ("--workers", str(order.workers))
         command = ["run", str(order.study), *order.arguments, *workers]
@@ -161,7 +164,10 @@ def submit(placing: Placing, *, dry_run: bool) -> str:
         return engine.driver_script(command, order) if dry_run else engine.submit(command, order)
 
 
-def _order(spec: StudySpec, overrides: Sequence[str], read: Callable[[Sequence[str]], StudySpec]) -> AgentOrder:
+def _order(
+    spec: StudySpec, overrides: Sequence[str], read: Callable[[Sequence[str]], StudySpec]
+) -> tuple[AgentOrder, dict[str, str]]:
+    """What each agent is to do, and the variables of `Placing`."""
     asked, workers = spec.run.resources, spec.run.workers
     if workers is None and any(each is not None for each in (asked.gpu, asked.cpu, asked.memory)):
         workers = 1  # an agent gets what its workers need together
@@ -177,19 +183,21 @@ def _order(spec: StudySpec, overrides: Sequence[str], read: Callable[[Sequence[s
         cpu=None if asked.cpu is None else asked.cpu * each,
         memory=None if asked.memory is None else asked.memory * each,
     )
-    return AgentOrder(
+    arguments, variables = _arguments(spec, plain)
+    order = AgentOrder(
         study=spec.path,
         name=spec.study.name,
         logs=spec.output_dir / "agents",
-        arguments=(*overrides, *_arguments(spec, plain)),
+        arguments=(*overrides, *arguments),
         workers=workers,
         resources=resources,
-        environment=_environment(),
+        environment=_names(variables),
     )
+    return order, variables
 
 
-def _arguments(spec: StudySpec, plain: StudySpec) -> list[str]:
-    """What options of the command say, as agents need it."""
+def _arguments(spec: StudySpec, plain: StudySpec) -> tuple[list[str], dict[str, str]]:
+    """What options of the command say, as agents need it: arguments, and the variables of `Placing`."""
     given: list[str] = []
     if spec.study.n_trials != plain.study.n_trials:
         given.append(f"study.n_trials={spec.study.n_trials}")
@@ -198,13 +206,12 @@ def _arguments(spec: StudySpec, plain: StudySpec) -> list[str]:
     if spec.output_dir != plain.output_dir:
         given += ["--output-dir", str(spec.output_dir)]
     if spec.storage_url == plain.storage_url or spec.run.storage is None:
-        return given
+        return given, {}
     if not has_password(spec.run.storage):
-        return [*given, "--storage", spec.run.storage]
+        return [*given, "--storage", spec.run.storage], {}
     if plain.run.storage is not None:
         raise InputError(_SHOWN, path="--storage", fix=_LEAVE_OUT)
-    os.environ[STORAGE_ENV] = spec.run.storage  # agents get it by its name
-    return given
+    return given, {STORAGE_ENV: spec.run.storage}
 
 
 def _shows_password(url: str | None) -> bool:
@@ -216,9 +223,7 @@ def _sends_the_file(address: Address) -> bool:
     return "ship" in address.options or address.options.get("files") == "configmap"
 
 
-def _environment() -> tuple[str, ...]:
-    return tuple(
-        sorted(
-            name for name in without_token(os.environ) if name.startswith(_FOR_AGENTS) and name != PLACEMENT_ENV
-        )
-    )
+def _names(variables: Mapping[str, str]) -> tuple[str, ...]:
+    """The names of the variables that agents need: of these, and of this process's."""
+    there = without_token({**os.environ, **variables})
+    return tuple(sorted(name for name in there if name.startswith(_FOR_AGENTS) and name != PLACEMENT_ENV))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -14,6 +15,7 @@ import pytest
 from optuna.trial import TrialState
 
 from hpo.config.spec import load_spec
+from hpo.console.lines import Reporter
 from hpo.console.tally import in_words
 from hpo.errors import InputError, LeaseLostError, StudyError
 from hpo.execution.driver import Driver
@@ -33,7 +35,7 @@ from hpo.execution.fleet import Fleet
 from hpo.execution.launchers.local import LocalLauncher
 from hpo.execution.messages import AgentNews, EpochsEnded, Notice, Started
 from hpo.execution.observer import Observer
-from hpo.execution.placing import placing_of, run_on
+from hpo.execution.placing import placing_of, run_on, submit
 from hpo.execution.registered import Registered
 from hpo.execution.run import Listener
 from hpo.execution.signals import Signals
@@ -109,6 +111,21 @@ class PaperEngine:
 
     def close(self) -> None:
         self.asked.append(("close", Placement("")))
+
+
+class Reading(PaperEngine):
+    """Reads the URL of the database in the environment, as what it starts would."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read: list[str] = []
+
+    def place(self, order: AgentOrder, count: int) -> list[Placement]:
+        self.read.append(os.environ["HPO_STORAGE"])
+        return super().place(order, count)
+
+    def submit(self, command: Sequence[str], order: AgentOrder) -> str:
+        return os.environ["HPO_STORAGE"]
 
 
 def order_of(view: OpenStudy, workers: int | None = 1) -> AgentOrder:
@@ -450,10 +467,12 @@ def test_a_password_reaches_agents_by_the_environment_alone(
     study = make_study(tmp_path)
     secret = SERVER.replace("user@", "user:hunter2@")
     on = load_spec(study, ["run.on=slurm"])
-    order = placing_of(on.with_options(storage=secret), [f"run.storage={secret}"]).order
-    assert "hunter2" not in " ".join(order.command())
-    assert "HPO_STORAGE" in order.environment
-    assert on.storage_url == secret
+    placing = placing_of(on.with_options(storage=secret), [f"run.storage={secret}"])
+    assert "hunter2" not in " ".join(placing.order.command())
+    assert "HPO_STORAGE" in placing.order.environment
+    monkeypatch.setattr("hpo.execution.placing.engine_of", lambda _: Reading())
+    assert submit(placing, dry_run=False) == secret
+    assert os.environ["HPO_STORAGE"] == "", "what this process runs later is none of that database's"
     inside = ["run.on=slurm", f"run={{storage: '{secret}', on: slurm}}"]
     with pytest.raises(InputError, match=r"^run.storage: has a password(.|\n)*`run.storage=…`") as raised:
         placing_of(load_spec(study, inside), inside)
@@ -461,6 +480,20 @@ def test_a_password_reaches_agents_by_the_environment_alone(
     study.write_text(study.read_text() + f"run: {{storage: '{SERVER}'}}\n")
     with pytest.raises(InputError, match=r"^--storage: has a password(.|\n)*HPO_STORAGE"):
         placing_of(load_spec(study, ["run.on=slurm"]).with_options(storage=secret))
+
+
+def test_a_url_with_a_password_is_in_the_environment_while_agents_are_placed_and_no_longer(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine, secret = Reading(), SERVER.replace("user@", "user:hunter2@")
+    monkeypatch.delenv("HPO_STORAGE", raising=False)
+    monkeypatch.setattr("hpo.execution.placing.engine_of", lambda _: engine)
+    monkeypatch.setattr("hpo.execution.run.prepared", lambda *_, **__: [])
+    spec = studies.spec("run.on=local", f"run.storage=sqlite:///{studies.folder}/study.db")
+    placing = replace(placing_of(spec.with_options(storage=secret)), spec=spec)
+    assert run_on(placing, Reporter, lambda _: None, detach=True) is Ending.DETACHED
+    assert engine.read == [secret]
+    assert "HPO_STORAGE" not in os.environ
 
 
 @pytest.mark.parametrize("on", ["ray:auto,ship=study", "k8s:image=i,volume-claim=c,files=configmap"])

@@ -8,12 +8,12 @@ import multiprocessing.util
 import os
 import signal
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from multiprocessing import forkserver, resource_tracker
 from typing import Final
 
 from hpo.config.spec import StudySpec
-from hpo.config.variables import token_left_out
+from hpo.config.variables import in_environment, token_left_out
 from hpo.execution.launchers.imported_once import environment_of
 from hpo.execution.launchers.large_pages import large_pages
 from hpo.execution.messages import REQUESTS
@@ -35,7 +35,7 @@ def start_fork_server(spec: StudySpec) -> None:
     )
     _make_room_for_sockets()
     variables = {**environment_of(spec), THREADS_VARIABLE: "1"}
-    with ignored(*REQUESTS), large_pages(), _in_environment(variables), token_left_out():
+    with ignored(*REQUESTS), large_pages(), in_environment(variables), token_left_out():
         forkserver.ensure_running()
 
 
@@ -73,18 +73,3 @@ def without_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, kept)
-
-
-@contextlib.contextmanager
-def _in_environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Variables that a process started inside inherits."""
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ |= variables
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
