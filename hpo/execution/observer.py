@@ -63,7 +63,7 @@ class Observer:
         self._unfinished: set[int] = set()
         self._change = opened.storage.latest_change(opened.study_id)
         self._held: dict[int, _Held] = {}
-        for row, trial, lease in self._changed(_READ - {each for each in TrialState if each.is_finished()}):
+        for row, trial, lease in self._changed(frozenset({TrialState.RUNNING})):
             self._note(row)
             if trial is not None and lease is not None:
                 self._held[row.trial_id] = _held(trial, lease)

@@ -186,6 +186,12 @@ class Supervisor:
             self._refill()
 
     def _hear(self, said: Said) -> None:
+        self._pass_on(said)
+        if self._failed is None:
+            self._failures.hear(said.message, self._launcher.logs(said.worker.label))
+
+    def _pass_on(self, said: Said) -> None:
+        """Take note of what a worker has said, and report what is of use to others."""
         self._workers[said.worker.label].hear(said.message)
         if isinstance(said.message, Ready):
             self._note_loading(said.message)
@@ -195,8 +201,6 @@ class Supervisor:
             return
         self._idle_since = None
         self._notify(said.worker.label, said.message)
-        if self._failed is None:
-            self._failures.hear(said.message, self._launcher.logs(said.worker.label))
         self._ended_one |= isinstance(said.message, TrialReport) and said.message.outcome is not None
 
     def _note_loading(self, ready: Ready) -> None:
@@ -289,8 +293,7 @@ class Supervisor:
             worker.kill()
         for change in self._launcher.changes():
             if isinstance(change, Said):
-                self._workers[change.worker.label].hear(change.message)
-                self._notify(change.worker.label, change.message)
+                self._pass_on(change)
                 continue
             verdict = self._workers.pop(change.worker.label).verdict(change)
             with contextlib.suppress(DatabaseError):  # a full disk; the others are settled all the same

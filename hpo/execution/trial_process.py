@@ -162,7 +162,7 @@ class TrialProcess:
                 trial_heartbeat(storage, self.pulse, request, self.order.spec.run.lost_after),
                 contextlib.suppress(LeaseLostError),
             ):
-                has_paused = self._train(lease, request, extend, before_s).paused
+                has_paused = self._train(lease, extend, before_s).paused
         except Exception as error:  # noqa: BLE001 - every error is sent to the supervisor
             print_error(traceback.format_exc())
             fail(self.channel, error)
@@ -206,13 +206,7 @@ class TrialProcess:
         if self._may_hold_device and not deterministic:
             start(self.device)
 
-    def _train(
-        self,
-        lease: Lease,
-        request: StopRequest,
-        extend: Extend,
-        before_s: float,
-    ) -> TrialReport:
+    def _train(self, lease: Lease, extend: Extend, before_s: float) -> TrialReport:
         trial = begin(self.opened, lease)
         grants = known_of(trial).user_attrs.get(GRANTS_ATTR, ())
         news = self._news = News(self.channel, trial.number, self.order.spec.study.metric, grants)
@@ -222,7 +216,8 @@ class TrialProcess:
         code = self._code(trial)
         asked = partial(self._asked, extend, news)
         with news.of_trackers():
-            report = TrialRun(self.opened, trial, code, self.device, request, self._beat, asked, before_s).run()
+            run = TrialRun(self.opened, trial, code, self.device, self.request, self._beat, asked, before_s)
+            report = run.run()
         news.finish()
         send(self.channel, report)
         return report

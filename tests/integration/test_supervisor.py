@@ -19,7 +19,7 @@ from optuna.trial import TrialState
 from hpo.errors import StudyError
 from hpo.execution.launchers.forkserver import start_fork_server
 from hpo.execution.launchers.local import LocalLauncher
-from hpo.execution.messages import EpochsEnded, Notice, Started, Tick
+from hpo.execution.messages import EpochsEnded, Leaving, Notice, Ready, Started, Tick
 from hpo.execution.news import News
 from hpo.execution.supervisor import Ending, Supervisor
 from hpo.execution.worker import _check_preload
@@ -491,6 +491,17 @@ def test_a_time_limit_that_passes_while_workers_leave_is_not_why_they_leave(
         supervisor._ask_to_stop(ending)
         supervisor._tick()
         assert supervisor._ending is ending
+
+
+def test_workers_that_are_stopped_immediately_are_heard_as_any(studies: Studies) -> None:
+    """That they are ready, or leave, is of no use to who listens."""
+    heard: list[Any] = []
+    with studies.open("trainer.max_epochs=1", "study.n_trials=3") as (view,):
+        launcher = InProcessLauncher(deal(["cpu"], 1), worker_logs(view.spec))
+        supervisor = Supervisor(view, launcher, lambda _, said: heard.append(said))
+        supervisor._refill()
+        supervisor._kill_all()
+    assert not of(Ready, heard) + of(Leaving, heard)
 
 
 def test_a_worker_without_the_preload_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
