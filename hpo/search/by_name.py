@@ -85,7 +85,8 @@ def page_of(path: str, name: str) -> str:
     """Where a person reads what the arguments of that name mean, to be said as a fix."""
     if name.startswith(PREFIX):
         return "see the package's page on OptunaHub"
-    return _REFERENCE if path == "study.scheduler" else f"{_REFERENCE}; Optuna's documentation explains its own"
+    optunas = "; those of Optuna's classes are explained in Optuna's documentation"
+    return _REFERENCE if path == "study.scheduler" else f"{_REFERENCE}{optunas}"
 
 
 def construct(
