@@ -1,7 +1,7 @@
 """Which paused or ended trials have changed: a table beside Optuna's, by which a look continues the last one.
 
 A look at a study asks for the trials that are new, and again for those that had not finished at the last one. Most
-trials of a study may be paused, tens of thousands, and few events change one: it is resumed, or it is pruned, or
+trials of a study may be paused, tens of thousands, and few events change one: it is resumed, it ends, or
 the study's end pruned it and a larger budget lets it be paused again. A failed trial may be told to wait again.
 Each event adds a row here, in its own transaction, which holds the study's lock (`hpo.storage.budget.lock_study`):
 so the rows of a study become visible in the order of their ids, and a look that has seen one has seen all before.
@@ -14,7 +14,7 @@ from sqlalchemy import orm
 
 from hpo.storage import ledger
 from hpo.storage.budget import lock_study
-from hpo.storage.optuna_private import TRIALS
+from hpo.storage.optuna_private import TRIALS, models
 
 CHANGES = sa.Table(
     "hpo_changes",
@@ -38,14 +38,20 @@ _NOTE = sa.insert(CHANGES)
 
 
 def lock_study_of(session: orm.Session, trial_id: int) -> int:
-    """Lock the study of a trial until the transaction's end, before the trial itself; returns the study."""
-    study_id = int(session.execute(_STUDY_OF, {"trial": trial_id}).scalar_one())
+    """Lock the study of a trial until the transaction's end, before the trial itself; returns the study.
+
+    Raises:
+        KeyError: There is no such trial.
+    """
+    study_id = session.execute(_STUDY_OF, {"trial": trial_id}).scalar()
+    if study_id is None:
+        raise KeyError(models.NOT_FOUND_MSG)
     lock_study(session, study_id)
-    return study_id
+    return int(study_id)
 
 
 def note_change(session: orm.Session, study_id: int, trial_id: int) -> None:
-    """Note that a paused trial is resumed or pruned, a pruned one paused again, or that a failed one waits again.
+    """Note that a paused trial is resumed or ends, a pruned one is paused again, or a failed one waits again.
 
     The transaction holds the study's lock.
     """

@@ -321,8 +321,7 @@ class StudyStorage(GatheringStorage):
                 if self._gathered.trial_id == trial_id:  # refused as what follows is
                     self._execute_rows(session, trial_id, attempt, self._gathered.rows)
                 if attempt is None:
-                    self._fence(session, trial_id)
-                    ledger.end_open(session, trial_id, outcome)
+                    self._take_away(session, trial_id, outcome)
                 elif not ledger.end(session, trial_id, attempt, outcome, reason, seconds=self.held_for(trial_id)):
                     if self.patience.tries and ledger.has_ended_as(session, trial_id, attempt, outcome):
                         self._gathered.rows.clear()
@@ -343,6 +342,15 @@ class StudyStorage(GatheringStorage):
         self._gathered.rows.clear()
         self._outcomes.pop(trial_id, None)
         return done
+
+    def _take_away(self, session: orm.Session, trial_id: int, outcome: str) -> None:
+        """End the lease of a trial that this storage does not hold, or its pause, so that looks read it again."""
+        study_id = lock_study_of(session, trial_id)
+        self._fence(session, trial_id)
+        ledger.end_open(session, trial_id, outcome)
+        if lock_paused(session, trial_id):
+            forget_pause(session, trial_id, decision=True)
+            note_change(session, study_id, trial_id)
 
     # ------------------------------------------------------------------ life and death
 

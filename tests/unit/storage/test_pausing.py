@@ -19,9 +19,10 @@ from optuna.trial import TrialState
 
 from hpo.errors import BudgetExhaustedError, LeaseLostError
 from hpo.storage import ledger, machine
-from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, PAUSE_AT_ATTR
+from hpo.storage.attributes import BUDGET_ATTR, EPOCHS_ATTR, PAUSE_AT_ATTR, PAUSED_ATTR
 from hpo.storage.cache import StudyCache
 from hpo.storage.ledger import Owner
+from hpo.storage.outlines import KeptOutlines
 from hpo.storage.pausing import PAUSED, paused_at
 from hpo.storage.recovery import GONE, requeue_dead, settle_process
 from hpo.storage.study_end import prune_paused, set_budgets
@@ -163,6 +164,21 @@ def test_one_that_another_tool_lets_wait_is_not_paused_when_it_runs_again(two_ow
         ignorant.set_trial_state_values(trial_id, TrialState.WAITING)
     assert load(second).ask().number == 0
     assert paused_at(second.get_trial(trial_id)) is None
+
+
+@pytest.mark.parametrize("state", [TrialState.FAIL, TrialState.COMPLETE, TrialState.WAITING])
+def test_one_that_another_program_ends_is_paused_no_more_and_looks_see_that(
+    two_owners: Owners, state: TrialState
+) -> None:
+    """As the button "Fail Trial" of the dashboard does, which stands beside each trial that is RUNNING."""
+    first, _ = two_owners
+    study, trial_id = study_id(first), paused_trial(first)
+    cache, outlines = StudyCache(first), KeptOutlines(first, study)
+    assert [paused_at(*look) for look in (cache.get_all_trials(study), outlines.look())] == [2, 2]
+    with opened(url_of(first)) as ignorant:
+        ignorant.set_trial_state_values(trial_id, state, [1.0] if state == TrialState.COMPLETE else None)
+    for trial in (*cache.get_all_trials(study), *outlines.look()):
+        assert (trial.state, PAUSED_ATTR in trial.user_attrs) == (state, False)
 
 
 @pytest.mark.parametrize(("last", "value"), [(0.25, 0.25), (math.inf, math.inf), (math.nan, None)])
