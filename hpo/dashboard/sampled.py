@@ -18,6 +18,7 @@ from optuna.trial import FrozenTrial, TrialState
 from hpo.dashboard.shown import ShownStorage, shown
 from hpo.storage.optuna_private import TRIALS, id_of_study, id_of_trial, pareto_front
 from hpo.storage.outlines import outlined_trials
+from hpo.storage.pausing import paused_at
 from hpo.study.ranking import is_feasible
 
 _T = TypeVar("_T")
@@ -41,7 +42,7 @@ _MOST_OPENED: Final = 50  # trials of one page
 class SampledStorage(ShownStorage):
     """Of a study with more than `MOST_TRIALS` trials those that are shown; of any other all, as `ShownStorage`.
 
-    They are what has not ended, the best, the latest, and an even sample of the others. Their curves have at most
+    They are those under way, the best, the latest, and an even sample of the others. Their curves have at most
     16 points, but for the trials that a person has opened.
 
     Args:
@@ -103,11 +104,11 @@ class SampledStorage(ShownStorage):
 def _chosen(
     trials: Sequence[FrozenTrial], directions: Sequence[StudyDirection], opened: Container[int]
 ) -> set[int]:
-    """Ids of the trials that are shown: a quarter each of what has not ended, the best, the latest, and others."""
+    """Ids of the trials that are shown: a quarter each of those under way, the best, the latest, and others."""
     part = MOST_TRIALS // 4
-    under_way = [trial for trial in trials if not trial.state.is_finished()]
-    ended = [trial for trial in trials if trial.state.is_finished()]
-    complete = [trial for trial in ended if trial.state == TrialState.COMPLETE and trial.values]
+    under_way = [trial for trial in trials if _is_under_way(trial)]
+    settled = [trial for trial in trials if not _is_under_way(trial)]
+    complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.values]
     sign = -1 if directions[0] == StudyDirection.MAXIMIZE else 1
     within = [trial for trial in complete if is_feasible(trial)] or complete
     best = sorted(within, key=lambda trial: sign * trial.values[0])
@@ -119,11 +120,16 @@ def _chosen(
         front[:part],
         best[:part],
         _best_so_far(complete, sign)[-part:],
-        ended[-part:],
+        settled[-part:],
     ):
         kept.update((trial.number, trial) for trial in some)
-    others = [trial for trial in ended if trial.number not in kept]
+    others = [trial for trial in settled if trial.number not in kept]
     return {id_of_trial(trial) for trial in (*kept.values(), *_spread(others, MOST_TRIALS - len(kept)))}
+
+
+def _is_under_way(trial: FrozenTrial) -> bool:
+    """Whether a trial waits or trains; most of a study may be paused."""
+    return not trial.state.is_finished() and paused_at(trial) is None
 
 
 def _best_so_far(complete: Iterable[FrozenTrial], sign: int) -> list[FrozenTrial]:

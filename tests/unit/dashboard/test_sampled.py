@@ -17,7 +17,7 @@ from optuna.trial import TrialState, create_trial
 from hpo.config.spec import load_spec
 from hpo.dashboard.sampled import SampledStorage, _chosen
 from hpo.dashboard.serve import dashboard
-from hpo.storage.attributes import CONSTRAINT_ATTR
+from hpo.storage.attributes import CONSTRAINT_ATTR, PAUSED_ATTR
 from hpo.study.open_study import OpenStudy, load_study
 from tests.support.big_study import make_big_study
 
@@ -76,6 +76,18 @@ def test_the_best_that_are_shown_are_within_the_bounds() -> None:
         trial.number = trial._trial_id = number
     shown = _chosen(trials, [StudyDirection.MINIMIZE], ())
     assert {*range(200, 200 + MOST // 4)} <= shown
+
+
+def test_of_a_study_that_is_paused_for_the_most_part_as_many_are_shown() -> None:
+    """And those that train, whatever their numbers: they were paused before, and have resumed."""
+    paused = {PAUSED_ATTR: 3}
+    trials = [create_trial(state=TrialState.RUNNING, user_attrs=paused) for _ in range(TRIALS)]
+    for number, trial in enumerate(trials):
+        trial.number = trial._trial_id = number
+    trials[7].user_attrs = {}
+    shown = _chosen(trials, [StudyDirection.MINIMIZE], ())
+    assert len(shown) == MOST
+    assert {7, *range(TRIALS - MOST // 4, TRIALS)} <= shown
 
 
 def test_a_trial_that_is_opened_has_its_whole_curve(large: OpenStudy) -> None:
