@@ -161,6 +161,13 @@ class StudyCache(CachedStorage):
                 self._rungs[study_id] = RungValues(self._storage, study_id)
             return list(self._rungs[study_id].look())
 
+    def read_again(self, study_id: int, trial_id: int) -> None:
+        """Let the next look read a trial anew that is known as paused: what changed it has left no note."""
+        with self._lock:
+            if study_id in self._seen:
+                self._seen[study_id].see_again([trial_id])
+        self.forget_looks()
+
     def forget_looks(self) -> None:
         """Let the next look at a study's trials find all that has been stored until then."""
         with self._lock:

@@ -326,6 +326,12 @@ def has_paused(conn: Executor, study_id: int) -> bool:
     return conn.execute(one.where(IS_PAUSED).limit(1)).first() is not None
 
 
+def is_paused(conn: Executor, trial_id: int) -> bool:
+    """Whether a trial is paused."""
+    one = sa.select(TRIALS.c.trial_id).where(TRIALS.c.trial_id == trial_id, TRIALS.c.state == TrialState.RUNNING)
+    return conn.execute(one.where(IS_PAUSED)).first() is not None
+
+
 def forget_trials(conn: Executor, trial_ids: sa.Select[tuple[int]]) -> None:
     """Delete the attempts of trials that are about to go."""
     conn.execute(sa.delete(ATTEMPTS).where(ATTEMPTS.c.trial_id.in_(trial_ids)))

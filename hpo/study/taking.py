@@ -14,6 +14,7 @@ from optuna.trial import TrialState
 
 from hpo.errors import BudgetExhaustedError
 from hpo.search.halving_pruners import LooksAhead
+from hpo.search.schedulers.columns import PAUSED
 from hpo.search.schedulers.scheduler import (
     Fork,
     New,
@@ -24,6 +25,7 @@ from hpo.search.schedulers.scheduler import (
     Why,
     within_epochs,
 )
+from hpo.storage import ledger
 from hpo.storage.cache import StudyCache
 from hpo.storage.grants import Grant, Granted, OldGrantError, grants_of
 from hpo.storage.ledger import Lease
@@ -142,8 +144,10 @@ def claimable(opened: OpenStudy, most: int = _COUNTED) -> int:
         opened: The study.
         most: Trials at most that are counted as such that a scheduler would resume.
     """
-    standing = standing_of(opened)
-    step = within_epochs(standing, opened.scheduler.next(standing))
+    standing, step = _next_of(opened)
+    while isinstance(step, Resume) and _is_outdated(opened, standing, step.number):
+        _read_again(opened, step.number)
+        standing, step = _next_of(opened)
     if isinstance(step, New) and not _is_grant(standing, step):
         return opened.claimable()
     if isinstance(step, Wait):
@@ -152,6 +156,29 @@ def claimable(opened: OpenStudy, most: int = _COUNTED) -> int:
         return len(standing.takeable) + standing.count("paused") + (standing.new_left or 0)
     resumed, last = _resumed_in_turn(opened, standing, step, most)
     return len(standing.takeable) + resumed + (standing.new_left or 0 if isinstance(last, New | Fork) else 0)
+
+
+def _next_of(opened: OpenStudy) -> tuple[Standing, Next]:
+    standing = standing_of(opened)
+    return standing, within_epochs(standing, opened.scheduler.next(standing))
+
+
+def _is_outdated(opened: OpenStudy, standing: Standing, number: int) -> bool:
+    """Whether a trial is shown as paused, and is not: a tool that leaves no note has changed it."""
+    place = standing.columns.place(number)
+    if place is None or standing.columns.state[place] != PAUSED:
+        return False
+    with opened.storage.engine.connect() as conn:
+        return not ledger.is_paused(conn, _id_of(opened, number))
+
+
+def _read_again(opened: OpenStudy, number: int) -> None:
+    opened.progress.forget()
+    cast("StudyCache", storage_of(opened.study)).read_again(opened.study_id, _id_of(opened, number))
+
+
+def _id_of(opened: OpenStudy, number: int) -> int:
+    return opened.storage.get_trial_id_from_study_id_trial_number(opened.study_id, number)
 
 
 def _resumed_in_turn(opened: OpenStudy, standing: Standing, step: Next, most: int) -> tuple[int, Next]:
@@ -247,11 +274,11 @@ def _resume(opened: OpenStudy, standing: Standing, step: Resume) -> Lease | None
     """A paused trial; None where another worker was faster."""
     if not standing.is_paused(step.number):
         raise ValueError(f"the scheduler resumes trial {step.number}, which is not paused")
-    trial_id = opened.storage.get_trial_id_from_study_id_trial_number(id_of_study(opened.study), step.number)
+    trial_id = _id_of(opened, step.number)
     with opened.storage.granting(_grant(opened, standing, step)):
         if opened.storage.resume(trial_id):
             return _held(opened, trial_id)
-    opened.progress.forget()  # also of one that another tool has changed, which no look would show
+    _read_again(opened, step.number)  # it may be one that another tool has changed, which no look shows
     return None
 
 

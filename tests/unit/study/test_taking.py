@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import optuna
 import pytest
 import sqlalchemy as sa
+from optuna.trial import TrialState
 
 from hpo.search.schedulers.asha import Asha
 from hpo.search.schedulers.pruner import PrunerScheduler
@@ -15,6 +17,7 @@ from hpo.storage.ledger import Lease
 from hpo.storage.pausing import paused_at
 from hpo.study.open_study import OpenStudy
 from hpo.study.taking import Taker, begin, claimable
+from tests.support.pausing import PauseAll
 from tests.support.studies import Studies, ask, take
 
 pytestmark = pytest.mark.full
@@ -28,6 +31,12 @@ class Says(PrunerScheduler):
 
     def next(self, standing: Standing) -> Next:
         return self.answer
+
+
+class PausesAll(PauseAll):
+    """Decides by whole trials."""
+
+    reads_trials: ClassVar[bool] = True
 
 
 def saying(view: OpenStudy, answer: Next) -> OpenStudy:
@@ -143,3 +152,23 @@ def test_a_trial_that_a_process_begins_is_read_once(studies: Studies) -> None:
         assert sum("FROM trial_params" in statement for statement in statements) == 1
         begun.set_user_attr("colour", "red")
         assert view.storage.get_trial(lease.trial_id).user_attrs["colour"] == "red", "anew after a write"
+
+
+@pytest.mark.parametrize("scheduler", [Asha(), PausesAll(epoch=1)])
+def test_paused_trials_that_another_tool_has_failed_are_not_waited_for(
+    scheduler: Asha | PausesAll, studies: Studies
+) -> None:
+    """Plain Optuna leaves no note for looks: who would resume such a trial finds out."""
+    with studies.open("study.n_trials=3", "trainer.max_epochs=9", views=2) as views:
+        supervisor, worker = (replace(view, scheduler=scheduler) for view in views)
+        numbers = [paused(worker) for _ in range(3)]
+        assert claimable(supervisor) >= 1
+        assert claimable(worker) >= 1
+        plain = optuna.storages.RDBStorage(worker.storage.engine.url.render_as_string(hide_password=False))
+        for number in numbers:
+            study = optuna.load_study(study_name=worker.spec.study.name, storage=plain)
+            study.tell(number, state=TrialState.FAIL)
+        plain.remove_session()
+        plain.engine.dispose()
+        assert [take(worker) for _ in range(4)][-1] is None
+        assert claimable(supervisor) == 0
