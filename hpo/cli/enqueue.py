@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from hpo.study.open_study import OpenStudy
+    from hpo.study.retry import Prospect
 
 Params = Annotated[
     list[str],
@@ -58,6 +59,7 @@ def enqueue(
     from hpo.study.initial_trials import checked_point
     from hpo.study.initial_trials import enqueue as put
     from hpo.study.open_study import start_study
+    from hpo.study.retry import prospect
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     space = SearchSpace.from_spec(spec)
@@ -69,6 +71,7 @@ def enqueue(
     try:
         notes = [*opened.notes, *_unheard_of(opened, given)]
         number, earlier = put(spec, opened.storage, opened.study, point)
+        expected = None if json_ else prospect(opened, [number])
     except BudgetExhaustedError as error:
         raise StudyError(
             f"{error}\n  fix: give the study more with `study.n_trials` in its file; enqueued trials count"
@@ -81,9 +84,18 @@ def enqueue(
     with read_by_others():
         for note in notes:
             print(note)
-        print(f"trial {number} waits for the next free worker")
+        print(f"trial {number} waits{_what_for(expected)}")
         if earlier:
             print(f"duplicate: trial {', '.join(map(str, earlier))} has the same parameters")
+
+
+def _what_for(expected: Prospect | None) -> str:
+    """What a trial waits for, by what `hpo run` will do about it."""
+    if expected is not None and expected.reached is not None:
+        return f", and `hpo run` does not take it: {expected.reached}"
+    if expected is not None and expected.without_epochs:
+        return " for larger `study.epochs`, of which none are left"
+    return " for the next free worker"
 
 
 def _unheard_of(opened: OpenStudy, given: Mapping[str, Any]) -> list[str]:

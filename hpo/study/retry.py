@@ -58,7 +58,7 @@ class Reopened:
 
 @dataclass(frozen=True)
 class Prospect:
-    """What `hpo run` will do about trials that wait again, by the study file as it is.
+    """What `hpo run` will do about trials that wait, by the study file as it is.
 
     Attributes:
         without_epochs: Numbers of those for which ``study.epochs`` leaves none, ascending: they stay waiting.
@@ -72,7 +72,7 @@ class Prospect:
 
 
 def prospect(opened: OpenStudy, numbers: Iterable[int]) -> Prospect:
-    """What will become of trials that have been reopened, as far as none has been taken meanwhile."""
+    """What will become of trials that were reopened or enqueued, as far as none has been taken meanwhile."""
     standing = replace(standing_of(opened), n_epochs=opened.spec.study.epochs)
     every, asked = standing.columns, set(numbers)
     waiting = asked & set(every.number[every.state == WAITING].tolist())

@@ -118,6 +118,28 @@ def test_a_retry_says_what_the_budget_leaves_for_them(
     assert f"`hpo run` {said}" in done.stdout
 
 
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("study.epochs=3",), "trial 1 waits for larger `study.epochs`, of which none are left\n"),
+        (("study.epochs=4",), "trial 1 waits for the next free worker\n"),
+        (
+            ("study.epochs=4", "study.target_value=9"),
+            "trial 1 waits, and `hpo run` does not take it: trial 0 has reached target_value: 1 ",
+        ),
+    ],
+)
+def test_what_is_enqueued_says_what_it_waits_for(overrides: tuple[str, ...], said: str, studies: Studies) -> None:
+    with studies.open("study.n_trials=3", *overrides) as (view,):
+        taken = take(view)
+        assert isinstance(taken, optuna.Trial)
+        for epoch in (1, 2, 3):
+            taken.report(1.0, epoch)
+        view.study.tell(taken, 1.0)
+    file = studies.folder / "study.yaml"
+    assert hpo("enqueue", file, "optimizer.lr=0.01", "study.n_trials=3", *overrides).stdout.startswith(said)
+
+
 def test_workers_that_take_them_at_once_keep_to_the_budget(studies: Studies) -> None:
     """Twelve epochs are due, and seven are left: of trials 0 and 1 all, of trial 2 one, of trial 3 none."""
     workers = 4
