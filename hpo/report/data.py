@@ -23,6 +23,7 @@ from hpo.report.snapshot import drawn_text, snapshot
 from hpo.report.timeline import Timeline, Work
 from hpo.storage import ledger
 from hpo.storage.attributes import WIDENED_ATTR
+from hpo.storage.lineage import forked_from
 from hpo.storage.optuna_private import id_of_trial
 from hpo.storage.pausing import paused_at
 from hpo.study.internals import wanted_metrics
@@ -116,6 +117,11 @@ class StudyReport:
     def grants(self) -> list[Kind]:
         """What the study's scheduler granted, by kind; empty without one."""
         return kinds(self.trials)
+
+    @cached_property
+    def forks(self) -> Mapping[int | None, FrozenTrial]:
+        """Forks by the number of the trial in whose place each stands."""
+        return {fork["replaces"]: trial for trial in self.trials if (fork := forked_from(trial)) is not None}
 
     @cached_property
     def complete(self) -> list[FrozenTrial]:

@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from optuna.trial import FrozenTrial
+from optuna.trial import FrozenTrial, TrialState
 
 from hpo.storage.grants import grants_of
-from hpo.storage.lineage import epochs_reached, inherited_epochs
+from hpo.storage.lineage import epochs_reached, forked_from, inherited_epochs
 from hpo.storage.pausing import pruned_at_end
 from hpo.study.outcome import outcome_of
-from hpo.wording import granted, paused_at_end
+from hpo.wording import granted, paused_at_end, replaced_by
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,23 @@ def _trained(trial: FrozenTrial) -> Iterator[tuple[str, int]]:
         begins = max(begins, ends)
 
 
-def story(trial: FrozenTrial) -> list[str]:
-    """A trial's grants in words, the first one first, and what became of it; empty without a scheduler."""
+def story(trial: FrozenTrial, fork: FrozenTrial | None = None) -> list[str]:
+    """A trial's grants in words, the first one first, and what became of it; empty without a scheduler.
+
+    Args:
+        trial: The trial.
+        fork: The fork that stands in its place, if one does.
+    """
     said = [granted(grant["until"], grant["why"]) for grant in grants_of(trial)]
-    return [*said, _became(trial)] if said else []
+    return [*said, _became(trial, fork)] if said else []
 
 
-def _became(trial: FrozenTrial) -> str:
+def _became(trial: FrozenTrial, fork: FrozenTrial | None) -> str:
     if (epoch := pruned_at_end(trial)) is not None:
         return paused_at_end(epoch)
+    if fork is not None and trial.state == TrialState.PRUNED:
+        begun = forked_from(fork)
+        assert begun is not None
+        return replaced_by(epochs_reached(trial), fork.number, begun["parent"])
     outcome = outcome_of(trial).replace("_", " ")
     return outcome if trial.last_step is None else f"{outcome} at epoch {trial.last_step}"

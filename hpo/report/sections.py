@@ -231,12 +231,16 @@ def grants_section(report: StudyReport) -> Section | None:
     if not report.grants:
         return None
     by_kind = [(each.kind, each.grants, each.epochs) for each in report.grants]
-    first = joined(part(_one(trial, report), steps(story(trial))) for trial in report.leaders)
-    every = joined(unfolding(_one(trial, report), steps(story(trial))) for trial in report.sample)
+    first = joined(part(_one(trial, report), _story(trial, report)) for trial in report.leaders)
+    every = joined(unfolding(_one(trial, report), _story(trial, report)) for trial in report.sample)
     others = unfolding(count_of(len(report.sample), "trial"), every)
     drawn = grid("Grants by kind", ("kind", "grants", "epochs trained"), by_kind)
     remark = _GRANTS + sampled(report.sample, report.trials, done="listed")
     return Section("grants", "Why each trial trained", drawn + first + others + note(remark))
+
+
+def _story(trial: FrozenTrial, report: StudyReport) -> Markup:
+    return steps(story(trial, report.forks.get(trial.number)))
 
 
 def _one(trial: FrozenTrial, report: StudyReport) -> str:

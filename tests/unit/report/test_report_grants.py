@@ -57,6 +57,14 @@ def test_a_trials_grants_stand_in_their_order_with_what_became_of_it() -> None:
     assert story(running)[-1] == "running at epoch 2"
 
 
+def test_a_trial_in_whose_place_a_fork_stands_says_so_on_the_page() -> None:
+    worst = granted_trial(1, [(3, {"kind": "initial"})], 3, state=TrialState.PRUNED)
+    fork = granted_trial(2, [(None, {"kind": "fork", "parent": 0, "epoch": 3, "replaces": 1})], 9)
+    fork.user_attrs["hpo:fork"] = {"parent": 0, "epoch": 3, "replaces": 1}
+    shown = Page(page(report_of([WHOLE, worst, fork]))).text
+    assert shown.count("pruned at epoch 3: trial 2 stands in its place, a fork of trial 0") == 1
+
+
 def test_kinds_count_what_was_trained() -> None:
     assert kinds([WHOLE, PAUSED]) == [Kind("model", 2, 8), Kind("initial", 2, 6), Kind("whole", 1, 3)]
 
