@@ -189,7 +189,7 @@ class Processes(Group):
                 on_host = on_host.contiguous()
             self._finish(self._begun(lambda control, sent=on_host: control.broadcast(sent, 0)))  # type: ignore[misc]
             if on_host.data_ptr() != tensor.data_ptr():
-                tensor.copy_(on_host)
+                tensor.detach().copy_(on_host)
 
     def fail(self, error: BaseException, reason: str | None = None) -> None:
         """Tell the others of an error of this process, and end what they wait for."""

@@ -105,6 +105,12 @@ def cnn() -> nn.Module:
     )
 
 
+def channels_last() -> nn.Module:
+    """A model of which a weight does not lie in memory in the order of its dimensions."""
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3), nn.Flatten(), nn.Linear(16, 2))
+    return model.to(memory_format=torch.channels_last)
+
+
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == targets).float().mean()
 
@@ -173,6 +179,7 @@ VARIANTS: dict[str, Build] = {
     "clipping": lambda: {"callbacks": [GradientClipping(max_norm=0.05), GradientMonitor()]},
     "ema": lambda: {"callbacks": [EMA(0.8)]},
     "cnn": lambda: {"model": cnn(), "data": pictures},
+    "channels last": lambda: {"model": channels_last(), "data": pictures},
     "compiled cnn": lambda: {"model": cnn(), "data": pictures, "compile": {"backend": "eager"}},
     "cnn, accumulation, weighted": lambda: {
         "model": cnn(),
