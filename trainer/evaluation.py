@@ -12,9 +12,10 @@ import torch
 from trainer.callback import TrainerView
 from trainer.data.batches import Batches, close_batches, make_batches, refuse_shuffled
 from trainer.data.limits import FirstBatches, eval_batches
+from trainer.data.loading import with_own_workers
 from trainer.data.options import BatchOptions
 from trainer.data.random_state import kept_rng
-from trainer.data.sets import check_distinct, data_sets
+from trainer.data.sets import check_distinct, data_sets, each_set
 from trainer.distributed.group import Group
 from trainer.outputs import Outputs, collecting
 from trainer.recorded import Metrics
@@ -106,7 +107,8 @@ class Evaluation:
             prefix: What the names of the numbers begin with: ``"val"`` or ``"test"``.
             scope: Whose events fire: ``"validation"`` or ``"test"``.
         """
-        trainer, sets = self._trainer, self._batches(data, prefix)
+        # The loader's own workers may be inside a pass of training.
+        trainer, sets = self._trainer, self._batches(each_set(with_own_workers, data), prefix)
         try:
             with trainer.group.session(trainer.device), self._aside():
                 if trainer.running:  # inside a fit, whose callbacks are set up already
@@ -149,6 +151,7 @@ class Evaluation:
 
     def _predicted(self, data: Any, path: Path | str | None) -> Any:
         trainer = self._trainer
+        data = with_own_workers(data)
         batches = make_batches(data, trainer.batching, trainer.device, train=False, seed=trainer.seed)
         try:
             with self._aside(), collecting(path) as outputs:

@@ -212,6 +212,16 @@ def test_persistent_workers_of_a_loader_that_is_validated_too_stay_with_their_pa
     assert [len(trainer.state.history), trainer.state.step] == [4, 12]
 
 
+@pytest.mark.parametrize("method", ["validate", "test", "predict"])
+def test_an_evaluation_by_a_hook_leaves_persistent_workers_to_their_pass(method: str) -> None:
+    loader: Any = DataLoader(regression(), batch_size=2, num_workers=1, persistent_workers=True)
+    seen: list[float] = []
+    watch = At("on_train_batch_end", lambda trainer: seen.extend(trainer.state.batch[1].flatten().tolist()))
+    look = At("on_train_batch_end", lambda t: getattr(t, method)(loader), lambda t: t.state.batch_index == 2)
+    make_trainer([watch, look], max_epochs=2).fit(loader)
+    assert seen == [*regression().tensors[1].flatten().tolist()] * 2
+
+
 @pytest.mark.parametrize("stopped", [None, 25])
 @pytest.mark.parametrize("limit", [None, 2])
 def test_a_validation_leaves_the_order_of_a_pass_that_is_still_being_drawn(
