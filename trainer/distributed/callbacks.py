@@ -123,7 +123,8 @@ class GroupEnd(Callback):
         self._group.at_boundary = False
 
     def on_train_epoch_end(self, trainer: TrainerView) -> None:
-        """Validate with the same statistics: those of a rank's own samples are rank 0's from here on."""
+        """Validate in all or in none, with the same statistics: those of a rank's own samples are now rank 0's."""
+        self._agree(trainer)
         self._group.broadcast(list(bare_model(trainer.model).buffers()))
 
     def on_epoch_end(self, trainer: TrainerView) -> None:

@@ -362,6 +362,17 @@ def skipping(event: str, action: str) -> str:
     return "no error"
 
 
+def validated(asking: int) -> list[bool]:
+    """Which epochs of a run are validated in which one rank skips the second validation just before it."""
+    at = At(
+        "on_train_epoch_end",
+        lambda t: t.state.skip("validation"),
+        lambda t: rank() == asking and t.state.epoch == 1,
+    )
+    trainer, train, val = build("mlp", [at], max_epochs=3)
+    return ["val_loss" in metrics for metrics in trainer.fit(train, val).history]
+
+
 def killed(asking: int, event: str, strategy: str = "ddp") -> str:
     """A run in which one rank is killed."""
     at = At(

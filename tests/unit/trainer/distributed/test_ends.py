@@ -14,6 +14,7 @@ from tests.unit.trainer.distributed.runs import (
     skipping,
     stopped,
     stopped_before_an_epoch,
+    validated,
 )
 
 pytestmark = pytest.mark.full
@@ -98,6 +99,11 @@ def test_what_one_alone_skips_ends_all(two: Ranks, event: str, action: str) -> N
     for text in two.values(skipping, event, action):
         assert "the processes are at different places of the run: in one of them a hook has skipped" in text
         assert text.endswith("(error, 1)")
+
+
+@pytest.mark.parametrize("asking", [0, 1])
+def test_a_validation_that_one_skips_just_before_it_all_skip(two: Ranks, asking: int) -> None:
+    assert two.values(validated, asking) == [[True, False, True]] * 2
 
 
 def test_those_that_share_no_memory_end_together_too(two_apart: Ranks) -> None:
