@@ -32,6 +32,8 @@ class Indices(list[int]):
     """Indices of one batch, with the pass and the place of its first sample in that."""
 
     place: tuple[int, int] = (0, 0)
+    #: The pass of training; None where the batch is evaluated.
+    epoch: int | None = None
 
 
 class SeededBatches(BatchSampler):
@@ -53,7 +55,7 @@ class SeededBatches(BatchSampler):
         super().__init__(sampler, batch_size, drop_last)
         self._shard = shard
         self.offset = 0
-        self._epoch = 0
+        self._epoch: int | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """Which pass comes next."""
@@ -64,19 +66,16 @@ class SeededBatches(BatchSampler):
         while rows := Indices(islice(order, self.batch_size)):
             if self.drop_last and len(rows) < self.batch_size:
                 return
-            if self._shard is None:
-                rows.place = self._epoch, start
-                yield rows
-            else:
+            part, first, start = rows, start, start + len(rows)
+            if self._shard is not None:
                 own = self._shard.of_batch(0, len(rows))
-                part = Indices(rows[own.start : own.stop])
-                part.place = self._epoch, start + own.start
-                yield part
-            start += len(rows)
+                part, first = Indices(rows[own.start : own.stop]), first + own.start
+            part.place, part.epoch = (self._epoch or 0, first), self._epoch
+            yield part
 
 
 class SeededData(Dataset[Any]):
-    """A data set whose worker processes seed the global generators for each batch that they load.
+    """A data set whose worker processes seed the generators for each batch that they load, and know its pass.
 
     Its other attributes are those of the data set, which a ``worker_init_fn`` may ask for.
 
@@ -88,6 +87,13 @@ class SeededData(Dataset[Any]):
     def __init__(self, data: Any, seed: int) -> None:
         self._data = data
         self._seed = seed
+        self._epoch: int | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Which pass comes next, for data that ask for it."""
+        self._epoch = epoch
+        if hasattr(self._data, "set_epoch"):
+            self._data.set_epoch(epoch)
 
     def __len__(self) -> int:
         return len(self._data)
@@ -101,6 +107,8 @@ class SeededData(Dataset[Any]):
     def __getitems__(self, rows: Indices) -> list[Any]:
         """The samples of a batch; torch's fetcher prefers this method."""
         if get_worker_info() is not None:
+            if rows.epoch is not None and rows.epoch != self._epoch:  # the worker lives on from the pass before
+                self.set_epoch(rows.epoch)
             seed_all(derive_seed(self._seed, _WORKER_STREAM, *rows.place))
         together = getattr(self._data, "__getitems__", None)
         samples: list[Any] = [self._data[row] for row in rows] if together is None else together(rows)

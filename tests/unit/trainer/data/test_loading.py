@@ -262,6 +262,13 @@ def test_a_data_set_with_places_knows_the_pass() -> None:
     assert [drawn(batches, epoch) for epoch in (0, 1)] == [[0, 1, 2, 3], [10, 11, 12, 13]]
 
 
+def test_workers_that_live_on_know_the_pass() -> None:
+    how: Any = {"num_workers": 1, "persistent_workers": True, "worker_init_fn": opened}
+    batches: Any = make_batches(OfPass(), BatchOptions(batch_size=2, shuffle=False, **how), CPU, train=True)
+    assert [drawn(batches, epoch) for epoch in (0, 1)] == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    batches.close()
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_worker_finds_what_the_data_set_has(method: str) -> None:
     options = BatchOptions(
