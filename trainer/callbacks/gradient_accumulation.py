@@ -94,6 +94,10 @@ class GradientAccumulation(Callback):
                 f"them: give batches of at most {epoch}, or leave drop_last out"
             )
 
+    def on_train_epoch_start(self, trainer: TrainerView) -> None:
+        """See that the epoch makes a step: of larger batches it has fewer than those before."""
+        self._refuse_no_step(trainer.state.batches_per_epoch)
+
     def on_train_batch_start(self, trainer: TrainerView) -> None:
         """Keep the gradients of an open group, and wait with the step until it is full."""
         if self._gradients:

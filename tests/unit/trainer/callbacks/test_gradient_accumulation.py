@@ -24,7 +24,7 @@ from tests.unit.trainer.support import (
     through_file,
 )
 from trainer import BatchOptions, Trainer
-from trainer.callbacks import Checkpoint, GradientMonitor, OptimizerMode
+from trainer.callbacks import BatchSizeSchedule, Checkpoint, GradientMonitor, OptimizerMode
 from trainer.callbacks.gradient_accumulation import GradientAccumulation
 from trainer.callbacks.gradient_clipping import GradientClipping
 from trainer.data.plan import Plan
@@ -590,6 +590,15 @@ def test_an_epoch_that_would_drop_all_of_its_batches_is_refused() -> None:
     with pytest.raises(ValueError, match="an epoch has 5 batches, fewer than the 6 of a step"):
         trainer.fit(regression(20))
     assert make_trainer([GradientAccumulation(5, drop_last=True)], max_epochs=3).fit(regression(20)).step == 3
+
+
+def test_a_later_epoch_that_would_drop_all_of_its_batches_is_refused() -> None:
+    """A run whose length is given in steps would never come to its end."""
+    sizes = BatchSizeSchedule({0: 4, 1: 10})
+    trainer = make_trainer([sizes, GradientAccumulation(5, drop_last=True)], max_epochs=3)
+    with pytest.raises(ValueError, match="an epoch has 2 batches, fewer than the 5 of a step"):
+        trainer.fit(regression(20))
+    assert (trainer.state.epoch, trainer.state.step) == (1, 1)
 
 
 def test_dropped_gradients_are_in_no_later_step() -> None:
