@@ -106,6 +106,7 @@ def restore(trainer: Resumable, checkpoint: dict[str, Any], *, fork: bool) -> No
     trainer.precision.load_state_dict(checkpoint["precision"])
     part = _part(trainer, checkpoint)
     trainer.epoch_rng = part["rng"] if trainer.state.batch_index else None
+    trainer.epoch_parts = part["others"] if trainer.state.batch_index else ()
     trainer.recorder.load_state_dict(*part["recorders"])
     trainer.callbacks.load_state_dict({**checkpoint["callbacks"], **part["callbacks"]})
     trainer.fire("on_load_checkpoint", checkpoint)
@@ -118,9 +119,9 @@ def _part(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
     if (before, strategy) == (size, trainer.group.strategy):
         if rank and others:
             own = others[rank - 1]
-            return {**own, "recorders": [own["recorder"]]}
-        recorders = [] if rank else [checkpoint["recorder"]]
-        return {"rng": None if rank else checkpoint["rng"], "recorders": recorders, "callbacks": {}}
+            return {**own, "recorders": [own["recorder"]], "others": others}
+        recorders, rng = ([], None) if rank else ([checkpoint["recorder"]], checkpoint["rng"])
+        return {"rng": rng, "recorders": recorders, "callbacks": {}, "others": others}
     if not rank:
         logger.warning(
             "the checkpoint was written by %d processes and is resumed by %d%s: the random numbers of the running "
@@ -135,7 +136,8 @@ def _part(trainer: Resumable, checkpoint: Mapping[str, Any]) -> dict[str, Any]:
         states = [checkpoint["callbacks"], *(other["callbacks"] for other in others)]
         split = "fsdp" in {strategy, trainer.group.strategy}
         dealt = _given_up(trainer) if split else trainer.callbacks.redealt(states, rank)
-    return {"rng": None if rank else checkpoint["rng"], "recorders": recorders, "callbacks": dealt}
+    rng = None if rank else checkpoint["rng"]
+    return {"rng": rng, "recorders": recorders, "callbacks": dealt, "others": ()}
 
 
 def _given_up(trainer: Resumable) -> dict[str, Any]:

@@ -407,6 +407,13 @@ def interrupted(
     return [dict(item) for item in state.history], weights_of(trainer), drawn, state.step
 
 
+def stopped_at_its_start(folder: str, other: str) -> None:
+    """A run that resumes, stops before its first batch, and leaves a checkpoint of that in another folder."""
+    stop = At("on_fit_start", lambda trainer: trainer.state.stop("interrupted", now=True))
+    trainer, train, val = build("mlp", [Checkpoint(other, max_overhead=1), stop])
+    trainer.fit(train, val, ckpt=folder)
+
+
 def refused(what: str) -> str:
     """What a Trainer says to what can't be done in several processes."""
     changes: dict[str, Any] = {}

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.unit.trainer.distributed.ranks import Ranks
-from tests.unit.trainer.distributed.runs import interrupted
+from tests.unit.trainer.distributed.runs import interrupted, stopped_at_its_start
 from trainer.callbacks import Checkpoint
 from trainer.checkpoint.manager import load_checkpoint, newest_checkpoint
 
@@ -48,6 +48,17 @@ def test_a_checkpoint_that_is_written_while_training_holds_what_each_had_there(
     for rank in range(2):
         assert ended[rank][0] == whole[rank][0]
         assert all(torch.equal(weight, ended[rank][1][key]) for key, weight in whole[rank][1].items())
+
+
+def test_a_run_that_stops_where_it_resumes_keeps_what_each_had_there(two: Ranks, tmp_path: Path) -> None:
+    whole = two.values(interrupted, str(tmp_path / "whole"), "mlp", None)
+    first, second = str(tmp_path / "first"), str(tmp_path / "second")
+    begun = two.values(interrupted, first, "mlp", 4)
+    two.values(stopped_at_its_start, first, second)
+    ended = two.values(interrupted, second, "mlp", None, None, True)
+    for rank in range(2):
+        assert ended[rank][0] == whole[rank][0]
+        assert begun[rank][2] + ended[rank][2] == whole[rank][2]
 
 
 @pytest.mark.parametrize(
