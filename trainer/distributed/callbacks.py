@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from trainer.callback import Callback, TrainerView
 from trainer.distributed.agreement import agreed, wishes
@@ -68,7 +68,8 @@ class GroupStart(Callback):
             sums = torch.stack([torch.where(weight == 0, 0.0, loss * weight), weight])
             self._group.wait([self._group.sum(sums)])
             whole = sums[0] / sums[1]
-        state.loss = whole + (state.loss - loss)  # to the same bits in all: a line search takes branches by it
+        # To the same bits in all: a line search takes branches by it.
+        state.loss = _OfAll.apply(state.loss, whole)  # type: ignore[no-untyped-call]
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """From here on rank 0 may ask the others for their part of a checkpoint."""
@@ -87,6 +88,18 @@ class GroupStart(Callback):
         if isinstance(error, RankError) and error.reason is not None:
             trainer.state.stop_reason = error.reason
         self._group.fail(error, trainer.state.stop_reason)
+
+
+class _OfAll(torch.autograd.Function):
+    """The loss of the whole batch with the gradient of a process's part, whose own loss may be no number."""
+
+    @staticmethod
+    def forward(ctx: Any, part: Tensor, whole: Tensor) -> Tensor:  # noqa: ARG004
+        return whole.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:  # noqa: ARG004
+        return gradients[0], None
 
 
 class GroupEnd(Callback):

@@ -197,6 +197,11 @@ VARIANTS: dict[str, Build] = {
         "data": precise_points,
     },
     "stability": lambda: {"callbacks": [StabilityMonitor(window=4, threshold=0.5)]},
+    "stability, ignored targets": lambda: {
+        "loss": nn.CrossEntropyLoss(ignore_index=0),
+        "batch_size": 6,
+        "callbacks": [StabilityMonitor(window=4, threshold=0.5)],
+    },
     "stability of a sum": lambda: {
         "loss": nn.CrossEntropyLoss(reduction="sum"),
         "lr": 0.002,
