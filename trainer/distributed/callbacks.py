@@ -49,8 +49,10 @@ class GroupStart(Callback):
         model = bare_model(trainer.model)
         closures = any(needs_closure(each) for each in each_of(trainer.optimizer).values())
         self._reduces = closures or any(each.reads_batches for each in trainer.callbacks.callbacks)
-        tensors = (*model.parameters(), *model.buffers())
-        self._group.broadcast([tensor for tensor in tensors if not is_part(tensor)])
+        # Also those of a loss that is trained.
+        trained = [weight for group in trainer.optimizer.param_groups for weight in group["params"]]
+        tensors = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers(), *trained)}
+        self._group.broadcast([tensor for tensor in tensors.values() if not is_part(tensor)])
         self._group.will_meet = True
 
     def on_after_forward(self, trainer: TrainerView) -> None:

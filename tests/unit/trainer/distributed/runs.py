@@ -459,6 +459,26 @@ def words(samples: int, seed: int = 0) -> TensorDataset:
     return TensorDataset(torch.arange(samples) % 5, torch.arange(samples) % 2)
 
 
+class Shifted(nn.Module):
+    """A loss with a weight of its own, which begins elsewhere in each process."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = nn.Parameter(torch.full((2,), float(rank())))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(outputs + self.shift, targets)
+
+
+def learned_by_the_loss() -> list[Tensor]:
+    """The weights of loss and model at the end of a run that trains both."""
+    loss = Shifted()
+    optimizer = lambda weights: torch.optim.SGD([*weights, *loss.parameters()], lr=0.05)  # noqa: E731
+    trainer, train, val = build("mlp", loss=loss, optimizer=optimizer)
+    trainer.fit(train, val)
+    return [loss.shift.detach(), *weights_of(trainer).values()]
+
+
 def scaled(strategy: str = "ddp") -> tuple[Any, ...]:
     """A run in fp16 in which the gradients of rank 1 overflow once."""
 

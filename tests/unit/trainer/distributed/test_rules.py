@@ -6,6 +6,7 @@ import torch
 from tests.unit.trainer.distributed.ranks import Ranks
 from tests.unit.trainer.distributed.runs import (
     defaults_before_the_group,
+    learned_by_the_loss,
     refused,
     scaled,
     statistics,
@@ -41,6 +42,13 @@ def test_what_overflows_in_one_is_no_step_in_any(two: Ranks) -> None:
     assert (steps, scale) == other[:2]
     assert steps < 6
     assert all(torch.equal(*pair) for pair in zip(weights, other[2], strict=True))
+
+
+def test_a_loss_that_is_trained_begins_as_that_of_rank_0(two: Ranks) -> None:
+    first, second = two.values(learned_by_the_loss)
+    for own, other, expected in zip(first, second, learned_by_the_loss(), strict=True):
+        assert torch.equal(own, other)
+        torch.testing.assert_close(own, expected, atol=2e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize("sync_batchnorm", [True, False])
