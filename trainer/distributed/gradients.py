@@ -107,6 +107,8 @@ def _gradient(parameter: Tensor) -> Tensor:
             "a gradient is sparse, and sparse gradients can't be added up over several processes: build the "
             "embedding with sparse=False"
         )
+    if gradient.is_complex():
+        return torch.view_as_real(gradient)
     return gradient if gradient.dtype in _SENT_AS_THEY_ARE else gradient.float()
 
 
@@ -142,6 +144,8 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterator[list[int]]:
 
 def _put(parameter: Tensor, value: Tensor) -> None:
     """Make a value the gradient; one that lies in memory as its parameter does stays there."""
+    if parameter.is_complex():
+        value = torch.view_as_complex(value.clone())  # in its bucket it may begin at an odd place
     gradient = parameter.grad
     if gradient is not None and (gradient.dtype != value.dtype or not gradient.is_contiguous()):
         gradient.copy_(value)

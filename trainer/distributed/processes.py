@@ -187,7 +187,8 @@ class Processes(Group):
             on_host = tensor.detach().cpu() if tensor.is_cuda else tensor.detach()
             if not on_host.is_contiguous():
                 on_host = on_host.contiguous()
-            self._finish(self._begun(lambda control, sent=on_host: control.broadcast(sent, 0)))  # type: ignore[misc]
+            sent = on_host.view(-1).view(torch.uint8)  # gloo takes no complex numbers, and no integers of 16 bits
+            self._finish(self._begun(lambda control, sent=sent: control.broadcast(sent, 0)))  # type: ignore[misc]
             if on_host.data_ptr() != tensor.data_ptr():
                 tensor.detach().copy_(on_host)
 

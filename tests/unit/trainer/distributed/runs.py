@@ -111,6 +111,21 @@ def channels_last() -> nn.Module:
     return model.to(memory_format=torch.channels_last)
 
 
+class Turned(nn.Module):
+    """A model with complex numbers, trained ones and others, and with integers of 16 bits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.odd = nn.Parameter(torch.ones(1))  # so that what follows begins at an odd place
+        self.turn = nn.Parameter(torch.polar(torch.ones(8), torch.linspace(0, 1, 8)))
+        self.register_buffer("angles", torch.polar(torch.ones(8), torch.arange(8.0)))
+        self.register_buffer("places", torch.arange(8, dtype=torch.int16))
+        self.inner = mlp()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.inner((inputs[:, self.places.long()] * self.odd * self.angles * self.turn).real)
+
+
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs.argmax(1) == targets).float().mean()
 
@@ -180,6 +195,7 @@ VARIANTS: dict[str, Build] = {
     "ema": lambda: {"callbacks": [EMA(0.8)]},
     "cnn": lambda: {"model": cnn(), "data": pictures},
     "channels last": lambda: {"model": channels_last(), "data": pictures},
+    "complex": lambda: {"model": Turned()},
     "compiled cnn": lambda: {"model": cnn(), "data": pictures, "compile": {"backend": "eager"}},
     "cnn, accumulation, weighted": lambda: {
         "model": cnn(),

@@ -12,7 +12,7 @@ from tests.unit.trainer.distributed.runs import VARIANTS, fitted, fitted_by_read
 pytestmark = pytest.mark.full
 
 #: What strategy "fsdp" refuses, or torch's FSDP2.
-WHOLE = {"closure", "closure of a sum", "updates of its own", "channels last"}
+WHOLE = {"closure", "closure of a sum", "updates of its own", "channels last", "complex"}
 RUNS = [(name, "ddp") for name in VARIANTS] + [(name, "fsdp") for name in VARIANTS if name not in WHOLE]
 #: What four may do otherwise than two: uneven parts, statistics over all, the weights of their sums.
 OF_FOUR = [
