@@ -81,6 +81,7 @@ class GraphedCompute(Compute):
         self._rates = _rates(self._trainer.optimizer)
         self._settings: list[dict[str, Any]] = []
         self._warm = self._changes = 0
+        self._seen: list[list[tuple[torch.Size, torch.dtype]]] = []  # of the latest batches that ran as usual
         self._drop_recording()
 
     def _drop_recording(self) -> None:
@@ -94,9 +95,10 @@ class GraphedCompute(Compute):
     def _run(self, batch: Any) -> None:
         shapes = [(tensor.shape, tensor.dtype) for tensor in tensors_in(batch)]
         changed = self._have_settings_changed()
-        other = self._replay is not None and shapes != self._shapes
-        if self._trainer.state.skips or self._warm < _WARM_UP or changed or other:
+        known = self._seen if self._replay is None else [self._shapes]
+        if self._trainer.state.skips or self._warm < _WARM_UP or changed or shapes not in known:
             self._warm += 1
+            self._seen = [*self._seen, shapes][-_WARM_UP:]
             self._run_plainly(batch)
             return
         if self._replay is None:

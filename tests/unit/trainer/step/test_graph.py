@@ -149,6 +149,20 @@ def test_a_batch_of_another_shape_or_with_a_skip_runs_as_usual(stand_in: type[St
     assert trainer.state.step == 8
 
 
+def test_what_is_recorded_is_no_batch_of_a_new_shape(stand_in: type[StandIn]) -> None:
+    replayed: list[int] = []
+
+    class Noted(stand_in):  # type: ignore[valid-type, misc]
+        def _replay_graph(self, batch: Any) -> None:
+            replayed.append(len(batch[0]))
+            super()._replay_graph(batch)
+
+    trainer = graphed(Noted, max_epochs=3)
+    trainer.fit(regression(3 * 4 + 2))  # the fourth batch, after those that set all up, is a smaller one
+    assert Noted.captures == 1
+    assert replayed == [4] * 6
+
+
 def test_settings_that_change_are_not_those_of_an_old_recording(stand_in: type[StandIn]) -> None:
     """A recorded step has the momentum of its recording: other ones run as usual, or are recorded anew."""
     replayed: list[tuple[float, float]] = []
