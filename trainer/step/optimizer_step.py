@@ -75,7 +75,13 @@ class OptimizerStep:
         if schedulers := self._due(moment):
             if moment == "epoch":  # which counts, with its schedule, also where it made no step
                 direct.mark_stepped(self._trainer.optimizer)
-            self._act(SCHEDULER_STEP, lambda: self._advance(schedulers))
+            self._scheduled = False
+            try:
+                self._act(SCHEDULER_STEP, lambda: self._advance(schedulers))
+            except BaseException:  # of a hook: the step or the epoch counts all the same
+                if not self._scheduled and SCHEDULER_STEP not in self._trainer.state.skips:
+                    self._advance(schedulers)
+                raise
 
     def _count_step(self, take: Callable[[], None]) -> None:
         """Let ``take`` update the weights, and take that into the schedules, also where a hook then failed."""

@@ -186,6 +186,17 @@ def test_after_an_error_at_an_epochs_end_the_history_has_each_epoch_once(event: 
     assert_same(frozen(failing), frozen(whole))
 
 
+@pytest.mark.parametrize("event", ["on_before_scheduler_step", "on_after_scheduler_step"])
+def test_after_an_error_around_an_epochs_schedule_the_schedule_counts_the_epoch(event: str) -> None:
+    options: Any = {"scheduler_interval": "epoch", "max_epochs": 3}
+    whole, failing = stepping(**options), stepping(fail_once(event, -1, 1), **options)
+    whole.fit(regression(12), regression(8))
+    with pytest.raises(BoomError):
+        failing.fit(regression(12), regression(8))
+    failing.fit(regression(12), regression(8))
+    assert_same(frozen(failing), frozen(whole))
+
+
 def test_an_epoch_whose_metrics_can_not_be_computed_is_not_counted() -> None:
     class Fails:
         left = 1
