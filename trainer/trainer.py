@@ -381,8 +381,10 @@ class Trainer:
         state.metrics = metrics
         self.compute.step_schedulers("epoch")
         state.skips.clear()
-        self.fire("on_epoch_end")
-        state.skips.clear()  # asked for too late to skip anything
+        try:
+            self.fire("on_epoch_end")
+        finally:
+            state.skips.clear()  # asked for too late to skip anything
 
     def _settle(self) -> None:
         """Take over a model, optimizer or scheduler that a hook has replaced since the last look."""

@@ -162,6 +162,11 @@ class TestSkips:
         assert all("val_loss" in metrics for metrics in history)
         assert trainer.model[0].weight.grad is not None
 
+    def test_asked_for_too_late_before_an_error_mean_nothing_either(self) -> None:
+        late = once("on_epoch_end", lambda trainer: trainer.state.skip("validation"))
+        trainer = fails(make_trainer([late, once("on_epoch_end", boom)]))
+        assert all("val_loss" in metrics for metrics in trainer.fit(regression(), regression()).history)
+
     @pytest.mark.parametrize("batch", [0, 1])
     def test_of_a_backward_pass_work_with_scaled_losses(self, batch: int) -> None:
         ask = At(
