@@ -394,17 +394,24 @@ def validated(asking: int) -> list[bool]:
     return ["val_loss" in metrics for metrics in trainer.fit(train, val).history]
 
 
-def killed(asking: int, event: str, strategy: str = "ddp") -> str:
-    """A run in which one rank is killed."""
+def killed(asking: int, event: str, strategy: str = "ddp", *, tested: bool = False) -> str:
+    """A run in which one rank is killed; in the others a hook of the end may evaluate."""
     at = At(
         event, lambda *_: os.kill(os.getpid(), signal.SIGKILL), lambda t: rank() == asking and t.state.step == 7
     )
     trainer, train, val = build("mlp", [at], strategy=strategy)
+    if tested:
+        trainer.callbacks.register("on_fit_end", lambda trainer: trainer.test(val) and None)
     try:
         trainer.fit(train, val)
     except RankError as error:
         return str(error)
     return "no error"
+
+
+def killed_and_tested() -> str:
+    """A run in which rank 1 is killed, and a hook of the end evaluates."""
+    return killed(1, "on_before_backward", tested=True)
 
 
 def interrupted(

@@ -11,6 +11,7 @@ from tests.unit.trainer.distributed.runs import (
     diverged,
     failing,
     killed,
+    killed_and_tested,
     skipping,
     stopped,
     stopped_before_an_epoch,
@@ -145,3 +146,8 @@ def test_the_death_of_one_ends_all(mortal: Ranks, asking: int, event: str, strat
     found = mortal.call(killed, asking, event, strategy)
     assert found[asking].error == "killed"
     assert found[1 - asking].value == f"rank {asking} died without a word, as a process that is killed does"
+
+
+def test_a_hook_that_evaluates_after_the_death_of_one_does_not_wait_for_it(mortal: Ranks) -> None:
+    found = mortal.call(killed_and_tested)
+    assert found[0].value == "rank 1 died without a word, as a process that is killed does"
