@@ -107,8 +107,7 @@ class Evaluation:
             prefix: What the names of the numbers begin with: ``"val"`` or ``"test"``.
             scope: Whose events fire: ``"validation"`` or ``"test"``.
         """
-        # The loader's own workers may be inside a pass of training.
-        trainer, sets = self._trainer, self._batches(each_set(with_own_workers, data), prefix)
+        trainer, sets = self._trainer, self._batches(self._beside_training(data), prefix)
         try:
             with trainer.group.session(trainer.device), self._aside():
                 if trainer.running:  # inside a fit, whose callbacks are set up already
@@ -151,8 +150,9 @@ class Evaluation:
 
     def _predicted(self, data: Any, path: Path | str | None) -> Any:
         trainer = self._trainer
-        data = with_own_workers(data)
-        batches = make_batches(data, trainer.batching, trainer.device, train=False, seed=trainer.seed)
+        batches = make_batches(
+            self._beside_training(data), trainer.batching, trainer.device, train=False, seed=trainer.seed
+        )
         try:
             with self._aside(), collecting(path) as outputs:
                 if trainer.running:
@@ -162,6 +162,10 @@ class Evaluation:
             return outputs.joined() if path is None else None
         finally:
             close_batches(batches)
+
+    def _beside_training(self, data: Any) -> Any:
+        """The data; inside a fit with workers of its own, for a loader's may be inside a pass of training."""
+        return each_set(with_own_workers, data) if self._trainer.running else data
 
     def _predict(self, batches: Batches, outputs: Outputs) -> None:
         trainer, done = self._trainer, False
