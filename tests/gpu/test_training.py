@@ -37,8 +37,27 @@ from trainer.callbacks import (
     WeightAveraging,
 )
 from trainer.data.random_state import seed_all
+from trainer.distributed.group import Group
+from trainer.metrics.epoch import EpochMetrics
 
 pytestmark = needs_gpu
+
+
+class _WithAnother(Group):
+    """Two processes, of which the other has recorded a name of its own."""
+
+    size = 2
+
+    def gather(self, value: Any) -> list[Any]:
+        return [value, {"elsewhere": ("mean", 6.0, 2.0)}]
+
+
+def test_what_another_process_alone_has_recorded_is_asked_for_twice() -> None:
+    metrics = EpochMetrics(torch.device(DEVICE), group=_WithAnother())
+    for value in (1.0, 3.0):
+        metrics.record("here", torch.tensor(value, device=DEVICE))
+        found = metrics.compute()
+    assert found == {"here": 2.0, "elsewhere": 3.0}
 
 
 def trained(callbacks: Any = (), **options: Any) -> Trainer:

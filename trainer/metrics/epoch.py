@@ -74,12 +74,13 @@ class _Accumulator:
         assert self.total is not None
         return torch.maximum(self.total, value) if self.reduce == "max" else self.total + value
 
-    def result(self) -> Tensor:
-        """Total and weight; without any value a number that changes no sum."""
+    def result(self, device: torch.device) -> Tensor:
+        """Total and weight, on the device; without any value a number that changes no sum."""
         if self.values:
             self.fold()
         if self.total is None:  # other processes have recorded it
-            return torch.tensor([-math.inf if self.reduce == "max" else 0.0, 0.0], dtype=self.dtype)
+            nothing = [-math.inf if self.reduce == "max" else 0.0, 0.0]
+            return torch.tensor(nothing, dtype=self.dtype, device=device)
         return torch.stack((self.total, self.total if self.weight is None else self.weight))
 
 
@@ -204,7 +205,7 @@ class EpochMetrics:
         if self._group.size > 1:
             self._compute_together()
         elif new:
-            results = torch.stack([item.result() for item in new.values()]).tolist()
+            results = torch.stack([item.result(self._device) for item in new.values()]).tolist()
             for (name, item), result in zip(new.items(), results, strict=True):
                 item.known = _quotient(name, *result) if item.reduce == "mean" else result[0]
         values = {name: item.known for name, item in self._accumulators.items() if item.known is not None}
@@ -213,7 +214,8 @@ class EpochMetrics:
     def _compute_together(self) -> None:
         """Let all that is known be what all processes have recorded, under whatever names, added up by rank."""
         items = self._accumulators
-        local = torch.stack([item.result() for item in items.values()]).tolist() if items else []
+        own = [item.result(self._device) for item in items.values()]
+        local = torch.stack(own).tolist() if own else []
         sums = {name: (item.reduce, *found) for (name, item), found in zip(items.items(), local, strict=True)}
         found = self._group.gather(sums)
         for name in dict.fromkeys(name for of_rank in found for name in of_rank):
