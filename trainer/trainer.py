@@ -379,12 +379,12 @@ class Trainer:
         # The same object: what callbacks add to the metrics is in the history that the checkpoint holds.
         state.history.append(metrics)
         state.metrics = metrics
-        self.compute.step_schedulers("epoch")
-        state.skips.clear()
         try:
+            self.compute.step_schedulers("epoch")
+            state.skips.clear()
             self.fire("on_epoch_end")
         finally:
-            state.skips.clear()  # asked for too late to skip anything
+            state.skips.clear()  # what is left was asked for too late to skip anything
 
     def _settle(self) -> None:
         """Take over a model, optimizer or scheduler that a hook has replaced since the last look."""

@@ -107,6 +107,7 @@ def _chosen(
     """Ids of the trials that are shown: a quarter each of those under way, the best, the latest, and others."""
     part = MOST_TRIALS // 4
     under_way = [trial for trial in trials if _is_under_way(trial)]
+    under_way.sort(key=lambda trial: trial.state == TrialState.RUNNING)  # which go before those that wait
     settled = [trial for trial in trials if not _is_under_way(trial)]
     complete = [trial for trial in trials if trial.state == TrialState.COMPLETE and trial.values]
     sign = -1 if directions[0] == StudyDirection.MAXIMIZE else 1
@@ -123,7 +124,7 @@ def _chosen(
         settled[-part:],
     ):
         kept.update((trial.number, trial) for trial in some)
-    others = [trial for trial in settled if trial.number not in kept]
+    others = [trial for trial in trials if trial.number not in kept]
     return {id_of_trial(trial) for trial in (*kept.values(), *_spread(others, MOST_TRIALS - len(kept)))}
 
 

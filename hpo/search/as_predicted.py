@@ -37,7 +37,9 @@ def as_predicted(study: Study, encoding: Encoding) -> Study:
     diverged = [trial for trial in trials if has_diverged(trial)]
     if not stopped and not diverged:
         return study
-    values = _values(study, trials, stopped, encoding)
+    complete = (trial for trial in trials if trial.state == TrialState.COMPLETE and not has_diverged(trial))
+    values = {trial.number: trial.value for trial in complete if trial.value is not None}
+    values |= _predicted(study, trials, stopped, encoding)
     if not values:
         return study
     worst = (min if study.direction == StudyDirection.MAXIMIZE else max)(values.values())
@@ -51,23 +53,23 @@ def _is_stopped(trial: FrozenTrial) -> bool:
     return ended and bool(trial.intermediate_values)
 
 
-def _values(
+def _predicted(
     study: Study, trials: Sequence[FrozenTrial], stopped: Sequence[FrozenTrial], encoding: Encoding
 ) -> dict[int, float]:
-    """By number, the finite values of complete trials, and the predicted ones of those that were stopped."""
+    """By number, what those that were stopped are expected to end at; none where that can't be said."""
+    if not stopped:
+        return {}
     # SciPy takes a quarter of a second to import, which opening a study needs not wait for.
     from hpo.search.one_thread import one_thread
     from hpo.search.predicted_ends import predicted_ends
 
-    complete = (trial for trial in trials if trial.state == TrialState.COMPLETE and not has_diverged(trial))
-    values = {trial.number: trial.value for trial in complete if trial.value is not None}
     known = curves_of_trials(study, trials, bounded=False)
     ends: dict[int, float] = {}
     with one_thread():
         for curves in (known.curves, *known.earlier.values()):
             ends |= predicted_ends(curves, encoding, known.horizon)
     sign = -1.0 if study.direction == StudyDirection.MAXIMIZE else 1.0
-    return values | {trial.number: sign * ends[trial.number] for trial in stopped if trial.number in ends}
+    return {trial.number: sign * ends[trial.number] for trial in stopped if trial.number in ends}
 
 
 def _complete(trial: FrozenTrial, value: float) -> FrozenTrial:

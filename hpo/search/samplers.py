@@ -20,7 +20,7 @@ from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.search.as_predicted import as_predicted
 from hpo.search.auto_sampler import chosen_sampler
-from hpo.search.by_name import arguments_of, check_arguments, construct, find_class
+from hpo.search.by_name import arguments_of, check_arguments, construct, find_class, known_class
 from hpo.search.curve_sampler import CurveGPSampler
 from hpo.search.distinct import DRAWS, WholePointSampler, point_key
 from hpo.search.per_trial import NumberedQMCSampler, PerTrialSampler
@@ -192,7 +192,7 @@ def make_sampler(spec: StudySpec, space: SearchSpace) -> samplers.BaseSampler:
 
 def import_models(spec: StudySpec) -> None:
     """Import now what the study's sampler needs for its draws: else the process of each trial would do so anew."""
-    section, kind = spec.study, SAMPLERS.get(chosen_sampler(spec).name)
+    section, kind = spec.study, known_class(chosen_sampler(spec).name, SAMPLERS)
     if kind is CurveGPSampler:
         import hpo.search.curve_proposal
     stops = section.scheduler is not None or section.pruner.prunes

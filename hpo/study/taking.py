@@ -14,7 +14,6 @@ from optuna.trial import TrialState
 
 from hpo.errors import BudgetExhaustedError
 from hpo.search.halving_pruners import LooksAhead
-from hpo.search.schedulers.columns import PAUSED
 from hpo.search.schedulers.scheduler import (
     Fork,
     New,
@@ -145,7 +144,7 @@ def claimable(opened: OpenStudy, most: int = _COUNTED) -> int:
         most: Trials at most that are counted as such that a scheduler would resume.
     """
     standing, step = _next_of(opened)
-    while isinstance(step, Resume) and _is_outdated(opened, standing, step.number):
+    while isinstance(step, Resume) and _is_outdated(opened, step.number):  # each turn ends that for a trial
         _read_again(opened, step.number)
         standing, step = _next_of(opened)
     if isinstance(step, New) and not _is_grant(standing, step):
@@ -163,13 +162,12 @@ def _next_of(opened: OpenStudy) -> tuple[Standing, Next]:
     return standing, within_epochs(standing, opened.scheduler.next(standing))
 
 
-def _is_outdated(opened: OpenStudy, standing: Standing, number: int) -> bool:
-    """Whether a trial is shown as paused, and is not: a tool that leaves no note has changed it."""
-    place = standing.columns.place(number)
-    if place is None or standing.columns.state[place] != PAUSED:
-        return False
+def _is_outdated(opened: OpenStudy, number: int) -> bool:
+    """Whether looks show a trial as paused, and it is not: a tool that leaves no note has changed it."""
     with opened.storage.engine.connect() as conn:
-        return not ledger.is_paused(conn, _id_of(opened, number))
+        if ledger.is_paused(conn, _id_of(opened, number)):
+            return False
+    return standing_of(opened).is_paused(number)  # of one that a worker has resumed meanwhile, a look says so
 
 
 def _read_again(opened: OpenStudy, number: int) -> None:

@@ -108,7 +108,7 @@ def _gradient(parameter: Tensor) -> Tensor:
             "embedding with sparse=False"
         )
     if gradient.is_complex():
-        return torch.view_as_real(gradient)
+        return torch.view_as_real(gradient.resolve_conj())
     return gradient if gradient.dtype in _SENT_AS_THEY_ARE else gradient.float()
 
 

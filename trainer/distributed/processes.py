@@ -83,7 +83,6 @@ class Processes(Group):
         self._known: list[tuple[str, int]] = []
         self._on_cuda = False
         self._make_part: Callable[[], Any] = dict
-        self._inside = False  # a session
         #: Whether a session has ended by an error.
         self.failed = False
         #: Whether the others are on their way to a meeting, or there, so that rank 0 may ask them for something.
@@ -112,11 +111,10 @@ class Processes(Group):
         if self._control is not None:  # inside a fit
             yield
             return
-        if self._inside and self._dead():  # after the error of a fit, whose hooks still run
+        if self._dead():  # in an earlier session
             raise self._lost()
         self._make_part = part
         self._open(device)
-        inside, self._inside = self._inside, True
         try:
             yield
             self._meet()
@@ -124,7 +122,6 @@ class Processes(Group):
             self.fail(error)
             raise
         finally:
-            self._inside = inside
             self._close()
 
     def shard(self, state: TrainState) -> Shard | None:

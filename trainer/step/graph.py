@@ -30,6 +30,11 @@ _MANY_CHANGES: Final = 10
 logger = logging.getLogger(__name__)
 
 Capture = Callable[[Callable[[], None]], Callable[[], None]]
+_Shapes = list[tuple[torch.Size, torch.dtype]]
+
+
+def _numbers(shapes: _Shapes) -> int:
+    return sum(shape.numel() for shape, _ in shapes)
 
 
 def cuda_capture(work: Callable[[], None]) -> Callable[[], None]:
@@ -81,13 +86,13 @@ class GraphedCompute(Compute):
         self._rates = _rates(self._trainer.optimizer)
         self._settings: list[dict[str, Any]] = []
         self._warm = self._changes = 0
-        self._seen: list[list[tuple[torch.Size, torch.dtype]]] = []  # of the latest batches that ran as usual
+        self._seen: list[_Shapes] = []  # of the latest batches that ran as usual
         self._drop_recording()
 
     def _drop_recording(self) -> None:
         """Give its memory back, too."""
         self._replay: Callable[[], None] | None = None
-        self._shapes: list[tuple[torch.Size, torch.dtype]] = []
+        self._shapes: _Shapes = []
         self._batch: Any = None
         self._gradients: list[tuple[Tensor, Tensor | None]] = []
         self._result: StepResult | None = None
@@ -95,8 +100,9 @@ class GraphedCompute(Compute):
     def _run(self, batch: Any) -> None:
         shapes = [(tensor.shape, tensor.dtype) for tensor in tensors_in(batch)]
         changed = self._have_settings_changed()
-        known = self._seen if self._replay is None else [self._shapes]
-        if self._trainer.state.skips or self._warm < _WARM_UP or changed or shapes not in known:
+        # Of the latest batches the largest is recorded: the last one of a pass may be smaller than all others.
+        fits = shapes == (max(self._seen, key=_numbers, default=[]) if self._replay is None else self._shapes)
+        if self._trainer.state.skips or self._warm < _WARM_UP or changed or not fits:
             self._warm += 1
             self._seen = [*self._seen, shapes][-_WARM_UP:]
             self._run_plainly(batch)
@@ -153,7 +159,7 @@ class GraphedCompute(Compute):
             super()._run(batch)
         torch.cuda.current_stream(device).wait_stream(stream)
 
-    def _record_graph(self, batch: Any, shapes: list[tuple[torch.Size, torch.dtype]]) -> None:
+    def _record_graph(self, batch: Any, shapes: _Shapes) -> None:
         state = self._trainer.state
         self._shapes = shapes
         self._batch = map_tensors(torch.clone, batch)

@@ -78,16 +78,17 @@ def test_the_best_that_are_shown_are_within_the_bounds() -> None:
     assert {*range(200, 200 + MOST // 4)} <= shown
 
 
-def test_of_a_study_that_is_paused_for_the_most_part_as_many_are_shown() -> None:
-    """And those that train, whatever their numbers: they were paused before, and have resumed."""
-    paused = {PAUSED_ATTR: 3}
-    trials = [create_trial(state=TrialState.RUNNING, user_attrs=paused) for _ in range(TRIALS)]
+@pytest.mark.parametrize("most", [TrialState.RUNNING, TrialState.WAITING], ids=["paused", "waiting"])
+def test_of_a_study_that_is_paused_or_waits_for_the_most_part_as_many_are_shown(most: TrialState) -> None:
+    """And those that train, whatever their numbers: they were paused before, or queued, and have been taken."""
+    paused = {PAUSED_ATTR: 3} if most == TrialState.RUNNING else {}
+    trials = [create_trial(state=most, user_attrs=paused) for _ in range(TRIALS)]
     for number, trial in enumerate(trials):
         trial.number = trial._trial_id = number
-    trials[7].user_attrs = {}
+    trials[7].state, trials[7].user_attrs = TrialState.RUNNING, {}
     shown = _chosen(trials, [StudyDirection.MINIMIZE], ())
     assert len(shown) == MOST
-    assert {7, *range(TRIALS - MOST // 4, TRIALS)} <= shown
+    assert {7, *range(TRIALS - MOST // 4 + 1, TRIALS)} <= shown
 
 
 def test_a_trial_that_is_opened_has_its_whole_curve(large: OpenStudy) -> None:

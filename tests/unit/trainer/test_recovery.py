@@ -16,6 +16,7 @@ from tests.unit.trainer.support import (
     assert_same,
     frozen,
     interrupt_at,
+    make_model,
     make_trainer,
     one_batch,
     regression,
@@ -162,10 +163,18 @@ class TestSkips:
         assert all("val_loss" in metrics for metrics in history)
         assert trainer.model[0].weight.grad is not None
 
-    def test_asked_for_too_late_before_an_error_mean_nothing_either(self) -> None:
-        late = once("on_epoch_end", lambda trainer: trainer.state.skip("validation"))
-        trainer = fails(make_trainer([late, once("on_epoch_end", boom)]))
-        assert all("val_loss" in metrics for metrics in trainer.fit(regression(), regression()).history)
+    @pytest.mark.parametrize(
+        ("event", "failing"),
+        [("on_epoch_end", "on_epoch_end"), ("on_train_epoch_end", "on_before_scheduler_step")],
+    )
+    def test_of_an_epoch_that_counts_mean_nothing_after_an_error(self, event: str, failing: str) -> None:
+        skip = once(event, lambda trainer: trainer.state.skip("validation"))
+        model = make_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        options: Any = {"model": model, "optimizer": optimizer, "scheduler": schedule, "max_epochs": 2}
+        trainer = fails(make_trainer([skip, once(failing, boom)], scheduler_interval="epoch", **options))
+        assert "val_loss" in trainer.fit(regression(), regression()).history[1]
 
     @pytest.mark.parametrize("batch", [0, 1])
     def test_of_a_backward_pass_work_with_scaled_losses(self, batch: int) -> None:

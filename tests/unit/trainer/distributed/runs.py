@@ -123,7 +123,7 @@ class Turned(nn.Module):
         self.inner = mlp()
 
     def forward(self, inputs: Tensor) -> Tensor:
-        return self.inner((inputs[:, self.places.long()] * self.odd * self.angles * self.turn).real)
+        return self.inner((inputs[:, self.places.long()] * self.odd * self.angles * self.turn.conj()).real)
 
 
 def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -395,18 +395,23 @@ def validated(asking: int) -> list[bool]:
 
 
 def killed(asking: int, event: str, strategy: str = "ddp", *, tested: bool = False) -> str:
-    """A run in which one rank is killed; in the others a hook of the end may evaluate."""
+    """A run in which one rank is killed: its error, and that of an evaluation that a hook of the end tries."""
     at = At(
         event, lambda *_: os.kill(os.getpid(), signal.SIGKILL), lambda t: rank() == asking and t.state.step == 7
     )
     trainer, train, val = build("mlp", [at], strategy=strategy)
+    errors: list[str] = []
+
+    def noted(work: Callable[[], Any]) -> None:
+        try:
+            work()
+        except RankError as error:
+            errors.append(str(error))
+
     if tested:
-        trainer.callbacks.register("on_fit_end", lambda trainer: trainer.test(val) and None)
-    try:
-        trainer.fit(train, val)
-    except RankError as error:
-        return str(error)
-    return "no error"
+        trainer.callbacks.register("on_fit_end", lambda trainer: noted(lambda: trainer.test(val)))
+    noted(lambda: trainer.fit(train, val))
+    return ", ".join(errors)
 
 
 def killed_and_tested() -> str:

@@ -149,7 +149,10 @@ def test_a_batch_of_another_shape_or_with_a_skip_runs_as_usual(stand_in: type[St
     assert trainer.state.step == 8
 
 
-def test_what_is_recorded_is_no_batch_of_a_new_shape(stand_in: type[StandIn]) -> None:
+@pytest.mark.parametrize(("batches", "epochs"), [(3, 3), (1, 5)])
+def test_what_is_recorded_is_no_smaller_batch_of_a_passs_end(
+    stand_in: type[StandIn], batches: int, epochs: int
+) -> None:
     replayed: list[int] = []
 
     class Noted(stand_in):  # type: ignore[valid-type, misc]
@@ -157,10 +160,10 @@ def test_what_is_recorded_is_no_batch_of_a_new_shape(stand_in: type[StandIn]) ->
             replayed.append(len(batch[0]))
             super()._replay_graph(batch)
 
-    trainer = graphed(Noted, max_epochs=3)
-    trainer.fit(regression(3 * 4 + 2))  # the fourth batch, after those that set all up, is a smaller one
+    trainer = graphed(Noted, max_epochs=epochs)
+    trainer.fit(regression(batches * 4 + 2))  # the fourth batch, after those that set all up, is a smaller one
     assert Noted.captures == 1
-    assert replayed == [4] * 6
+    assert replayed == [4] * {3: 6, 1: 3}[batches]
 
 
 def test_settings_that_change_are_not_those_of_an_old_recording(stand_in: type[StandIn]) -> None:
