@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import pickle
 import signal
 import threading
@@ -27,6 +26,7 @@ import torch
 import torch.distributed as dist
 
 from hpo.config.spec import StudySpec
+from hpo.config.variables import in_environment
 from hpo.study.folders import print_error
 from hpo.trial.builder import Builder
 from hpo.trial.mainless import LoneContext
@@ -194,17 +194,8 @@ class Peers:
             # A port of the system's choice, which nothing else can take meanwhile.
             self._store = dist.TCPStore(_LOOPBACK, 0, is_master=True, wait_for_workers=False)  # type: ignore[attr-defined]
         port = int(self._store.port)
-        own = _description(0, self.size, port)
-        kept = {name: os.environ.get(name) for name in own}
-        os.environ.update(own)
-        try:
+        with in_environment(_description(0, self.size, port)):
             yield port
-        finally:
-            for name, value in kept.items():
-                if value is None:
-                    os.environ.pop(name, None)
-                else:
-                    os.environ[name] = value
 
     def _hand_out(self, work: Work, folder: Path, port: int) -> None:
         threads = torch.get_num_threads()
