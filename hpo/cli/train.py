@@ -214,18 +214,22 @@ def _train_on(peers: Peers, starts: list[Start], choice: _Choice) -> dict[str, A
 def _starts(spec: StudySpec, choice: _Choice) -> list[Start]:
     from hpo.final.seeds import leaders
     from hpo.final.training import start_of_base, start_of_trial
+    from hpo.study.joining import config_warning
 
     which, top_k, accept = choice.trial, choice.top_k, choice.accept_code_change
-    if top_k is not None:
-        return list(looked_up(spec, lambda opened: leaders(opened, top_k, accept_code_change=accept)))
-    if which is None:
-        return [start_of_base(spec)]
     from_scratch = choice.from_scratch or choice.seeds is not None or spec.config.objective is not None
+    if which is None and top_k is None:
+        return [start_of_base(spec)]
 
-    def start(opened: OpenStudy) -> Start:
-        return start_of_trial(opened, which, from_scratch=from_scratch, accept_code_change=accept)
+    def found(opened: OpenStudy) -> list[Start]:
+        if warning := config_warning(opened):
+            print(f"warning: {warning}", file=sys.stderr)
+        if which is None:
+            return list(leaders(opened, top_k or 1, accept_code_change=accept))
+        return [start_of_trial(opened, which, from_scratch=from_scratch, accept_code_change=accept)]
 
-    return [looked_up(spec, start)]
+    starts: list[Start] = looked_up(spec, found)
+    return starts
 
 
 def _train_over_seeds(peers: Peers, starts: list[Start], choice: _Choice) -> dict[str, Any]:

@@ -100,7 +100,7 @@ def export_model(opened: OpenStudy, which: str, path: Path, *, command: str) -> 
 
     Returns:
         ``trial``, ``seed``, ``epoch``, ``parameters`` (their number), ``path``, ``card``, and ``warning``: that
-        the trial ran under other code, None where it did not.
+        the trial ran under other code or another config, None where it did not.
 
     Raises:
         InputError: See `check_export_path`.
@@ -132,7 +132,7 @@ def export_model(opened: OpenStudy, which: str, path: Path, *, command: str) -> 
         "parameters": sum(parameter.numel() for parameter in model.parameters()),
         "path": str(path),
         "card": str(card),
-        "warning": found.code_warning(opened.spec) or None,
+        "warning": found.warning(opened.spec) or None,
     }
 
 

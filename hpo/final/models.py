@@ -18,6 +18,7 @@ from hpo.storage.attributes import BEST_ATTR
 from hpo.storage.lineage import trained_as
 from hpo.study.code_record import trial_codes
 from hpo.study.folders import attempt_folders
+from hpo.study.joining import config_warning
 from hpo.study.open_study import OpenStudy, load_study
 from hpo.study.own_trials import best_trial, own_trials
 from hpo.study.status import no_best
@@ -41,6 +42,7 @@ class BestWeights:
         metrics: The metrics of that epoch.
         weights: The model's state dict, on the CPU.
         codes: Hashes of the code that the trial ran under, the latest last.
+        other_config: What a person should know where the study file is another one now; empty where it is not.
     """
 
     trial: int
@@ -51,14 +53,16 @@ class BestWeights:
     metrics: Mapping[str, float]
     weights: Mapping[str, Any]
     codes: Sequence[str] = ()
+    other_config: str = ""
 
-    def code_warning(self, spec: StudySpec) -> str:
-        """What a person should know where the code here is not the trial's; empty where it is."""
+    def warning(self, spec: StudySpec) -> str:
+        """What a person should know where the code or config here is not the trial's; empty where both are."""
         here = code_identity(spec).hash
-        if not self.codes or self.codes[-1] == here:
-            return ""
-        difference = f"trial {self.trial} ran under the code {self.codes[-1]}, and the code here is {here}"
-        return f"{difference}: its weights may make another model here than the one that was measured"
+        found = [self.other_config] if self.other_config else []
+        if self.codes and self.codes[-1] != here:
+            difference = f"trial {self.trial} ran under the code {self.codes[-1]}, and the code here is {here}"
+            found.append(f"{difference}: its weights may make another model here than the one that was measured")
+        return "\n".join(found)
 
 
 def load_model(
@@ -74,7 +78,7 @@ def load_model(
         spec: The study file.
         trial: ``best`` or a trial's number.
         device: Where the model is to be.
-        warn: Called with what is to be said where the trial ran under other code.
+        warn: Called with what is to be said where the trial ran under other code or another config.
 
     Raises:
         InputError: The device can't hold the model.
@@ -86,7 +90,7 @@ def load_model(
         found = best_weights(opened, trial)
     finally:
         opened.storage.close()
-    warning = found.code_warning(spec)
+    warning = found.warning(spec)
     if warning and warn is not None:
         warn(warning)
     return model_with(spec, found, device=device)
@@ -111,6 +115,7 @@ def best_weights(opened: OpenStudy, which: str) -> BestWeights:
         checkpoint["state"]["history"][epoch - 1],
         checkpoint["model"],
         trial_codes(opened.storage, opened.study.get_trials(deepcopy=False)[trained_as(trial)]),
+        config_warning(opened),
     )
 
 

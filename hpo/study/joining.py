@@ -28,6 +28,23 @@ def join_study(spec: StudySpec) -> OpenStudy:
     return opened
 
 
+def config_changes(opened: OpenStudy) -> list[str]:
+    """How the config here differs from that of the study's trials, in what must not change; a line each."""
+    stored = opened.study.user_attrs.get(CONFIG_ATTR)
+    if stored is None:  # not of `hpo run`
+        return []
+    return diff_configs(stored_identity(stored), identity(opened.spec.base_config()))
+
+
+def config_warning(opened: OpenStudy) -> str:
+    """What a person should know who takes a trial up under the config here; empty where it is the trials' own."""
+    # Which other points might have been drawn does not matter to a trial that has its own.
+    changes = [change for change in config_changes(opened) if not change.startswith("search_space")]
+    if not changes:
+        return ""
+    return "the trials ran with another config than the one here:\n    " + "\n    ".join(changes)
+
+
 def _refuse_other_config(opened: OpenStudy) -> None:
     spec, stored = opened.spec, opened.study.user_attrs
     if HASH_ATTR not in stored:
@@ -36,8 +53,7 @@ def _refuse_other_config(opened: OpenStudy) -> None:
             path="study.name",
             fix="start it with `hpo run`",
         )
-    changes = diff_configs(stored_identity(stored[CONFIG_ATTR]), identity(spec.base_config()))
-    if changes:
+    if changes := config_changes(opened):
         raise spec.error(
             f"the study's config is {stored[HASH_ATTR]}, and the config here is {spec.config_hash()}:\n    "
             + "\n    ".join(changes),

@@ -59,6 +59,19 @@ def test_weights_of_another_model_are_refused_with_a_fix(view: OpenStudy) -> Non
         load_model(spec)
 
 
+def test_another_config_than_the_trials_is_said(view: OpenStudy) -> None:
+    said: list[str] = []
+    load_model(view.spec, warn=said.append)
+    assert not said
+    changed = Studies(view.spec.folder, view.spec.folder / "parts.py").spec(
+        "loader.batch_size=7", "study.n_trials=99"
+    )
+    load_model(changed, warn=said.append)
+    before = view.spec.loader.batch_size
+    expected = f"the trials ran with another config than the one here:\n    loader.batch_size: {before} → 7"
+    assert said == [expected]
+
+
 @pytest.mark.parametrize("which", ["7", "00"])
 def test_a_trial_that_is_not_there_is_named(view: OpenStudy, which: str) -> None:
     with pytest.raises(StudyError, match=rf"has no trial {which}"):

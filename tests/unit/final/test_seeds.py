@@ -147,6 +147,15 @@ def test_an_interrupted_training_without_seeds_goes_on_and_ends_in_the_same_weig
         assert all(torch.equal(tensor, expected[name]) for name, tensor in weights(final / "model.pt").items())
 
 
+def test_a_final_training_with_another_config_than_the_trials_says_so(studies: Studies) -> None:
+    with studies.open() as (view,):
+        run(view)
+        command = ("train", view.spec.path, "--trial", "best", "--epochs", 7)
+        assert "config" not in hpo(*command).stderr
+        changed = hpo(*command, "loader.batch_size=7").stderr
+        assert "warning: the trials ran with another config than the one here:\n    loader.batch_size: " in changed
+
+
 def test_an_interrupted_training_is_not_resumed_by_another_one(studies: Studies) -> None:
     overrides = ("callbacks.stop={_target_: parts.Interrupt, epoch: 2}", "callbacks.checkpoint={max_overhead: 1}")
     with studies.open(*overrides, code=MODEL + INTERRUPT) as (view,):
