@@ -50,12 +50,12 @@ class InputError(HpoError):
         value: str = "",
         fix: str = "",
     ) -> None:
-        self.problem = _without_password(problem)
+        self.problem = without_password(problem)
         self.file = file
         self.line = line
-        self.path = _without_password(path)
-        self.value = _without_password(value)
-        self.fix = _without_password(fix)
+        self.path = without_password(path)
+        self.value = without_password(value)
+        self.fix = without_password(fix)
         super().__init__(str(self))
 
     def __str__(self) -> str:
@@ -70,7 +70,8 @@ class InputError(HpoError):
         return "\n".join(lines)
 
 
-def _without_password(text: str) -> str:
+def without_password(text: str) -> str:
+    """The text with stars in place of the passwords of URLs in it."""
     return _IN_QUERY.sub(r"\1=***", _PASSWORD.sub(r"\1:***@", text))
 
 

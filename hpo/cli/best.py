@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -15,7 +14,7 @@ from hpo.cli.options import Debug, Json, OutputDir, Overrides, Storage, StudyFil
 from hpo.cli.show import cell, looked_up, param_cell, param_names, print_json
 from hpo.cli.tables import print_table
 from hpo.console.output import read_by_others
-from hpo.errors import InputError
+from hpo.errors import InputError, without_password
 from hpo.wording import granted
 
 if TYPE_CHECKING:
@@ -127,9 +126,7 @@ def _export(spec: StudySpec, trial: str, path: Path, *, json_: bool) -> None:
 
     check_export_path(path)
     # The card is for others to read; a database's password is not.
-    command = re.sub(
-        r"://([^:/@\s]+):[^@/\s]+@", r"://\1:***@", shlex.join(["hpo", *map(_relative, sys.argv[1:])])
-    )
+    command = shlex.join(["hpo", *(without_password(_relative(each)) for each in sys.argv[1:])])
     done = looked_up(spec, lambda opened: export_model(opened, trial, path, command=command))
     if json_:
         print_json({"study": spec.study.name, **done})

@@ -254,6 +254,18 @@ def test_a_password_stays_out_of_the_card(view: OpenStudy, tmp_path: Path) -> No
     assert "secret" not in (tmp_path / "a.pt.md").read_text()
 
 
+@pytest.mark.filterwarnings("ignore:Query string argument")  # SQLite takes no password
+@pytest.mark.parametrize("form", ["--storage {}", "--storage={}", "run.storage={}"])
+def test_a_password_in_the_query_of_a_url_stays_out_of_the_card_too(
+    view: OpenStudy, tmp_path: Path, form: str
+) -> None:
+    url = f"{view.spec.storage_url}?password=secret&timeout=9"
+    hpo("best", view.spec.path, *form.format(url).split(), "--export", tmp_path / "a.pt")
+    made_by = (tmp_path / "a.pt.md").read_text().partition("## Made by")[2]
+    assert "?password=***&timeout=9" in made_by
+    assert "secret" not in made_by
+
+
 def test_a_front_is_shown_as_a_table(studies: Studies) -> None:
     text = STUDY.replace("pruner: none", "pruner: none\n  objectives: {val_loss: minimize, val_mae: minimize}")
     with studies.open(text=text) as (view,):
