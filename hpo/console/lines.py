@@ -212,7 +212,8 @@ def _print_ending(opened: OpenStudy, status: dict[str, Any], ending: str) -> Non
         print(f"the time limit is reached; the next `hpo run` resumes {count_of(unfinished, 'trial')}")
     elif status["n_trials"] < (wanted := opened.spec.study.n_trials):
         if isinstance(sampler := opened.study.sampler, ExhaustiveSampler):
-            print(f"the grid is exhausted: it has {count_of(len(sampler), 'point')}")
+            if ending == "done":
+                print(f"the grid is exhausted: it has {count_of(len(sampler), 'point')}")
         else:
             theirs = f"another run has set the study to {count_of(status['n_trials'], 'trial')}"
             print(f"{theirs} since this one began; the same command continues it up to {wanted}")

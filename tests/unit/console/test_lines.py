@@ -10,6 +10,8 @@ from hpo.study.outcome import Outcome
 from hpo.trial.report import TrialReport
 from tests.support.studies import Studies, ask, take
 
+SMALL_GRID = "search_space={model.hidden: {type: int, low: 3, high: 4}}"
+
 
 def test_a_result_fits_a_terminal_of_80_columns_and_the_best_so_far_is_marked(
     studies: Studies, capsys: pytest.CaptureFixture[str]
@@ -39,11 +41,22 @@ def test_a_study_that_another_run_has_set_to_fewer_trials_is_no_exhausted_grid(
 def test_an_exhausted_grid_has_its_points_and_the_baseline_is_one_of_them(
     studies: Studies, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    space = "search_space={model.hidden: {type: int, low: 3, high: 4}}"
-    with studies.open(space, "study.sampler=grid", "study.baseline=true", "study.n_trials=9") as (view,):
+    with studies.open(SMALL_GRID, "study.sampler=grid", "study.baseline=true", "study.n_trials=9") as (view,):
         assert view.budget() == 2
         print_summary(view, "study.yaml", "done")
     assert "the grid is exhausted: it has 2 points" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("ending", ["interrupted", "stopped", "goal"])
+def test_a_grid_whose_run_has_ended_early_is_not_exhausted(
+    studies: Studies, capsys: pytest.CaptureFixture[str], ending: str
+) -> None:
+    with studies.open("study.sampler=grid", SMALL_GRID, "study.n_trials=9") as (view,):
+        print_summary(view, "study.yaml", ending)
+    printed = capsys.readouterr().out
+    assert "0 of 2 trials finished" in printed
+    assert "exhausted" not in printed
+    assert "another run" not in printed
 
 
 def test_null_is_a_value_of_the_best_trial(studies: Studies, capsys: pytest.CaptureFixture[str]) -> None:
