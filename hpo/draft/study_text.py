@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from hpo.config.paths import join_path
-from hpo.config.yaml_dumper import to_yaml
+from hpo.config.yaml_dumper import to_line
 from hpo.draft.arguments import FILL_IN, Argument, Arguments
 from hpo.draft.data import Look
 from hpo.draft.losses import Loss
@@ -203,4 +203,4 @@ def _text(value: Any) -> str:
     if isinstance(value, float) and 0 < abs(value) < _SMALL:
         digits, _, power = f"{value:e}".partition("e")
         return f"{float(digits):g}e{int(power)}"
-    return to_yaml({"v": value}).removeprefix("v: ").removesuffix("\n")
+    return to_line(value)

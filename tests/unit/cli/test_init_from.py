@@ -316,6 +316,13 @@ def test_a_training_function(folder: Path) -> None:
     assert lr == {"type": "float", "low": 1e-4, "high": 1e-2, "log": True}
 
 
+@pytest.mark.parametrize("prompt", [" ".join(["word"] * 30), "two\nlines of text", "one, two: [three"])
+def test_a_long_text_as_a_default_stays_as_it_is(prompt: str, folder: Path) -> None:
+    (folder / "talk.py").write_text(f"def run(trial, lr=1e-3, prompt={prompt!r}):\n    return lr\n")
+    hpo("init", "--from", "talk:run")
+    assert written().base_config()["objective"]["prompt"] == prompt
+
+
 def test_a_training_function_with_a_session(folder: Path) -> None:
     hpo("init", "--from", "net:loop")
     spec = written()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from hpo.config.yaml_dumper import to_yaml
+from hpo.config.yaml_dumper import to_line, to_yaml
 from hpo.config.yaml_loader import Loader
 from tests.unit.trainer.support import quick
 
@@ -36,6 +36,21 @@ def read(text: str) -> Any:
 @given(st.dictionaries(st.sampled_from(["model", "1", "on"]), PLAIN, max_size=3))
 def test_what_is_written_is_read_as_it_was(config: dict[str, Any]) -> None:
     assert read(to_yaml(config)) == config
+
+
+@pytest.mark.parametrize(
+    "value", [" ".join(["word"] * 99), "a, b", "a]: {b", "two\nlines", "\u2028", "a\x85", "\r\n", "'", '"\n"', "#"]
+)
+def test_a_text_of_one_line_is_read_as_it_was_after_a_key_and_in_a_list(value: str) -> None:
+    line = to_line(value)
+    assert len(line.splitlines()) == 1
+    assert read(f"a: {line}   # note\nb: {{c: [{line}, 1]}}") == {"a": value, "b": {"c": [value, 1]}}
+
+
+@quick(60)
+@given(PLAIN)
+def test_any_plain_value_is_read_as_it_was_from_a_line(value: Any) -> None:
+    assert read(f"a: {to_line(value)}") == {"a": value}
 
 
 def test_a_value_that_stands_twice_is_written_twice_and_the_order_stays() -> None:
