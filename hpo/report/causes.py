@@ -12,7 +12,7 @@ from optuna.trial import FrozenTrial, TrialState
 
 from hpo.report.timeline import Work
 from hpo.storage.attributes import REASON_ATTR, STARTED_AGAIN_ATTR, TRACEBACK_ATTR
-from hpo.study.outcome import Outcome, outcome_of
+from hpo.study.outcome import STATE_OF, Outcome, outcome_of
 
 # What differs between two errors of one cause: sizes, addresses, process ids.
 _NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
@@ -38,6 +38,11 @@ class Cause:
     reason: str
     trials: Sequence[int]
     traceback: str = ""
+
+    @property
+    def is_end(self) -> bool:
+        """Whether its trials ended so; an attempt that was cut off is none of their failures."""
+        return self.outcome in STATE_OF
 
 
 def causes(trials: Iterable[FrozenTrial], work: Iterable[Work]) -> list[Cause]:

@@ -82,7 +82,7 @@ def _best_rows(report: StudyReport) -> list[tuple[str, Any]]:
 
 def _worth_a_look(report: StudyReport) -> Markup:
     """Links to what people should know of."""
-    edges, failed = len(report.edges), sum(len(each.trials) for each in report.causes)
+    edges, failed = len(report.edges), sum(len(each.trials) for each in report.causes if each.is_end)
     links = []
     if edges:
         links.append(("edges", f"{count_of(edges, 'parameter')} at the edge of the range"))

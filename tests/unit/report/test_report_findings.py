@@ -15,8 +15,9 @@ from hpo.report.causes import causes
 from hpo.report.edges import edges
 from hpo.report.importances import importances
 from hpo.report.looks import thinned
+from hpo.report.sections import overview
 from hpo.report.timeline import Timeline
-from tests.support.reports import trial_of, work_of
+from tests.support.reports import report_of, trial_of, work_of
 
 LOSS: dict[str, Any] = {"val_loss": "minimize"}
 LR = FloatDistribution(1e-4, 1e-1, log=True)
@@ -129,6 +130,20 @@ def test_equal_causes_are_counted_together() -> None:
         ("lost", "its end", [7], ""),
         ("lost attempt", "the machine is gone", [8], ""),
     ]
+
+
+def test_a_trial_that_was_interrupted_and_ended_well_is_no_failure_at_the_top() -> None:
+    again = {"hpo:started_again": 1}
+    trials = [failed(0, "OSError: disk"), trial_of(1, {}, {}, 1.0, attrs=again), trial_of(2, {}, {}, 2.0)]
+    trials.append(trial_of(3, {}, {}, float("inf"), attrs={"hpo:outcome": "diverged"}))
+    work = [
+        work_of(1, outcome="requeued", reason="interrupted"),
+        work_of(1, attempt=2),
+        work_of(2, outcome="lost", reason="the process died"),
+        work_of(2, attempt=2),
+    ]
+    assert ">2 failures<" in overview(report_of(trials, work=work))
+    assert "failure" not in overview(report_of(trials[1:3], work=work))
 
 
 def test_the_time_at_work_leaves_pauses_out() -> None:
