@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 import plotly.graph_objects as go
-import yaml
 from markupsafe import Markup
 from optuna.trial import FrozenTrial
 
+from hpo.config.yaml_dumper import to_yaml
 from hpo.report.data import MOST_TRIALS, StudyReport
 from hpo.report.figures import (
     MOST_POINTS,
@@ -374,8 +374,8 @@ def code_section(report: StudyReport) -> Section:
 
 def config_section(report: StudyReport) -> Section:
     """The study file as it was started with, defaults filled in."""
-    text = yaml.safe_dump(dict(report.config), sort_keys=False, allow_unicode=True)
-    return Section("config", "Study file", folded("The config with its defaults, as YAML", text))
+    shown_as = "The config with its defaults, as YAML"
+    return Section("config", "Study file", folded(shown_as, to_yaml(report.config)))
 
 
 def several_figures(name: str, drawn: Iterable[tuple[str, go.Figure]], *, height: int = HEIGHT) -> Markup:

@@ -5,18 +5,23 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from html import unescape
 from pathlib import Path
 
 import optuna
 import pytest
+import yaml
 from matplotlib.figure import Figure
 from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
 from optuna.trial import FrozenTrial, TrialState, create_trial
 from optuna.visualization.matplotlib import plot_intermediate_values
 
+from hpo.config.yaml_loader import Loader
 from hpo.report.data import report_data, study_report
 from hpo.report.page import page
 from hpo.report.pictures import write_pictures
+from hpo.report.sections import config_section
 from hpo.report.snapshot import snapshot
 from hpo.storage.attributes import BEST_ATTR, OUTCOME_ATTR
 from hpo.study.open_study import OpenStudy
@@ -279,6 +284,13 @@ def test_no_password_is_in_the_page(studies: Studies, small_plotly: None, edited
     assert "sesame" not in text
     assert report.config["data"] == {"_target_": "parts.load", "password": "***"}
     assert "hidden: 4" in text
+
+
+def test_the_study_file_in_the_page_is_read_as_the_same_values() -> None:
+    config = {"study": {"name": "made-up"}, "model": {"lr": "1e-3", "octal": "0o17", "on": True, "rate": 1e-5}}
+    folded = str(config_section(replace(report_of([]), config=config)).content)
+    text = unescape(folded.partition('<pre tabindex="0">')[2].partition("</pre>")[0])
+    assert yaml.load(text, Loader=Loader) == config
 
 
 def test_what_is_known_of_the_machine_is_said(studies: Studies, small_plotly: None) -> None:
