@@ -17,7 +17,7 @@ from hpo.console.live import GrantView, picture
 from hpo.console.snapshot import Looks, has_ended
 from hpo.console.tally import Tally, viewed
 from hpo.errors import StudyError
-from hpo.execution.messages import Extended, Started
+from hpo.execution.messages import EpochsEnded, Extended, Started
 from hpo.storage.attributes import FORK_ATTR, GRANTS_ATTR
 from hpo.storage.grants import Grant, Granted
 from hpo.storage.ledger import Lease
@@ -201,6 +201,15 @@ def test_its_progress_is_that_of_its_epochs(given: OpenStudy, capsys: pytest.Cap
     assert study_view(given, Looks(given).look()).progress == (2, 40, "epochs")
     assert not has_ended(given, {**study_status(given), "running": 0})
     assert has_ended(given, {**study_status(given), "running": 0, "epochs": {"trained": 40, "limit": 40}})
+
+
+def test_nothing_is_estimated_while_a_trial_is_before_where_it_was(given: OpenStudy) -> None:
+    tally = Tally(given)
+    tally.begin({"worker-1": Slot("cpu", "cpu", None, 1)})
+    tally.heard("worker-1", Started(0, Lease(1, 1)))
+    tally.heard("worker-1", EpochsEnded(0, 1, (1.0,), 3))
+    assert tally.progress == (1, 40, "epochs")
+    assert tally.view().left_s is None
 
 
 def test_the_commands_say_what_it_was_granted_and_why(given: OpenStudy) -> None:
