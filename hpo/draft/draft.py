@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import os
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, Final
 from torch import nn
 
 from hpo.config.at_import import refuse_search_at_import
+from hpo.config.schema_study import MAX_NAME
 from hpo.config.targets import TargetResolver
 from hpo.draft.arguments import Arguments, arguments_of
 from hpo.draft.data import Look, is_data_class, look_at
@@ -140,6 +142,11 @@ def _refuse_no_model(found: Any, target: str) -> None:
         raise InputError(f"`{name}` {problem}", path=FROM, value=target, fix=fix)
 
 
+def _study_name(name: str) -> str:
+    """A study's name after one in code, which may have letters that it can't have."""
+    return re.sub(r"[^A-Za-z0-9_]+", "-", name).strip("-")[:MAX_NAME] or "study"
+
+
 # ---- a function that trains
 
 
@@ -153,7 +160,7 @@ def _of_script(target: str, objective: Callable[..., Any], file: str) -> Drafted
         )
     arguments = arguments_of(objective, trains=True, given=(SESSION,))
     script = script_of(objective)
-    study = Draft(target.partition(".")[0], file, target, arguments, session=True, script=script)
+    study = Draft(_study_name(target.partition(".")[0]), file, target, arguments, session=True, script=script)
     missing = [f"objective.{item}: it has no default" for item in arguments.missing]
     notes = [] if script.directions else ["direction: minimize, since no create_study in its file says which"]
     return Drafted({file: study_text(study)}, missing, notes)
@@ -167,7 +174,7 @@ def _of_function(target: str, function: Callable[..., Any], file: str) -> Drafte
         raise InputError(
             f"`{name}` takes no argument, so there is nothing to search", path=FROM, value=target, fix=fix
         )
-    study = Draft(target.partition(".")[0], file, target, arguments, session=takes_session(function))
+    study = Draft(_study_name(target.partition(".")[0]), file, target, arguments, session=takes_session(function))
     missing = [f"objective.{item}: it has no default" for item in arguments.missing]
     notes = []
     if not any(item.entry for item in arguments):
@@ -202,7 +209,7 @@ def _of_model(
     own = "" if look is None else parts_text(path, look, fit.loss)
     split = own and look is not None and look.making != "ready"
     study = Draft(
-        target.rpartition(".")[2].lower(),
+        _study_name(target.rpartition(".")[2].lower()),
         file,
         target,
         arguments,

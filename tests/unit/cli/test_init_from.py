@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from torch import Tensor
 
 from hpo.checks.checks import check_study
@@ -321,6 +322,24 @@ def test_a_long_text_as_a_default_stays_as_it_is(prompt: str, folder: Path) -> N
     (folder / "talk.py").write_text(f"def run(trial, lr=1e-3, prompt={prompt!r}):\n    return lr\n")
     hpo("init", "--from", "talk:run")
     assert written().base_config()["objective"]["prompt"] == prompt
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [("größe", "gr-e"), ("предел", "study"), ("_own", "_own"), ("x" * 240, "x" * 200)]
+)
+def test_a_study_is_named_after_code_with_the_letters_that_it_can_have(
+    module: str, name: str, folder: Path
+) -> None:
+    (folder / f"{module}.py").write_text("def run(trial, lr=1e-3):\n    return lr\n", encoding="utf-8")
+    hpo("init", "--from", f"{module}:run")
+    assert written().study.name == name
+
+
+def test_a_study_is_named_after_a_class_with_other_letters(folder: Path) -> None:
+    with (folder / "net.py").open("a", encoding="utf-8") as file:
+        file.write("\n\nclass Größe(Net):\n    pass\n")
+    hpo("init", "--from", "net:Größe")
+    assert yaml.safe_load((folder / "study.yaml").read_text(encoding="utf-8"))["study"]["name"] == "gr-e"
 
 
 def test_a_training_function_with_a_session(folder: Path) -> None:
