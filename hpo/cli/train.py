@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 _DEFAULT_SEEDS: Final = (0, 1, 2)
 #: A single number above this is taken for a seed, not for a number of trainings.
 _MOST_SEEDS: Final = 100
+#: As `hpo.config.schema_types.MAX_EPOCHS` has it, whose import takes long.
+_MOST_EPOCHS: Final = 1_000_000
 _SEEDS_FIX: Final = "write a number of seeds, `5`, or the seeds themselves, `0,1,2`; `7,` is the seed 7 alone"
 
 
@@ -50,7 +52,7 @@ def train(
         str | None, typer.Option(metavar="best|N", help="Trial to start from; without it the base config.")
     ] = None,
     epochs: Annotated[
-        int | None, typer.Option(min=1, help="Epochs to train; trainer.max_epochs if not given.")
+        int | None, typer.Option(min=1, max=_MOST_EPOCHS, help="Epochs to train; trainer.max_epochs if not given.")
     ] = None,
     from_scratch: Annotated[
         bool, typer.Option("--from-scratch", help="Use the trial's parameters, not its weights.")

@@ -216,7 +216,7 @@ class StudySpec:
 
     def _of_parameter(self, error: InputError, values: Mapping[str, Any]) -> InputError:
         """An error of a trial's config; where a parameter has the value, at its entry in the search space."""
-        if error.path not in values:
+        if error.path not in values or error.path not in self.search_space:
             return error
         return self._marks.error(error.problem, _entry(error.path), value=error.value, fix=error.fix)
 

@@ -86,8 +86,11 @@ def leaders(opened: OpenStudy, k: int, *, accept_code_change: bool = False) -> l
         raise no_best(opened, own_trials(opened))
     distinct = {json.dumps(trial.params, sort_keys=True): trial.number for trial in reversed(ranked)}
     first = [trial.number for trial in ranked if trial.number in distinct.values()][:k]
+    option = ("--top-k", str(k))
     return [
-        start_of_trial(opened, str(number), from_scratch=True, accept_code_change=accept_code_change)
+        start_of_trial(
+            opened, str(number), from_scratch=True, accept_code_change=accept_code_change, option=option
+        )
         for number in first
     ]
 

@@ -98,7 +98,12 @@ def start_of_base(spec: StudySpec) -> Start:
 
 
 def start_of_trial(
-    opened: OpenStudy, which: str, *, from_scratch: bool, accept_code_change: bool = False
+    opened: OpenStudy,
+    which: str,
+    *,
+    from_scratch: bool,
+    accept_code_change: bool = False,
+    option: tuple[str, str] | None = None,
 ) -> Start:
     """A trial's parameters, and its best checkpoint unless ``from_scratch``.
 
@@ -107,6 +112,7 @@ def start_of_trial(
         which: ``best`` or a trial's number.
         from_scratch: Take the parameters only; those of a fork with all that its parents were trained with before.
         accept_code_change: Take a trial that ran under other code than the code here.
+        option: The option that asked for the trial, and its value; None: ``--trial``.
 
     Raises:
         InputError: The trial ran under other code.
@@ -117,7 +123,7 @@ def start_of_trial(
     trained = opened.study.get_trials(deepcopy=False)[trained_as(trial)]
     code = next(reversed(trial_codes(opened.storage, trained)), None)
     if not accept_code_change:
-        _refuse_other_code(opened.spec, trial.number, code)
+        _refuse_other_code(opened.spec, trial.number, code, option or ("--trial", str(trial.number)))
     checkpoint = None if from_scratch else best_checkpoint(opened, trial)
     *lineage, own = _lineage(opened, trained)
     value = trial_value(opened, trial)
@@ -134,13 +140,13 @@ def _lineage(opened: OpenStudy, trial: FrozenTrial) -> list[Stage]:
     return stages
 
 
-def _refuse_other_code(spec: StudySpec, number: int, code: str | None) -> None:
+def _refuse_other_code(spec: StudySpec, number: int, code: str | None, option: tuple[str, str]) -> None:
     here = code_identity(spec).hash
     if code not in (None, here):
         raise InputError(
             f"trial {number} ran under the code {code}, and the code here is {here}",
-            path="--trial",
-            value=str(number),
+            path=option[0],
+            value=option[1],
             fix="bring the code back, or accept that the final model is not that trial's: `--accept-code-change`",
         )
 

@@ -12,8 +12,9 @@ import pytest
 import torch
 from scipy import stats
 
+from hpo.config.schema_types import MAX_EPOCHS
 from hpo.config.study_modules import forget_modules
-from hpo.errors import StudyError
+from hpo.errors import InputError, StudyError
 from hpo.final.models import load_model
 from hpo.final.seed_run import SeedTrainer
 from hpo.final.seeds import estimate, leaders, together, train_over_seeds
@@ -251,6 +252,18 @@ def test_leaders_of_equal_parameters_count_once(studies: Studies) -> None:
         assert [(start.trial, start.value) for start in leaders(view, 5)] == [(2, 0.5), (1, 1.0)]
 
 
+def test_leaders_of_other_code_are_refused_by_the_option_that_asked_for_them(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with studies.open() as (view,):
+        run(view)
+        monkeypatch.setattr("hpo.final.training.trial_codes", lambda *_: ["0ther"])
+        with pytest.raises(InputError, match=r"(?s)^--top-k: trial 0 ran under the code 0ther.*value: 3"):
+            leaders(view, 3)
+        with pytest.raises(InputError, match=r"(?s)^--trial: trial 0 ran under the code 0ther.*value: 0"):
+            start_of_trial(view, "best", from_scratch=True)
+
+
 def test_a_study_without_leaders_says_why(studies: Studies) -> None:
     with studies.open() as (view,), pytest.raises(StudyError, match="no complete trial yet"):
         leaders(view, 3)
@@ -282,6 +295,15 @@ def test_what_makes_no_sense_is_refused(view: OpenStudy, options: tuple[str, ...
     refusal = hpo("train", view.spec.path, *options, code=2).stderr
     assert text in refusal
     assert "fix:" in refusal
+
+
+def test_epochs_beyond_the_most_are_refused_by_their_option(view: OpenStudy) -> None:
+    refusal = hpo("train", view.spec.path, "--epochs", MAX_EPOCHS + 1, code=2).stderr
+    assert "Invalid value for '--epochs'" in refusal
+    assert str(MAX_EPOCHS) in refusal
+    with pytest.raises(InputError) as refused:
+        view.spec.resolve({"trainer.max_epochs": MAX_EPOCHS + 1})
+    assert refused.value.path == "trainer.max_epochs"  # which this study does not search
 
 
 def test_single_values_have_no_intervals_that_could_meet(view: OpenStudy) -> None:
