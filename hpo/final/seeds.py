@@ -23,7 +23,9 @@ from hpo.config.spec import StudySpec
 from hpo.errors import StudyError
 from hpo.final.seed_run import SeedRun, SeedTrainer
 from hpo.final.stamp import clear, write_json
-from hpo.final.training import Start, start_of_trial
+from hpo.final.training import Start, stages_of, start_of_trial
+from hpo.storage.lineage import trained_as
+from hpo.study.lineage import Stage
 from hpo.study.open_study import OpenStudy
 from hpo.study.own_trials import own_trials, ranked_trials
 from hpo.study.status import no_best
@@ -66,6 +68,8 @@ def estimate(values: Sequence[float]) -> Estimate:
 def leaders(opened: OpenStudy, k: int, *, accept_code_change: bool = False) -> list[Start]:
     """The study's best ``k`` trials to train from scratch, the best first; trials of equal parameters count once.
 
+    Parameters of forks are those of their parents, too: what they are trained with before.
+
     Args:
         opened: The study.
         k: How many.
@@ -84,15 +88,28 @@ def leaders(opened: OpenStudy, k: int, *, accept_code_change: bool = False) -> l
     ranked = ranked_trials(opened)
     if not ranked:
         raise no_best(opened, own_trials(opened))
-    distinct = {json.dumps(trial.params, sort_keys=True): trial.number for trial in reversed(ranked)}
-    first = [trial.number for trial in ranked if trial.number in distinct.values()][:k]
+    trials, first = opened.study.get_trials(deepcopy=False), dict[str, int]()
+    for trial in ranked:
+        if len(first) == k:
+            break
+        first.setdefault(_course(stages_of(opened, trials, trials[trained_as(trial)])), trial.number)
     option = ("--top-k", str(k))
     return [
         start_of_trial(
             opened, str(number), from_scratch=True, accept_code_change=accept_code_change, option=option
         )
-        for number in first
+        for number in first.values()
     ]
+
+
+def _course(stages: Iterable[Stage]) -> str:
+    """What tells trainings from scratch apart, seeds aside; a fork with its parent's parameters adds nothing."""
+    parts: list[list[Any]] = []
+    for stage in stages:
+        if parts and parts[-1][0] == stage.params:
+            parts.pop()
+        parts.append([stage.params, stage.until])
+    return json.dumps(parts, sort_keys=True)
 
 
 def train_over_seeds(trainer: SeedTrainer, starts: Sequence[Start], seeds: Sequence[int]) -> dict[str, Any]:

@@ -120,19 +120,25 @@ def start_of_trial(
             checkpoint.
     """
     trial = find_trial(opened, which)
-    trained = opened.study.get_trials(deepcopy=False)[trained_as(trial)]
+    trials = opened.study.get_trials(deepcopy=False)
+    trained = trials[trained_as(trial)]
     code = next(reversed(trial_codes(opened.storage, trained)), None)
     if not accept_code_change:
         _refuse_other_code(opened.spec, trial.number, code, option or ("--trial", str(trial.number)))
     checkpoint = None if from_scratch else best_checkpoint(opened, trial)
-    *lineage, own = _lineage(opened, trained)
+    *lineage, own = stages_of(opened, trials, trained)
     value = trial_value(opened, trial)
     return Start(f"trial {trial.number}", trial.number, own.seed, trial.params, checkpoint, value, code, lineage)
 
 
-def _lineage(opened: OpenStudy, trial: FrozenTrial) -> list[Stage]:
+def stages_of(opened: OpenStudy, trials: Sequence[FrozenTrial], trial: FrozenTrial) -> list[Stage]:
+    """What a trial is trained with from scratch, one after another; `trials` are all of the storage.
+
+    Raises:
+        StudyError: A trial of its lineage is not there, or has parameters that are not of this search space.
+    """
     try:
-        stages = lineage_of(opened.study.get_trials(deepcopy=False), trial, opened.trial_seed)
+        stages = lineage_of(trials, trial, opened.trial_seed)
     except ValueError as error:
         raise StudyError(str(error)) from error
     for stage in stages:

@@ -41,8 +41,10 @@ def lineage_of(
     Raises:
         ValueError: A trial of the lineage is not there.
     """
-    by_number = {each.number: each for each in trials}
     stages = [Stage(trial.number, trial.params, seed_of(trial.number, trial.params), None)]
+    if forked_from(trial) is None:
+        return stages
+    by_number = {each.number: each for each in trials}
     while (fork := forked_from(by_number.get(stages[0].trial, trial))) is not None:
         parent = by_number.get(fork["parent"])
         if parent is None or parent.number >= stages[0].trial:

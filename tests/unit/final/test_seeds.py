@@ -19,6 +19,7 @@ from hpo.final.models import load_model
 from hpo.final.seed_run import SeedTrainer
 from hpo.final.seeds import estimate, leaders, together, train_over_seeds
 from hpo.final.training import Start, start_of_base, start_of_trial
+from hpo.storage.attributes import FORK_ATTR
 from hpo.study.open_study import OpenStudy
 from hpo.trial.builder import Builder
 from tests.support.commands import MODEL, STUDY, hpo, hpo_json
@@ -250,6 +251,19 @@ def test_leaders_of_equal_parameters_count_once(studies: Studies) -> None:
             view.space.suggest(trial)
             view.study.tell(trial, value)
         assert [(start.trial, start.value) for start in leaders(view, 5)] == [(2, 0.5), (1, 1.0)]
+
+
+def test_forks_of_equal_parameters_are_one_only_where_their_parents_are(studies: Studies) -> None:
+    with studies.open("study.duplicates=allow") as (view,):
+        for value, hidden, parent in ((4.0, 4, None), (3.0, 3, None), (2.0, 3, 0), (1.0, 3, 1), (0.5, 3, 0)):
+            view.study.enqueue_trial({"optimizer.lr": 0.01, "model.hidden": hidden})
+            trial = view.study.ask()
+            view.space.suggest(trial)
+            if parent is not None:
+                trial.set_user_attr(FORK_ATTR, {"parent": parent, "epoch": 1, "replaces": None})
+            view.study.tell(trial, value)
+        assert [start.trial for start in leaders(view, 5)] == [4, 3, 0]
+        assert [start.trial for start in leaders(view, 2)] == [4, 3]
 
 
 def test_leaders_of_other_code_are_refused_by_the_option_that_asked_for_them(
