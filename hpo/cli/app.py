@@ -75,7 +75,11 @@ def options(
 
 
 def main() -> NoReturn:
-    """Run the command line; exit codes: 0 done, 2 bad input, 3 the study failed, 130 interrupted."""
+    """Run the command line.
+
+    Exit codes: 0 done, 1 a question was answered with no, or an error in this program, 2 bad input, 3 the study
+    failed, 75 asked to leave, 130 interrupted.
+    """
     debug = "--debug" in sys.argv
     ready_streams()
     try:
