@@ -136,6 +136,18 @@ def test_a_training_that_diverges_says_so(studies: Studies) -> None:
         train_final(Builder(spec), start_of_base(spec), epochs=1, device=CPU)
 
 
+def test_a_training_that_diverges_leaves_the_model_of_an_earlier_one(studies: Studies) -> None:
+    spec = studies.spec()
+    result = train_final(Builder(spec), start_of_base(spec), epochs=2, device=CPU)
+    folder = spec.output_dir / "final"
+    kept = {name: (folder / name).read_bytes() for name in ("model.pt", "config.yaml", "metrics.json")}
+    other = studies.spec("loss.nan=true")
+    with pytest.raises(StudyError, match="no epoch has a finite val_loss"):
+        train_final(Builder(other), start_of_base(other), epochs=1, device=CPU)
+    assert {name: (folder / name).read_bytes() for name in kept} == kept
+    assert json.loads(kept["metrics.json"])["value"] == result["value"]
+
+
 def test_parameters_that_the_file_does_not_search_are_not_taken_from_a_database(studies: Studies) -> None:
     with studies.open() as (view,):
         view.study.enqueue_trial({"optimizer._target_": "os.system"})
