@@ -64,7 +64,7 @@ def complete(raw: dict[str, Any]) -> dict[str, Any]:
 def _fill_study(raw: dict[str, Any], study: dict[str, Any]) -> None:
     if raw.get("objective") is not None and not raw.get("search_space") and study.get("objectives") is None:
         study.setdefault("metric", OWN_METRIC)
-    for name in ("sampler", "pruner"):
+    for name in _NAMED:
         if isinstance(study.get(name), str):
             study[name] = {"name": study[name]}
     _fill(study, "sampler", SamplerSection().model_dump())

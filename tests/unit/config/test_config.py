@@ -569,6 +569,22 @@ def test_a_study_that_is_given_epochs_alone_is_scheduled(
     assert (study.scheduler and study.scheduler.name, study.pruner.name, study.n_trials) == expected
 
 
+@pytest.mark.parametrize(
+    ("written", "override", "expected"),
+    [
+        ("freeze_thaw", "study.scheduler.switch=0", {"name": "freeze_thaw", "switch": 0}),
+        ("none", "study.scheduler.name=asha", {"name": "asha"}),
+        ("asha", "study.scheduler.name=none", None),
+    ],
+)
+def test_an_override_below_a_scheduler_that_is_written_by_name(
+    tmp_path: Path, written: str, override: str, expected: dict[str, Any] | None
+) -> None:
+    text = STUDY.replace("pruner: {n_startup_trials: 5}", f"scheduler: {written}")
+    scheduler = load_spec(write(tmp_path, text), [override]).study.scheduler
+    assert (scheduler and scheduler.model_dump()) == expected
+
+
 def test_a_function_s_epochs_are_not_scheduled_unasked(tmp_path: Path) -> None:
     # It may start again where it would resume.
     study = "{name: x, epochs: 50, metric: loss}"
