@@ -131,13 +131,13 @@ def _given(params: list[str]) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> tuple[str, Any]:
-    from hpo.config.yaml_source import parse_value
+    from hpo.config.yaml_source import parse_given
 
     path, equals, value = text.partition("=")
     if not equals:
         fix = "write it as `path=value`, for example `optimizer.lr=1e-3`"
         raise InputError("is not a parameter with its value", file="command line", path=path, fix=fix)
     try:
-        return path.strip(), parse_value(value)
+        return path.strip(), parse_given(value)
     except InputError as error:
         raise InputError(error.problem, file="command line", path=path, value=value, fix=error.fix) from error

@@ -17,7 +17,7 @@ from hpo.config.paths import (
 )
 from hpo.config.schema import FREE_SECTIONS, StudyFile, known_keys
 from hpo.config.yaml_loader import MAX_DEPTH
-from hpo.config.yaml_source import parse_value, storable
+from hpo.config.yaml_source import parse_given, storable
 from hpo.errors import InputError
 
 #: What other programs write before a key to add it, or to take it away.
@@ -100,9 +100,7 @@ def apply_override(raw: dict[str, Any], marks: Marks, text: str) -> tuple[dict[s
         raise InputError(problem, file=COMMAND_LINE, value=show(text), fix="write a shorter one")
     _check_override(raw, keys, text)
     try:
-        value = parse_value(value_text)
-        if isinstance(value, dict | list) and not value_text.lstrip().startswith(("{", "[")):
-            value = value_text.strip()  # a colon or dash within text, as in `sqlite:///:memory:`
+        value = parse_given(value_text)
         assign(raw, keys, value)
     except PathError as error:
         raise InputError(str(error), file=COMMAND_LINE, path=path, value=show(text)) from error

@@ -83,12 +83,24 @@ def storable(text: str) -> str:
 
 
 def parse_value(text: str) -> Any:
-    """Read the value of an override: a YAML scalar, or a mapping or list in flow style.
+    """Read text as a YAML value.
 
     Raises:
         InputError: The text is no YAML value.
     """
     return _Reader("command line").read(text)
+
+
+def parse_given(text: str) -> Any:
+    """Read the value of a `path=value` on the command line: a YAML scalar, or a mapping or list in flow style.
+
+    Raises:
+        InputError: The text is no YAML value.
+    """
+    value = parse_value(text)
+    if isinstance(value, dict | list) and not text.lstrip().startswith(("{", "[")):
+        return text.strip()  # a colon or dash within text, as in `sqlite:///:memory:`
+    return value
 
 
 class _Reader:

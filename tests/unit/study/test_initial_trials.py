@@ -24,7 +24,7 @@ from hpo.study import open_study
 from hpo.study.initial_trials import _take_over, begin, enqueue, known_trials
 from hpo.study.open_study import OpenStudy, _keep_code_and_config, load_study, start_study
 from hpo.wording import are
-from tests.support.commands import PATIENCE, STUDY, hpo, hpo_json, make_study
+from tests.support.commands import MODEL, PATIENCE, STUDY, hpo, hpo_json, make_study
 from tests.support.in_process import workers_in_process
 from tests.support.studies import Studies, ask
 
@@ -446,6 +446,15 @@ def test_a_trial_that_a_worker_takes_at_once_keeps_its_number(
 GRID = STUDY.replace(
     "{type: float, low: 1e-3, high: 1e-1, log: true}", "{type: categorical, choices: [0.01, 0.2]}"
 ).replace("{name: random, seed: 3}", "grid")
+
+
+@pytest.mark.parametrize("kind", ["conv: 3", "- lin"])
+def test_a_colon_or_dash_within_text_is_enqueued_as_an_override_reads_it(tmp_path: Path, kind: str) -> None:
+    text = STUDY + f"  data.kind: {{type: categorical, choices: [{kind!r}, plain]}}\n"
+    study = make_study(tmp_path, text, MODEL.replace("def load(", "def load(kind='plain', "))
+    override = f"data.kind={kind}"
+    assert load_spec(study, [override]).base_config()["data"]["kind"] == kind
+    assert hpo_json("enqueue", study, override)["params"] == {"data.kind": kind}
 
 
 @pytest.mark.usefixtures("in_process")
