@@ -95,11 +95,17 @@ def parse_given(text: str) -> Any:
     """Read the value of a `path=value` on the command line: a YAML scalar, or a mapping or list in flow style.
 
     Raises:
-        InputError: The text is no YAML value.
+        InputError: The text is no YAML value, or YAML leaves a part of it out.
     """
-    value = parse_value(text)
+    reader = _Reader("command line")
+    value = reader.read(text)
     if isinstance(value, dict | list) and not text.lstrip().startswith(("{", "[")):
         return text.strip()  # a colon or dash within text, as in `sqlite:///:memory:`
+    part = text[reader.span].strip()
+    if part != text.strip():
+        problem = f"YAML reads {f'only `{show(part)}`' if part else 'nothing'} of it"
+        fix = "quote the value for YAML, too: `'path=\"…\"'`; ` #` begins a comment, and `---` a document"
+        raise InputError(problem, file=reader.file, fix=fix)
     return value
 
 
@@ -107,6 +113,7 @@ class _Reader:
     def __init__(self, file: str) -> None:
         self.file = file
         self.lines: dict[Keys, int] = {}
+        self.span = slice(0)  # of the text, without comments before and after
         self._open: set[int] = set()
         self._values = 0
 
@@ -115,7 +122,10 @@ class _Reader:
             loader = Loader(text)
             try:
                 node = loader.get_single_node()
-                return None if node is None else self._build(loader, node, ())
+                if node is None:
+                    return None
+                self.span = slice(node.start_mark.index, node.end_mark.index)
+                return self._build(loader, node, ())
             finally:
                 loader.dispose()
         except yaml.MarkedYAMLError as error:

@@ -585,6 +585,47 @@ def test_an_override_below_a_scheduler_that_is_written_by_name(
     assert (scheduler and scheduler.model_dump()) == expected
 
 
+@pytest.mark.parametrize(
+    ("value", "read"),
+    [
+        ("#fff", "nothing of it"),
+        (" # none", "nothing of it"),
+        ("a #b", "only `a` of it"),
+        ("[1, 2] # two", "only `[1, 2]` of it"),
+        ("'a' #b", "only `'a'` of it"),
+        ("--- b", "only `b` of it"),
+        ("---", "nothing of it"),
+        ("b\n...", "only `b` of it"),
+    ],
+)
+def test_an_override_of_which_yaml_reads_a_part_is_refused(tmp_path: Path, value: str, read: str) -> None:
+    with pytest.raises(InputError, match=r"^command line: model\.name: ") as caught:
+        load_spec(write(tmp_path), [f"model.name={value}"])
+    assert read in caught.value.problem
+    assert caught.value.fix.startswith("quote the value")
+
+
+@pytest.mark.parametrize(
+    ("given", "value"),
+    [
+        ("'#fff'", "#fff"),
+        ("a#b", "a#b"),
+        ("sqlite:///s.db#x", "sqlite:///s.db#x"),
+        ("a: b #c", "a: b #c"),
+        (" 'a #b' ", "a #b"),
+        ("  ", None),
+        ("!!str 5 ", "5"),
+        ("&x 5", 5),
+        ("|\n a\n b\n", "a\nb\n"),
+        ("a\n  b", "a b"),
+        ("-", "-"),
+        ("[\n1, # one\n2]\n", [1, 2]),
+    ],
+)
+def test_an_override_that_yaml_reads_whole_is_taken(tmp_path: Path, given: str, value: object) -> None:
+    assert load_spec(write(tmp_path), [f"model.name={given}"]).base_config()["model"]["name"] == value
+
+
 def test_a_function_s_epochs_are_not_scheduled_unasked(tmp_path: Path) -> None:
     # It may start again where it would resume.
     study = "{name: x, epochs: 50, metric: loss}"

@@ -387,6 +387,7 @@ def test_the_budget_holds_for_enqueued_trials(tmp_path: Path) -> None:
         ("model.hidden=5 model.hidden=6", "command line: model.hidden: is given twice", "leave one"),
         ("study.n_trials=9", "command line: enqueue: no value of a parameter is given", "add one"),
         ("model.hidden=[", "command line: model.hidden: not a YAML value", "quote"),
+        ("model.hidden=#5", "command line: model.hidden: YAML reads nothing of it", "quote"),
         (
             "optimizer.momentum=0.5",
             "command line: optimizer.momentum: is searched only under",
