@@ -1,13 +1,14 @@
 """What of a broken study file fits, by which to look for what else is wrong with it."""
 
-import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
 from pydantic import ValidationError
 
 from hpo.config.defaults import complete
+from hpo.config.expressions import ExpressionError, parsed
 from hpo.config.file_paths import absolute
 from hpo.config.paths import Keys, assign, lookup
 from hpo.config.schema import StudyFile
@@ -42,7 +43,7 @@ def load_fitting(path: Path, overrides: Sequence[str] = ()) -> tuple[StudySpec |
                 if any(item.path.startswith("objective") for item in found):
                     return None, errors  # without it, the rest would be read as a study of the Trainer
                 for item in error.errors(include_url=False):
-                    _leave_out(raw, item)
+                    _leave_out(raw, data, item)
                 raw = complete(raw)
             else:
                 return assembled(absolute(path), raw, marks), errors
@@ -51,8 +52,14 @@ def load_fitting(path: Path, overrides: Sequence[str] = ()) -> tuple[StudySpec |
     return None, errors
 
 
-def _leave_out(raw: dict[str, Any], item: Any) -> None:
-    """Take away what an error of pydantic's is about; a direction, which has no default, is made one."""
+def _leave_out(raw: dict[str, Any], data: Mapping[str, Any], item: Any) -> None:
+    """Take away what an error of pydantic's is about; a direction, which has no default, is made one.
+
+    Args:
+        raw: The study file, changed in place.
+        data: As it was validated: with its interpolations resolved.
+        item: The error.
+    """
     keys = place_of(item["loc"])[0]
     if item["type"] == "hpo":
         keys = (*keys, *item["ctx"]["keys"])
@@ -62,18 +69,37 @@ def _leave_out(raw: dict[str, Any], item: Any) -> None:
     else:
         _remove(raw, keys)
     if keys[0] == "search_space" and len(keys) == _ENTRY_DEPTH:
-        _leave_out_dependent(raw, str(keys[1]))
+        _leave_out_dependent(raw, data, str(keys[1]))
 
 
-def _leave_out_dependent(raw: dict[str, Any], path: str) -> None:
+def _leave_out_dependent(raw: dict[str, Any], data: Mapping[str, Any], path: str) -> None:
     """Take away what names an entry that is gone: it would be said to name nothing."""
     space = raw["search_space"] if isinstance(raw["search_space"], dict) else {}
-    dependent = [name for name, entry in space.items() if path in json.dumps(entry, ensure_ascii=False)]
-    for name in dependent:
-        if space.pop(name, None) is not None:
-            _leave_out_dependent(raw, name)
-    if path in json.dumps(raw.get("where"), ensure_ascii=False):
-        raw.pop("where")
+    for name in list(space):
+        if name in space and path in _named_by(data["search_space"].get(name)):
+            del space[name]
+            _leave_out_dependent(raw, data, name)
+    where = data.get("where")
+    if path in _in_expressions([where] if isinstance(where, str) else where):
+        raw.pop("where", None)
+
+
+def _named_by(entry: Any) -> set[str]:
+    """The parameters that an entry of the search space names."""
+    if not isinstance(entry, dict):
+        return set()
+    when = entry.get("when")
+    return {*_in_expressions([entry.get("low"), entry.get("high")]), *(when if isinstance(when, dict) else ())}
+
+
+def _in_expressions(texts: Any) -> set[str]:
+    """The parameters in those of these values that are expressions."""
+    found: set[str] = set()
+    for text in texts if isinstance(texts, list) else ():
+        if isinstance(text, str):
+            with suppress(ExpressionError):
+                found.update(parsed(text).names)
+    return found
 
 
 def _remove(raw: dict[str, Any], keys: Keys) -> None:

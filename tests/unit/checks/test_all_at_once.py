@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from hpo.checks.checks import check_study
+from hpo.config.fitting import load_fitting
 from hpo.config.spec import load_spec
 from hpo.errors import InputError, SeveralInputError, each_error, together
 from tests.support.commands import MODEL, hpo
@@ -104,6 +105,35 @@ def test_what_names_a_wrong_entry_is_not_wrong_itself(folder: Path) -> None:
     study = write(text + "where: [model.hidden % 2 == 0]\n")
     (line,) = [line for line in hpo("check", study, code=2).stdout.splitlines() if "study.yaml:" in line]
     assert "study.yaml:9: search_space[model.hidden].low: low 8 is more than high 2" in line
+
+
+def test_an_entry_whose_name_lies_in_other_words_leaves_them_as_they_are(folder: Path) -> None:
+    head = "study: {name: five, direction: minimize}\nobjective: {_target_: fit.run, n: 1, y: 2, low: 3}\n"
+    (folder / "fit.py").write_text("def run(trial, n, y, low): ...\n")
+    others = "  y: {type: int, low: 2}\n  low: {type: int, low: 9, high: 2}\n"
+    study = write(head + "search_space:\n  n: {type: float, low: 1}\n" + others)
+    stderr = hpo("run", study, code=2).stderr
+    assert [line.split(": ")[1] for line in stderr.splitlines() if line.startswith("study.yaml:")] == [
+        "search_space.n.high",
+        "search_space.y.high",
+        "search_space.low.low",
+    ]
+
+
+def test_what_names_an_entry_that_is_left_out_goes_with_it_alone(folder: Path) -> None:
+    text = GOOD + textwrap.dedent("""\
+          model.h: {type: int, low: 1}
+          model.m: {type: int, low: 1, high: "model.h + ${trainer.max_epochs}"}
+          model.when: {type: int, low: 1, high: 5, when: {model.m: 1}}
+          model.hh: {type: int, low: 1, high: 5}
+          model.k: {type: int, low: 1, high: model.hh}
+        where: ["model.h < 3", "${model.hidden} < model.m"]
+    """)
+    spec, errors = load_fitting(write(text))
+    assert [error.path for error in errors] == ["search_space[model.h].high"]
+    assert spec is not None
+    assert list(spec.search_space) == ["optimizer.lr", "model.hh", "model.k"]
+    assert [each.text for each in spec.where] == ["model.k ≤ model.hh"]
 
 
 def test_every_value_that_is_missing_is_said(folder: Path) -> None:
