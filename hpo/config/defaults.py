@@ -93,7 +93,7 @@ def _is_given_epochs_alone(raw: dict[str, Any], study: dict[str, Any]) -> bool:
 def _fill_run(raw: dict[str, Any]) -> None:
     _fill(raw, "run", RunSection().model_dump())
     if isinstance(run := raw["run"], dict):
-        run["resources"] = run["resources"] or {}
+        run["resources"] = {} if run["resources"] is None else run["resources"]
         _fill(run, "resources", ResourcesSection().model_dump())
 
 

@@ -626,6 +626,17 @@ def test_an_override_that_yaml_reads_whole_is_taken(tmp_path: Path, given: str, 
     assert load_spec(write(tmp_path), [f"model.name={given}"]).base_config()["model"]["name"] == value
 
 
+@pytest.mark.parametrize("written", ["0", "false", "[]", '""'])
+def test_resources_that_are_no_mapping_are_refused(tmp_path: Path, written: str) -> None:
+    with pytest.raises(InputError, match=r"study\.yaml:1: run\.resources: "):
+        load_spec(write(tmp_path, f"run: {{resources: {written}}}\n{STUDY}"))
+
+
+def test_resources_that_are_null_are_as_left_out(tmp_path: Path) -> None:
+    given = load_spec(write(tmp_path, f"run: {{resources: null}}\n{STUDY}"))
+    assert given.run.resources == load_spec(write(tmp_path)).run.resources
+
+
 def test_a_function_s_epochs_are_not_scheduled_unasked(tmp_path: Path) -> None:
     # It may start again where it would resume.
     study = "{name: x, epochs: 50, metric: loss}"
