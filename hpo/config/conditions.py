@@ -116,7 +116,8 @@ def _names(
             base = _base(name, config)
             fix = _searched(name, entries)
             if isinstance(base, str | int | float):
-                fix = f"write `${{{name}}}` for its value in the config, {show(base)}; or add it to search_space"
+                written = f'`"${{{name}}}"`, in quotes,' if isinstance(base, str) else f"`${{{name}}}`"
+                fix = f"write {written} for its value in the config, {show(base)}; or add it to search_space"
             raise refuse(f"column {column}: `{name}` is not searched", path=place, value=text, fix=fix)
     return list(names)
 

@@ -161,6 +161,15 @@ def test_what_is_wrong_with_where_is_said_with_its_place(tmp_path: Path, where: 
     assert caught.match(f"fix: .*{fix}")
 
 
+def test_a_text_of_the_config_is_written_in_quotes_in_where(tmp_path: Path) -> None:
+    kind = {"type": "categorical", "choices": ["torch.nn.MSELoss", "torch.nn.L1Loss"]}
+    with pytest.raises(InputError) as caught:
+        spec_of(tmp_path, ["model.kind == loss._target_"], model__kind=kind)
+    assert caught.value.fix.startswith('write `"${loss._target_}"`, in quotes, for its value in the config, ')
+    spec = spec_of(tmp_path, ['model.kind == "${loss._target_}"'], model__kind=kind)
+    assert spec.where[0].text == 'model.kind == "torch.nn.MSELoss"'
+
+
 def test_where_may_name_what_the_config_holds(tmp_path: Path) -> None:
     spec = spec_of(tmp_path, ["model.hidden % ${model.layers} == 0"])
     assert spec.where[0].text == "model.hidden % 2 == 0"
