@@ -148,6 +148,11 @@ def spec_of(folder: Path, where: Any = (), **entries: Any) -> StudySpec:
             r"`\$\{model.heads\}` is the base config's value",
             "write `model.heads`,",
         ),
+        (
+            '"model.hidden > ${ model.heads }"',
+            r"`\$\{model.heads\}` is the base config's value",
+            "write `model.heads`,",
+        ),
         ("\"model[''] > 1\"", r"column 1: `model\[\]` is not searched", "searched are"),
         ("model.hidden", "is a value, and nothing that holds or not", "write a comparison"),
         ("1 < 2", "names no parameter", "searched are"),
