@@ -197,8 +197,8 @@ def _is_seed(name: str) -> bool:
 def _sampler(reader: Reader) -> Findings:
     study = reader.spec.study
     yield from _startup(reader, "sampler", SAMPLERS, f"all {study.n_trials} trials are drawn at random")
-    if known_class(study.sampler.name, SAMPLERS) not in _GRIDS:
-        return
+    if known_class(study.sampler.name, SAMPLERS) not in _GRIDS or reader.spec.where:
+        return  # how many points `where` and dependent bounds leave is known once all are listed
     sizes = [_points(entry) for entry in reader.space.values() if not entry.when]
     least = prod(size for size in sizes if size is not None)
     if None not in sizes and least > study.n_trials:

@@ -278,6 +278,16 @@ def test_what_is_hardly_meant_is_warned_of_where_it_stands(
         ["search_space={model.hidden: {type: int, low: 0, high: 4096}}"],
         ["study.n_trials=3"],  # for a quick try, on the command line
         ["study.sampler=grid", "search_space={model.hidden: {type: int, low: 2, high: 8}}"],
+        [
+            "study.sampler=grid",
+            "search_space={model.hidden: {type: int, low: 2, high: 99}}",
+            "where=['model.hidden % 9 == 0']",
+        ],
+        [
+            "study.sampler=grid",
+            "search_space={loader.batch_size: {type: int, low: 2, high: 8}}",
+            "search_space[model.hidden]={type: int, low: 2, high: loader.batch_size}",
+        ],
         ["study.pruner={name: median, n_warmup_steps: 9}"],
         ["study.scheduler={name: asha, first_rung: 9}", "study.pruner=none"],
         ["study.scheduler={name: asha, first_rung: 2}", "study.pruner=none", "trainer.max_epochs=1"],
