@@ -133,10 +133,13 @@ def preflight(spec: StudySpec, slots: Sequence[Slot], *, search: bool = True) ->
 
 
 def estimated_seconds(spec: StudySpec, devices: Sequence[DevicePreflight]) -> float | None:
-    """Seconds for the whole study if no trial ends early, each as slow as the slower config; None if unknown."""
+    """Seconds for the whole study if no trial ends early, each as slow as the slower config; None if unknown.
+
+    Where trials differ in length, each is as long as the longest.
+    """
     rate = 0.0
     for device in devices:
-        slowest = [item.trial_s for item in (device.base, device.largest) if item is not None]
+        slowest = [_longest_s(spec, item) for item in (device.base, device.largest) if item is not None]
         if None in slowest:
             return None
         rate += device.workers / max(item for item in slowest if item is not None)
@@ -147,9 +150,17 @@ def estimated_seconds(spec: StudySpec, devices: Sequence[DevicePreflight]) -> fl
     return math.ceil(spec.study.n_trials / workers) * workers / rate
 
 
+def _longest_s(spec: StudySpec, cost: Measured) -> float | None:
+    """Seconds that the longest trial would take with this config; None if unknown."""
+    if not spec.searches_length or cost.trial_s is None or cost.epoch_s is None:
+        return cost.trial_s
+    longest = spec.longest_trial
+    return None if longest is None else cost.trial_s + max(0, longest - cost.epochs) * cost.epoch_s
+
+
 def trials_of_epochs(spec: StudySpec) -> float | None:
-    """How many whole trials ``study.epochs`` comes to, where these are fewer than ``n_trials``; else None."""
-    epochs, each = spec.study.epochs, spec.trainer.known_epochs
+    """How many of the longest trials ``study.epochs`` comes to, if fewer than ``n_trials``; else None."""
+    epochs, each = spec.study.epochs, spec.longest_trial if spec.searches_length else spec.trainer.known_epochs
     if epochs is None or each is None or epochs >= spec.study.n_trials * each:
         return None
     return epochs / each

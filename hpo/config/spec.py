@@ -150,8 +150,13 @@ class StudySpec:
     @property
     def trial_epochs(self) -> int | None:
         """Epochs of a whole trial, where they are the same for all trials and known; else None."""
+        return None if self.searches_length else self.trainer.known_epochs
+
+    @property
+    def searches_length(self) -> bool:
+        """Whether trials differ in their epochs by what is searched."""
         searched = any(map(self._searched_by, ("max_epochs", "max_steps", "validate_every")))
-        return None if searched or "trainer" in self.search_space else self.trainer.known_epochs
+        return searched or "trainer" in self.search_space
 
     @property
     def longest_trial(self) -> int | None:

@@ -472,6 +472,42 @@ def test_the_estimate_is_a_bound_for_all_trials(file: Path) -> None:
     assert estimated_seconds(spec, [found]) == pytest.approx(3 * slowest)
 
 
+@pytest.mark.parametrize(
+    ("overrides", "rounds"),
+    [
+        (["search_space={trainer.max_epochs: {type: int, low: 1, high: 7}}"], 5),
+        (["model.hidden=7", "trainer.max_epochs=${model.hidden}"], 5),
+        (["search_space={trainer.max_epochs: {type: categorical, choices: [1, 7]}}", "study.epochs=14"], 2),
+        (["search_space={trainer.max_epochs: {type: int, low: 1, high: 7}}", "study.epochs=100"], 5),
+    ],
+)
+def test_the_estimate_is_one_of_the_longest_trials_where_their_length_is_searched(
+    file: Path, overrides: list[str], rounds: int
+) -> None:
+    spec = load_spec(file, ["study.n_trials=5", "study.pruner=none", *overrides])
+    (found,) = preflight(spec, CPU)
+    longest = spec.longest_trial
+    assert longest is not None
+    assert longest >= 7
+    measured = [item for item in (found.base, found.largest) if item]
+    slowest = max((item.trial_s or 0) + (longest - item.epochs) * (item.epoch_s or 0) for item in measured)
+    assert estimated_seconds(spec, [found]) == pytest.approx(rounds * slowest)
+
+
+def test_there_is_no_estimate_where_the_length_is_searched_and_has_no_known_end(file: Path) -> None:
+    spec = load_spec(
+        file,
+        [
+            "lr_scheduler=null",
+            "trainer={max_steps: 9}",
+            "search_space={trainer.max_steps: {type: int, low: 1, high: 99}}",
+        ],
+    )
+    (found,) = preflight(spec, CPU)
+    assert found.base.trial_s is not None
+    assert estimated_seconds(spec, [found]) is None
+
+
 def test_memory_is_what_the_process_has_grown_by_at_most() -> None:
     memory = PeakMemory(torch.device("cpu"))
     memory.reset()
