@@ -6,6 +6,7 @@ OmegaConf resolves interpolations and pydantic validates; neither torch nor optu
 import hashlib
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -49,6 +50,7 @@ from hpo.errors import InputError, each_error, together
 
 __all__ = ["StudySpec", "diff_configs", "json_schema", "load_spec", "path_problem"]
 
+_INNER_SPACE: Final = re.compile(r"(?<=\$\{)\s+|\s+(?=\})")
 #: Environment variable with the URL of the database, where the study file and the options give none.
 STORAGE_ENV: Final = "HPO_STORAGE"
 #: OmegaConf's own word for a value that is missing.
@@ -169,7 +171,7 @@ class StudySpec:
         for path in paths:
             entry = self.search_space[path]
             ends += entry.choices if isinstance(entry, CategoricalParam) else [entry.high]
-        plain = paths in ([], ["trainer.max_epochs"], [str(self._written("max_epochs"))[2:-1]])
+        plain = paths in ([], ["trainer.max_epochs"], [self._written("max_epochs")[2:-1]])
         return max(ends) if plain and all(isinstance(end, int) for end in ends) else self.trial_epochs
 
     @property
@@ -179,11 +181,12 @@ class StudySpec:
 
     def _searched_by(self, name: str) -> list[str]:
         """The searched paths by which a value of `trainer` differs from trial to trial."""
-        written = str(self._written(name))
+        written = self._written(name)
         return [path for path in self.search_space if path == f"trainer.{name}" or f"${{{path}}}" in written]
 
-    def _written(self, name: str) -> Any:
-        return (self._raw.get("trainer") or {}).get(name)
+    def _written(self, name: str) -> str:
+        """What the file has for a value of `trainer`, without spaces inside the braces of interpolations."""
+        return _INNER_SPACE.sub("", str((self._raw.get("trainer") or {}).get(name)))
 
     def is_fixed(self, section: str) -> bool:
         """Whether a section is the same for every trial: nothing of it is searched, and nothing interpolated."""

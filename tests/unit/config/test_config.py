@@ -637,6 +637,15 @@ def test_resources_that_are_null_are_as_left_out(tmp_path: Path) -> None:
     assert given.run.resources == load_spec(write(tmp_path)).run.resources
 
 
+@pytest.mark.parametrize("written", ["${model.hidden}", "${ model.hidden }"])
+def test_a_length_follows_what_is_searched_however_it_is_spaced(tmp_path: Path, written: str) -> None:
+    spec = load_spec(
+        write(tmp_path),
+        [f"trainer.max_epochs={written}", "search_space[model.hidden]={type: int, low: 2, high: 99}"],
+    )
+    assert (spec.searches_length, spec.trial_epochs, spec.longest_trial) == (True, None, 99)
+
+
 def test_a_function_s_epochs_are_not_scheduled_unasked(tmp_path: Path) -> None:
     # It may start again where it would resume.
     study = "{name: x, epochs: 50, metric: loss}"
