@@ -251,10 +251,7 @@ class Trainer:
 
     def _fit(self, train: Any, val: Any, ckpt: str | Path | None) -> None:
         if ckpt is not None:
-            device = self.device if self.group.size == 1 else torch.device("cpu")  # it is sent to the others
-            found = self.group.from_first(lambda: find_start(ckpt, self.callbacks.callbacks, device))
-            if found is not None:
-                self.load_state_dict(found)
+            self._load(ckpt)
         if self.state.batch_size is not None:
             self.batching = replace(self.batching, batch_size=self.state.batch_size)
         shard = self.group.shard(self.state)
@@ -272,6 +269,13 @@ class Trainer:
         finally:
             stream.close()
             self.evaluation.close()
+
+    def _load(self, ckpt: str | Path) -> None:
+        """Resume from a checkpoint; a function of its own, so that its tensors are free before training."""
+        device = self.device if self.group.size == 1 else torch.device("cpu")  # it is sent to the others
+        found = self.group.from_first(lambda: find_start(ckpt, self.callbacks.callbacks, device))
+        if found is not None:
+            self.load_state_dict(found)
 
     def _guarded(self, work: Callable[[], None], *, training: bool) -> None:
         """Run ``work`` after setup; on_fit_end and teardown always follow; errors keep their type."""

@@ -298,6 +298,7 @@ def _trained(
             for line in _plan(builder, stage, config, trainer):
                 print(line, flush=True)
             ready()
+            begun = None  # so that its tensors are free before training
             trainer.fit(data["train"], data["val"])
             if until is None or trainer.state.epoch < until:  # else the next trial of the lineage takes over
                 break

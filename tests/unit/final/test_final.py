@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from typing import Any
 
 import pytest
 import torch
 
 from hpo.errors import StudyError
-from hpo.final.training import Start, start_of_base, start_of_trial, train_final
+from hpo.final.training import Start, start_of_base, start_of_trial, train_at, train_final
 from hpo.study.open_study import OpenStudy
-from hpo.trial.builder import Builder
+from hpo.trial.builder import Builder, RunPlace
 from tests.support.studies import Studies
 from tests.unit.trial.test_objective import run
+from trainer import Trainer
+from trainer.checkpoint.manager import newest_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -202,3 +206,30 @@ def test_damaged_checkpoints_leave_training_anew(studies: Studies) -> None:
         start = start_of_trial(view, "best", from_scratch=True)
         assert (start.epoch, start.checkpoint) == (0, None)
         assert train(view, start, 1)["epochs"] == 1
+
+
+def test_the_checkpoint_that_it_resumes_from_takes_no_memory_while_it_trains(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded: list[weakref.ref[torch.Tensor]] = []
+    left: list[bool] = []
+
+    def newest(*arguments: Any) -> Any:
+        found = newest_checkpoint(*arguments)
+        loaded.extend(map(weakref.ref, found[1]["model"].values() if found else ()))
+        return found
+
+    def fit(trainer: Trainer, *arguments: Any) -> Any:
+        gc.collect()
+        left.extend(tensor() is not None for tensor in loaded)
+        return trained(trainer, *arguments)
+
+    trained = Trainer.fit
+    monkeypatch.setattr("hpo.final.training.newest_checkpoint", newest)
+    monkeypatch.setattr(Trainer, "fit", fit)
+    with studies.open() as (view,):
+        place = RunPlace(view.spec.output_dir / "again", "again")
+        for epochs in (1, 2):
+            train_at(Builder(view.spec), start_of_base(view.spec), place, epochs=epochs, device=CPU)
+    assert left
+    assert not any(left)

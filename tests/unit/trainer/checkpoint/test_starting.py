@@ -1,6 +1,8 @@
 """What a fit begins with: `ckpt` of `Trainer.fit`, and weights that fit in whole or in part."""
 
+import gc
 import shutil
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,6 +67,22 @@ class TestCkpt:
         shutil.copytree(tmp_path / "run", tmp_path / "other")
         resumed = fit(build(folder=tmp_path / "new", seed=5), tmp_path / "other" / name)
         assert_same(frozen(resumed), whole)
+
+    def test_it_takes_no_memory_while_the_run_trains(self, tmp_path: Path) -> None:
+        fit(build(interrupt_at(6), folder=tmp_path))
+        loaded: list[weakref.ref[torch.Tensor]] = []
+        left: list[bool] = []
+
+        def remember(_: Any, checkpoint: dict[str, Any]) -> None:
+            loaded.extend(map(weakref.ref, checkpoint["model"].values()))
+
+        def look(_: Any) -> None:
+            gc.collect()
+            left.extend(tensor() is not None for tensor in loaded)
+
+        fit(build(At("on_load_checkpoint", remember), At("on_fit_start", look), folder=tmp_path), "last")
+        assert left
+        assert not any(left)
 
     def test_a_damaged_last_one_gives_way_to_the_one_before(
         self, tmp_path: Path, whole: dict[str, Any], caplog: pytest.LogCaptureFixture
