@@ -36,7 +36,7 @@ class GradientMonitor(Callback):
 
     priority = 12
     graph_safe = True
-    writes = ("max_grad_norm",)
+    writes = ("max_grad_norm", "max_grad_norm_*")
     writes_in = "on_train_epoch_end"
 
     def __init__(self, warn_threshold: float = 1e4) -> None:
@@ -61,7 +61,7 @@ class GradientMonitor(Callback):
         norms = state.gradient_norms(trainer.optimizer)
         if name := norms and state.optimizer_name:
             norms = (total_norm(norms),)  # one row for each, however many parameters they have
-            trainer.recorder.record(f"max_grad_norm_{name}", norms[0], reduce="max")
+            trainer.recorder.record(f"max_grad_norm_{name}", self._said(norms[0]), reduce="max")
         if norms:
             if len(self._norms) >= _FOLD or (self._norms and len(self._norms[0]) != len(norms)):
                 self._fold()
@@ -101,6 +101,10 @@ class GradientMonitor(Callback):
         """Restore them."""
         self._norms, self._places, self._largest, self._first = [], [], state["largest"], state["first"]
 
+    def _said(self, norms: Tensor) -> Tensor:
+        """Norms without those that say nothing."""
+        return norms.nan_to_num(0.0, 0.0, 0.0) if self._overflows else norms
+
     def _fold(self) -> None:
         if not self._norms:
             return
@@ -109,9 +113,7 @@ class GradientMonitor(Callback):
         if any(norm.device != device for norm in self._norms[0]):
             norms = [norm.to(device) for norm in norms]
         rows = torch.stack(norms).view(len(self._norms), -1)
-        totals = torch.linalg.vector_norm(rows, dim=1)
-        if self._overflows:
-            totals = totals.nan_to_num(0.0, 0.0, 0.0)
+        totals = self._said(torch.linalg.vector_norm(rows, dim=1))
         largest = totals.max()
         if device.type != "cpu" or largest > self.warn_threshold:  # to ask a CPU costs less than to look for it
             self._note_first(totals)

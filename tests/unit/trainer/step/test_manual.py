@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import isfinite
 from typing import Any
 
 import pytest
@@ -185,6 +186,31 @@ def test_each_update_is_clipped_and_its_norm_is_measured() -> None:
     for name in ("generator", "discriminator"):
         expected = max(float(each[f"grad_norm_{name}"]) for each in norms)
         assert trainer.state.metrics[f"max_grad_norm_{name}"] == pytest.approx(expected)
+
+
+def test_an_update_that_overflows_in_fp16_has_no_part_in_the_largest_norm() -> None:
+    norms: list[float] = []
+
+    def step(model: Any, batch: Any, update: Any) -> Tensor:
+        loss = losses(model, batch)[0]()
+        update(loss * (1.0 if update.state.batch_index else 1e38), "discriminator")
+        return loss
+
+    look = At("on_train_batch_end", lambda t: norms.append(float(t.state.grad_norms["grad_norm_discriminator"])))
+    trainer = build(GradientMonitor(), look, step=step, max_epochs=1, precision="fp16")
+    trainer.fit(regression(12))
+    assert [isfinite(norm) for norm in norms] == [False, True, True]
+    assert trainer.state.metrics["max_grad_norm_discriminator"] == pytest.approx(max(norms[1:]))
+
+
+def test_who_reads_the_norm_of_one_optimizer_comes_after_who_measures_it() -> None:
+    class Early(Callback):
+        priority = 5
+        reads = ("max_grad_norm_generator",)
+        reads_in = "on_train_epoch_end"
+
+    with pytest.raises(ValueError, match=r"Early .* reads what GradientMonitor .* writes later"):
+        build(Early(), GradientMonitor())
 
 
 def test_spikes_are_those_of_batches_whatever_updates_they_make() -> None:
