@@ -186,6 +186,9 @@ class TrainState:
     def gradient_norms(self, optimizer: Optimizer) -> tuple[Tensor, ...]:
         """The L2 norm of each gradient of ``trainer.optimizer``, measured once a step whoever asks.
 
+        With an optimizer that takes a closure, each evaluation has its own; after the step they are the first
+        one's again.
+
         To be asked in ``on_before_optimizer_step``, at a priority between `GradientAccumulation` (2), which makes
         the sum of gradients their mean, and `GradientClipping` (20).
         """

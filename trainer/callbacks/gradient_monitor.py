@@ -21,7 +21,7 @@ class GradientMonitor(Callback):
 
     A step computes the norms of the single tensors, in one call, and waits for nothing; they are combined on
     the device when an epoch ends. Of several optimizers that a step updates by name, each has its own
-    ``max_grad_norm_<name>`` too.
+    ``max_grad_norm_<name>`` too. With one that evaluates a closure several times, a step's norm is the first one.
 
     Example::
 
@@ -58,6 +58,8 @@ class GradientMonitor(Callback):
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Measure this batch's gradients."""
         state = trainer.state
+        if state.evaluation:  # of the same step, somewhere else
+            return
         norms = state.gradient_norms(trainer.optimizer)
         if name := norms and state.optimizer_name:
             norms = (total_norm(norms),)  # one row for each, however many parameters they have

@@ -17,15 +17,15 @@ def step_with_closure(trainer: TrainerView, evaluate: Callable[[], None]) -> Non
     """Step the optimizer with a closure whose first evaluation is the one that was made before the step.
 
     An optimizer that moves the weights or clears the gradients before it calls the closure has it evaluated anew:
-    it asks for the loss somewhere else. After the step the state has the loss and outputs of the one before it;
-    ``state.evaluation`` counts the others.
+    it asks for the loss somewhere else. After the step the state has the loss, outputs and norms of the one before
+    it; ``state.evaluation`` counts the others.
 
     Args:
         trainer: Whose optimizer it is.
         evaluate: Puts the loss at the weights as they are then on the state, and its gradients in their place.
     """
     state = trainer.state
-    first = state.loss, state.outputs, state.weight, state.scalars
+    first = state.loss, state.outputs, state.weight, state.scalars, dict(state.norms)
     before = _Marks(trainer.optimizer)
     begun = False
 
@@ -33,6 +33,7 @@ def step_with_closure(trainer: TrainerView, evaluate: Callable[[], None]) -> Non
         nonlocal begun
         if begun or before.changed():
             state.evaluation += 1
+            state.norms.pop(state.optimizer_name, None)  # those of the gradients before
             with torch.enable_grad():
                 evaluate()
         begun = True
@@ -43,7 +44,7 @@ def step_with_closure(trainer: TrainerView, evaluate: Callable[[], None]) -> Non
         trainer.optimizer.step(closure)  # type: ignore[arg-type]
     finally:
         state.evaluation = 0
-        state.loss, state.outputs, state.weight, state.scalars = first
+        state.loss, state.outputs, state.weight, state.scalars, state.norms = first
 
 
 class _Marks:

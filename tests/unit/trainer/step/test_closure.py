@@ -21,7 +21,7 @@ from tests.unit.trainer.support import (
     through_file,
 )
 from trainer import BatchOptions, Callback, Trainer
-from trainer.callbacks import GradientAccumulation, GradientMonitor, StabilityMonitor
+from trainer.callbacks import GradientAccumulation, GradientClipping, GradientMonitor, StabilityMonitor
 
 WHOLE = BatchOptions(batch_size=12, shuffle=False)
 
@@ -208,6 +208,61 @@ def test_what_a_hook_does_to_the_loss_holds_for_all_evaluations() -> None:
     assert_same(dict(scaled.model.state_dict()), dict(twice.model.state_dict()))
 
 
+class Thrice(torch.optim.SGD):
+    """SGD that looks at the gradients of three times the weights, and leaves them."""
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor]) -> None:  # type: ignore[override]
+        closure()
+        weights = self.param_groups[0]["params"]
+        torch._foreach_mul_(weights, 3.0)
+        closure()
+        torch._foreach_div_(weights, 3.0)
+
+
+def own_step(model: Any, batch: Any, update: Any) -> Tensor:
+    def loss() -> Tensor:
+        return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+    update(loss)
+    return loss().detach()
+
+
+@pytest.mark.parametrize("sparse", [True, False], ids=["sparse", "dense"])
+@pytest.mark.parametrize("options", [{"step": own_step}, {}], ids=["own step", "plain"])
+def test_each_evaluation_is_clipped_by_its_own_norm_and_the_first_one_is_the_steps(
+    sparse: bool, options: dict[str, Any]
+) -> None:
+    measured: list[float] = []
+    clipped: list[float] = []
+    of_batch: list[float] = []
+
+    def norm(trainer: Any) -> float:
+        return float(trainer.model[0].weight.grad.to_dense().norm())
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(5, 2, sparse=sparse), nn.Flatten())
+    trainer = make_trainer(
+        [
+            GradientMonitor(),
+            At("on_before_optimizer_step", lambda t: measured.append(norm(t)), priority=11),
+            GradientClipping(max_norm=1e-3),
+            At("on_before_optimizer_step", lambda t: clipped.append(norm(t)), priority=30),
+            At("on_train_batch_end", lambda t: of_batch.append(float(t.state.grad_norm))),
+        ],
+        model=model,
+        optimizer=Thrice(model.parameters(), lr=0.0),
+        batching=WHOLE,
+        max_epochs=1,
+        **options,
+    )
+    trainer.fit(TensorDataset(torch.arange(12)[:, None] % 5, torch.zeros(12, 2)))
+    assert measured[1] == pytest.approx(3 * measured[0])
+    assert clipped == pytest.approx([1e-3, 1e-3], rel=1e-2)
+    assert of_batch == pytest.approx(measured[:1])
+    assert trainer.state.metrics["max_grad_norm"] == pytest.approx(measured[0])
+
+
 def test_a_skipped_step_evaluates_no_more() -> None:
     log: list[str] = []
     skip = At("on_before_optimizer_step", lambda trainer: trainer.state.skip("optimizer_step"))
@@ -216,14 +271,7 @@ def test_a_skipped_step_evaluates_no_more() -> None:
 
 
 def test_in_a_step_of_its_own_it_gets_a_function() -> None:
-    def step(model: Any, batch: Any, update: Any) -> Tensor:
-        def loss() -> Tensor:
-            return nn.functional.mse_loss(model(batch[0]), batch[1])
-
-        update(loss)
-        return loss().detach()
-
-    manual, plain = build(step=step, batching=WHOLE), build(batching=WHOLE)
+    manual, plain = build(step=own_step, batching=WHOLE), build(batching=WHOLE)
     for trainer in (manual, plain):
         trainer.fit(regression(12))
     assert_same(dict(manual.model.state_dict()), dict(plain.model.state_dict()))
