@@ -22,8 +22,9 @@ class GradientDump(Callback):
     memory; ``torch.load`` reads it. The steps are ``first_step``, and every ``every_n_steps`` after it up to
     ``last_step``, at most ``max_files`` of them, which bounds the disk that they take. A step that is written
     waits for the device and the disk; the others do nothing. Of several optimizers that a step updates by name, a
-    file has the parameters of each that made an update, with the gradients of its last one in that step. A
-    resumed run writes the same files again. A file that can't be written is left out with a warning.
+    file has the parameters of each that made an update, with the gradients of its last one in that step. Of one
+    that evaluates a closure several times, it has those of the first evaluation. A resumed run writes the same
+    files again. A file that can't be written is left out with a warning.
 
     Example::
 
@@ -82,6 +83,8 @@ class GradientDump(Callback):
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Write the step, if it is one of those."""
+        if trainer.state.evaluation:  # of the same step, somewhere else
+            return
         step = trainer.state.step + 1
         number, rest = divmod(step - self.first_step, self.every_n_steps)
         late = self.last_step is not None and step > self.last_step

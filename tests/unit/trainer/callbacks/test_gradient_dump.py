@@ -72,6 +72,18 @@ def test_a_step_with_updates_by_name_has_each_optimizers_own_gradients(tmp_path:
             torch.testing.assert_close(found[name], gradient, rtol=0, atol=0)
 
 
+def test_a_step_with_a_closure_has_the_gradients_before_it(tmp_path: Path) -> None:
+    seen: list[Tensor] = []
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    watch = At("on_before_optimizer_step", lambda trainer: seen.append(model.weight.grad.clone()))
+    trainer = make_trainer([GradientDump(tmp_path), watch], model=model, optimizer=optimizer, max_epochs=1)
+    trainer.fit(regression(4))
+    assert len(seen) > 1
+    found = torch.load(tmp_path / "gradients-step-00000001.pt", weights_only=True)
+    torch.testing.assert_close(found["weight"], seen[0], rtol=0, atol=0)
+
+
 def test_files_elements_and_names_are_bounded_and_a_resumed_run_writes_the_same(tmp_path: Path) -> None:
     def dump(place: str) -> GradientDump:
         return GradientDump(tmp_path / place, max_files=5, first_elements=3, names="weight$")
