@@ -39,6 +39,8 @@ class GarbageCollection(Callback):
         ValueError: ``every_n_steps`` is below 1 or no integer.
     """
 
+    graph_safe = True
+
     def __init__(self, every_n_steps: int = 1000) -> None:
         if not isinstance(every_n_steps, int) or every_n_steps < 1:
             raise ValueError(f"every_n_steps is {every_n_steps!r}: give an integer of at least 1")

@@ -1,6 +1,7 @@
 """The step as one CUDA graph: with a stand-in for the capture on a CPU, and the real one where there is a GPU."""
 
 import copy
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -18,7 +19,7 @@ from tests.unit.trainer.support import (
     regression,
 )
 from trainer import BatchOptions, Trainer, WholeSet
-from trainer.callbacks import EarlyStopping, GradientMonitor, default_callbacks
+from trainer.callbacks import EarlyStopping, GarbageCollection, GradientMonitor, default_callbacks
 from trainer.step.compute import Compute
 from trainer.step.graph import GraphedCompute, make_capturable
 from trainer.step.supervised import StepResult
@@ -147,6 +148,15 @@ def test_a_batch_of_another_shape_or_with_a_skip_runs_as_usual(stand_in: type[St
     trainer.fit(regression(4 * 8 + 2))
     assert replayed == [3, 4, 6, 7]
     assert trainer.state.step == 8
+
+
+def test_garbage_is_collected_at_the_same_steps(stand_in: type[StandIn], monkeypatch: pytest.MonkeyPatch) -> None:
+    collected: list[tuple[int, int]] = []
+    trainer = graphed(stand_in, GarbageCollection(every_n_steps=5), max_epochs=1)
+    monkeypatch.setattr(gc, "collect", lambda generation=2: collected.append((generation, trainer.state.step)))
+    trainer.fit(regression(4 * 12))
+    assert stand_in.captures == 1
+    assert [step for generation, step in collected if generation == 1] == [4, 9]
 
 
 @pytest.mark.parametrize(("batches", "epochs"), [(3, 3), (1, 5)])
