@@ -104,7 +104,8 @@ class Throughput(Callback):
         self._counter: FlopCounterMode | None = None
         if flops_per_sample == "measure":  # else no hook runs in a step
             self.__dict__["on_before_forward"] = self._start_counting
-            self.__dict__["on_after_backward"] = self._stop_counting
+            self.__dict__["on_after_forward"] = self._stop_after_own_updates
+            self.__dict__["on_after_backward"] = self._stop_after_backward
         self._warm = False
         self._resumed_inside = False
         self._processes = 1
@@ -212,6 +213,15 @@ class Throughput(Callback):
 
             self._counter = FlopCounterMode(display=False)
             self._counter.__enter__()  # type: ignore[no-untyped-call]
+
+    def _stop_after_own_updates(self, trainer: TrainerView) -> None:
+        """A step that makes its own updates has all its passes, forward and backward, between the two events."""
+        if trainer.state.manual:
+            self._stop_counting(trainer)
+
+    def _stop_after_backward(self, trainer: TrainerView) -> None:
+        if not trainer.state.manual:
+            self._stop_counting(trainer)
 
     def _stop_counting(self, trainer: TrainerView) -> None:
         counter, self._counter = self._counter, None

@@ -302,6 +302,17 @@ def test_the_operations_of_a_batch_are_counted_in_the_first(
     assert "none were counted" in caplog.text
 
 
+def test_all_updates_of_a_step_of_its_own_are_counted(clock: Clock) -> None:
+    def step(model: Any, batch: Any, update: Any) -> Any:
+        for _ in range(3):
+            loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+            update(loss)
+        return loss
+
+    trainer = fit(Throughput("measure"), *clock.run(), model=nn.Linear(4, 1), step=step)
+    assert values(trainer, "flops_per_second") == [3 * (2 * 4 + 2 * 4)] * 2
+
+
 def test_counting_changes_nothing_and_ends_with_an_error() -> None:
     assert_changes_nothing(lambda: Throughput("measure"))
 
