@@ -86,8 +86,9 @@ def predict_final_loss(
     - A loss is not predicted to rise.
     - One that has come down to something better than its last value goes some of the way back to it.
     - It falls no further than a curve that continues its recent trend: on the axis of log-epochs since half the
-      epochs seen, and on that of epochs since the last five, where a slope that runs out towards the end (as a
-      schedule's does) leaves a third of the line.
+      epochs seen, and on that of epochs over the last five, where a slope that runs out towards the end (as a
+      schedule's does) leaves a third of the line. Of more than 64 epochs, evenly spread ones are fitted, and these
+      are the last five of them.
     - A loss that has always been positive stays so.
 
     A change of scale or of level changes the answer likewise. The exceptions are a single epoch and a constant
