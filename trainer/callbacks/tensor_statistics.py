@@ -40,12 +40,13 @@ class TensorStatistics(Callback):
 
     Measured are the first step of an epoch and every n-th after it; a metric is the mean over these, of
     ``max_abs`` the maximum. A step that is left out, as fp16 does with one whose gradients overflow, is none of
-    them. Of several optimizers that a step updates by name, each has its own parameters measured. Nothing is read
-    from the device before the epoch's end. There are as many metrics as tensors times statistics: for a large
-    model choose some by ``names``. All are there before the first ``on_epoch_end``. With several processes a
-    statistic of activations is that of each one's part of the batch, and their mean or maximum. Measuring the
-    activations of a model that is compiled breaks its graph at each module, and a step that is replayed as a CUDA
-    graph can't be looked into: with ``cuda_graph`` this callback is refused.
+    them; of accumulated batches only the activations of the last one are then left out. Of several optimizers that
+    a step updates by name, each has its own parameters measured. Nothing is read from the device before the
+    epoch's end. There are as many metrics as tensors times statistics: for a large model choose some by ``names``.
+    All are there before the first ``on_epoch_end``. With several processes a statistic of activations is that of
+    each one's part of the batch, and their mean or maximum. Measuring the activations of a model that is compiled
+    breaks its graph at each module, and a step that is replayed as a CUDA graph can't be looked into: with
+    ``cuda_graph`` this callback is refused.
 
     Example::
 
@@ -70,7 +71,7 @@ class TensorStatistics(Callback):
     priority = 12
     writes = ("grad_*", "param_*", "activation_*")
     writes_in = "on_train_epoch_end"
-    transient = ("_handles", "_measures", "_waiting")
+    transient = ("_handles", "_measures", "_waiting", "_activations", "_left_out")
 
     def __init__(
         self,
@@ -95,6 +96,8 @@ class TensorStatistics(Callback):
         self._handles: list[RemovableHandle] = []
         self._measures = False  # only inside the forward pass of a step that is measured
         self._waiting: list[_Number] = []  # what was measured for a step that is still to be taken
+        self._activations: list[_Number] = []  # of the running batch
+        self._left_out = False  # whether the latest step of the batch is still to be taken, or never will be
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Watch what the modules return."""
@@ -102,7 +105,11 @@ class TensorStatistics(Callback):
             for path, module in trainer.model.named_modules():
                 name = path or "model"
                 if self._wants(name) if self.names else not any(True for _ in module.children()):
-                    self._handles.append(module.register_forward_hook(self._hook(name, trainer)))
+                    self._handles.append(module.register_forward_hook(self._hook(name)))
+
+    def on_train_batch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
+        """Forget a batch that failed."""
+        self._activations, self._left_out = [], False
 
     def on_before_forward(self, trainer: TrainerView) -> None:
         """Measure activations from here."""
@@ -114,6 +121,7 @@ class TensorStatistics(Callback):
 
     def on_before_optimizer_step(self, trainer: TrainerView) -> None:
         """Measure gradients and parameters."""
+        self._left_out = True
         if not trainer.state.evaluation:  # else it is the same step
             self._waiting = []
         if not self._is_due(trainer):
@@ -127,9 +135,15 @@ class TensorStatistics(Callback):
 
     def on_after_optimizer_step(self, trainer: TrainerView) -> None:
         """Record them: in fp16 a step whose gradients overflow is left out, and says nothing."""
-        for name, value, reduce in self._waiting:
-            trainer.recorder.record(name, value, reduce=reduce)
+        self._left_out = False
+        _record(trainer, self._waiting)
         self._waiting = []
+
+    def on_train_batch_end(self, trainer: TrainerView) -> None:
+        """Record the activations, unless the batch's step was left out; one of accumulated batches has none."""
+        if not (self._left_out and trainer.state.skipped_step):
+            _record(trainer, self._activations)
+        self._activations = []
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Leave the modules as they were."""
@@ -145,12 +159,11 @@ class TensorStatistics(Callback):
     def _wants(self, name: str) -> bool:
         return self.names is None or self.names.search(name) is not None
 
-    def _hook(self, name: str, trainer: TrainerView) -> Callable[[nn.Module, Any, Any], None]:
+    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
         def measure(module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG001
             if self._measures:
                 for suffix, tensor in _tensors(output):
-                    for full, value, reduce in self._numbers(f"activation_{{}}/{name}{suffix}", tensor):
-                        trainer.recorder.record(full, value, reduce=reduce)
+                    self._activations += self._numbers(f"activation_{{}}/{name}{suffix}", tensor)
 
         return measure
 
@@ -166,6 +179,11 @@ class TensorStatistics(Callback):
             (form.format(name), STATISTICS[name](tensor), "max" if name == "max_abs" else "mean")
             for name in self.statistics
         ]
+
+
+def _record(trainer: TrainerView, numbers: Sequence[_Number]) -> None:
+    for name, value, reduce in numbers:
+        trainer.recorder.record(name, value, reduce=reduce)
 
 
 def at_work(trainer: TrainerView) -> Iterator[tuple[str, nn.Parameter]]:

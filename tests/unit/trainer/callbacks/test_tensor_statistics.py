@@ -85,11 +85,18 @@ def test_a_step_that_overflows_in_fp16_is_not_measured() -> None:
         trainer.model[0].weight.grad.fill_(torch.inf)
 
     norms: list[float] = []
-    watch = At("on_after_optimizer_step", lambda trainer: norms.append(trainer.model[4].weight.grad.norm().item()))
+    outputs: list[float] = []
+
+    def watch(trainer: Any) -> None:
+        norms.append(trainer.model[4].weight.grad.norm().item())
+        outputs.append(trainer.state.outputs.float().norm().item())
+
     spoil = At("on_after_backward", overflow, lambda trainer: not trainer.state.batch_index)
-    trainer = fit(spoil, watch, TensorStatistics(every_n_steps=1), precision="fp16", max_epochs=1)
+    statistics = TensorStatistics(activations=True, every_n_steps=1)
+    trainer = fit(spoil, At("on_after_optimizer_step", watch), statistics, precision="fp16", max_epochs=1)
     assert 0 < len(norms) < BATCHES
     assert recorded(trainer)["grad_norm/4.weight"] == pytest.approx(sum(norms) / len(norms), rel=1e-6)
+    assert recorded(trainer)["activation_norm/4"] == pytest.approx(sum(outputs) / len(outputs), rel=1e-6)
     assert all(math.isfinite(value) for value in recorded(trainer).values())
 
 
