@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from trainer.data.batches import Batches, close_batches, make_batches, map_tensors, pass_length
-from trainer.data.options import BatchOptions, Limit
+from trainer.data.options import BatchOptions, Limit, part_of
 from trainer.data.random_state import kept_rng, seed_all
 from trainer.data.shard import Shard
 
@@ -63,7 +63,7 @@ def limited(batches: Batches, limit: Limit, name: str) -> Batches:
         length = pass_length(batches)
         if length is None:
             raise ValueError(f"{name} is {limit}, but the data has no length: give a number of batches")
-        limit = max(1, int(length * limit))
+        limit = part_of(length, limit)
     return batches if limit is None else FirstBatches(batches, limit)
 
 

@@ -74,3 +74,9 @@ class BatchOptions:
                 raise ValueError(
                     f"{name} is {value!r}: give batches (an integer of at least 1), or a fraction in (0, 1)"
                 )
+
+
+def part_of(length: int, share: float) -> int:
+    """Batches in a share of so many of them: whole ones, at least one."""
+    # Rounded first: 0.29 * 100 is 28.999999999999996.
+    return max(1, int(round(length * share, 6)))
