@@ -183,7 +183,7 @@ class CometLogging(Callback):
         made.log_parameters(self.params or flat(state.config))
         if online:
             seen = comet_ml.APIExperiment(previous_experiment=made.get_key())
-            if state.history:
+            if not state.is_new:
                 self._held = {axis: {int(at["step"]) for at in seen.get_metrics(axis)} for axis in _AXES}
             self._cancel.watch(lambda: seen.get_tags() or ())
         self._experiment = made

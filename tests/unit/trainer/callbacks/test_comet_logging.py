@@ -141,6 +141,24 @@ def test_online_a_resumed_run_sends_what_comet_lacks(monkeypatch: pytest.MonkeyP
     assert [step for step, _ in comet.logged] == [1, 2, 3]
 
 
+def test_online_a_run_that_resumes_inside_its_first_epoch_sends_each_step_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    comet = Online(monkeypatch)
+
+    def build(*others: Any) -> Any:
+        logging_to = CometLogging("digits", run_key="k", folder=tmp_path, cancel_tags=[])
+        return make_trainer([logging_to, StepMetrics(tmp_path / "steps", transfer_every_n_steps=1), *others])
+
+    stopped = build(interrupt_at(2))
+    stopped.fit(regression(), regression())
+    assert comet.get_metrics("step") == [{"step": 1}, {"step": 2}]
+    resumed = build()
+    resumed.load_state_dict(through_file(stopped.state_dict()))
+    resumed.fit(regression(), regression())
+    assert comet.get_metrics("step") == [{"step": step} for step in range(1, 7)]
+
+
 def test_a_tag_on_its_page_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     comet, callback = Online(monkeypatch), CometLogging("digits", folder=tmp_path, cancel_every_s=0.001)
     found: list[Any] = []
