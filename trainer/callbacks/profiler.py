@@ -11,6 +11,7 @@ from torch.profiler import ProfilerAction, profile, schedule
 
 from trainer.callback import Callback, TrainerView
 from trainer.distributed.ranks import rank
+from trainer.files import aside_of, replacing
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +28,8 @@ class Profiler(Callback):
     start distorts the first, and records ``active`` steps; the ``repeat`` cycles begin with the fit's first step.
     Each writes two files, named by the last recorded step: ``trace-step-<step>.json`` for chrome://tracing or
     https://ui.perfetto.dev, and ``operators-step-<step>.txt``, the operators that took longest by themselves. A
-    cycle that the end of the fit cuts short writes the steps it has, and what came after them.
+    cycle that the end of the fit cuts short writes the steps it has, and what came after them. Files that can't be
+    written are left out with a warning.
 
     A profiled step runs to the end of its last batch; with accumulated gradients it has several. A validation in
     between belongs to the step after it. A recorded step takes far longer than others, though it computes the
@@ -157,11 +159,24 @@ class Profiler(Callback):
         """Called by the profile when it has its steps, or is stopped before."""
         if not self._recorded:
             return
-        self.folder.mkdir(parents=True, exist_ok=True)
         process = f"rank-{rank()}-" if rank() else ""
         trace = self.folder / f"trace-{process}step-{self._step:08d}.json"
-        finished.export_chrome_trace(str(trace))
         operators = finished.key_averages(group_by_input_shape=self.record_shapes)
         table = operators.table(sort_by=self._sort_by, row_limit=_ROWS)
-        trace.with_name(f"operators-{process}step-{self._step:08d}.txt").write_text(table)
-        logger.info("%d profiled steps, up to step %d, are in %s", self._recorded, self._step, trace)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            _export(finished, trace)
+            with replacing(trace.with_name(f"operators-{process}step-{self._step:08d}.txt")) as file:
+                file.write(table)
+        except (OSError, RuntimeError) as error:
+            logger.warning("the profile up to step %d can't be written: %s", self._step, error)
+        else:
+            logger.info("%d profiled steps, up to step %d, are in %s", self._recorded, self._step, trace)
+
+
+def _export(finished: profile, trace: Path) -> None:
+    with aside_of(trace) as aside:
+        finished.export_chrome_trace(str(aside))
+        if not aside.exists():  # torch says on the error output alone that its own file aside failed
+            aside.with_name(f"{aside.name}.tmp").unlink(missing_ok=True)
+            raise OSError(f"torch could not write {trace}")

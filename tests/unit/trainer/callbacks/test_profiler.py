@@ -1,5 +1,6 @@
 """Profiler: what it writes, when it stops, and that it always does."""
 
+import errno
 import json
 import logging
 import re
@@ -205,10 +206,28 @@ def test_shapes_stacks_and_memory_are_recorded_on_request(tmp_path: Path) -> Non
     assert any(event.get("cat") == "python_function" for event in found)
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileExistsError):
-        fit(Profiler(tmp_path / "file"))
+@pytest.mark.parametrize("where", ["folder", "trace", "torch's own", "operators"])
+def test_files_that_cannot_be_written_are_a_warning_and_leave_nothing(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full_disk(profile: torch.profiler.profile, path: str) -> None:
+        Path(f"{path}.tmp" if where == "torch's own" else path).write_text("{")
+        if where == "trace":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    folder = tmp_path / "profile"
+    if where == "folder":
+        folder.write_text("")
+    elif where == "operators":
+        (folder / files(5)[0] / "inside").mkdir(parents=True)
+    else:
+        monkeypatch.setattr(torch.profiler.profile, "export_chrome_trace", full_disk)
+    trainer = fit(Profiler(folder))
+    assert (trainer.state.step, trainer.finished) == (12, True)
+    assert "the profile up to step 5 can't be written" in caplog.text
+    assert names(tmp_path) == ["profile"]
+    if folder.is_dir():
+        assert names(folder) == (files(5) if where == "operators" else [])
     assert_nothing_is_profiled()
 
 
