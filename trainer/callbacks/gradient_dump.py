@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.tensor_statistics import at_work, pattern
+from trainer.files import aside_of
 
 logger = logging.getLogger(__name__)
 
@@ -100,9 +101,8 @@ class GradientDump(Callback):
         path = self.folder / f"gradients-step-{step:08d}.pt"
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            aside = path.with_suffix(".part")
-            torch.save(self._gradients, aside)
-            aside.replace(path)
+            with aside_of(path) as aside:
+                torch.save(self._gradients, aside)
         except (OSError, RuntimeError) as error:  # torch's writer has errors of its own for a full disk
             logger.warning("%s can't be written: %s", path, error)
 

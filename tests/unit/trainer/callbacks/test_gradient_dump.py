@@ -113,6 +113,19 @@ def test_steps_that_are_not_due_read_nothing_and_a_disk_that_refuses_is_a_warnin
     assert "gradients-step-00000001.pt can't be written" in caplog.text
 
 
+def test_a_disk_that_is_full_leaves_no_part_of_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def full_disk(content: Any, path: Path) -> None:
+        path.write_bytes(b"PK")
+        raise RuntimeError("PytorchStreamWriter failed writing file")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    make_trainer([GradientDump(tmp_path)]).fit(regression())
+    assert "gradients-step-00000006.pt can't be written" in caplog.text
+    assert steps(tmp_path) == []
+
+
 @pytest.mark.parametrize("name", ["every_n_steps", "first_step", "last_step", "max_files", "first_elements"])
 def test_nonsense_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=f"{name} is 0: give at least 1"):
