@@ -172,14 +172,14 @@ class MLflowLogging(Callback):
     def teardown(self, trainer: TrainerView) -> None:
         """Send the rest, and close the run."""
         self._cancel.close()
+        outcome, self._error = outcome_of(trainer, self._error), None
         if self._client is None:
             return
-        outcome = outcome_of(trainer, self._error)
         ends = {"outcome": outcome, **best_of(trainer.state, self.monitor, self.mode)}
         self._send()
         self._mirror(lambda client: client.log_batch(self._run, tags=_tags(ends)))
         self._mirror(lambda client: client.set_terminated(self._run, _STATUS.get(outcome, "FAILED")))
-        self._client, self._error = None, None
+        self._client = None
 
     def _uri(self) -> str:
         uri = self.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")

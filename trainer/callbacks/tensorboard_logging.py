@@ -113,16 +113,17 @@ class TensorBoardLogging(Callback):
 
     def teardown(self, trainer: TrainerView) -> None:
         """Say how the run ended, and close the event file."""
+        outcome, self._error = outcome_of(trainer, self._error), None
         if self._writer is None:
             return
         try:
-            self._end_session(self._writer, trainer)
+            self._end_session(self._writer, outcome, trainer.state.epoch)
             self._writer.close()
             if self._steps is not None:
                 self._steps.close()
         except OSError as error:
             self._give_up(error)
-        self._writer, self._steps, self._error = None, None, None
+        self._writer, self._steps = None, None
 
     def _continued_steps(self, writer_type: type[SummaryWriter], log: StepLog) -> SummaryWriter:
         """What writes the steps; TensorBoard drops those of older files from where this one begins."""
@@ -141,11 +142,10 @@ class TensorBoardLogging(Callback):
             at = time.time() if at is None else at
             _add_to_session(writer, session_start(self._shown, at), 0, at)
 
-    def _end_session(self, writer: SummaryWriter, trainer: TrainerView) -> None:
-        outcome = outcome_of(trainer, self._error)
+    def _end_session(self, writer: SummaryWriter, outcome: str, epoch: int) -> None:
         if self._shown and outcome != INTERRUPTED:
             ended = session_end(time.time(), success=outcome in {COMPLETE, PRUNED})
-            _add_to_session(writer, ended, trainer.state.epoch, time.time())
+            _add_to_session(writer, ended, epoch, time.time())
 
     def _give_up(self, error: OSError) -> None:
         logger.warning("TensorBoard gets nothing more of this run, %s can't be written: %s", self.folder, error)

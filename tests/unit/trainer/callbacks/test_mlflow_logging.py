@@ -229,6 +229,14 @@ def test_a_database_that_fails_in_the_middle_is_said_once_and_the_next_fit_sends
     assert sorted(point.step for point in client.get_metric_history(run.info.run_id, "val_loss")) == [1, 2, 3]
 
 
+def test_where_mlflow_is_away_nothing_holds_the_error_that_ended_training() -> None:
+    mlflow_logging.SERVICE.failed("it is not there", "away", away=True)
+    callback = mlflow("p")
+    with pytest.raises(ValueError, match="ended"):
+        run_scripted([callback, fail(ValueError("ended"))], [2.0, 1.0])
+    assert callback._error is None
+
+
 def test_without_mlflow_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mlflow", None)
     with pytest.raises(ImportError, match=r"pip install 'hpo-service\[mlflow\]'"):

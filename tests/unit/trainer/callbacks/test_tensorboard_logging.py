@@ -34,6 +34,7 @@ from tests.unit.trainer.support import (
     scripted_trainer,
     through_file,
 )
+from trainer.callbacks import tensorboard_logging
 from trainer.callbacks.checkpoint import Checkpoint
 from trainer.callbacks.tensorboard_logging import TensorBoardLogging
 from trainer.data.plan import Plan
@@ -271,6 +272,24 @@ def test_a_full_disk_is_said_once_training_goes_on_and_the_next_fit_writes_all(
     full.clear()
     trainer.fit(one_batch(), one_batch())
     assert shown(tmp_path) == expected(trainer.state.history)
+
+
+def test_after_a_full_disk_nothing_holds_the_error_that_ended_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(writer: Any, *arguments: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def end(trainer: Any) -> None:
+        raise ValueError("ended")
+
+    callback = TensorBoardLogging(tmp_path)
+    fill = At(
+        "on_train_epoch_start", lambda trainer: monkeypatch.setattr(tensorboard_logging, "_add_scalars", refuse)
+    )
+    with pytest.raises(ValueError, match="ended"):
+        run_scripted([callback, fill, At("on_epoch_end", end, priority=99)], [2.0])
+    assert callback._error is None
 
 
 def hparams_tab(folder: Path) -> tuple[Any, list[Any]]:
