@@ -9,6 +9,7 @@ from torch.nn.parameter import is_lazy
 
 from trainer.callback import Callback, TrainerView
 from trainer.distributed.ranks import rank
+from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)
 
@@ -42,19 +43,21 @@ class ParameterCount(Callback):
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Log the table if all shapes are known."""
         self._logged = False
-        if not _lazy_parameters(trainer.model):
-            self._log(trainer.model)
+        model = bare_model(trainer.model)
+        if not _lazy_parameters(model):
+            self._log(model)
 
     def on_epoch_end(self, trainer: TrainerView) -> None:
         """Add the counts to the epoch's metrics."""
-        if lazy := _lazy_parameters(trainer.model):
+        model = bare_model(trainer.model)
+        if lazy := _lazy_parameters(model):
             raise ValueError(
                 f"the parameters {', '.join(lazy)} have no shape, because their lazy modules were not called in "
                 f"epoch {trainer.state.epoch}: call them in the model's forward, or take them out of the model"
             )
         if not self._logged:
-            self._log(trainer.model)
-        total, trainable = _totals(trainer.model)
+            self._log(model)
+        total, trainable = _totals(model)
         trainer.state.metrics["parameters"] = float(total)
         trainer.state.metrics["trainable_parameters"] = float(trainable)
 

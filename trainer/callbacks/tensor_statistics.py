@@ -13,6 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from trainer.callback import Callback, TrainerView
 from trainer.metrics.epoch import Reduce
+from trainer.step.parts import bare_model
 
 #: What can be computed of a tensor, by name.
 STATISTICS: Final[Mapping[str, Callable[[Tensor], Tensor]]] = MappingProxyType(
@@ -102,7 +103,7 @@ class TensorStatistics(Callback):
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Watch what the modules return."""
         if self.activations:
-            for path, module in trainer.model.named_modules():
+            for path, module in bare_model(trainer.model).named_modules():
                 name = path or "model"
                 if self._wants(name) if self.names else not any(True for _ in module.children()):
                     self._handles.append(module.register_forward_hook(self._hook(name)))
@@ -189,7 +190,7 @@ def _record(trainer: TrainerView, numbers: Sequence[_Number]) -> None:
 def at_work(trainer: TrainerView) -> Iterator[tuple[str, nn.Parameter]]:
     """The model's parameters; in an update by name its optimizer's, as others have gradients of an earlier one."""
     held = {id(item) for group in trainer.optimizer.param_groups for item in group["params"]}
-    for name, parameter in trainer.model.named_parameters():
+    for name, parameter in bare_model(trainer.model).named_parameters():
         if not trainer.state.optimizer_name or id(parameter) in held:
             yield name, parameter
 

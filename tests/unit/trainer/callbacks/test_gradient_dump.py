@@ -48,6 +48,12 @@ def test_the_files_hold_the_gradients_of_the_chosen_steps(tmp_path: Path) -> Non
         torch.testing.assert_close(found["bias"], gradient[0, 4:].float(), rtol=1e-5, atol=1e-5)
 
 
+def test_a_wrapped_model_has_the_names_of_what_is_in_it(tmp_path: Path) -> None:
+    make_trainer([GradientDump(tmp_path, max_files=1)], model=nn.DataParallel(make_model())).fit(regression())
+    found = torch.load(tmp_path / "gradients-step-00000001.pt", weights_only=True)
+    assert list(found) == [name for name, _ in make_model().named_parameters()]
+
+
 def test_a_step_with_updates_by_name_has_each_optimizers_own_gradients(tmp_path: Path) -> None:
     seen: dict[int, dict[str, Tensor]] = {}
 

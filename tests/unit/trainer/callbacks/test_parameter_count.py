@@ -113,6 +113,13 @@ def test_only_rank_zero_logs(caplog: pytest.LogCaptureFixture, monkeypatch: pyte
     assert counts(trainer) == [(5.0, 5.0)] * 2
 
 
+def test_the_table_of_a_wrapped_model_has_its_own_children(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "trainer.callbacks.parameter_count"):
+        trainer = fit(nn.DataParallel(Tied()))
+    assert parameter_table(Tied()) in tables(caplog)[0]
+    assert counts(trainer) == [(26.0, 26.0)] * 2
+
+
 def test_a_model_without_parameters_has_none() -> None:
     assert [line.split() for line in parameter_table(nn.ReLU()).splitlines()][1:] == [["total", "0", "0"]]
 

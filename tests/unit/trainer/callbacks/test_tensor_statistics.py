@@ -1,7 +1,8 @@
 """TensorStatistics: the right numbers under the right names, and modules left as they were."""
 
 import math
-from functools import cache
+from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -55,6 +56,17 @@ def test_by_default_it_is_one_norm_of_each_gradient_and_parameter() -> None:
     names = {f"{kind}_norm/{name}" for kind in ("grad", "param") for name in PARAMETERS}
     trainer = fit(TensorStatistics())
     assert recorded(trainer).keys() == recorded(trainer, 1).keys() == names
+
+
+@pytest.mark.parametrize(
+    "wrap", [nn.DataParallel, partial(torch.compile, backend="eager")], ids=["data parallel", "compiled"]
+)
+def test_a_wrapped_model_has_the_names_of_what_is_in_it(wrap: Callable[[nn.Module], Any]) -> None:
+    statistics = partial(TensorStatistics, activations=True, names="^0")
+    wrapped = fit(statistics(), model=wrap(make_model()))
+    names = {f"{kind}_norm/0.{name}" for kind in ("grad", "param") for name in ("weight", "bias")}
+    assert recorded(wrapped).keys() == names | {"activation_norm/0"}
+    assert recorded(wrapped) == pytest.approx(recorded(fit(statistics(), model=make_model())))
 
 
 def test_numbers_are_means_and_maxima_over_the_measured_steps() -> None:
