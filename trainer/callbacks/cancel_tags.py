@@ -45,7 +45,6 @@ class CancelTags:
             ask: Called in the thread; returns the tags that the run has now.
         """
         self.close()
-        self._found = None
         if self._tags:
             self._over = threading.Event()
             threading.Thread(target=self._run, args=(ask, self._over), name="cancel-tags", daemon=True).start()
@@ -59,8 +58,9 @@ class CancelTags:
             trainer.state.stop(CANCELLED)
 
     def close(self) -> None:
-        """Ask no more."""
+        """Ask no more, and forget what was found: it was for this run."""
         self._over.set()  # a thread that waits for an answer ends with that, and the answer is not used
+        self._found = None
 
     def _run(self, ask: Callable[[], Collection[str]], over: threading.Event) -> None:
         said = False

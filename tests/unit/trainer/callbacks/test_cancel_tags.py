@@ -97,6 +97,21 @@ def test_after_the_run_it_asks_no_more_and_without_tags_never() -> None:
     assert asked == []
 
 
+def test_a_tag_that_was_found_too_late_does_not_end_the_next_fit() -> None:
+    mlflow_logging.SERVICE.forget()
+    callback = MLflowLogging("late", tracking_uri=mlflow_store.uri())
+    cancel = callback._cancel = Waiting()
+
+    def find() -> None:
+        cancel._over.set()  # the answer of this test is the only one
+        cancel._found = "cancel"
+
+    fit(callback, At("on_fit_end", lambda trainer: find()), epochs=1)
+    mlflow_logging.SERVICE.failed("it is not there", "away", away=True)
+    assert fit(callback, epochs=2).state.stop_reason is None
+    mlflow_logging.SERVICE.forget()
+
+
 def test_a_tag_set_in_mlflow_ends_the_run() -> None:
     mlflow_logging.SERVICE.forget()
     callback = MLflowLogging("cancelled", tracking_uri=mlflow_store.uri())
