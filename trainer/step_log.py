@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -97,7 +98,10 @@ class StepLog:
         self.unwritten += records
         try:
             columns = self._needed_columns()
-            if columns != self._columns or not self.path.exists():
+            if not self.path.exists():
+                self._rewrite([], columns)
+            elif columns != self._columns:
+                os.truncate(self.path, self._size)  # what a write that failed has left is among those that wait
                 self._rewrite(_read(self.path), columns)
             self._add()
         except OSError as error:

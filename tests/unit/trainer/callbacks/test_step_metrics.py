@@ -6,7 +6,7 @@ import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TextIO
 
 import pytest
 import torch
@@ -267,6 +267,30 @@ def test_while_the_disk_refuses_steps_wait_and_a_checkpoint_holds_them(
     full = False
     run(StepMetrics(tmp_path, 1, 2), checkpoint=checkpoint)
     assert [row["step"] for row in rows(tmp_path / "steps.csv")] == list(range(1, STEPS + 1))
+
+
+def test_lines_that_a_failed_write_has_left_are_not_there_twice_where_a_metric_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = StepLog._write
+
+    def break_off(self: StepLog, file: TextIO, *arguments: Any) -> None:
+        write(self, file, *arguments)
+        file.flush()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    log = StepLog(tmp_path / "steps.csv")
+    log.cut(0)
+    log.append([StepRecord(1, 1, {"lr": 1.0})])
+    with monkeypatch.context() as full:
+        full.setattr(StepLog, "_write", break_off)
+        log.append([StepRecord(2, 1, {"lr": 0.5})])
+    log.append([StepRecord(3, 1, {"lr": 0.25, "new": 1.0})])
+    assert rows(log.path) == [
+        {"step": 1, "epoch": 1, "lr": 1.0},
+        {"step": 2, "epoch": 1, "lr": 0.5},
+        {"step": 3, "epoch": 1, "lr": 0.25, "new": 1.0},
+    ]
 
 
 def test_a_file_that_was_removed_comes_back_with_its_header(tmp_path: Path) -> None:
