@@ -51,12 +51,16 @@ class ConsoleLogging(Callback):
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Nothing of this fit has been printed yet."""
-        self._printed, self._step = 0, trainer.state.step
-        if self.every_n_steps is not None and trainer.state.step_log is None:
+        self._printed, log = 0, trainer.state.step_log
+        if self.every_n_steps is None:
+            return
+        if log is None:
             raise ValueError(
                 f"every_n_steps of the console is {self.every_n_steps}, and nothing records single steps: add "
                 "StepMetrics (step_metrics: true in a study file)"
             )
+        # Not the step at which the run stands: a checkpoint holds records that wait to be printed.
+        self._step = max((record.step for record in log), default=0)
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:
         """Print the steps that are due: the first recorded one at or after each multiple."""

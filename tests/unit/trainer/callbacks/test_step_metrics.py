@@ -240,6 +240,21 @@ def test_the_console_prints_the_steps_and_metrics_that_were_asked_for(
         run(ConsoleLogging(every_n_steps=4))
 
 
+@pytest.mark.parametrize(("checkpoint_at", "printed_before"), [(2, 0), (5, 3)])
+def test_the_console_prints_the_steps_that_waited_in_a_checkpoint(
+    checkpoint_at: int, printed_before: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def build() -> list[Callback]:
+        return [StepMetrics(tmp_path), ConsoleLogging(every_n_steps=1)]
+
+    checkpoint = killed_after(checkpoint_at, checkpoint_at, *build())
+    capsys.readouterr()
+    run(*build(), checkpoint=checkpoint)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    steps = range(printed_before + 1, STEPS + 1)
+    assert [line[1] for line in lines if line[0] == "step"] == [f"{step}/{STEPS}" for step in steps]
+
+
 def test_a_callback_may_add_to_the_records_before_the_file_is_written(tmp_path: Path) -> None:
     def add(trainer: Any, records: list[StepRecord]) -> None:
         for record in records:
