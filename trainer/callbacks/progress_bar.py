@@ -12,7 +12,6 @@ from time import monotonic
 from trainer.callback import Callback, TrainerView
 from trainer.callbacks.step_metrics import chosen_names
 from trainer.events import LOG_PRIORITY
-from trainer.state import TrainState
 from trainer.step_log import StepRecord
 
 # Seconds between two drawings, and characters of the bar itself.
@@ -25,8 +24,9 @@ class ProgressBar(Callback):
 
     On a terminal a line is drawn anew a few times a second, and cleared for what others print. Where there is
     none, or only one that can't go back in a line (``TERM=dumb``), a line is printed at each tenth of an epoch,
-    for data of unknown length none. The metrics are those of the latest epoch, with `StepMetrics` those of the
-    latest steps that came over: nothing is read from the device for them.
+    for epochs of unknown length none. An epoch that has its length in steps (``validate_every``) shows its steps.
+    The metrics are those of the latest epoch, with `StepMetrics` those of the latest steps that came over: nothing
+    is read from the device for them.
 
     Example::
 
@@ -57,25 +57,22 @@ class ProgressBar(Callback):
         """Look at what is written to."""
         self._live = sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
         self._values = dict(trainer.state.metrics)
-        self._begin(trainer.state)
+        self._begin(trainer)
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
         """Start the epoch's clock."""
-        self._begin(trainer.state)
+        self._begin(trainer)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
         """Draw, where it is time."""
-        state = trainer.state
         if self._live:
             now = monotonic()
             if now - self._drawn >= _REFRESH_S:
                 self._drawn = now
-                self._draw(state)
-        elif state.batches_per_epoch:
-            tenth = 10 * state.batch_index // state.batches_per_epoch
-            if tenth > self._tenth:
-                self._tenth = tenth
-                print(self._line(state), file=sys.stderr, flush=True)
+                self._draw(trainer)
+        elif (tenth := _tenth(trainer)) > self._tenth:
+            self._tenth = tenth
+            print(self._line(trainer), file=sys.stderr, flush=True)
 
     def on_log_steps(self, trainer: TrainerView, records: Sequence[StepRecord]) -> None:  # noqa: ARG002
         """Take over the latest numbers, and make room for what others print of them."""
@@ -94,13 +91,13 @@ class ProgressBar(Callback):
         """Leave nothing behind."""
         self._clear()
 
-    def _begin(self, state: TrainState) -> None:
+    def _begin(self, trainer: TrainerView) -> None:
         self._drawn = self._started = monotonic()
-        self._first = state.batch_index
-        self._tenth = 10 * state.batch_index // state.batches_per_epoch if state.batches_per_epoch else 0
+        self._first = trainer.state.batch_index
+        self._tenth = _tenth(trainer)
 
-    def _draw(self, state: TrainState) -> None:
-        line = self._line(state)[: get_terminal_size().columns - 1]
+    def _draw(self, trainer: TrainerView) -> None:
+        line = self._line(trainer)[: get_terminal_size().columns - 1]
         sys.stderr.write("\r" + line.ljust(self._length))
         sys.stderr.flush()
         self._length = len(line)
@@ -111,19 +108,33 @@ class ProgressBar(Callback):
             sys.stderr.flush()
             self._length = 0
 
-    def _line(self, state: TrainState) -> str:
-        done, total = state.batch_index, state.batches_per_epoch
+    def _line(self, trainer: TrainerView) -> str:
+        state = trainer.state
+        done, total = _progress(trainer)
         if total:
             share = min(1.0, done / total)
             bar = ("#" * int(share * _WIDTH)).ljust(_WIDTH, ".")
             where = f"{share:4.0%} [{bar}] {done}/{total}"
         else:
-            where = f"batch {done}"
+            where = f"batch {state.batch_index}"
         seconds = monotonic() - self._started
-        pace = f"  {(done - self._first) / seconds:.3g} batches/s" if seconds > 0 else ""
+        pace = f"  {(state.batch_index - self._first) / seconds:.3g} batches/s" if seconds > 0 else ""
         chosen = [(name, value) for name, value in self._values.items() if self._wants(name)]
         numbers = "".join(f"  {name} {value:.4g}" for name, value in chosen)
         return f"epoch {state.epoch + 1}/{state.max_epochs}  {where}{pace}{numbers}"
 
     def _wants(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.metrics)
+
+
+def _progress(trainer: TrainerView) -> tuple[int, int | None]:
+    """What is done of the epoch, and how much it is, if known: in batches, or in steps where these decide."""
+    state, steps = trainer.state, trainer.plan.epoch_steps
+    if steps is None:
+        return state.batch_index, state.batches_per_epoch
+    return state.step - state.epoch_start_step, steps
+
+
+def _tenth(trainer: TrainerView) -> int:
+    done, total = _progress(trainer)
+    return 10 * done // total if total else 0

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.trainer.support import At, interrupt_at, make_trainer, regression, through_file
-from trainer.callbacks import ProgressBar, StepMetrics, progress_bar
+from trainer.callbacks import GradientAccumulation, ProgressBar, StepMetrics, progress_bar
 
 
 @pytest.fixture(autouse=True)
@@ -56,3 +56,20 @@ def test_a_terminal_has_one_line_that_is_cleared_at_the_end(
         if line.startswith("here"):  # at the beginning of a line that was cleared
             assert not drawn[index - 1].strip()
     assert any("lr 0.05" in line for line in drawn[:6])  # of steps that came over inside the first epoch
+
+
+def test_an_epoch_that_has_its_length_in_steps_shows_these(capsys: pytest.CaptureFixture[str]) -> None:
+    options = {"max_epochs": None, "max_steps": 8, "validate_every": 5}
+    callbacks = [ProgressBar(), GradientAccumulation(2)]
+    stopped = make_trainer([*callbacks, interrupt_at(6)], **options)
+    stopped.fit(regression(40), regression())
+    lines = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert [(line[2], line[4]) for line in lines] == [
+        *((f"{share}%", f"{done}/5") for share, done in zip(range(20, 101, 20), range(1, 6), strict=True)),
+        ("20%", "1/5"),
+    ]
+    resumed = make_trainer([ProgressBar(), GradientAccumulation(2)], **options)
+    resumed.load_state_dict(through_file(stopped.state_dict()))
+    resumed.fit(regression(40), regression())
+    lines = [line.split() for line in capsys.readouterr().err.splitlines()]
+    assert [line[4] for line in lines] == ["2/5", "3/5"]
