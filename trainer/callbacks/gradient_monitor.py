@@ -36,7 +36,7 @@ class GradientMonitor(Callback):
 
     priority = 12
     graph_safe = True
-    writes = ("max_grad_norm", "max_grad_norm_*")
+    writes = ("max_grad_norm",)
     writes_in = "on_train_epoch_end"
 
     def __init__(self, warn_threshold: float = 1e4) -> None:

@@ -19,8 +19,7 @@ from tests.support.studies import Studies, take
 
 def test_unasked_is_what_the_default_callbacks_record() -> None:
     written = {name for row in CALLBACKS.values() if row.default for name in row.kind.writes}
-    # What each of several optimizers has is of a training that has asked for them.
-    assert written - {"max_grad_norm_*"} | {"lr"} == UNASKED
+    assert written | {"lr"} == UNASKED
 
 
 def test_what_is_optimised_or_bounded_is_asked_for(studies: Studies) -> None:

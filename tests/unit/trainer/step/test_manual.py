@@ -203,16 +203,6 @@ def test_an_update_that_overflows_in_fp16_has_no_part_in_the_largest_norm() -> N
     assert trainer.state.metrics["max_grad_norm_discriminator"] == pytest.approx(max(norms[1:]))
 
 
-def test_who_reads_the_norm_of_one_optimizer_comes_after_who_measures_it() -> None:
-    class Early(Callback):
-        priority = 5
-        reads = ("max_grad_norm_generator",)
-        reads_in = "on_train_epoch_end"
-
-    with pytest.raises(ValueError, match=r"Early .* reads what GradientMonitor .* writes later"):
-        build(Early(), GradientMonitor())
-
-
 def test_spikes_are_those_of_batches_whatever_updates_they_make() -> None:
     norms: list[Tensor] = []
     monitor = StabilityMonitor(window=8)
