@@ -69,35 +69,32 @@ class AveragedWeights(AfterEachStep):
         self._average: dict[str, Tensor] = {}
         self._training: dict[str, Tensor] = {}  # the trained weights, while the model holds the average
         self._updates = 0
-        self._places: dict[str, tuple[nn.Module, str]] = {}
+        self._places = Places()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Look the weights up, and continue the average of a resumed run."""
+        """See that nothing else averages; a resumed run takes its average up once all hooks have been here."""
         self._claim(trainer)
-        self._places = averaged_places(bare_model(trainer.model))
         if trainer.state.step == 0:
             self._forget()
-        self._average = self._placed(self._average)
-        self._training = self._placed(self._training)
         if trainer.state.batch_index:  # an epoch that failed in its validation resumes without a start
-            self._restore()
+            self._restore(trainer)
 
-    def on_train_epoch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
+    def on_train_epoch_start(self, trainer: TrainerView) -> None:
         """To the weights that are trained."""
-        self._restore()
+        self._restore(trainer)
 
-    def on_train_epoch_end(self, trainer: TrainerView) -> None:  # noqa: ARG002
+    def on_train_epoch_end(self, trainer: TrainerView) -> None:
         """To the average, as soon as there is one."""
-        self._show_average()
+        self._show_average(trainer)
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """To the average again, where the run was stopped before an epoch's first batch."""
         if not trainer.state.batch_index and trainer.state.stop_reason != ERROR:
-            self._show_average()
+            self._show_average(trainer)
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Let the model go."""
-        self._places = {}
+        self._places.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The average, the trained weights where the model does not hold them, and the number of updates."""
@@ -111,9 +108,9 @@ class AveragedWeights(AfterEachStep):
         self._training = dict(state["training"])
 
     @torch.no_grad()
-    def _update(self, update: Update) -> None:
+    def _update(self, trainer: TrainerView, update: Update) -> None:
         """Take the weights as they are into the average; the first ones are copied."""
-        weights = self._weights()
+        weights = self._weights(trainer)
         if self._average:
             averages = [held(average) for average in self._average.values()]
             update(
@@ -126,31 +123,25 @@ class AveragedWeights(AfterEachStep):
     def _forget(self) -> None:
         self._average, self._training, self._updates = {}, {}, 0
 
-    def _show_average(self) -> None:
+    def _show_average(self, trainer: TrainerView) -> None:
         if self._average and not self._training:
-            weights = self._weights()
+            weights = self._weights(trainer)
             self._training = {name: weight.clone() for name, weight in weights.items()}
             _copy(self._average, weights)
 
-    def _restore(self) -> None:
+    def _restore(self, trainer: TrainerView) -> None:
         if self._training:
-            _copy(self._training, self._weights())
+            weights = self._weights(trainer)
+            _copy(self._training, weights)
             self._training = {}
 
-    def _weights(self) -> dict[str, Tensor]:
-        # Looked up each time: a layer may put a new tensor in the place of a buffer.
-        return {name: getattr(module, attribute).detach() for name, (module, attribute) in self._places.items()}
-
-    def _placed(self, saved: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        if not saved:
-            return {}
-        weights = self._weights()
-        if saved.keys() != weights.keys():
-            names = ", ".join(sorted(saved.keys() ^ weights.keys()))
-            raise ValueError(
-                f"the saved state of {self.name} and the model differ in {names}: load a checkpoint of this model"
-            )
-        return {name: part_like(saved[name], weight) for name, weight in weights.items()}
+    def _weights(self, trainer: TrainerView) -> dict[str, Tensor]:
+        """The weights of the model as it is now, to which the average and the trained weights are brought."""
+        if self._places.look_up(trainer.model):
+            of = f"the saved state of {self.name}"
+            self._average = self._places.placed(self._average, of)
+            self._training = self._places.placed(self._training, of)
+        return self._places.weights()
 
     def _claim(self, trainer: TrainerView) -> None:
         owner = trainer.state.user_state.setdefault(_OWNER, self.name)
@@ -161,7 +152,61 @@ class AveragedWeights(AfterEachStep):
             raise ValueError(f"{owner} averages the weights of this run already: leave {self.name} out")
 
 
-def averaged_places(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+class Places:
+    """Where the model of a fit has what is averaged, also when a hook has put another model in its place."""
+
+    def __init__(self) -> None:
+        self._model: nn.Module | None = None
+        self._places: dict[str, tuple[nn.Module, str]] = {}
+        self._former: dict[int, str] | None = None
+
+    def look_up(self, model: nn.Module) -> bool:
+        """Find them; whether the model is another one than before."""
+        model = bare_model(model)
+        if model is self._model:
+            return False
+        self._former = None if self._model is None else self.names()
+        self._model, self._places = model, _places_in(model)
+        return True
+
+    def clear(self) -> None:
+        """Let the model go."""
+        self._model, self._places, self._former = None, {}, None
+
+    def weights(self) -> dict[str, Tensor]:
+        """What is averaged, as it is now, by its name in the model."""
+        # Looked up each time: a layer may put a new tensor in the place of a buffer.
+        return {name: getattr(*place).detach() for name, place in self._places.items()}
+
+    def names(self) -> dict[int, str]:
+        """The names by the identity of what is averaged."""
+        return {id(getattr(*place)): name for name, place in self._places.items()}
+
+    def placed(self, kept: Mapping[str, Tensor], of: str) -> dict[str, Tensor]:
+        """What was kept of the weights before, by the names and on the devices of this model.
+
+        Tensors that the model before had too bring what was kept along, whatever their names; of a model that
+        shares none the names count. What is new begins as it is.
+
+        Raises:
+            ValueError: It was kept of another model by a run before, ``of`` is what.
+        """
+        if not kept:
+            return {}
+        weights = self.weights()
+        if self._former is not None:
+            former = {name: self._former.get(tensor, "") for tensor, name in self.names().items()}
+            if not any(former.values()):
+                former = {name: name for name in weights}
+            begun = {name: weight.to(precise(weight), copy=True) for name, weight in weights.items()}
+            kept = {name: kept.get(former[name], weight) for name, weight in begun.items()}
+        if kept.keys() != weights.keys():
+            names = ", ".join(sorted(kept.keys() ^ weights.keys()))
+            raise ValueError(f"{of} and the model differ in {names}: load a checkpoint of this model")
+        return {name: part_like(kept[name], weight) for name, weight in weights.items()}
+
+
+def _places_in(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     """Module and attribute of everything that is averaged, by its name in the model."""
     tensors: dict[str, Tensor] = dict(model.named_parameters())
     tensors |= {name: buffer for name, buffer in model.named_buffers() if _split(name)[1] in _STATISTICS}

@@ -42,4 +42,4 @@ class EMA(AveragedWeights):
     def _after_step(self, trainer: TrainerView, step: int) -> None:  # noqa: ARG002
         """Take the new weights into the average."""
         decay = min(self.decay, (1 + self._updates) / (10 + self._updates)) if self.warmup else self.decay
-        self._update(get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]
+        self._update(trainer, get_ema_multi_avg_fn(decay))  # type: ignore[no-untyped-call]

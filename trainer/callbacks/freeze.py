@@ -42,7 +42,7 @@ class Freeze(Callback):
     """
 
     priority = 4
-    transient = ("_frozen", "_checked", "_parameters", "_modules", "_modes")
+    transient = ("_model", "_frozen", "_checked", "_parameters", "_modules", "_modes")
 
     def __init__(
         self,
@@ -64,31 +64,26 @@ class Freeze(Callback):
         if not self.parts:
             raise ValueError("parts is empty: name what is to be frozen, or leave the callback out")
         self.begin, self.end, self.by_steps, self.eval_mode = begin, end, bool(by_steps), eval_mode
+        self._model: nn.Module | None = None
         self._frozen = False
         self._checked = False  # whether something is left to train
-        self._parameters: list[nn.Parameter] = []
-        self._modules: list[nn.Module] = []
+        self._parameters: dict[str, nn.Parameter] = {}
+        self._modules: dict[str, nn.Module] = {}
         self._modes: Modes = []
 
     def on_fit_start(self, trainer: TrainerView) -> None:
         """Find the parts, and freeze them where that is due."""
-        found = parameters_of(trainer.model, self.parts)
-        self._parameters = [parameter for parameter in found.values() if parameter.requires_grad]
-        modules = bare_model(trainer.model).named_modules()
-        self._modules = [each for name, each in modules if any(matches(name, pattern) for pattern in self.parts)]
-        self._frozen = False
-        if self.begin or self.end is not None:
-            self._check_held(trainer, found)
+        self._model, self._frozen = None, False
         self._settle(trainer)
 
     def on_train_epoch_start(self, trainer: TrainerView) -> None:
         """Freeze or unfreeze before the epoch's first forward pass, which a step of its own makes first of all."""
-        if self._is_due(trainer) is not self._frozen:
+        if trainer.model is not self._model or self._is_due(trainer) is not self._frozen:
             self._settle(trainer)
 
     def on_before_zero_grad(self, trainer: TrainerView) -> None:
         """Freeze or unfreeze where that is due; gradients that add up to one step all know the same parts."""
-        if not self._checked or self._is_due(trainer) is not self._frozen:
+        if not self._checked or trainer.model is not self._model or self._is_due(trainer) is not self._frozen:
             self._settle(trainer)
 
     def on_train_batch_end(self, trainer: TrainerView) -> None:
@@ -109,6 +104,8 @@ class Freeze(Callback):
         return self.begin <= now and (self.end is None or now < self.end)
 
     def _settle(self, trainer: TrainerView) -> None:
+        if trainer.model is not self._model:
+            self._find(trainer)
         self._set(frozen=self._is_due(trainer))
         if not any(parameter.requires_grad for parameter in trainer.model.parameters()):
             raise ValueError(f"{', '.join(self.parts)}: with these frozen nothing is left to train")
@@ -118,16 +115,36 @@ class Freeze(Callback):
         if frozen is self._frozen:
             return
         self._frozen, self._checked = frozen, False
-        for parameter in self._parameters:
+        for parameter in self._parameters.values():
             parameter.requires_grad_(not frozen)
             if frozen:
                 parameter.grad = None
         if self.eval_mode and frozen:
-            self._modes = [mode for module in self._modules for mode in modes_of(module)]
-            for module in self._modules:
+            self._modes = [mode for module in self._modules.values() for mode in modes_of(module)]
+            for module in self._modules.values():
                 module.eval()
         elif self.eval_mode:
             apply_modes(self._modes)
+
+    def _find(self, trainer: TrainerView) -> None:
+        """Find the parts in a model that is new; one that is wrapped has them under other names."""
+        new, self._model = self._model is None, trainer.model
+        own = {id(parameter) for parameter in trainer.model.parameters()}
+        if not new and own.issuperset(map(id, self._parameters.values())):
+            return
+        found = parameters_of(trainer.model, self.parts)
+        named = bare_model(trainer.model).named_modules()
+        modules = {name: each for name, each in named if any(matches(name, pattern) for pattern in self.parts)}
+        if not new and self._frozen:
+            self._set(frozen=False)
+            # A copy of what was frozen is frozen too.
+            for name in found.keys() & self._parameters.keys():
+                found[name].requires_grad_()
+            apply_modes([(modules[name], it.training) for name, it in self._modules.items() if name in modules])
+        self._parameters = {name: each for name, each in found.items() if each.requires_grad}
+        self._modules = modules
+        if self.begin or self.end is not None:
+            self._check_held(trainer, found)
 
     def _check_held(self, trainer: TrainerView, found: dict[str, nn.Parameter]) -> None:
         held = {id(item) for group in trainer.optimizer.param_groups for item in group["params"]}

@@ -72,7 +72,7 @@ class TensorStatistics(Callback):
     priority = 12
     writes = ("grad_*", "param_*", "activation_*")
     writes_in = "on_train_epoch_end"
-    transient = ("_handles", "_measures", "_waiting", "_activations", "_left_out")
+    transient = ("_handles", "_watched", "_measures", "_waiting", "_activations", "_left_out")
 
     def __init__(
         self,
@@ -95,22 +95,21 @@ class TensorStatistics(Callback):
         self.statistics = _checked(statistics)
         self.names = pattern(names)
         self._handles: list[RemovableHandle] = []
+        self._watched: nn.Module | None = None  # the model whose modules have the hooks
         self._measures = False  # only inside the forward pass of a step that is measured
         self._waiting: list[_Number] = []  # what was measured for a step that is still to be taken
         self._activations: list[_Number] = []  # of the running batch
         self._left_out = False  # whether the latest step of the batch is still to be taken, or never will be
 
-    def on_fit_start(self, trainer: TrainerView) -> None:
-        """Watch what the modules return."""
-        if self.activations:
-            for path, module in bare_model(trainer.model).named_modules():
-                name = path or "model"
-                if self._wants(name) if self.names else not any(True for _ in module.children()):
-                    self._handles.append(module.register_forward_hook(self._hook(name)))
+    def on_train_epoch_start(self, trainer: TrainerView) -> None:
+        """Watch what the modules return, of the model that trains in this epoch."""
+        self._watch(bare_model(trainer.model))
 
-    def on_train_batch_start(self, trainer: TrainerView) -> None:  # noqa: ARG002
+    def on_train_batch_start(self, trainer: TrainerView) -> None:
         """Forget a batch that failed."""
         self._activations, self._left_out = [], False
+        if self._watched is None:  # the first batch of a run that resumes inside an epoch
+            self._watch(bare_model(trainer.model))
 
     def on_before_forward(self, trainer: TrainerView) -> None:
         """Measure activations from here."""
@@ -148,9 +147,7 @@ class TensorStatistics(Callback):
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Leave the modules as they were."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles = []
+        self._unwatch()
         self._measures = False
 
     def _is_due(self, trainer: TrainerView) -> bool:
@@ -160,9 +157,25 @@ class TensorStatistics(Callback):
     def _wants(self, name: str) -> bool:
         return self.names is None or self.names.search(name) is not None
 
-    def _hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
+    def _watch(self, model: nn.Module) -> None:
+        if model is self._watched:
+            return
+        self._unwatch()
+        self._watched = model
+        if self.activations:
+            for path, module in model.named_modules():
+                name = path or "model"
+                if self._wants(name) if self.names else not any(True for _ in module.children()):
+                    self._handles.append(module.register_forward_hook(self._hook(name, module)))
+
+    def _unwatch(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles, self._watched = [], None
+
+    def _hook(self, name: str, of: nn.Module) -> Callable[[nn.Module, Any, Any], None]:
         def measure(module: nn.Module, arguments: Any, output: Any) -> None:  # noqa: ARG001
-            if self._measures:
+            if self._measures and module is of:  # a copy of the model has copies of its hooks
                 for suffix, tensor in _tensors(output):
                     self._activations += self._numbers(f"activation_{{}}/{name}{suffix}", tensor)
 

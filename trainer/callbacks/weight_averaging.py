@@ -64,7 +64,7 @@ class WeightAveraging(AveragedWeights):
         if self._average and step - self._updates <= before:  # of a plan that has become longer
             self._forget()
         if step > before:
-            self._update(get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]
+            self._update(trainer, get_swa_multi_avg_fn())  # type: ignore[no-untyped-call]
 
     def on_fit_end(self, trainer: TrainerView) -> None:
         """Say it where nothing was averaged."""

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import get_swa_multi_avg_fn
 
 from trainer.callback import TrainerView
-from trainer.callbacks.averaged import AfterEachStep, averaged_places, precise
+from trainer.callbacks.averaged import AfterEachStep, Places, precise
 from trainer.checkpoint.manager import CheckpointWriteError, write_whole
 from trainer.checkpoint.rules import check_counts
 from trainer.step.parts import bare_model
@@ -73,25 +73,19 @@ class WeightMerging(AfterEachStep):
         self.at_steps = frozenset(at_steps)
         self._means: dict[int, dict[str, Tensor]] = {}
         self._counts: dict[int, int] = {}
-        self._places: dict[str, tuple[nn.Module, str]] = {}
+        self._places = Places()
 
     def on_fit_start(self, trainer: TrainerView) -> None:
-        """Look the weights up, and bring what a resumed run has averaged to their devices."""
-        self._places = averaged_places(bare_model(trainer.model))
+        """Begin anew, unless the run is resumed: what that has averaged is taken up at its first step."""
         if trainer.state.step == 0:
             self._means, self._counts = {}, {}
-        weights = self._weights()
-        for mean in self._means.values():
-            if mean.keys() != weights.keys():
-                names = ", ".join(sorted(mean.keys() ^ weights.keys()))
-                raise ValueError(
-                    f"the saved merge and the model differ in {names}: load a checkpoint of this model"
-                )
-            mean.update({name: tensor.to(weights[name].device) for name, tensor in mean.items()})
 
     @torch.no_grad()
     def _after_step(self, trainer: TrainerView, step: int) -> None:
         """Take the new weights into each mean that is under way, and save the one that is complete."""
+        if self._places.look_up(trainer.model):
+            means = {target: self._places.placed(mean, "the saved merge") for target, mean in self._means.items()}
+            self._means = means
         for target in self._targets(step):
             self._add(target)
         if step in self._means:
@@ -99,7 +93,7 @@ class WeightMerging(AfterEachStep):
 
     def teardown(self, trainer: TrainerView) -> None:  # noqa: ARG002
         """Let the model go."""
-        self._places = {}
+        self._places.clear()
 
     def state_dict(self) -> dict[str, Any]:
         """The means under way, and of how many steps each is."""
@@ -121,7 +115,7 @@ class WeightMerging(AfterEachStep):
         yield from sorted(targets)
 
     def _add(self, target: int) -> None:
-        weights, mean = self._weights(), self._means.get(target)
+        weights, mean = self._places.weights(), self._means.get(target)
         if mean is None:
             self._means[target] = {name: weight.to(precise(weight), copy=True) for name, weight in weights.items()}
             self._counts[target] = 1
@@ -135,7 +129,7 @@ class WeightMerging(AfterEachStep):
         if count < min(self.last_steps, step):
             logger.warning("the merge at step %d is the mean of the last %d steps, not of more", step, count)
         # By identity: tied weights have two names.
-        merged = {id(getattr(*place)): mean[name] for name, place in self._places.items()}
+        merged = {tensor: mean[name] for tensor, name in self._places.names().items()}
         weights = {
             name: merged[id(value)].to(value.dtype) if id(value) in merged else value
             for name, value in model.state_dict(keep_vars=True).items()
@@ -148,7 +142,3 @@ class WeightMerging(AfterEachStep):
             fix = "free some room or choose another folder"
             text = f"merged weights {path} can't be written: {error.strerror or error}; {fix}"
             raise CheckpointWriteError(error.errno, text) from error
-
-    def _weights(self) -> dict[str, Tensor]:
-        # Looked up each time: a layer may put a new tensor in the place of a buffer.
-        return {name: getattr(*place).detach() for name, place in self._places.items()}
