@@ -15,6 +15,7 @@ from trainer.callback import TrainerView
 from trainer.callbacks.averaged import AfterEachStep, Places, precise
 from trainer.checkpoint.manager import CheckpointWriteError, write_whole
 from trainer.checkpoint.rules import check_counts
+from trainer.checkpoint.versions import versioned
 from trainer.step.parts import bare_model
 
 logger = logging.getLogger(__name__)
@@ -130,14 +131,15 @@ class WeightMerging(AfterEachStep):
             logger.warning("the merge at step %d is the mean of the last %d steps, not of more", step, count)
         # By identity: tied weights have two names.
         merged = {tensor: mean[name] for tensor, name in self._places.names().items()}
+        own = model.state_dict(keep_vars=True)
         weights = {
             name: merged[id(value)].to(value.dtype) if id(value) in merged else value
-            for name, value in model.state_dict(keep_vars=True).items()
+            for name, value in own.items()
         }
         plain = {name: value.detach() if isinstance(value, Tensor) else value for name, value in weights.items()}
         path = self.folder / f"merged-step-{step:08d}.pt"
         try:
-            write_whole({"model": plain, "step": step, "steps": count}, path)
+            write_whole({"model": versioned(plain, own), "step": step, "steps": count}, path)
         except OSError as error:
             fix = "free some room or choose another folder"
             text = f"merged weights {path} can't be written: {error.strerror or error}; {fix}"

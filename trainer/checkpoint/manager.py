@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trainer.checkpoint.files import CheckpointError, CheckpointFile, Progress, list_checkpoints
 from trainer.checkpoint.readable import readable
+from trainer.checkpoint.versions import versioned
 
 _PLAIN = frozenset({int, float, str, bool, type(None)})
 
@@ -39,7 +40,7 @@ def snapshot(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, Mapping):
-        return {key: snapshot(item) for key, item in value.items()}
+        return versioned({key: snapshot(item) for key, item in value.items()}, value)
     if isinstance(value, list | tuple):
         plain = _PLAIN.issuperset(map(type, value))  # Python's generator alone has 625 numbers
         return type(value)(value if plain else (snapshot(item) for item in value))

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from trainer.checkpoint.versions import versioned
 from trainer.recorded import Metrics
 
 _PLAIN = frozenset(
@@ -72,7 +73,7 @@ def _readable_mapping(value: Mapping[Any, Any], path: _Path) -> Any:
         key is not other or item is not value[other] for (key, item), other in zip(pairs, value, strict=True)
     )
     made: Any = type(value)
-    return made(dict(pairs)) if changed else value
+    return versioned(made(dict(pairs)), value) if changed else value
 
 
 def _refusal(what: str, path: _Path) -> UnreadableError:

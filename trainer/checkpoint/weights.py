@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.checkpoint.files import CheckpointError
+from trainer.checkpoint.versions import versioned
 from trainer.distributed.parts import load_model
 from trainer.step.parts import bare_model
 
@@ -79,7 +80,7 @@ def load_weights(model: nn.Module, path: Path | str, *, strict: bool = True) -> 
     )
     if outcome.skipped and (strict or (own and not fits)):
         raise ValueError(_of_another_model(path, outcome, own, found))
-    load_model(bare, {name: found[name] for name in fits}, strict=False)
+    load_model(bare, versioned({name: found[name] for name in fits}, found), strict=False)
     if outcome.skipped:
         logger.warning("%d of %d weights come from %s; %s", len(fits), len(own), path, outcome.skipped)
     return outcome

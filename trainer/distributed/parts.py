@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from trainer.checkpoint.versions import versioned
 from trainer.step.optimizers import each_of
 
 
@@ -85,7 +86,7 @@ def replaced(value: Any, make: Callable[[Tensor], Tensor]) -> Any:
     if next(parts_in(value), None) is None:
         return value
     if isinstance(value, Mapping):
-        return {key: replaced(item, make) for key, item in value.items()}
+        return versioned({key: replaced(item, make) for key, item in value.items()}, value)
     return type(value)(replaced(item, make) for item in value)
 
 
@@ -93,9 +94,10 @@ def load_model(model: nn.Module, state: Mapping[str, Any], *, strict: bool = Tru
     """Load a state dict of the whole model; where this process holds parts of its tensors, it takes its parts."""
     own = model.state_dict()
     if next(parts_in(own), None) is not None:
-        state = {
+        split = {
             name: part_like(value, own[name]) if is_part(own.get(name)) else value for name, value in state.items()
         }
+        state = versioned(split, state)
     model.load_state_dict(state, strict=strict)
 
 
