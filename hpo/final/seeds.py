@@ -29,6 +29,7 @@ from hpo.study.lineage import Stage
 from hpo.study.open_study import OpenStudy
 from hpo.study.own_trials import own_trials, ranked_trials
 from hpo.study.status import no_best
+from trainer.files import aside_of
 
 #: Confidence of the intervals.
 CONFIDENCE: Final = 0.95
@@ -217,6 +218,5 @@ def _copy_whole(source: Path, target: Path) -> None:
     if not source.exists():
         target.unlink(missing_ok=True)
         return
-    aside = target.with_name(f".{target.name}.part")
-    shutil.copyfile(source, aside)
-    aside.replace(target)
+    with aside_of(target) as aside:
+        shutil.copyfile(source, aside)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -30,7 +29,7 @@ from hpo.trial.run_length import NO_PROGRESS, Progress
 from trainer import Trainer
 from trainer.callback import Callback, TrainerView
 from trainer.checkpoint.files import CheckpointFile
-from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint
+from trainer.checkpoint.manager import find_checkpoint, newest_checkpoint, snapshot, write_whole
 from trainer.distributed.parts import is_part, load_model, split_state
 from trainer.files import replacing
 from trainer.state import PAUSED, best_epoch
@@ -393,7 +392,7 @@ def _evaluated(
 def _written(spec: StudySpec, start: Start, place: RunPlace, trained: _Trained) -> dict[str, Any]:
     trainer, epoch = trained.trainer, trained.epoch
     weights = place.folder / "model.pt"
-    _save_weights(trained.weights, weights)
+    write_whole(snapshot(trained.weights), weights)
     with replacing(place.folder / "config.yaml") as file:
         file.write(to_yaml({**trained.config, "seed": start.seed}))
     result = {
@@ -410,9 +409,3 @@ def _written(spec: StudySpec, start: Start, place: RunPlace, trained: _Trained) 
     }
     write_json(place.folder / "metrics.json", result)
     return result
-
-
-def _save_weights(found: Mapping[str, torch.Tensor], path: Path) -> None:
-    aside = path.with_suffix(".part")
-    torch.save({name: tensor.cpu() for name, tensor in found.items()}, aside)
-    aside.replace(path)

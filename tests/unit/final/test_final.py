@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import json
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -233,3 +235,21 @@ def test_the_checkpoint_that_it_resumes_from_takes_no_memory_while_it_trains(
             train_at(Builder(view.spec), start_of_base(view.spec), place, epochs=epochs, device=CPU)
     assert left
     assert not any(left)
+
+
+def test_a_full_disk_leaves_the_model_of_an_earlier_training_and_no_part_of_another(
+    studies: Studies, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full_disk(content: Any, target: Any) -> None:
+        save(content, target)
+        if "optimizer" not in content:  # the weights, not a checkpoint
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    save, spec = torch.save, studies.spec()
+    before = Path(train_final(Builder(spec), start_of_base(spec), epochs=1, device=CPU)["model"])
+    content, files = before.read_bytes(), {file.name for file in before.parent.iterdir()}
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError, match="No space left on device"):
+        train_final(Builder(spec), start_of_base(spec), epochs=2, device=CPU)
+    assert before.read_bytes() == content
+    assert {file.name for file in before.parent.iterdir()} == {*files, "run.json"}

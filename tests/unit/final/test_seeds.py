@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -352,3 +354,17 @@ def test_the_command_prints_seeds_and_ranks(view: OpenStudy) -> None:
     base = hpo_json("train", view.spec.path, "--seeds", 2, "--epochs", 1)
     assert (base["trial"], base["seeds"]) == (None, [0, 1])
     assert load_model(view.spec)  # the trial's own checkpoints are untouched
+
+
+def test_a_full_disk_leaves_no_part_of_a_copy(view: OpenStudy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(source: Path, target: Path) -> None:
+        target.write_bytes(source.read_bytes()[:3])
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    final = view.spec.output_dir / "final"
+    over_seeds(view, [start_of_base(view.spec)], 0, epochs=1)
+    files = {file.name for file in final.iterdir()}
+    monkeypatch.setattr(shutil, "copyfile", full_disk)
+    with pytest.raises(OSError, match="No space left on device"):
+        over_seeds(view, [start_of_base(view.spec)], 0, epochs=1)
+    assert {file.name for file in final.iterdir()} == files
