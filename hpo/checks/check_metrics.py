@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from hpo.checks.findings import Finding, finding
 from hpo.config.paths import join_path, suggest_name
+from hpo.config.several import is_several
 from hpo.config.spec import StudySpec
 from hpo.config.targets import TARGET, TargetResolver
 from trainer.metrics.objects import METHODS, is_object
@@ -135,7 +136,7 @@ def check_metric(
         InputError: Nothing records it.
     """
     wanted, known = metric or spec.study.metric, recorded_metrics(spec, extra)
-    if any(fnmatchcase(wanted, name) for name in known):
+    if any(fnmatchcase(wanted, name) for name in (*known, *_of_each_optimizer(spec, known))):
         return []
     fix = suggest_name(wanted, known, what="recorded are")
     if _may_come_from_the_step(spec, wanted):
@@ -147,6 +148,17 @@ def check_metric(
         fix = f"return {{'train': …, 'val': {{'main': …, '{name}': …}}}} if it does not; else {fix}"
         return [finding(spec, problem, path=path, value=wanted, fix=fix)]
     raise spec.error("nothing records this metric", path=path, value=wanted, fix=fix)
+
+
+def _of_each_optimizer(spec: StudySpec, known: Collection[str]) -> Iterator[str]:
+    """What is recorded of each of several optimizers; the norms are those of a step that updates them by name."""
+    optimizers = spec.config.optimizer
+    if optimizers is None or not is_several(optimizers):
+        return
+    for name in optimizers:
+        yield f"lr_{name}"
+        if "max_grad_norm" in known and spec.config.step is not None:
+            yield f"max_grad_norm_{name}"
 
 
 def _set_that_may_record(metric: str, known: Collection[str]) -> str | None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from hpo.checks.check import check_spec
+from hpo.checks.checks import check_study
 from hpo.checks.meaning import check_meaning
 from hpo.checks.schedule_errors import check_schedule
 from hpo.config.spec import StudySpec
@@ -174,3 +175,29 @@ def test_a_scheduler_over_no_optimizer_is_said_before_anything_is_built(
 def test_a_single_one_has_no_key_of_several(studies: Studies, override: str, path: str) -> None:
     with pytest.raises(InputError, match="leave it out"):
         studies.spec(override.lstrip("+"), "lr_scheduler._target_=torch.optim.lr_scheduler.ConstantLR")
+
+
+@pytest.mark.parametrize("metric", ["max_grad_norm_one", "lr_other"])
+def test_what_is_recorded_of_each_may_be_pursued(studies: Studies, metric: str) -> None:
+    spec = studies.spec(*pursuing(metric), text=STUDY, code=PARTS)
+    assert not check_study(spec)
+    trainer, data = build(spec), Builder(spec).data(spec.resolve())
+    assert metric in trainer.fit(data["train"], data["val"]).metrics
+
+
+@pytest.mark.parametrize(
+    ("metric", "overrides"),
+    [
+        ("max_grad_norm_two", []),
+        ("max_grad_norm_one", ["callbacks.gradient_monitor=false"]),
+        ("max_grad_norm_one", ["step=null", "loss={_target_: torch.nn.MSELoss}"]),  # they step together
+        ("lr_two", []),
+    ],
+)
+def test_what_is_recorded_of_none_is_refused(studies: Studies, metric: str, overrides: list[str]) -> None:
+    with pytest.raises(InputError, match=rf"nothing records this metric\n  value: {metric}\n"):
+        check_study(studies.spec(*pursuing(metric), *overrides, text=STUDY, code=PARTS))
+
+
+def pursuing(metric: str) -> list[str]:
+    return [f"study.metric={metric}", "study.direction=minimize"]
